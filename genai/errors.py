@@ -1,0 +1,87 @@
+"""Typed errors. Every message has three parts: what is wrong, why, and what to do.
+
+`GenaiError` derives from RuntimeError so that scripts written for onnxruntime-genai still catch it.
+This module imports nothing, so that every room above the kernels can raise from it.
+"""
+
+from __future__ import annotations
+
+
+class GenaiError(RuntimeError):
+    """Base of every error this toolkit raises on purpose.
+
+    Args:
+        what: what is wrong, with the names and values involved.
+        why: the reason, or the rule that was broken.
+        fix: what the user can do about it.
+    """
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(what, why, fix)
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class ModelFolderError(GenaiError):
+    """The model folder, or a file that it must hold, is missing or unreadable."""
+
+
+class ConfigError(GenaiError, ValueError):
+    """genai_config.json has an unknown key, a wrong type or a value out of range."""
+
+
+class OptionError(GenaiError, ValueError):
+    """An option given by the caller is unknown, of the wrong type or out of range."""
+
+
+class InputError(GenaiError, ValueError):
+    """Data given by the caller (tokens, messages, arrays) cannot be used as it is."""
+
+
+class ContextOverflowError(InputError):
+    """The tokens asked for do not fit the model's context or the generator's max_length."""
+
+
+class GraphError(GenaiError):
+    """The ONNX model is malformed: not protobuf, not a valid graph, or contradictory."""
+
+
+class ExternalDataError(GraphError):
+    """External tensor data is missing, truncated or points outside the model folder."""
+
+
+class UnsupportedOpError(GraphError):
+    """The graph needs an operator for which no kernel exists."""
+
+
+class UnsupportedModelError(GraphError):
+    """The model is valid, but of a form that this engine cannot run."""
+
+
+class NotSupportedYetError(GenaiError, NotImplementedError):
+    """A documented feature of the API that this version does not have yet."""
+
+
+class TokenizerError(GenaiError):
+    """The tokenizer is missing, unreadable, or cannot do what was asked."""
+
+
+class ChatTemplateError(TokenizerError):
+    """The chat template is missing, invalid, or raised while rendering."""
+
+
+class CacheCapacityError(GenaiError):
+    """The KV cache has no room for the tokens asked for."""
+
+
+class StateError(GenaiError):
+    """A call came in an order that has no meaning (for example logits before any token)."""
