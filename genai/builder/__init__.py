@@ -1,0 +1,12 @@
+"""Writes ONNX decoder folders from float weights: the graph form that onnxruntime-genai's own builder writes for a CPU.
+
+It knows the architecture as data (DecoderSpec), the weights as a mapping from Hugging Face names to arrays, which it
+reads one at a time, and the form of the files. It does not run models, train them or download anything, and needs
+onnx and numpy alone.
+"""
+
+from .folder import write_model_folder
+from .options import ExportOptions
+from .spec import DecoderSpec, Llama3Scaling, LongRope
+
+__all__ = ["DecoderSpec", "ExportOptions", "Llama3Scaling", "LongRope", "write_model_folder"]

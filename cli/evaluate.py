@@ -1,0 +1,50 @@
+"""`genai eval`: how well a model does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from . import options as opt
+from .terminal import say
+
+app = typer.Typer(help="Measure quality.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Measure quality."""
+
+
+@app.command()
+def tasks(
+    model: opt.ModelArgument = None,
+    file: Annotated[
+        Optional[Path], typer.Option("-f", "--file", help="Questions as JSON lines [default: the bundled model's].", show_default=False)
+    ] = None,
+    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Questions answered together.")] = 16,
+    show_wrong: Annotated[int, typer.Option(help="Wrong answers to show per task.", min=0)] = 0,
+    threads: opt.Threads = None,
+    accuracy: opt.Accuracy = "auto",
+    kv_type: opt.KvType = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask held-out questions, greedily, and report the share of right answers per task."""
+    from genai.bundled import bundled_tasks
+    from genai.task_evaluation import evaluate, read_questions, summary
+
+    questions = read_questions(file or bundled_tasks())
+    loaded = opt.load(model, threads, accuracy, kv_type)
+    outcomes = evaluate(loaded, questions, batch_size=batch)
+    table = summary(outcomes)
+    if as_json:
+        typer.echo(json.dumps(table))
+    else:
+        for name, row in table.items():
+            typer.echo(f"{name:<16} {row['right']:>5} / {row['asked']:<5} {100 * row['accuracy']:6.1f} %")
+    for name in table if show_wrong else ():
+        for outcome in [o for o in outcomes if o.question.task == name and not o.right][:show_wrong]:
+            say(f"{name}: {outcome.question.messages[-1]['content']!r} -> {outcome.reply!r}, expected {outcome.question.answer!r}")

@@ -1,0 +1,26 @@
+"""`genai info`: what a model folder holds and needs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from . import options as opt
+
+
+def info(
+    model: opt.ModelArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Describe a model: architecture, parameters, bits per weight, cache per token."""
+    from genai.model_info import describe
+
+    description = describe(opt.load(model, threads=None))
+    if as_json:
+        typer.echo(json.dumps(description, indent=2))
+        return
+    width = max(len(name) for name in description)
+    for name, value in description.items():
+        typer.echo(f"{name.replace('_', ' '):<{width}}  {value if value is not None else '-'}")

@@ -1,0 +1,46 @@
+"""What commands say besides their result: messages and the footer, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from genai.reply import ReplyStats
+
+
+def say(message: str) -> None:
+    """Print to stderr; a closed stderr is no reason to fail."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except (BrokenPipeError, ValueError):
+        return
+
+
+def emit(text: str) -> None:
+    """Print model text to stdout at once, without a newline."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def footer(stats: ReplyStats, *, seed: int | None = None) -> str:
+    """One line of figures: 182 tok · 41.3 tok/s · ttft 0.21 s · prompt 934 (812 cached) · ctx 1116/8192 · eos."""
+    parts = [
+        f"{stats.new_tokens} tok",
+        f"{stats.tokens_per_second:.1f} tok/s",
+        f"ttft {stats.time_to_first_token:.2f} s",
+        f"prompt {stats.prompt_tokens} ({stats.cached_tokens} cached)",
+        f"ctx {stats.context_used}/{stats.context_length}",
+        stats.finish_reason,
+    ]
+    if seed is not None:
+        parts.append(f"seed {seed}")
+    return " · ".join([*parts, f"peak {peak_megabytes():.0f} MB"])
+
+
+def peak_megabytes() -> float:
+    """The most memory this process has held, in MB (resident set)."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

@@ -1,0 +1,25 @@
+"""What every part of a decoder is written with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .graph_writer import Dims, GraphWriter
+from .options import ExportOptions
+from .spec import DecoderSpec
+from .weights import Weights
+
+
+@dataclass(frozen=True)
+class Export:
+    """One decoder being written: the graph so far, its architecture, the options, and the weights to read from."""
+
+    graph: GraphWriter
+    spec: DecoderSpec
+    options: ExportOptions
+    weights: Weights
+
+
+def hidden_dims(width: int, *, sequence: int | str = "sequence_length") -> Dims:
+    """Dimensions of a value with one vector per token."""
+    return ["batch_size", sequence, width]

@@ -1,0 +1,71 @@
+"""genai_config.json as onnxruntime-genai's builder writes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .options import ExportOptions
+from .spec import DecoderSpec
+
+
+def genai_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
+    """The contents of genai_config.json."""
+    eos = list(spec.eos_token_ids)
+    return {
+        "model": {
+            "bos_token_id": spec.bos_token_id,
+            "context_length": spec.context_length,
+            "decoder": _decoder(spec, options),
+            "eos_token_id": eos[0] if len(eos) == 1 else eos,
+            "pad_token_id": eos[0] if spec.pad_token_id is None else spec.pad_token_id,
+            "type": spec.model_type,
+            "vocab_size": spec.vocab_size,
+        },
+        "search": {
+            "diversity_penalty": 0.0,
+            "do_sample": False,
+            "early_stopping": True,
+            "length_penalty": 1.0,
+            "max_length": spec.context_length,
+            "min_length": 0,
+            "no_repeat_ngram_size": 0,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "past_present_share_buffer": True,
+            "repetition_penalty": 1.0,
+            "temperature": 1.0,
+            "top_k": 50,
+            "top_p": 1.0,
+        },
+    }
+
+
+def _decoder(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
+    inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
+    if not options.fused_rope:
+        inputs["position_ids"] = "position_ids"
+    inputs |= {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
+    decoder: dict[str, Any] = {
+        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "filename": "model.onnx",
+        "head_size": spec.head_size,
+        "hidden_size": spec.hidden_size,
+        "inputs": inputs,
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+        "num_attention_heads": spec.num_attention_heads,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_key_value_heads,
+    }
+    if spec.sliding_window is not None and options.windowed_kv_cache:
+        decoder["sliding_window"] = {
+            "window_size": spec.sliding_window,
+            "slide_key_value_cache": False,
+            "slide_inputs": False,
+            "layers": [layer for layer in range(spec.num_layers) if spec.window(layer) is not None],
+            "cache_slack": 0,
+        }
+    return decoder

@@ -1,0 +1,253 @@
+"""genai_config.json: read, checked key by key, and the typed view of it that the engine uses."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import config_schema
+from .config_schema import Key, Use
+from .errors import ConfigError, ModelFolderError, NotSupportedYetError
+
+CONFIG_NAME = "genai_config.json"
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The decoder block: file name, sizes, and the names of the graph's inputs and outputs ("%d" = layer)."""
+
+    filename: str
+    head_size: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_hidden_layers: int
+    input_ids: str
+    attention_mask: str
+    position_ids: str
+    past_key: str
+    past_value: str
+    logits: str
+    present_key: str
+    present_value: str
+    sliding_window: int | None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model block."""
+
+    type: str
+    vocab_size: int
+    context_length: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    decoder: DecoderConfig
+
+
+class Config:
+    """A model folder's genai_config.json.
+
+    Args:
+        path: the model folder.
+
+    Raises:
+        ModelFolderError: the folder or the file is missing or unreadable.
+        ConfigError: not JSON, an unknown key, a wrong type, or a value out of range.
+        NotSupportedYetError: a key that would change what is generated and that this version does not obey.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = Path(path).expanduser()
+        self.raw: dict[str, Any] = _read_json(self.folder)
+        self._check()
+
+    def _check(self) -> None:
+        self.ignored_keys = tuple(_check_object("", self.raw, config_schema.ROOT))
+        self.model = _model_config(self.raw)
+        self.search: dict[str, Any] = dict(self.raw.get("search", {}))
+
+    def overlay(self, text: str) -> None:
+        """Merge JSON text over the configuration: objects merge, everything else replaces.
+
+        Raises:
+            ConfigError: not a JSON object, or the result breaks a rule; the configuration is then left as it was.
+        """
+        try:
+            patch = json.loads(text)
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ConfigError("overlay: the text is not JSON", str(error), "pass a JSON object as a string") from error
+        if not isinstance(patch, dict):
+            raise ConfigError(
+                f"overlay: the text is a JSON {type(patch).__name__}", "an overlay is an object", 'for example {"search": {"top_k": 1}}'
+            )
+        before = self.raw
+        self.raw = _merged(before, patch)
+        try:
+            self._check()
+        except Exception:
+            self.raw = before
+            self._check()
+            raise
+
+    def append_provider(self, name: str) -> None:
+        """Choose an execution provider. Only "cpu" exists in this version."""
+        if name.lower() not in ("cpu", "cpuexecutionprovider"):
+            raise NotSupportedYetError(
+                f"provider {name!r} is not available", "this version runs on the CPU", 'use "cpu", or leave the call out'
+            )
+
+    def clear_providers(self) -> None:
+        """Forget chosen providers; the CPU remains."""
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        reason = "it is a file" if folder.exists() else "there is no such folder"
+        raise ModelFolderError(f"{folder}: not a model folder", reason, f"give the folder that holds {CONFIG_NAME}")
+    path = folder / CONFIG_NAME
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelFolderError(
+            f"{folder}: {CONFIG_NAME} is missing",
+            "a model folder is described by that file",
+            "give a folder made by a model builder, such as onnxruntime-genai's",
+        ) from error
+    except OSError as error:
+        raise ModelFolderError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text", str(error), "write the file again as UTF-8 JSON") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: is not JSON", str(error), "correct the file at that place") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: holds a {type(value).__name__}", "an object is expected", 'start with {"model": {…}}')
+    return value
+
+
+def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:
+    """Check one object against its schema; returns the dotted names of keys that are accepted but have no effect."""
+    ignored: list[str] = []
+    for name, item in value.items():
+        path = f"{where}.{name}" if where else name
+        key = keys.get(name)
+        if key is None:
+            raise ConfigError(f"unknown key {path!r} in {CONFIG_NAME}", "it is not part of the format", _suggest(name, keys))
+        if not _has_type(item, key.types):
+            allowed = " or ".join(kind.__name__ for kind in key.types)
+            raise ConfigError(
+                f"{path} = {item!r} in {CONFIG_NAME}", f"expected {allowed}, found {type(item).__name__}", f"write {path} as {allowed}"
+            )
+        if key.use is Use.LATER and item not in ({}, [], None):
+            raise NotSupportedYetError(
+                f"{path} in {CONFIG_NAME} is not supported yet",
+                "it changes what is generated, so it is not ignored",
+                "use a model folder without it",
+            )
+        if key.use is Use.FOREIGN:
+            ignored.append(path)
+        elif isinstance(item, dict) and key.keys is not None:
+            ignored += _check_object(path, item, key.keys)
+    return ignored
+
+
+def _has_type(value: Any, types: tuple[type, ...]) -> bool:
+    if object in types:
+        return True
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, types)
+
+
+def _suggest(name: str, keys: Mapping[str, Key]) -> str:
+    close = difflib.get_close_matches(name, keys, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known keys here: {', '.join(sorted(keys))}"
+
+
+def _require(block: Mapping[str, Any], where: str, name: str) -> Any:
+    if name not in block:
+        raise ConfigError(f"{where}.{name} is missing in {CONFIG_NAME}", "the engine needs it", f"add {name} to {where}")
+    return block[name]
+
+
+def _positive(block: Mapping[str, Any], where: str, name: str) -> int:
+    value = int(_require(block, where, name))
+    if value < 1:
+        raise ConfigError(f"{where}.{name} = {value} in {CONFIG_NAME}", "it must be at least 1", "correct the value")
+    return value
+
+
+def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
+    model = _require(raw, "root", "model")
+    vocab_size = _positive(model, "model", "vocab_size")
+    eos = model.get("eos_token_id", [])
+    eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    optional = {name: model.get(name) for name in ("bos_token_id", "pad_token_id")}
+    for name, value in [("eos_token_id", e) for e in eos_ids] + list(optional.items()):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value >= vocab_size):
+            raise ConfigError(
+                f"model.{name} = {value!r} in {CONFIG_NAME}", f"a token id below vocab_size {vocab_size} is expected", "correct the value"
+            )
+    return ModelConfig(
+        type=str(_require(model, "model", "type")),
+        vocab_size=vocab_size,
+        context_length=_positive(model, "model", "context_length"),
+        bos_token_id=_token_or_none(optional["bos_token_id"]),
+        eos_token_ids=tuple(e for e in eos_ids if e >= 0),
+        pad_token_id=_token_or_none(optional["pad_token_id"]),
+        decoder=_decoder_config(_require(model, "model", "decoder")),
+    )
+
+
+def _token_or_none(value: int | None) -> int | None:
+    """Negative ids are how some builders write "there is none"."""
+    return value if value is not None and value >= 0 else None
+
+
+def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
+    inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+    filename = str(_require(decoder, "model.decoder", "filename"))
+    if Path(filename).is_absolute() or ".." in Path(filename).parts:
+        raise ConfigError(
+            f"model.decoder.filename = {filename!r}", "the model file must lie inside the model folder", "give a relative file name"
+        )
+    window = decoder.get("sliding_window", {}).get("window_size")
+    heads = _positive(decoder, "model.decoder", "num_attention_heads")
+    kv_heads = int(decoder.get("num_key_value_heads", heads))
+    return DecoderConfig(
+        filename=filename,
+        head_size=_positive(decoder, "model.decoder", "head_size"),
+        hidden_size=_positive(decoder, "model.decoder", "hidden_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=_positive(decoder, "model.decoder", "num_hidden_layers"),
+        input_ids=inputs.get("input_ids", "input_ids"),
+        attention_mask=inputs.get("attention_mask", "attention_mask"),
+        position_ids=inputs.get("position_ids", "position_ids"),
+        past_key=_template(inputs, "past_key_names", "past_key_values.%d.key"),
+        past_value=_template(inputs, "past_value_names", "past_key_values.%d.value"),
+        logits=outputs.get("logits", "logits"),
+        present_key=_template(outputs, "present_key_names", "present.%d.key"),
+        present_value=_template(outputs, "present_value_names", "present.%d.value"),
+        sliding_window=window if window and window > 0 else None,
+    )
+
+
+def _template(block: Mapping[str, Any], name: str, default: str) -> str:
+    value = str(block.get(name, default))
+    if value.count("%d") != 1 or value.count("%") != 1:
+        raise ConfigError(f"{name} = {value!r} in {CONFIG_NAME}", "it needs exactly one %d, the layer number", f"for example {default!r}")
+    return value
+
+
+def _merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in patch.items():
+        old = result.get(name)
+        result[name] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result

@@ -1,0 +1,196 @@
+"""The main decoder: a flattened graph over a paged cache, many sequences in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from genai.kernels.cpu.team import Team
+from genai.kernels.formats import PagedLayer
+from genai.kernels.step import StepContext
+from genai.kvcache.pool import BlockPool, CacheFull
+from genai.kvcache.storage import PagedStorage
+from genai.kvcache.table import BlockTable
+
+from ..errors import CacheCapacityError, ConfigError
+from ..runtime.plan import Plan
+from ..runtime.python_loop import run
+from .decoder import Logits
+from .scheduler import Step, plan_steps
+
+DEFAULT_TOKEN_BUDGET = 512
+
+
+class PagedSequence:
+    """Tokens, the block table that holds their keys and values, and the RoPE table these were rotated with."""
+
+    def __init__(self, table: BlockTable) -> None:
+        self.tokens: list[int] = []
+        self.table = table
+        self.rope_table = 0
+
+    @property
+    def num_computed(self) -> int:
+        return self.table.length
+
+    def rewind(self, length: int) -> None:
+        del self.tokens[length:]
+        self.table.truncate(min(self.table.length, max(length - 1, 0)))
+
+    def close(self) -> None:
+        self.table.release()
+
+
+@dataclass
+class PagedDecoder:
+    """Runs a flattened plan over a block pool.
+
+    Attributes:
+        plan: takes the tokens [1, T] (and positions, where the graph wants them), gives logits for wanted rows.
+        input_ids, position_ids: names of those inputs; position_ids None if the graph has none.
+        pool, storage: the blocks, and the memory behind them.
+        rope_threshold: total length above which the long RoPE tables apply (None = one table).
+    """
+
+    plan: Plan
+    input_ids: str
+    position_ids: str | None
+    input_dtype: np.dtype[np.signedinteger]
+    vocab_size: int
+    pool: BlockPool
+    storage: PagedStorage
+    team: Team
+    rope_threshold: int | None = None
+    token_budget: int = DEFAULT_TOKEN_BUDGET
+
+    def __post_init__(self) -> None:
+        self._layers = tuple(cache and PagedLayer(cache.keys, cache.values) for cache in self.storage.layers)
+
+    def open(self) -> PagedSequence:
+        """A new empty sequence."""
+        return PagedSequence(BlockTable(self.pool, self.storage.layout.block_size))
+
+    def compute(
+        self, sequences: Sequence[PagedSequence], *, all_rows: bool = False, token_budget: int | None = None
+    ) -> list[Logits]:
+        """See Decoder.compute."""
+        for sequence in sequences:
+            self._choose_rope_table(sequence)
+        pending = [len(sequence.tokens) - sequence.num_computed for sequence in sequences]
+        results: list[list[Logits]] = [[] for _ in sequences]
+        starts = [sequence.num_computed for sequence in sequences]
+        try:
+            for step in plan_steps(pending, token_budget or self.token_budget):
+                for index, logits in self._run_step(sequences, step, all_rows):
+                    results[index].append(logits)
+        except BaseException:
+            # Nothing of this call counts: an interrupt or a full cache leaves the sequences as they were.
+            for sequence, start in zip(sequences, starts, strict=True):
+                sequence.table.truncate(start)
+            raise
+        return [rows[-1] if not all_rows else np.concatenate(rows) for rows in results]
+
+    def _choose_rope_table(self, sequence: PagedSequence) -> None:
+        """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
+        if self.rope_threshold is None:
+            return
+        wanted = int(len(sequence.tokens) > self.rope_threshold)
+        if wanted != sequence.rope_table:
+            sequence.table.truncate(0)
+            sequence.rope_table = wanted
+
+    def _run_step(
+        self, sequences: Sequence[PagedSequence], step: Step, all_rows: bool
+    ) -> Iterator[tuple[int, Logits]]:
+        with self._reserved(sequences, step) as slots:
+            context, tokens, owners = self._context(sequences, step, slots, all_rows)
+            feeds = {self.input_ids: tokens[None, :].astype(self.input_dtype, copy=False)}
+            if self.position_ids is not None:
+                feeds[self.position_ids] = context.positions[None, :]
+            (logits,) = run(self.plan, feeds, context).values()
+        logits = np.asarray(logits, np.float32).reshape(len(context.wanted_rows), -1)
+        if logits.shape[1] != self.vocab_size:
+            raise ConfigError(
+                f"the model gives {logits.shape[1]} logits, genai_config.json says vocab_size {self.vocab_size}",
+                "both must agree",
+                f"set model.vocab_size to {logits.shape[1]}",
+            )
+        for index, first, last in owners:
+            if last > first:
+                yield index, logits[first:last]
+
+    @contextmanager
+    def _reserved(self, sequences: Sequence[PagedSequence], step: Step) -> Iterator[list[int]]:
+        """Slots for the step's tokens; taken back if the step fails."""
+        taken: list[tuple[BlockTable, int]] = []
+        slots: list[int] = []
+        try:
+            for index, count in step:
+                table = sequences[index].table
+                taken.append((table, table.length))
+                slots.extend(self._append(table, count))
+            yield slots
+        except BaseException:
+            for table, length in taken:
+                table.truncate(length)
+            raise
+
+    def _append(self, table: BlockTable, count: int) -> Sequence[int]:
+        try:
+            slots, copies = table.append(count)
+        except CacheFull as error:
+            raise CacheCapacityError(
+                f"the KV cache has no room for {count} more tokens",
+                f"{error}; other sequences of this model hold the rest",
+                "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
+            ) from error
+        for source, destination in copies:
+            self.storage.copy_block(source, destination)
+        return slots
+
+    def _context(
+        self, sequences: Sequence[PagedSequence], step: Step, slots: list[int], all_rows: bool
+    ) -> tuple[StepContext, np.ndarray, list[tuple[int, int, int]]]:
+        """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
+        counts = [count for _, count in step]
+        query_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        tables = [sequences[index].table for index, _ in step]
+        tokens, positions, wanted = [], [], []
+        owners: list[tuple[int, int, int]] = []
+        for (index, count), table, start in zip(step, tables, query_start, strict=False):
+            first = table.length - count
+            tokens.append(np.asarray(sequences[index].tokens[first : table.length], np.int64))
+            positions.append(np.arange(first, table.length, dtype=np.int64))
+            finished = table.length == len(sequences[index].tokens)
+            rows = range(start, start + count) if all_rows else range(start + count - 1, start + count) if finished else ()
+            owners.append((index, len(wanted), len(wanted) + len(rows)))
+            wanted.extend(rows)
+        context = StepContext(
+            positions=np.concatenate(positions),
+            query_start=query_start,
+            context_lengths=np.asarray([table.length for table in tables], np.int32),
+            block_tables=_block_tables(tables),
+            slots=np.asarray(slots, np.int64),
+            wanted_rows=np.asarray(wanted, np.int64),
+            rope_table=np.asarray([sequences[index].rope_table for index, _ in step], np.int32),
+            layers=self._layers,
+            team=self.team,
+        )
+        return context, np.concatenate(tokens), owners
+
+    def close(self) -> None:
+        """Give the cache's memory and the threads back."""
+        self._layers = ()
+        self.storage.close()
+        self.team.close()
+
+
+def _block_tables(tables: Sequence[BlockTable]) -> np.ndarray:
+    width = max(len(table.blocks) for table in tables)
+    result = np.zeros((len(tables), width), np.int32)
+    for row, table in zip(result, tables, strict=True):
+        row[: len(table.blocks)] = table.blocks
+    return result

@@ -1,0 +1,307 @@
+"""Protobuf messages to IR objects. Every protobuf field is read once, since each access copies it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    StringStringEntryProto,
+    TensorProto,
+    TrainingInfoProto,
+    TypeProto,
+    ValueInfoProto,
+)
+
+from ..errors import GraphError
+from .device_protos import decode_configuration, decode_node_configuration
+from .external_data import ExternalData
+from .ir import Attribute, Function, Graph, Model, Node, QuantizationAnnotation, SparseTensor, Tensor, TrainingInfo, Value
+from .packing import packed_size
+from .storage import FieldStorage, RawStorage, Storage, StringStorage
+from .type_protos import data_type, decode_type, text
+from .types import AttributeType, DataType
+
+# Which attribute field holds the value, per type.
+VALUE_FIELDS = {
+    AttributeType.FLOAT: "f",
+    AttributeType.INT: "i",
+    AttributeType.STRING: "s",
+    AttributeType.TENSOR: "t",
+    AttributeType.GRAPH: "g",
+    AttributeType.SPARSE_TENSOR: "sparse_tensor",
+    AttributeType.TYPE_PROTO: "tp",
+    AttributeType.FLOATS: "floats",
+    AttributeType.INTS: "ints",
+    AttributeType.STRINGS: "strings",
+    AttributeType.TENSORS: "tensors",
+    AttributeType.GRAPHS: "graphs",
+    AttributeType.SPARSE_TENSORS: "sparse_tensors",
+    AttributeType.TYPE_PROTOS: "type_protos",
+}
+_SINGLE = frozenset({"f", "i", "s", "t", "g", "sparse_tensor", "tp"})
+
+# What NumPy allows: 64 dimensions, and sizes in bytes that a signed 64-bit integer holds.
+_MAX_RANK = 64
+_MAX_ADDRESS = 2**63 - 1
+_LARGEST_ELEMENT_BYTES = 16
+
+# Which typed field holds the elements, and its element type; all others are codes in int32_data.
+_ELEMENT_FIELDS: dict[DataType, tuple[str, type[np.generic]]] = {
+    DataType.FLOAT: ("float_data", np.float32),
+    DataType.COMPLEX64: ("float_data", np.float32),
+    DataType.DOUBLE: ("double_data", np.float64),
+    DataType.COMPLEX128: ("double_data", np.float64),
+    DataType.INT64: ("int64_data", np.int64),
+    DataType.UINT32: ("uint64_data", np.uint64),
+    DataType.UINT64: ("uint64_data", np.uint64),
+}
+
+
+class Decoder:
+    """Turns the messages of one model into IR objects; knows where its external data is."""
+
+    def __init__(self, external: ExternalData, ir_version: int) -> None:
+        self._external = external
+        self._ir_version = ir_version
+
+    def model(self, proto: ModelProto) -> Model:
+        functions: dict[tuple[str, str, str], Function] = {}
+        for item in proto.functions:
+            function = self.function(item)
+            if function.key in functions:
+                raise _twice("function", "::".join(function.key))
+            functions[function.key] = function
+        return Model(
+            self.graph(proto.graph),
+            self._ir_version,
+            opset_imports(proto.opset_import),
+            text(proto.producer_name),
+            text(proto.producer_version),
+            text(proto.domain),
+            proto.model_version,
+            text(proto.doc_string),
+            functions,
+            properties(proto.metadata_props),
+            [self.training_info(item) for item in proto.training_info],
+            [decode_configuration(item) for item in proto.configuration],
+        )
+
+    def graph(self, proto: GraphProto) -> Graph:
+        initializers: dict[str, Tensor] = {}
+        for item in proto.initializer:
+            tensor = self.tensor(item)
+            if tensor.name in initializers:
+                raise _twice("initializer", tensor.name)
+            initializers[tensor.name] = tensor
+        sparse = [self.sparse_tensor(item) for item in proto.sparse_initializer]
+        annotations = [
+            QuantizationAnnotation(text(item.tensor_name), properties(item.quant_parameter_tensor_names))
+            for item in proto.quantization_annotation
+        ]
+        return Graph(
+            text(proto.name),
+            [value(item) for item in proto.input],
+            [value(item) for item in proto.output],
+            [self.node(item) for item in proto.node],
+            initializers,
+            {item.name: item for item in sparse},
+            {item.name: item for item in map(value, proto.value_info)},
+            text(proto.doc_string),
+            properties(proto.metadata_props),
+            annotations,
+            overridable_initializers=self._ir_version >= 4,
+        )
+
+    def function(self, proto: FunctionProto) -> Function:
+        defaults = [self.attribute(item) for item in proto.attribute_proto]
+        body = Graph(
+            inputs=[Value(text(name)) for name in proto.input],
+            outputs=[Value(text(name)) for name in proto.output],
+            nodes=[self.node(item) for item in proto.node],
+            values={item.name: item for item in map(value, proto.value_info)},
+        )
+        return Function(
+            text(proto.name),
+            body,
+            text(proto.domain),
+            text(proto.overload),
+            [text(name) for name in proto.attribute],
+            {item.name: item for item in defaults},
+            opset_imports(proto.opset_import),
+            text(proto.doc_string),
+            properties(proto.metadata_props),
+        )
+
+    def training_info(self, proto: TrainingInfoProto) -> TrainingInfo:
+        return TrainingInfo(
+            self.graph(proto.initialization) if proto.HasField("initialization") else None,
+            self.graph(proto.algorithm) if proto.HasField("algorithm") else None,
+            [(text(item.key), text(item.value)) for item in proto.initialization_binding],
+            [(text(item.key), text(item.value)) for item in proto.update_binding],
+        )
+
+    def node(self, proto: NodeProto) -> Node:
+        op_type = text(proto.op_type)
+        attributes: dict[str, Attribute] = {}
+        for item in proto.attribute:
+            attribute = self.attribute(item)
+            if attribute.name in attributes:
+                raise _twice(f"attribute of {op_type}", attribute.name)
+            attributes[attribute.name] = attribute
+        return Node(
+            op_type,
+            [text(name) for name in proto.input],
+            [text(name) for name in proto.output],
+            text(proto.domain),
+            text(proto.name),
+            attributes,
+            text(proto.overload),
+            text(proto.doc_string),
+            properties(proto.metadata_props),
+            [decode_node_configuration(item) for item in proto.device_configurations],
+        )
+
+    def attribute(self, proto: AttributeProto) -> Attribute:
+        name, reference = text(proto.name), text(proto.ref_attr_name)
+        kind = AttributeType(proto.type)
+        if kind is AttributeType.UNDEFINED and not reference:
+            kind = _attribute_type_by_field(proto)
+        found = None if reference else self._attribute_value(kind, getattr(proto, VALUE_FIELDS[kind]))
+        return Attribute(name, kind, found, reference, text(proto.doc_string))
+
+    def _attribute_value(self, kind: AttributeType, found: Any) -> Any:
+        decode: Any = {
+            AttributeType.TENSOR: self.tensor,
+            AttributeType.TENSORS: self.tensor,
+            AttributeType.GRAPH: self.graph,
+            AttributeType.GRAPHS: self.graph,
+            AttributeType.SPARSE_TENSOR: self.sparse_tensor,
+            AttributeType.SPARSE_TENSORS: self.sparse_tensor,
+            AttributeType.TYPE_PROTO: _attribute_type_value,
+            AttributeType.TYPE_PROTOS: _attribute_type_value,
+        }.get(kind)
+        if VALUE_FIELDS[kind] in _SINGLE:
+            return decode(found) if decode else found
+        return [decode(item) for item in found] if decode else list(found)
+
+    def sparse_tensor(self, proto: SparseTensorProto) -> SparseTensor:
+        values, indices = self.tensor(proto.values), self.tensor(proto.indices)
+        return SparseTensor(values, indices, _checked_shape(values.name, proto.dims))
+
+    def tensor(self, proto: TensorProto) -> Tensor:
+        name = text(proto.name)
+        dtype = data_type(proto.data_type, f"tensor {name!r}")
+        if dtype is DataType.UNDEFINED:
+            raise GraphError(f"tensor {name!r} has no element type", "its elements cannot be read", "export it again")
+        shape = _checked_shape(name, proto.dims)
+        segment = (proto.segment.begin, proto.segment.end) if proto.HasField("segment") else None
+        storage = self._storage(proto, name, dtype, math.prod(shape), whole=segment is None)
+        return Tensor(name, dtype, shape, storage, text(proto.doc_string), properties(proto.metadata_props), segment)
+
+    def _storage(self, proto: TensorProto, name: str, dtype: DataType, count: int, whole: bool) -> Storage:
+        external = proto.data_location == TensorProto.EXTERNAL
+        if dtype is DataType.STRING:
+            if external or proto.HasField("raw_data"):
+                raise GraphError(f"string tensor {name!r} has raw or external data", "strings must be in string_data")
+            strings = tuple(proto.string_data)
+            _check_count(name, "strings", len(strings), count)
+            return StringStorage(strings)
+        if external:
+            return self._external.storage(name, properties(proto.external_data), packed_size(count, dtype.bits))
+        if proto.HasField("raw_data"):
+            raw = proto.raw_data
+            if whole:
+                _check_count(name, "bytes", len(raw), packed_size(count, dtype.bits))
+            return RawStorage(raw)
+        field, element = _ELEMENT_FIELDS.get(dtype, ("int32_data", np.int32))
+        values = np.array(getattr(proto, field), dtype=element)
+        if whole:
+            _check_count(name, field, values.size, _field_size(dtype, count))
+        return FieldStorage(field, values)
+
+
+def value(proto: ValueInfoProto) -> Value:
+    """A value and its type."""
+    known = decode_type(proto.type) if proto.HasField("type") else None
+    return Value(text(proto.name), known, text(proto.doc_string), properties(proto.metadata_props))
+
+
+def properties(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
+    """Key-value entries as a dictionary; of entries with one key the last stays."""
+    return {text(entry.key): text(entry.value) for entry in entries}
+
+
+def opset_imports(entries: Iterable[Any]) -> dict[str, int]:
+    """Operator set versions per domain.
+
+    Raises:
+        GraphError: if a version is not positive.
+    """
+    imports = {text(entry.domain): entry.version for entry in entries}
+    for domain, version in imports.items():
+        if version < 1:
+            raise GraphError(
+                f"the model imports version {version} of operator set {domain or 'ai.onnx'!r}",
+                "operator set versions start at 1",
+                "export the model again",
+            )
+    return imports
+
+
+def _attribute_type_by_field(proto: AttributeProto) -> AttributeType:
+    for kind, field in VALUE_FIELDS.items():
+        present = proto.HasField(field) if field in _SINGLE else len(getattr(proto, field)) > 0
+        if present:
+            return kind
+    raise GraphError(
+        f"attribute {proto.name!r:.80} has neither a type nor a value",
+        "an attribute without a type must hold exactly one value",
+        "export the model again",
+    )
+
+
+def _attribute_type_value(proto: TypeProto) -> Any:
+    return decode_type(proto)
+
+
+def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
+    """Extents that NumPy can address, so that using the tensor later cannot fail."""
+    shape = tuple(dims)
+    addressed = math.prod(extent or 1 for extent in shape) * _LARGEST_ELEMENT_BYTES
+    if any(extent < 0 for extent in shape) or len(shape) > _MAX_RANK or addressed > _MAX_ADDRESS:
+        raise GraphError(
+            f"tensor {name!r} has the shape {list(shape)!r:.200}",
+            f"extents are not negative, at most {_MAX_RANK} in number, and their product must be addressable",
+            "export the model again",
+        )
+    return shape
+
+
+def _field_size(dtype: DataType, count: int) -> int:
+    if dtype.bits in (2, 4):
+        return packed_size(count, dtype.bits)
+    return 2 * count if dtype in (DataType.COMPLEX64, DataType.COMPLEX128) else count
+
+
+def _check_count(name: str, unit: str, found: int, needed: int) -> None:
+    if found != needed:
+        raise GraphError(
+            f"tensor {name!r} holds {found} {unit}, but its shape and type need {needed}",
+            "the file is damaged or was written wrongly",
+            "export or download the model again",
+        )
+
+
+def _twice(what: str, name: str) -> GraphError:
+    return GraphError(
+        f"{what} {name!r} is given twice", "names must be unique in their place", "export the model again"
+    )

@@ -1,0 +1,209 @@
+"""IR objects to protobuf messages: the inverse of decode, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    StringStringEntryProto,
+    TensorProto,
+    TrainingInfoProto,
+    ValueInfoProto,
+)
+
+from .decode import VALUE_FIELDS
+from .device_protos import encode_configuration, encode_node_configuration
+from .ir import Attribute, Function, Graph, Model, Node, SparseTensor, Tensor, TrainingInfo, Value, make_node
+from .storage import ExternalStorage, FieldStorage, StringStorage
+from .type_protos import encode_type
+from .types import AttributeType
+
+
+class Encoder:
+    """Turns IR objects into messages. Subclasses decide how the elements of a tensor are stored."""
+
+    def model(self, model: Model) -> ModelProto:
+        proto = ModelProto(ir_version=_written_ir_version(model))
+        _fill_text(
+            proto,
+            producer_name=model.producer_name,
+            producer_version=model.producer_version,
+            domain=model.domain,
+            doc_string=model.doc_string,
+        )
+        if model.model_version:
+            proto.model_version = model.model_version
+        _fill_opset_imports(proto.opset_import, model.opset_imports)
+        self._fill_graph(proto.graph, model.graph)
+        fill_properties(proto.metadata_props, model.metadata)
+        proto.functions.extend(self.function(function) for function in model.functions.values())
+        proto.training_info.extend(map(self.training_info, model.training_info))
+        proto.configuration.extend(map(encode_configuration, model.device_configurations))
+        return proto
+
+    def graph(self, graph: Graph) -> GraphProto:
+        proto = GraphProto()
+        self._fill_graph(proto, graph)
+        return proto
+
+    def _fill_graph(self, proto: GraphProto, graph: Graph) -> None:
+        proto.SetInParent()
+        _fill_text(proto, name=graph.name, doc_string=graph.doc_string)
+        proto.input.extend(map(encode_value, graph.inputs))
+        proto.output.extend(map(encode_value, graph.outputs))
+        proto.node.extend(map(self.node, graph.nodes))
+        proto.initializer.extend(map(self.tensor, graph.initializers.values()))
+        proto.sparse_initializer.extend(map(self.sparse_tensor, graph.sparse_initializers.values()))
+        proto.value_info.extend(map(encode_value, graph.values.values()))
+        fill_properties(proto.metadata_props, graph.metadata)
+        for annotation in graph.quantization_annotation:
+            item = proto.quantization_annotation.add()
+            _fill_text(item, tensor_name=annotation.tensor_name)
+            fill_properties(item.quant_parameter_tensor_names, annotation.parameters)
+
+    def function(self, function: Function) -> FunctionProto:
+        proto = FunctionProto(
+            name=function.name, input=function.inputs, output=function.outputs, attribute=function.attributes
+        )
+        _fill_text(proto, domain=function.domain, overload=function.overload, doc_string=function.doc_string)
+        proto.attribute_proto.extend(map(self.attribute, function.attribute_defaults.values()))
+        _fill_opset_imports(proto.opset_import, function.opset_imports)
+        constants = [make_node("Constant", [], [t.name], value=t) for t in function.body.initializers.values()]
+        proto.node.extend(map(self.node, [*constants, *function.body.nodes]))
+        proto.value_info.extend(map(encode_value, function.body.values.values()))
+        fill_properties(proto.metadata_props, function.metadata)
+        return proto
+
+    def training_info(self, info: TrainingInfo) -> TrainingInfoProto:
+        proto = TrainingInfoProto()
+        if info.initialization is not None:
+            self._fill_graph(proto.initialization, info.initialization)
+        if info.algorithm is not None:
+            self._fill_graph(proto.algorithm, info.algorithm)
+        fill_properties(proto.initialization_binding, info.initialization_binding)
+        fill_properties(proto.update_binding, info.update_binding)
+        return proto
+
+    def node(self, node: Node) -> NodeProto:
+        proto = NodeProto(input=node.inputs, output=node.outputs, op_type=node.op_type)
+        _fill_text(proto, name=node.name, domain=node.domain, overload=node.overload, doc_string=node.doc_string)
+        proto.attribute.extend(map(self.attribute, node.attributes.values()))
+        fill_properties(proto.metadata_props, node.metadata)
+        proto.device_configurations.extend(map(encode_node_configuration, node.device_configurations))
+        return proto
+
+    def attribute(self, attribute: Attribute) -> AttributeProto:
+        proto = AttributeProto(name=attribute.name)
+        # The stubs type this field by their own enum, whose numbers AttributeType shares.
+        proto.type = attribute.type  # type: ignore[assignment]
+        _fill_text(proto, ref_attr_name=attribute.ref_attr_name, doc_string=attribute.doc_string)
+        if attribute.value is not None:
+            self._fill_value(proto, attribute)
+        return proto
+
+    def _fill_value(self, proto: AttributeProto, attribute: Attribute) -> None:
+        encode: Any = {
+            AttributeType.TENSOR: self.tensor,
+            AttributeType.TENSORS: self.tensor,
+            AttributeType.GRAPH: self.graph,
+            AttributeType.GRAPHS: self.graph,
+            AttributeType.SPARSE_TENSOR: self.sparse_tensor,
+            AttributeType.SPARSE_TENSORS: self.sparse_tensor,
+            AttributeType.TYPE_PROTO: encode_type,
+            AttributeType.TYPE_PROTOS: encode_type,
+        }.get(attribute.type)
+        field, found = VALUE_FIELDS[attribute.type], attribute.value
+        if isinstance(found, list):
+            getattr(proto, field).extend(map(encode, found) if encode else found)
+        elif encode:
+            getattr(proto, field).CopyFrom(encode(found))
+        else:
+            setattr(proto, field, found)
+
+    def sparse_tensor(self, sparse: SparseTensor) -> SparseTensorProto:
+        return SparseTensorProto(
+            values=self.tensor(sparse.values), indices=self.tensor(sparse.indices), dims=sparse.shape
+        )
+
+    def tensor(self, tensor: Tensor) -> TensorProto:
+        proto = TensorProto(dims=tensor.shape, data_type=tensor.dtype)
+        _fill_text(proto, name=tensor.name, doc_string=tensor.doc_string)
+        if tensor.segment is not None:
+            proto.segment.begin, proto.segment.end = tensor.segment
+        self.fill_elements(proto, tensor)
+        fill_properties(proto.metadata_props, tensor.metadata)
+        return proto
+
+    def fill_elements(self, proto: TensorProto, tensor: Tensor) -> None:
+        """Store the elements as they came: in their typed field, inline, or as a reference to their file."""
+        storage = tensor.storage
+        if isinstance(storage, ExternalStorage):
+            fill_external(proto, storage.entries)
+        elif isinstance(storage, StringStorage):
+            proto.string_data.extend(storage.strings)
+        elif isinstance(storage, FieldStorage):
+            getattr(proto, storage.field).extend(storage.values.tolist())
+        else:
+            proto.raw_data = tensor.raw().tobytes()
+
+
+class EmbeddingEncoder(Encoder):
+    """Stores every tensor inside the message."""
+
+    def fill_elements(self, proto: TensorProto, tensor: Tensor) -> None:
+        if tensor.is_external:
+            proto.raw_data = tensor.raw().tobytes()
+        else:
+            super().fill_elements(proto, tensor)
+
+
+def encode_value(value: Value) -> ValueInfoProto:
+    """A value and its type."""
+    proto = ValueInfoProto(name=value.name)
+    if value.type is not None:
+        proto.type.CopyFrom(encode_type(value.type))
+    _fill_text(proto, doc_string=value.doc_string)
+    fill_properties(proto.metadata_props, value.metadata)
+    return proto
+
+
+def fill_external(proto: TensorProto, entries: Mapping[str, str]) -> None:
+    """Mark a tensor as external, with these entries."""
+    proto.data_location = TensorProto.EXTERNAL
+    fill_properties(proto.external_data, entries)
+
+
+def fill_properties(target: Any, entries: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+    """Add key-value entries to a repeated field."""
+    pairs = entries.items() if isinstance(entries, Mapping) else entries
+    target.extend(StringStringEntryProto(key=key, value=value) for key, value in pairs)
+
+
+def _fill_text(proto: Any, **fields: str) -> None:
+    for name, value in fields.items():
+        if value:
+            setattr(proto, name, value)
+
+
+def _fill_opset_imports(target: Any, imports: Mapping[str, int]) -> None:
+    for domain, version in imports.items():
+        entry = target.add()
+        entry.domain = domain
+        entry.version = version
+
+
+def _written_ir_version(model: Model) -> int:
+    """The model's own version, or 4 where a rewrite left an initializer that is no input, which older ones forbid."""
+    if model.ir_version >= 4:
+        return model.ir_version
+    for graph in model.graphs():
+        if graph.initializers.keys() - {value.name for value in graph.inputs}:
+            return 4
+    return model.ir_version

@@ -1,0 +1,177 @@
+"""The graph IR: everything that an ONNX model can say, as plain Python objects that may be changed in place.
+
+This module is the front door: `Tensor`, `Attribute` and `Node` come from their own files, graphs and models from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from .devices import DeviceConfiguration
+from .graph import Graph, QuantizationAnnotation, Value
+from .node import Attribute, Node, canonical_domain, make_node
+from .tensor import SparseTensor, Tensor
+from .types import AttributeType, DataType
+
+__all__ = [
+    "Attribute",
+    "AttributeType",
+    "DataType",
+    "Function",
+    "FunctionKey",
+    "Graph",
+    "Model",
+    "Node",
+    "QuantizationAnnotation",
+    "SparseTensor",
+    "Tensor",
+    "TrainingInfo",
+    "Value",
+    "canonical_domain",
+    "make_node",
+]
+
+FunctionKey: TypeAlias = tuple[str, str, str]
+"""(domain for lookups, name, overload)."""
+
+
+@dataclass(eq=False)
+class Function:
+    """An operator that the model itself defines by a body of other operators.
+
+    Attributes:
+        attributes: names of the attributes without a default.
+        attribute_defaults: those with one.
+        opset_imports: what the body's nodes refer to.
+        body: inputs, outputs, nodes and value types. Initializers that a rewrite puts there are written as Constant
+            nodes, since ONNX functions have none.
+    """
+
+    name: str
+    body: Graph
+    domain: str = ""
+    overload: str = ""
+    attributes: list[str] = field(default_factory=list)
+    attribute_defaults: dict[str, Attribute] = field(default_factory=dict)
+    opset_imports: dict[str, int] = field(default_factory=dict)
+    doc_string: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> FunctionKey:
+        """What nodes call this function by."""
+        return canonical_domain(self.domain), self.name, self.overload
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs."""
+        return [value.name for value in self.body.inputs]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return [value.name for value in self.body.outputs]
+
+    def copy(self) -> Function:
+        """A copy with its own body; tensors are shared."""
+        return Function(
+            self.name,
+            self.body.copy(),
+            self.domain,
+            self.overload,
+            list(self.attributes),
+            {name: attribute.copy() for name, attribute in self.attribute_defaults.items()},
+            dict(self.opset_imports),
+            self.doc_string,
+            dict(self.metadata),
+        )
+
+
+@dataclass(eq=False)
+class TrainingInfo:
+    """How a model was meant to be trained. Kept so that it survives; nothing here runs it."""
+
+    initialization: Graph | None = None
+    algorithm: Graph | None = None
+    initialization_binding: list[tuple[str, str]] = field(default_factory=list)
+    update_binding: list[tuple[str, str]] = field(default_factory=list)
+
+    def copy(self) -> TrainingInfo:
+        """A copy with its own graphs; tensors are shared."""
+        return TrainingInfo(
+            self.initialization.copy() if self.initialization else None,
+            self.algorithm.copy() if self.algorithm else None,
+            list(self.initialization_binding),
+            list(self.update_binding),
+        )
+
+
+@dataclass(eq=False)
+class Model:
+    """A whole ONNX model.
+
+    Attributes:
+        opset_imports: operator set version per domain, domains as the model spells them; see `opset_version`.
+        folder: where the model was read from (external data lies there), or None.
+    """
+
+    graph: Graph
+    ir_version: int
+    opset_imports: dict[str, int]
+    producer_name: str = ""
+    producer_version: str = ""
+    domain: str = ""
+    model_version: int = 0
+    doc_string: str = ""
+    functions: dict[FunctionKey, Function] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    training_info: list[TrainingInfo] = field(default_factory=list)
+    device_configurations: list[DeviceConfiguration] = field(default_factory=list)
+    folder: Path | None = None
+
+    def opset_version(self, domain: str = "") -> int | None:
+        """The version of an operator set that this model uses, or None if it does not import it."""
+        wanted = canonical_domain(domain)
+        for name, version in self.opset_imports.items():
+            if canonical_domain(name) == wanted:
+                return version
+        return 1 if wanted == "" and self.ir_version < 3 else None
+
+    def function(self, node: Node) -> Function | None:
+        """The model's own function that a node calls, or None."""
+        return self.functions.get((*node.key, node.overload))
+
+    def graphs(self, *, functions: bool = False) -> Iterator[Graph]:
+        """The main graph and every subgraph, outer ones first; with `functions`, their bodies too."""
+        yield from self.graph.nested()
+        if functions:
+            for function in self.functions.values():
+                yield from function.body.nested()
+
+    def link_subgraphs(self) -> None:
+        """Let every subgraph know the graph around it, so that it finds the constants and types that it captures."""
+        for _ in self.graphs(functions=True):
+            pass
+
+    def copy(self) -> Model:
+        """A copy whose graphs can be changed on their own; tensors are shared."""
+        model = Model(
+            self.graph.copy(),
+            self.ir_version,
+            dict(self.opset_imports),
+            self.producer_name,
+            self.producer_version,
+            self.domain,
+            self.model_version,
+            self.doc_string,
+            {key: function.copy() for key, function in self.functions.items()},
+            dict(self.metadata),
+            [info.copy() for info in self.training_info],
+            list(self.device_configurations),
+            self.folder,
+        )
+        model.link_subgraphs()
+        return model

@@ -1,0 +1,213 @@
+"""Nodes and their attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import GraphError
+from .devices import NodeDeviceConfiguration
+from .tensor import SparseTensor, Tensor
+from .types import AttributeType, MapType, OpaqueType, OptionalType, SequenceType, SparseTensorType, TensorType
+
+if TYPE_CHECKING:
+    from .ir import Graph
+
+_TYPES = (TensorType, SparseTensorType, SequenceType, OptionalType, MapType, OpaqueType)
+
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+"""Both names of ONNX's own operator domain."""
+
+
+def canonical_domain(domain: str) -> str:
+    """The domain for lookups: ONNX's own operators are in "", also where a model spells "ai.onnx"."""
+    return "" if domain in STANDARD_DOMAINS else domain
+
+
+@dataclass(eq=False)
+class Attribute:
+    """A named constant of a node.
+
+    Attributes:
+        value: float, int, bytes (STRING), Tensor, Graph, SparseTensor, a Type, a list of one of these, or None where
+            `ref_attr_name` is set.
+        ref_attr_name: in a function's body, the function attribute whose value this one takes.
+    """
+
+    name: str
+    type: AttributeType
+    value: Any = None
+    ref_attr_name: str = ""
+    doc_string: str = ""
+
+    @classmethod
+    def of(cls, name: str, value: Any, type: AttributeType | None = None) -> Attribute:
+        """An attribute from a Python value; str is stored as bytes.
+
+        Args:
+            type: needed only for empty lists.
+
+        Raises:
+            GraphError: if the value has no attribute type.
+        """
+        if isinstance(value, list | tuple):
+            value = [_stored(item) for item in value]
+        else:
+            value = _stored(value)
+        return cls(name, type or _type_of(name, value), value)
+
+    @property
+    def text(self) -> str:
+        """The value of a STRING attribute as str; bytes that are not UTF-8 become lone surrogates."""
+        if self.type is not AttributeType.STRING or not isinstance(self.value, bytes):
+            raise GraphError(f"attribute {self.name!r} is {self.type.name}, not a STRING")
+        return _decoded(self.value)
+
+    @property
+    def python_value(self) -> Any:
+        """The value with strings decoded."""
+        if self.type is AttributeType.STRING and self.value is not None:
+            return _decoded(self.value)
+        if self.type is AttributeType.STRINGS and self.value is not None:
+            return [_decoded(item) for item in self.value]
+        return self.value
+
+    def graphs(self) -> Sequence[Graph]:
+        """The subgraphs that this attribute holds."""
+        if self.value is None:
+            return ()
+        if self.type is AttributeType.GRAPH:
+            return (self.value,)
+        return self.value if self.type is AttributeType.GRAPHS else ()
+
+    def copy(self) -> Attribute:
+        """A copy with its own subgraphs and lists; tensors are shared."""
+        value = self.value
+        if self.type is AttributeType.GRAPH and value is not None:
+            value = value.copy()
+        elif self.type is AttributeType.GRAPHS and value is not None:
+            value = [graph.copy() for graph in value]
+        elif isinstance(value, list):
+            value = list(value)
+        return Attribute(self.name, self.type, value, self.ref_attr_name, self.doc_string)
+
+
+@dataclass(eq=False)
+class Node:
+    """One operator of a graph.
+
+    Attributes:
+        domain: as the model spells it; compare `key` instead.
+        inputs: value names; "" = absent.
+        outputs: value names; "" = not wanted.
+
+    A graph indexes its nodes: after changing `inputs`, `outputs` or a subgraph attribute of a node that is in a graph,
+    call `graph.update(node)`.
+    """
+
+    op_type: str
+    inputs: list[str]
+    outputs: list[str]
+    domain: str = ""
+    name: str = ""
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+    overload: str = ""
+    doc_string: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+    device_configurations: list[NodeDeviceConfiguration] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(domain, op_type) for lookups, with ONNX's own domain as ""."""
+        return canonical_domain(self.domain), self.op_type
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The value of an attribute in Python form (strings decoded), or `default` if the node has none."""
+        attribute = self.attributes.get(name)
+        return default if attribute is None else attribute.python_value
+
+    def set_attribute(self, name: str, value: Any, type: AttributeType | None = None) -> None:
+        """Add or replace an attribute; see `Attribute.of`."""
+        self.attributes[name] = Attribute.of(name, value, type)
+
+    def input(self, index: int) -> str:
+        """The name of input `index`, "" where it is absent or beyond the last one."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    def output(self, index: int) -> str:
+        """The name of output `index`, "" where it is not wanted or beyond the last one."""
+        return self.outputs[index] if index < len(self.outputs) else ""
+
+    def subgraphs(self) -> Iterator[Graph]:
+        """The graphs in this node's attributes (not those nested deeper)."""
+        for attribute in self.attributes.values():
+            yield from attribute.graphs()
+
+    def copy(self) -> Node:
+        """A copy with its own lists and subgraphs; tensors are shared."""
+        return Node(
+            self.op_type,
+            list(self.inputs),
+            list(self.outputs),
+            self.domain,
+            self.name,
+            {name: attribute.copy() for name, attribute in self.attributes.items()},
+            self.overload,
+            self.doc_string,
+            dict(self.metadata),
+            list(self.device_configurations),
+        )
+
+    def __repr__(self) -> str:
+        domain, op_type = self.key
+        return f"Node({domain + '::' if domain else ''}{op_type}, {self.inputs} -> {self.outputs})"
+
+
+def make_node(
+    op_type: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    domain: str = "",
+    name: str = "",
+    **attributes: Any,
+) -> Node:
+    """A node with attributes from Python values; None leaves an attribute out."""
+    given = {key: Attribute.of(key, value) for key, value in attributes.items() if value is not None}
+    return Node(op_type, list(inputs), list(outputs), domain, name, given)
+
+
+def _decoded(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return int(value) if isinstance(value, bool) else value
+
+
+def _type_of(name: str, value: Any) -> AttributeType:
+    from .ir import Graph
+
+    singles: list[tuple[Any, AttributeType, AttributeType]] = [
+        (int, AttributeType.INT, AttributeType.INTS),
+        (float, AttributeType.FLOAT, AttributeType.FLOATS),
+        (bytes, AttributeType.STRING, AttributeType.STRINGS),
+        (Tensor, AttributeType.TENSOR, AttributeType.TENSORS),
+        (Graph, AttributeType.GRAPH, AttributeType.GRAPHS),
+        (SparseTensor, AttributeType.SPARSE_TENSOR, AttributeType.SPARSE_TENSORS),
+        (_TYPES, AttributeType.TYPE_PROTO, AttributeType.TYPE_PROTOS),
+        ((int, float), AttributeType.FLOAT, AttributeType.FLOATS),
+    ]
+    for kind, single, several in singles:
+        if isinstance(value, kind):
+            return single
+        if isinstance(value, list) and value and all(isinstance(item, kind) for item in value):
+            return several
+    raise GraphError(
+        f"attribute {name!r} cannot hold {value!r}",
+        "attributes hold numbers, strings, tensors, graphs, types, or non-empty lists of one of these",
+        "give `type` for an empty list, and Python numbers instead of NumPy ones",
+    )

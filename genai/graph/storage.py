@@ -1,0 +1,154 @@
+"""Where the elements of a tensor live: inline bytes, typed protobuf fields, strings, a mapped file, or an array.
+
+Every storage gives its elements as a flat array and as ONNX raw bytes (little-endian, sub-byte elements packed).
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .packing import pack, unpack
+from .types import DataType
+
+
+class Storage(Protocol):
+    """The elements of one tensor."""
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        """The `count` elements, flat."""
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        """The elements in ONNX's raw layout, flat uint8."""
+
+
+@dataclass(frozen=True, eq=False)
+class RawStorage:
+    """Raw bytes that came with the model."""
+
+    buffer: bytes
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        return _elements_of_raw(np.frombuffer(self.buffer, np.uint8), dtype, count)
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        return np.frombuffer(self.buffer, np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class ExternalStorage:
+    """Raw bytes in another file, or given by the caller in its place.
+
+    Attributes:
+        buffer: uint8, exactly this tensor's bytes: a view of the mapped file.
+        entries: the model's own `external_data` entries (location, offset, length, checksum).
+        mapping: the mapped file, or None where the caller gave the bytes.
+        offset: where `buffer` starts in `mapping`, in bytes.
+    """
+
+    buffer: NDArray[np.uint8]
+    entries: Mapping[str, str]
+    mapping: mmap.mmap | None = None
+    offset: int = 0
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        return _elements_of_raw(self.buffer, dtype, count)
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        return self.buffer
+
+    def release_pages(self) -> None:
+        """Let the system drop the pages wholly inside this tensor; they are read from the file again when touched."""
+        if self.mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (self.offset + self.buffer.size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self.mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+@dataclass(frozen=True, eq=False)
+class FieldStorage:
+    """One of protobuf's typed repeated fields (`float_data`, `int32_data`, ...), kept so that it is written back as is.
+
+    Attributes:
+        field: name of the protobuf field.
+        values: its values, in the field's own type. Elements of 16 bits or fewer are codes in int32; 2- and 4-bit
+            elements share a byte.
+    """
+
+    field: str
+    values: NDArray[Any]
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        target = dtype.numpy_dtype
+        if dtype is DataType.BOOL:
+            return self.values != 0
+        if dtype in (DataType.COMPLEX64, DataType.COMPLEX128) or self.values.dtype.itemsize == target.itemsize:
+            return self.values.view(target)
+        if dtype.is_sub_byte and dtype.bits != 6:
+            return unpack(self.values.astype(np.uint8), dtype.bits, count, target)
+        codes = self.values.astype(np.dtype(f"u{target.itemsize}"))
+        return (codes & np.uint8(0x3F)).view(target) if dtype.bits == 6 else codes.view(target)
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        return raw_of_elements(self.elements(dtype, count), dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayStorage:
+    """A NumPy array of the tensor's own element type."""
+
+    array: NDArray[Any]
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        return self.array.reshape(-1)
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        return raw_of_elements(self.array, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class StringStorage:
+    """Strings, as bytes."""
+
+    strings: Sequence[bytes] = field(default_factory=tuple)
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        result = np.empty(len(self.strings), dtype=object)
+        for index, value in enumerate(self.strings):
+            result[index] = _text_if_utf8(value)
+        return result
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        raise TypeError("string tensors have no raw layout")
+
+
+def _text_if_utf8(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _elements_of_raw(raw: NDArray[np.uint8], dtype: DataType, count: int) -> NDArray[Any]:
+    target = dtype.numpy_dtype
+    if dtype.is_sub_byte:
+        return unpack(raw, dtype.bits, count, target)
+    if sys.byteorder == "big":
+        return np.frombuffer(raw, target).byteswap()
+    return raw.view(target)
+
+
+def raw_of_elements(array: NDArray[Any], dtype: DataType) -> NDArray[np.uint8]:
+    """The elements of an array of `dtype`'s own NumPy type in ONNX's raw layout, flat uint8."""
+    if dtype.is_sub_byte:
+        return pack(array, dtype.bits)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return (flat.byteswap() if sys.byteorder == "big" else flat).view(np.uint8)

@@ -1,0 +1,155 @@
+"""Constant tensors of a graph, read from their storage only when asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import GraphError
+from .packing import packed_size
+from .storage import ArrayStorage, ExternalStorage, Storage, StringStorage
+from .types import DataType, SparseTensorType, TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A constant: a name, an element type, a shape and a storage. Immutable; use `renamed` for another name.
+
+    Attributes:
+        name: "" for tensors inside attributes that have none.
+        storage: where the elements live; see `array` and `raw`.
+        segment: (begin, end) if this is one chunk of a tensor split over several messages (ONNX "segment").
+    """
+
+    name: str
+    dtype: DataType
+    shape: tuple[int, ...]
+    storage: Storage
+    doc_string: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    segment: tuple[int, int] | None = None
+
+    @classmethod
+    def from_array(cls, name: str, array: ArrayLike, dtype: DataType | None = None) -> Tensor:
+        """A tensor over an array, which is not copied unless its type, byte order or layout has to change.
+
+        Args:
+            array: any array; do not change it afterwards. Text and bytes become STRING.
+            dtype: the element type to store; the values are cast to it. Default: the array's own.
+
+        Raises:
+            GraphError: if ONNX has no such element type.
+        """
+        values = np.asarray(array)
+        found = DataType.from_numpy(values.dtype) if dtype is None else DataType(dtype)
+        if found is DataType.STRING:
+            return cls(name, found, values.shape, StringStorage(_encoded(values)))
+        values = values.astype(found.numpy_dtype, order="C", copy=False)
+        return cls(name, found, values.shape, ArrayStorage(values))
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in ONNX's raw layout (sub-byte elements packed); for strings, their bytes together."""
+        if isinstance(self.storage, StringStorage):
+            return sum(map(len, self.storage.strings))
+        return packed_size(self.num_elements, self.dtype.bits)
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the elements are in another file than the model's."""
+        return isinstance(self.storage, ExternalStorage)
+
+    @property
+    def type(self) -> TensorType:
+        """The type of this constant as a value."""
+        return TensorType(self.dtype, self.shape)
+
+    def array(self) -> NDArray[Any]:
+        """The elements as a read-only array of `shape` and `dtype.numpy_dtype`.
+
+        A view without a copy for inline bytes, mapped files (whatever their alignment: look at `flags.aligned`) and
+        arrays; sub-byte elements are unpacked to one per byte, typed fields of other widths are converted. Strings
+        come as an object array of str, or bytes where they are not UTF-8.
+
+        Raises:
+            GraphError: if this is only a segment of a tensor.
+        """
+        if self.segment is not None:
+            raise GraphError(
+                f"tensor {self.name!r} holds only the segment {self.segment} of its elements",
+                "tensors split into segments cannot be used",
+                "store the tensor whole, or as external data",
+            )
+        view = self.storage.elements(self.dtype, self.num_elements).reshape(self.shape).view()
+        view.flags.writeable = False
+        return view
+
+    def raw(self) -> NDArray[np.uint8]:
+        """The elements in ONNX's raw layout, flat uint8: a view for inline bytes and mapped files.
+
+        Raises:
+            GraphError: for strings, which have no raw layout.
+        """
+        if self.dtype is DataType.STRING:
+            raise GraphError(f"string tensor {self.name!r} has no raw layout", "its elements have no fixed size")
+        return self.storage.raw(self.dtype, self.num_elements)
+
+    def renamed(self, name: str) -> Tensor:
+        """The same constant under another name; the storage is shared."""
+        return replace(self, name=name)
+
+    def release_pages(self) -> None:
+        """Tell the system that the mapped pages are not needed for now. Views stay valid; nothing else has pages."""
+        if isinstance(self.storage, ExternalStorage):
+            self.storage.release_pages()
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype.name}, {list(self.shape)}, {type(self.storage).__name__})"
+
+
+@dataclass(frozen=True, eq=False)
+class SparseTensor:
+    """A constant given by its non-zero elements.
+
+    Attributes:
+        values: [num_nonzero]; its name is the sparse tensor's name.
+        indices: int64 [num_nonzero, rank], or [num_nonzero] linear positions, ascending.
+        shape: of the dense tensor.
+    """
+
+    values: Tensor
+    indices: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the value that this constant defines."""
+        return self.values.name
+
+    @property
+    def type(self) -> SparseTensorType:
+        """The type of this constant as a value."""
+        return SparseTensorType(self.values.dtype, self.shape)
+
+
+def _encoded(values: NDArray[Any]) -> tuple[bytes, ...]:
+    encoded: list[bytes] = []
+    for value in values.reshape(-1).tolist():
+        if not isinstance(value, str | bytes):
+            raise GraphError(
+                f"an object array holds {value!r} of type {type(value).__name__}",
+                "object arrays become string tensors, so every element must be str or bytes",
+                "convert the array to a numeric dtype, or its elements to str",
+            )
+        encoded.append(value.encode() if isinstance(value, str) else value)
+    return tuple(encoded)

@@ -1,0 +1,271 @@
+"""The types of ONNX values: element types, shapes, and the containers around them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import GraphError
+
+Dim: TypeAlias = int | str | None
+"""One dimension: an extent, a symbol, or None where nothing is known."""
+
+Shape: TypeAlias = tuple[Dim, ...]
+
+
+class DataType(IntEnum):
+    """Element types, numbered as in ONNX's TensorProto.DataType."""
+
+    UNDEFINED = 0
+    FLOAT = 1
+    UINT8 = 2
+    INT8 = 3
+    UINT16 = 4
+    INT16 = 5
+    INT32 = 6
+    INT64 = 7
+    STRING = 8
+    BOOL = 9
+    FLOAT16 = 10
+    DOUBLE = 11
+    UINT32 = 12
+    UINT64 = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
+    BFLOAT16 = 16
+    FLOAT8E4M3FN = 17
+    FLOAT8E4M3FNUZ = 18
+    FLOAT8E5M2 = 19
+    FLOAT8E5M2FNUZ = 20
+    UINT4 = 21
+    INT4 = 22
+    FLOAT4E2M1 = 23
+    FLOAT8E8M0 = 24
+    UINT2 = 25
+    INT2 = 26
+    FLOAT6E2M3 = 27
+    FLOAT6E3M2 = 28
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy element type (of ml_dtypes where NumPy has none); object for strings.
+
+        Raises:
+            GraphError: for UNDEFINED.
+        """
+        dtype = _numpy_dtypes().get(self)
+        if dtype is None:
+            raise GraphError(
+                "the element type UNDEFINED has no values",
+                "a tensor needs one of ONNX's element types",
+                "export the model again, or give the value a type",
+            )
+        return dtype
+
+    @property
+    def bits(self) -> int:
+        """Bits that one element takes in ONNX's raw layout; 0 for STRING and UNDEFINED, which have none."""
+        if self in _NO_BITS:
+            return 0
+        return _SUB_BYTE_BITS.get(self) or self.numpy_dtype.itemsize * 8
+
+    @property
+    def is_sub_byte(self) -> bool:
+        """Whether several elements share a byte in the raw layout."""
+        return self in _SUB_BYTE_BITS
+
+    @classmethod
+    def from_numpy(cls, dtype: Any) -> DataType:
+        """The element type of a NumPy dtype; text, bytes and object arrays are STRING.
+
+        Raises:
+            GraphError: if ONNX has no such element type.
+        """
+        dtype = np.dtype(dtype)
+        if dtype.kind in "OUST":
+            return cls.STRING
+        found = _data_types().get(dtype.newbyteorder("="))
+        if found is None:
+            raise GraphError(
+                f"NumPy dtype {dtype} is not an ONNX element type",
+                "ONNX tensors hold booleans, integers, floats, complex numbers and strings",
+                "convert the array with .astype first",
+            )
+        return found
+
+    @property
+    def onnx_name(self) -> str:
+        """The name inside ONNX type strings, as in `tensor(float16)`."""
+        return self.name.lower()
+
+
+_NO_BITS = frozenset({DataType.UNDEFINED, DataType.STRING})
+_SUB_BYTE_BITS = {
+    DataType.UINT4: 4,
+    DataType.INT4: 4,
+    DataType.FLOAT4E2M1: 4,
+    DataType.UINT2: 2,
+    DataType.INT2: 2,
+    DataType.FLOAT6E2M3: 6,
+    DataType.FLOAT6E3M2: 6,
+}
+
+
+@cache
+def _numpy_dtypes() -> dict[DataType, np.dtype[Any]]:
+    return {
+        DataType.FLOAT: np.dtype(np.float32),
+        DataType.UINT8: np.dtype(np.uint8),
+        DataType.INT8: np.dtype(np.int8),
+        DataType.UINT16: np.dtype(np.uint16),
+        DataType.INT16: np.dtype(np.int16),
+        DataType.INT32: np.dtype(np.int32),
+        DataType.INT64: np.dtype(np.int64),
+        DataType.STRING: np.dtype(object),
+        DataType.BOOL: np.dtype(np.bool_),
+        DataType.FLOAT16: np.dtype(np.float16),
+        DataType.DOUBLE: np.dtype(np.float64),
+        DataType.UINT32: np.dtype(np.uint32),
+        DataType.UINT64: np.dtype(np.uint64),
+        DataType.COMPLEX64: np.dtype(np.complex64),
+        DataType.COMPLEX128: np.dtype(np.complex128),
+        DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+        DataType.FLOAT8E4M3FN: np.dtype(ml_dtypes.float8_e4m3fn),
+        DataType.FLOAT8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
+        DataType.FLOAT8E5M2: np.dtype(ml_dtypes.float8_e5m2),
+        DataType.FLOAT8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
+        DataType.UINT4: np.dtype(ml_dtypes.uint4),
+        DataType.INT4: np.dtype(ml_dtypes.int4),
+        DataType.FLOAT4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
+        DataType.FLOAT8E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
+        DataType.UINT2: np.dtype(ml_dtypes.uint2),
+        DataType.INT2: np.dtype(ml_dtypes.int2),
+        DataType.FLOAT6E2M3: np.dtype(ml_dtypes.float6_e2m3fn),
+        DataType.FLOAT6E3M2: np.dtype(ml_dtypes.float6_e3m2fn),
+    }
+
+
+@cache
+def _data_types() -> dict[np.dtype[Any], DataType]:
+    return {dtype: data_type for data_type, dtype in _numpy_dtypes().items()}
+
+
+class AttributeType(IntEnum):
+    """Kinds of node attribute, numbered as in ONNX's AttributeProto.AttributeType."""
+
+    UNDEFINED = 0
+    FLOAT = 1
+    INT = 2
+    STRING = 3
+    TENSOR = 4
+    GRAPH = 5
+    FLOATS = 6
+    INTS = 7
+    STRINGS = 8
+    TENSORS = 9
+    GRAPHS = 10
+    SPARSE_TENSOR = 11
+    SPARSE_TENSORS = 12
+    TYPE_PROTO = 13
+    TYPE_PROTOS = 14
+
+
+@dataclass(frozen=True)
+class _ArrayType:
+    """What dense and sparse tensors have in common.
+
+    Attributes:
+        dtype: element type.
+        shape: None if not even the rank is known.
+        dim_denotations: meaning of each dimension (ONNX "denotation"), or () where none is given.
+        denotation: meaning of the whole value, such as "IMAGE".
+    """
+
+    dtype: DataType
+    shape: Shape | None = None
+    dim_denotations: tuple[str, ...] = ()
+    denotation: str = ""
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, or None."""
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def num_elements(self) -> int | None:
+        """Number of elements, or None unless every extent is a known integer."""
+        if self.shape is None:
+            return None
+        extents = [dim for dim in self.shape if isinstance(dim, int)]
+        return math.prod(extents) if len(extents) == len(self.shape) else None
+
+
+@dataclass(frozen=True)
+class TensorType(_ArrayType):
+    """A dense tensor."""
+
+    def __str__(self) -> str:
+        return f"tensor({self.dtype.onnx_name})"
+
+
+@dataclass(frozen=True)
+class SparseTensorType(_ArrayType):
+    """A sparse tensor."""
+
+    def __str__(self) -> str:
+        return f"sparse_tensor({self.dtype.onnx_name})"
+
+
+@dataclass(frozen=True)
+class SequenceType:
+    """A list of values of one type."""
+
+    element: Type | None = None
+    denotation: str = ""
+
+    def __str__(self) -> str:
+        return f"seq({self.element})"
+
+
+@dataclass(frozen=True)
+class OptionalType:
+    """A value that may be absent."""
+
+    element: Type | None = None
+    denotation: str = ""
+
+    def __str__(self) -> str:
+        return f"optional({self.element})"
+
+
+@dataclass(frozen=True)
+class MapType:
+    """A dictionary from keys (integers or strings) to values."""
+
+    key: DataType = DataType.UNDEFINED
+    value: Type | None = None
+    denotation: str = ""
+
+    def __str__(self) -> str:
+        return f"map({self.key.onnx_name},{self.value})"
+
+
+@dataclass(frozen=True)
+class OpaqueType:
+    """A type that only its own domain understands."""
+
+    domain: str = ""
+    name: str = ""
+    denotation: str = ""
+
+    def __str__(self) -> str:
+        return f"opaque({self.domain},{self.name})"
+
+
+Type: TypeAlias = TensorType | SparseTensorType | SequenceType | OptionalType | MapType | OpaqueType

@@ -1,0 +1,90 @@
+"""Who makes and who uses each value of a graph, kept up to date node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .node import Node
+
+if TYPE_CHECKING:
+    from .ir import Graph
+
+
+def free_names(graph: Graph) -> set[str]:
+    """Names that a subgraph takes from the scopes around it, at any depth."""
+    used = {value.name for value in graph.outputs}
+    for node in graph.nodes:
+        used |= used_names(node)
+    return {name for name in used - defined_names(graph) if name}
+
+
+def defined_names(graph: Graph) -> set[str]:
+    """Names that a graph itself defines: inputs, initializers and node outputs."""
+    defined = {value.name for value in graph.inputs}
+    defined.update(graph.initializers, graph.sparse_initializers)
+    for node in graph.nodes:
+        defined.update(node.outputs)
+    defined.discard("")
+    return defined
+
+
+def used_names(node: Node) -> set[str]:
+    """Names that a node uses: its inputs, and what its subgraphs capture."""
+    used = {name for name in node.inputs if name}
+    for subgraph in node.subgraphs():
+        used |= free_names(subgraph)
+    return used
+
+
+class UseIndex:
+    """Producers and consumers of the values of one list of nodes.
+
+    What was recorded for a node is remembered, so that a node can be removed or updated after its own lists changed.
+    """
+
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
+        self._producers: dict[str, Node] = {}
+        self._consumers: dict[str, dict[Node, None]] = {}
+        self._recorded: dict[Node, tuple[frozenset[str], tuple[str, ...]]] = {}
+        for node in nodes:
+            self.add(node)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._recorded
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def producer(self, name: str) -> Node | None:
+        return self._producers.get(name)
+
+    def consumers(self, name: str) -> list[Node]:
+        return list(self._consumers.get(name, ()))
+
+    def add(self, node: Node) -> None:
+        used, made = used_names(node), tuple(name for name in node.outputs if name)
+        self._recorded[node] = frozenset(used), made
+        for name in used:
+            self._consumers.setdefault(name, {})[node] = None
+        for name in made:
+            self._producers[name] = node
+
+    def remove(self, node: Node) -> None:
+        used, made = self._recorded.pop(node)
+        for name in used:
+            users = self._consumers[name]
+            del users[node]
+            if not users:
+                del self._consumers[name]
+        for name in made:
+            if self._producers.get(name) is node:
+                del self._producers[name]
+
+    def update(self, node: Node) -> None:
+        self.remove(node)
+        self.add(node)
+
+    def snapshot(self) -> tuple[dict[str, Node], dict[str, set[Node]]]:
+        """Producers and consumers as plain data, for comparing two indices."""
+        return dict(self._producers), {name: set(users) for name, users in self._consumers.items()}

@@ -1,0 +1,176 @@
+"""Writes models as protobuf objects or files, with the weights inside or beside them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+from google.protobuf.message import EncodeError
+
+from ..errors import GraphError, ModelFolderError, OptionError
+from .encode import EmbeddingEncoder, Encoder, fill_external
+from .ir import Model, Tensor
+from .reader import MAX_PROTOBUF_BYTES
+from .types import DataType
+
+# Offsets are multiples of the page size, as the ONNX specification advises for memory mapping.
+_ALIGNMENT = 4096
+
+
+def to_proto(model: Model) -> onnx.ModelProto:
+    """A model as protobuf. External tensors stay references to their files, relative to `model.folder`."""
+    return Encoder().model(model)
+
+
+def write_model(
+    model: Model, path: str | Path, *, external_data: str | None = None, size_threshold: int = 1024
+) -> None:
+    """Write a model to a file. Files appear whole or not at all; the model itself is not changed.
+
+    Args:
+        path: where to write; its folder must exist.
+        external_data: name of a file beside `path` for tensors of `size_threshold` bytes or more. Without it every
+            tensor goes into the model's own file, which then holds at most 2 GiB.
+        size_threshold: in bytes.
+
+    Raises:
+        OptionError: if `external_data` is not a plain file name, or the threshold is negative.
+        GraphError: if the model does not fit into one file.
+        ModelFolderError: if the files cannot be written.
+    """
+    path = Path(path)
+    _check_options(path, external_data, size_threshold)
+    try:
+        if external_data is None:
+            _write_embedded(model, path)
+        else:
+            _write_split(model, path, external_data, size_threshold)
+    except OSError as error:
+        raise ModelFolderError(
+            f"the model cannot be written to {str(path)!r}: {error}",
+            "the system refused it",
+            "check that the folder exists, is writable and has enough space",
+        ) from error
+
+
+def _check_options(path: Path, external_data: str | None, size_threshold: int) -> None:
+    if size_threshold < 0:
+        raise OptionError(f"size_threshold is {size_threshold}", "a size in bytes is not negative", "pass 0 or more")
+    if external_data is not None and (
+        not external_data or Path(external_data).name != external_data or external_data == path.name
+    ):
+        raise OptionError(
+            f"external_data is {external_data!r}",
+            "it must be a plain file name, other than the model's, since the data lies beside the model",
+            f"pass a name such as {path.name + '.data'!r}",
+        )
+
+
+def _write_embedded(model: Model, path: Path) -> None:
+    weights = sum(tensor.nbytes for graph in model.graphs() for tensor in graph.initializers.values())
+    if weights > MAX_PROTOBUF_BYTES:
+        raise _too_large(path, weights)
+    data = _serialized(EmbeddingEncoder().model(model), path)
+    with _Replacing(path) as file:
+        file.write(data)
+
+
+def _write_split(model: Model, path: Path, external_data: str, size_threshold: int) -> None:
+    # The data file is put in place first: a model file never points to data that is not there.
+    with _Replacing(path) as file, _Replacing(path.with_name(external_data)) as data_file:
+        proto = _SplittingEncoder(data_file, external_data, size_threshold).model(model)
+        file.write(_serialized(proto, path))
+
+
+def _serialized(proto: onnx.ModelProto, path: Path) -> bytes:
+    try:
+        data = proto.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise _too_large(path, None) from error
+    if len(data) > MAX_PROTOBUF_BYTES:
+        raise _too_large(path, len(data))
+    return data
+
+
+class _SplittingEncoder(Encoder):
+    """Writes large tensors to a data file as they come by; equal storages are written once."""
+
+    def __init__(self, file: BinaryIO, location: str, size_threshold: int) -> None:
+        self._file = file
+        self._location = location
+        self._size_threshold = size_threshold
+        self._offsets: dict[int, int] = {}
+
+    def fill_elements(self, proto: onnx.TensorProto, tensor: Tensor) -> None:
+        # Segments and small or string tensors stay inside; a small tensor of another file has to move in.
+        if tensor.dtype is DataType.STRING or tensor.segment is not None:
+            super().fill_elements(proto, tensor)
+        elif tensor.nbytes >= self._size_threshold:
+            offset = self._offset(tensor)
+            fill_external(
+                proto, {"location": self._location, "offset": str(offset), "length": str(tensor.nbytes)}
+            )
+        elif tensor.is_external:
+            proto.raw_data = tensor.raw().tobytes()
+        else:
+            super().fill_elements(proto, tensor)
+
+    def _offset(self, tensor: Tensor) -> int:
+        # Storages live as long as the model, so their identity is a safe key.
+        key = id(tensor.storage)
+        if key not in self._offsets:
+            end = self._file.tell()
+            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+            self._file.write(b"\0" * (offset - end))
+            self._file.write(tensor.raw().data)
+            self._offsets[key] = offset
+        return self._offsets[key]
+
+
+class _Replacing:
+    """A temporary file that takes a path's place when the block ends well, and vanishes when it does not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> BinaryIO:
+        handle, name = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".tmp", dir=self._path.parent)
+        self._temporary = Path(name)
+        self._file = os.fdopen(handle, "wb")
+        return self._file
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failure is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
+            if failure is None:
+                self._temporary.chmod(_default_mode(self._path))
+                self._temporary.replace(self._path)
+        finally:
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+
+
+def _default_mode(path: Path) -> int:
+    """The mode that a newly created file would have, or that of the file replaced (mkstemp makes files private)."""
+    with suppress(OSError):
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _too_large(path: Path, nbytes: int | None) -> GraphError:
+    size = "more than 2 GiB" if nbytes is None else f"{nbytes} bytes"
+    return GraphError(
+        f"the model for {str(path)!r} needs {size} in one file",
+        "protobuf holds at most 2 GiB",
+        f"write the weights beside it: write_model(..., external_data={path.name + '.data'!r})",
+    )
+

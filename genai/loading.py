@@ -1,0 +1,206 @@
+"""From a model folder to a decoder: read, rewrite, flatten, compile, and lay out the cache."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.cpu.team import Team
+from genai.kvcache import budget
+from genai.kvcache.groups import CacheGroup, CacheLayout
+from genai.kvcache.pool import BlockPool
+from genai.kvcache.storage import PagedStorage
+
+from .config import Config, DecoderConfig
+from .engine.decoder import Decoder
+from .engine.dense import DenseDecoder, DenseInput
+from .engine.paged import PagedDecoder
+from .errors import CacheCapacityError, ConfigError, UnsupportedModelError
+from .graph.flatten import AttentionLayer, FlatDecoder, GraphNames, flatten_decoder
+from .graph.ir import Graph, Model, Value
+from .graph.reader import read_model
+from .graph.rewrites import decoder_rules, run_rewrites
+from .graph.rewrites.base import Level
+from .graph.rows import NotFlattenable
+from .graph.shapes import infer_shapes
+from .runtime.plan import PlanOptions, build_plan
+
+BLOCK_SIZE = 32
+# A pool larger than this many full contexts would only cost memory for its free list.
+MAX_CONTEXTS_IN_POOL = 256
+
+
+@dataclass(frozen=True)
+class DecoderInfo:
+    """What was found in a decoder's graph.
+
+    Attributes:
+        parameters: number of weights (a packed 4-bit byte counts as two).
+        weight_bytes: bytes that the weights take as stored.
+        num_layers: attention layers that keep a cache.
+        kv_bytes_per_token: cache bytes per token over all layers.
+        kv_dtype: "fp16" or "fp32".
+        cache_tokens: tokens that the block pool can hold.
+        flattened: whether it runs batched over the paged cache; `reason` says why not.
+    """
+
+    parameters: int
+    weight_bytes: int
+    num_layers: int
+    kv_bytes_per_token: int
+    kv_dtype: str
+    cache_tokens: int
+    flattened: bool
+    reason: str = ""
+
+
+def load_decoder(
+    config: Config, *, threads: int | None, kv_dtype: str, accuracy: str, cache_bytes: int | None
+) -> tuple[Decoder, DecoderInfo]:
+    """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    model = read_model(config.folder / config.model.decoder.filename)
+    names = graph_names(config.model.decoder)
+    _check_interface(model.graph, names, config)
+    infer_shapes(model)
+    parameters, weight_bytes = count_weights(model.graph)
+    kv_dtype = _kv_dtype(model.graph, kv_dtype, accuracy)
+    team = Team(threads)
+    options = PlanOptions(kernel={"accuracy": accuracy, "team": team})
+    try:
+        flat = flatten_decoder(model, names)
+    except NotFlattenable as reason:
+        return _dense(model, names, config, options, DecoderInfo(parameters, weight_bytes, 0, 0, "fp32", 0, False, str(reason)))
+    run_rewrites(model, decoder_rules(), Level.ALL)
+    _check_layers(flat, config)
+    layout = cache_layout(flat.layers, kv_dtype)
+    num_blocks = _num_blocks(layout, config, cache_bytes)
+    decoder = PagedDecoder(
+        plan=build_plan(model, options),
+        input_ids=names.input_ids,
+        position_ids=names.position_ids if any(v.name == names.position_ids for v in model.graph.inputs) else None,
+        input_dtype=_input_dtype(model.graph, names.input_ids),
+        vocab_size=config.model.vocab_size,
+        pool=BlockPool(num_blocks),
+        storage=PagedStorage(layout, num_blocks),
+        team=team,
+        rope_threshold=flat.rope_threshold,
+    )
+    info = DecoderInfo(
+        parameters, weight_bytes, len(flat.layers), layout.bytes_per_token, kv_dtype, num_blocks * BLOCK_SIZE, True
+    )
+    return decoder, info
+
+
+def graph_names(decoder: DecoderConfig) -> GraphNames:
+    """The names that genai_config.json gives to the graph's inputs and outputs."""
+    return GraphNames(
+        input_ids=decoder.input_ids,
+        attention_mask=decoder.attention_mask,
+        position_ids=decoder.position_ids,
+        past_key=decoder.past_key,
+        past_value=decoder.past_value,
+        logits=decoder.logits,
+        present_key=decoder.present_key,
+        present_value=decoder.present_value,
+    )
+
+
+def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
+    inputs, outputs = {v.name for v in graph.inputs}, {v.name for v in graph.outputs}
+    for kind, name, present in (("input", names.input_ids, inputs), ("output", names.logits, outputs)):
+        if name not in present:
+            raise ConfigError(
+                f"{config.model.decoder.filename}: no {kind} named {name!r}",
+                f"its {kind}s are {', '.join(sorted(present)) or 'none'}",
+                f"name it in genai_config.json under model.decoder.{kind}s",
+            )
+
+
+def count_weights(graph: Graph) -> tuple[int, int]:
+    """Parameters and bytes of a graph's weights; scales and zero points count as bytes, not as parameters."""
+    packed = {node.inputs[1]: int(node.attribute("bits", 4)) for node in graph.nodes if node.op_type == "MatMulNBits"}
+    side = {name for node in graph.nodes if node.op_type == "MatMulNBits" for name in node.inputs[2:4]}
+    parameters = 0
+    for name, tensor in graph.initializers.items():
+        if name not in side:
+            count = int(np.prod(tensor.shape, dtype=np.int64))
+            parameters += count * 8 // packed[name] if name in packed else count
+    return parameters, sum(tensor.nbytes for tensor in graph.initializers.values())
+
+
+def _kv_dtype(graph: Graph, wanted: str, accuracy: str) -> str:
+    if wanted != "auto":
+        return wanted
+    quantised = any(node.op_type == "MatMulNBits" for node in graph.nodes)
+    return "fp16" if quantised and accuracy != "fp32" else "fp32"
+
+
+def _check_layers(flat: FlatDecoder, config: Config) -> None:
+    wanted = config.model.decoder.num_hidden_layers
+    if len(flat.layers) != wanted:
+        raise ConfigError(
+            f"the graph has {len(flat.layers)} attention layers, genai_config.json says num_hidden_layers {wanted}",
+            "both must agree",
+            f"set model.decoder.num_hidden_layers to {len(flat.layers)}",
+        )
+
+
+def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout:
+    """One group per shape of layer; all of them share the sequences' block tables."""
+    shapes: dict[tuple[int, int, int, int | None], list[int]] = {}
+    for layer in layers:
+        shapes.setdefault((layer.kv_heads, layer.head_size, layer.v_head_size, layer.window), []).append(layer.layer)
+    dtype = {"fp16": "float16", "fp32": "float32"}[kv_dtype]
+    groups = tuple(
+        CacheGroup(
+            index=index, layers=tuple(members), kv_heads=kv_heads, head_size=head_size, v_head_size=v_head_size, dtype=dtype, window=window
+        )
+        for index, ((kv_heads, head_size, v_head_size, window), members) in enumerate(shapes.items())
+    )
+    return CacheLayout(groups, BLOCK_SIZE)
+
+
+def _num_blocks(layout: CacheLayout, config: Config, cache_bytes: int | None) -> int:
+    bytes_allowed = cache_bytes if cache_bytes is not None else budget.available_memory() // 2
+    fits = budget.blocks_that_fit(layout, bytes_allowed)
+    if fits < 1:
+        raise CacheCapacityError(
+            f"the KV cache may take {bytes_allowed} bytes, one block needs {layout.bytes_per_token * BLOCK_SIZE}",
+            "not even one block fits",
+            "raise cache_bytes, or free memory",
+        )
+    blocks_per_context = -(-config.model.context_length // BLOCK_SIZE)
+    return min(fits, blocks_per_context * MAX_CONTEXTS_IN_POOL)
+
+
+def _dense(
+    model: Model, names: GraphNames, config: Config, options: PlanOptions, info: DecoderInfo
+) -> tuple[Decoder, DecoderInfo]:
+    print(f"genai: running sequence by sequence, without batching: {info.reason}", file=sys.stderr)
+    inputs = {
+        value.name: DenseInput(_numpy_dtype(value), _static_shape(value))
+        for value in model.graph.inputs
+        if value.name not in model.graph.initializers
+    }
+    return DenseDecoder(build_plan(model, options), inputs, names, config.model.vocab_size), info
+
+
+def _input_dtype(graph: Graph, name: str) -> np.dtype[Any]:
+    return next(_numpy_dtype(value) for value in graph.inputs if value.name == name)
+
+
+def _numpy_dtype(value: Value) -> np.dtype[Any]:
+    dtype = getattr(value.type, "dtype", None)
+    if dtype is None:
+        raise UnsupportedModelError(f"graph input {value.name!r} is not a tensor", "decoders take tensors", "export it again")
+    result: np.dtype[Any] = np.dtype(dtype.numpy_dtype)
+    return result
+
+
+def _static_shape(value: Value) -> tuple[int | None, ...]:
+    shape = getattr(value.type, "shape", None) or ()
+    return tuple(size if isinstance(size, int) else None for size in shape)

@@ -1,0 +1,105 @@
+"""A model folder, loaded: configuration, tokenizer files and a decoder ready to compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .config import Config
+from .errors import OptionError, StateError
+
+if TYPE_CHECKING:
+    from .engine.decoder import Decoder
+    from .loading import DecoderInfo
+
+KV_DTYPES = ("auto", "fp16", "fp32")
+ACCURACIES = ("auto", "fp32")
+
+
+class Model:
+    """A generative model.
+
+    One Model may serve many Generators from several threads; they share its weights and its block pool.
+
+    Args:
+        source: the model folder, or a Config.
+        threads: CPU threads for its kernels; None = the physical cores this process may use.
+        kv_dtype: "fp16", "fp32", or "auto": fp16 for quantised models, fp32 for float models.
+        accuracy: "auto" obeys each node's accuracy_level (int8 activations unless it says otherwise);
+            "fp32" keeps activations, keys and values in fp32.
+        cache_bytes: most bytes for the KV cache; None = half of the memory available now.
+
+    Raises:
+        ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
+        OptionError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | Config,
+        *,
+        threads: int | None = None,
+        kv_dtype: str = "auto",
+        accuracy: str = "auto",
+        cache_bytes: int | None = None,
+    ) -> None:
+        _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
+        _check_choice("accuracy", accuracy, ACCURACIES)
+        for name, value in (("threads", threads), ("cache_bytes", cache_bytes)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise OptionError(f"{name} = {value!r}", "a whole number of at least 1 is expected", f"pass {name}=None for the default")
+        from .loading import load_decoder
+
+        self.config = source if isinstance(source, Config) else Config(source)
+        self.folder = self.config.folder
+        self._decoder: Decoder | None
+        self._decoder, self.info = load_decoder(
+            self.config, threads=threads, kv_dtype=kv_dtype, accuracy=accuracy, cache_bytes=cache_bytes
+        )
+
+    info: DecoderInfo
+    """What was found in the graph: layers, parameters, bytes, how it runs."""
+
+    @property
+    def type(self) -> str:
+        """The model type of genai_config.json, such as "llama"."""
+        return self.config.model.type
+
+    @property
+    def device_type(self) -> str:
+        """Where it runs: "CPU"."""
+        return "CPU"
+
+    @property
+    def decoder(self) -> Decoder:
+        """The engine's decoder.
+
+        Raises:
+            StateError: the model was closed.
+        """
+        if self._decoder is None:
+            raise StateError("the model is closed", "close() gave its memory back", "load the model again")
+        return self._decoder
+
+    def close(self) -> None:
+        """Give weights and cache back. Generators of this model cannot be used afterwards."""
+        if self._decoder is not None:
+            self._decoder.close()
+            self._decoder = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.folder)!r}, type={self.type!r})"
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name} = {value!r}", f"allowed: {', '.join(allowed)}", f"pass one of them, or leave {name} out")

@@ -1,0 +1,244 @@
+"""Grouped-query attention over paged keys and values, for decode and prefill rows mixed in one call.
+
+Softmax is streamed over fixed chunks of the context (Milakov & Gimelshein 2018; FlashAttention, Dao et al. 2022): a
+running maximum, a running sum and a running weighted mean of values. Chunks start at multiples of CHUNK_TOKENS, so a
+row's result does not depend on the other rows, nor on how the sequence was cut into steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats import PagedLayer
+from .checks import NO_VECTOR, Float32, check, check_rows, output
+from .functions import exp, inline, load_row, store_row, tanh
+from .jit import Kernel, kernel
+from .team import Team, run
+from .vector import LANES, load, maximum, multiply_add, reduce_add, reduce_max, splat_float32, store
+
+CHUNK_TOKENS = 64
+# Tokens of one sequence that share the conversion of a chunk of keys and values to float32.
+_QUERY_TOKENS = 16
+_NANOSECONDS_PER_SCORE_ELEMENT = 0.1
+
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+# Finite, so that the difference of two of them is zero and not NaN.
+_LOWEST = np.float32(-3.0e38)
+
+
+@inline
+def _load_chunk(pages: Any, head: int, table: Any, first: int, last: int, rows: Any, scratch: Any) -> None:
+    """Positions [first, last) of one sequence and head, as float32 rows padded with zeros."""
+    block_size = pages.shape[2]
+    for position in range(first, last):
+        index = position // block_size
+        if index >= table.shape[0]:
+            raise IndexError("context longer than its block table")
+        block = table[index]
+        if block < 0 or block >= pages.shape[0]:
+            raise IndexError("block table entry outside the cache")
+        source = pages[block, head, position - index * block_size]
+        for i in range(0, source.shape[0], LANES):
+            store(rows, (position % CHUNK_TOKENS, i), load_row(source, i, scratch))
+
+
+@inline
+def _dot(a: Any, row_a: int, b: Any, row_b: int) -> Any:
+    total = splat_float32(0.0)
+    for i in range(0, a.shape[1], LANES):
+        total = multiply_add(load(a, (row_a, i)), load(b, (row_b, i)), total)
+    return reduce_add(total)
+
+
+@inline
+def _scores(queries: Any, row: int, keys: Any, first: int, last: int, softcap: float, scores: Any) -> Any:
+    """Scores of a query row against positions [first, last) of a chunk, -inf elsewhere; returns their maximum."""
+    for i in range(first, last):
+        scores[i] = _dot(queries, row, keys, i)
+    if softcap > 0.0:
+        for i in range(0, CHUNK_TOKENS, LANES):
+            store(scores, (i,), tanh(load(scores, (i,)) / softcap) * softcap)
+    scores[:first] = -np.inf
+    scores[last:] = -np.inf
+    largest = splat_float32(-np.inf)
+    for i in range(0, CHUNK_TOKENS, LANES):
+        largest = maximum(largest, load(scores, (i,)))
+    return reduce_max(largest)
+
+
+@inline
+def _add_chunk(
+    queries: Any, row: int, keys: Any, values: Any, first: int, last: int, softcap: float, scores: Any,
+    maxima: Any, sums: Any, means: Any,
+) -> None:  # fmt: skip
+    """Bring positions [first, last) of a chunk into a row's running softmax."""
+    old = maxima[row]
+    new = max(old, _scores(queries, row, keys, first, last, softcap, scores))
+    shrink = np.float32(math.exp(old - new))
+    total = splat_float32(0.0)
+    for i in range(0, CHUNK_TOKENS, LANES):
+        weights = exp(load(scores, (i,)) - new)
+        total = total + weights
+        store(scores, (i,), weights)
+    maxima[row] = new
+    sums[row] = sums[row] * shrink + reduce_add(total)
+    for i in range(0, means.shape[1], LANES):
+        mean = load(means, (row, i)) * shrink
+        for key in range(first, last):
+            mean = multiply_add(load(values, (key, i)), scores[key], mean)
+        store(means, (row, i), mean)
+
+
+@inline
+def _start_rows(
+    q: Any, token: int, first_head: int, group: int, scale: float, sinks: Any, row: int, scratch: Any,
+    queries: Any, maxima: Any, sums: Any, means: Any,
+) -> None:  # fmt: skip
+    """The rows of one token: scaled queries and an empty softmax, or one that holds the sink (of value zero)."""
+    for member in range(group):
+        source = q[token, first_head + member]
+        for i in range(0, source.shape[0], LANES):
+            store(queries, (row + member, i), load_row(source, i, scratch) * scale)
+        has_sink = sinks.shape[0] > 0
+        maxima[row + member] = sinks[first_head + member] if has_sink else _LOWEST
+        sums[row + member] = 1 if has_sink else 0
+        means[row + member] = 0
+
+
+def _make(name: str, storage: str) -> Kernel:
+    def attend(
+        q: Any, key_pages: Any, value_pages: Any, query_start: Any, context_lengths: Any, positions: Any,
+        block_tables: Any, sinks: Any, scale: float, softcap: float, window: int, out: Any, begin: int, end: int,
+    ) -> None:  # fmt: skip
+        """Items [begin, end) of kv_heads * tokens, the tokens of a head being neighbours."""
+        tokens, kv_heads = q.shape[0], key_pages.shape[1]
+        group = q.shape[1] // kv_heads
+        rows = group * min(tokens, _QUERY_TOKENS)
+        width = -(-key_pages.shape[3] // LANES) * LANES
+        value_width = -(-value_pages.shape[3] // LANES) * LANES
+        queries, means = np.empty((rows, width), np.float32), np.empty((rows, value_width), np.float32)
+        maxima, sums = np.empty(rows, np.float32), np.empty(rows, np.float32)
+        keys, values = np.empty((CHUNK_TOKENS, width), np.float32), np.empty((CHUNK_TOKENS, value_width), np.float32)
+        scores, scratch = np.zeros(CHUNK_TOKENS, np.float32), np.empty(LANES, np.float32)
+        item = begin
+        while item < end:
+            head, token = divmod(item, tokens)
+            sequence = 0
+            while query_start[sequence + 1] <= token:
+                sequence += 1
+            count = min(_QUERY_TOKENS, query_start[sequence + 1] - token, end - item)
+            first_key, last_key = positions[token], np.int64(0)
+            for index in range(count):
+                position = positions[token + index]
+                if position < 0 or position >= context_lengths[sequence]:
+                    raise IndexError("position outside its sequence")
+                first_key = min(first_key, max(0, position - window + 1) if window > 0 else 0)
+                last_key = max(last_key, position + 1)
+                _start_rows(
+                    q, token + index, head * group, group, scale, sinks, index * group, scratch,
+                    queries, maxima, sums, means,
+                )  # fmt: skip
+            for chunk in range(first_key // CHUNK_TOKENS * CHUNK_TOKENS, last_key, CHUNK_TOKENS):
+                low, high = max(chunk, first_key), min(chunk + CHUNK_TOKENS, last_key)
+                _load_chunk(key_pages, head, block_tables[sequence], low, high, keys, scratch)
+                _load_chunk(value_pages, head, block_tables[sequence], low, high, values, scratch)
+                for row in range(count * group):
+                    position = positions[token + row // group]
+                    first = max(chunk, position - window + 1 if window > 0 else 0) - chunk
+                    last = min(high, position + 1) - chunk
+                    if first < last:
+                        _add_chunk(queries, row, keys, values, first, last, softcap, scores, maxima, sums, means)
+            for row in range(count * group):
+                target = out[token + row // group, head * group + row % group]
+                for i in range(0, target.shape[0], LANES):
+                    store_row(target, i, load(means, (row, i)) / sums[row], scratch)
+            item += count
+
+    attend.__name__ = name
+    return kernel(
+        f"void(float32[:,:,:], {storage}[:,:,:,::1], {storage}[:,:,:,::1], int32[::1], int32[::1], int64[::1], "
+        "int32[:,::1], float32[::1], float32, float32, int64, float32[:,:,::1], int64, int64)"
+    )(attend)
+
+
+attend_float32 = _make("attend_float32", "float32")
+attend_float16 = _make("attend_float16", "uint16")
+
+
+def paged_attention(
+    q: Float32,
+    layer: PagedLayer,
+    *,
+    query_start: NDArray[np.int32],
+    context_lengths: NDArray[np.int32],
+    positions: NDArray[np.int64],
+    block_tables: NDArray[np.int32],
+    scale: float | None = None,
+    softcap: float = 0.0,
+    window: int = -1,
+    sinks: Float32 | None = None,
+    smooth_softmax: bool = False,
+    out: Float32 | None = None,
+    team: Team | None = None,
+) -> Float32:
+    """softmax(q k / sqrt(d)) v for every row over the keys up to its position, which are in the cache already.
+
+    Args:
+        q: float32 [T, heads, head_size]; each token's heads must be contiguous, so a slice of packed QKV will do.
+            Query heads h * group to (h + 1) * group - 1 use KV head h.
+        layer: the pages.
+        query_start: int32 [S + 1], rows query_start[s]:query_start[s + 1] belong to sequence s.
+        context_lengths: int32 [S], tokens of each sequence in the cache, this step's included.
+        positions: int64 [T], index of each row's token in its sequence.
+        block_tables: int32 [S, max_blocks], pages of each sequence in order.
+        scale: factor on scores; None or 0 = 1 / sqrt(head_size).
+        softcap: scores become softcap * tanh(score / softcap); 0 = off.
+        window: a row sees its own token and window - 1 before it; -1 = all before it.
+        sinks: float32 [heads], a score per head that takes part in the softmax with a value of zero.
+        smooth_softmax: a sink of 0 for every head.
+        out: float32 [T, heads, v_head_size] or None.
+
+    Raises:
+        ValueError: a shape or type does not fit.
+        IndexError: a position is outside its sequence, or a page outside the cache.
+    """
+    tokens, heads = q.shape[:2]
+    sequences = context_lengths.shape[0]
+    check_rows("q", q, (None, None, layer.head_size))
+    check("query_start", query_start, (sequences + 1,), _INT32)
+    check("context_lengths", context_lengths, (sequences,), _INT32)
+    check("positions", positions, (tokens,), _INT64)
+    check("block_tables", block_tables, (sequences, None), _INT32)
+    out = output("out", out, (tokens, heads, layer.v_head_size))
+    if heads % layer.kv_heads:
+        raise ValueError(f"q has {heads} heads, expected a multiple of the cache's {layer.kv_heads} KV heads")
+    if query_start[0] != 0 or query_start[-1] != tokens:
+        raise ValueError(f"query_start runs from {query_start[0]} to {query_start[-1]}, expected 0 to {tokens}")
+    if window == 0 or window < -1:
+        raise ValueError(f"window is {window}, expected -1 or a positive number of tokens")
+    if sinks is not None:
+        check("sinks", sinks, (heads,))
+    elif smooth_softmax:
+        sinks = np.zeros(heads, np.float32)
+    arguments = (
+        q,
+        layer.key_storage,
+        layer.value_storage,
+        query_start,
+        context_lengths,
+        positions,
+        block_tables,
+        NO_VECTOR if sinks is None else sinks,
+        scale or 1 / math.sqrt(layer.head_size),
+        softcap,
+        window,
+        out,
+    )
+    kernel = attend_float32 if layer.key_storage is layer.keys else attend_float16
+    work = tokens * int(context_lengths.max(initial=0)) * heads * layer.head_size * _NANOSECONDS_PER_SCORE_ELEMENT
+    run(team, kernel, arguments, layer.kv_heads * tokens, work=work)
+    return out

@@ -1,0 +1,77 @@
+"""How many threads this process should use: physical cores it may run on, within its control group's quota."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_SYSTEM = Path("/")
+
+
+def default_threads(root: Path = _SYSTEM) -> int:
+    """Physical cores available to this process, at least 1.
+
+    Logical processors that share a core count once; a control group's CPU quota (versions 1 and 2) rounds up.
+
+    Args:
+        root: where /sys and /proc are found.
+    """
+    processors = _allowed_processors()
+    count = _physical_cores(processors, root)
+    quota = _group_quota(root)
+    if quota is not None:
+        count = min(count, max(1, -int(-quota // 1)))
+    return max(1, count)
+
+
+def _allowed_processors() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _physical_cores(processors: Iterable[int], root: Path) -> int:
+    cores = set()
+    for processor in processors:
+        topology = root / f"sys/devices/system/cpu/cpu{processor}/topology"
+        package, core = _read(topology / "physical_package_id"), _read(topology / "core_id")
+        cores.add((package, core) if core else (str(processor), ""))
+    return len(cores)
+
+
+def _group_quota(root: Path) -> float | None:
+    """CPUs' worth of time that the control group grants; the smallest limit on the way up counts."""
+    limits = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        mount, limit = ("", _quota_v2) if not controllers else (controllers, _quota_v1)
+        if mount and "cpu" not in mount.split(","):
+            continue
+        folder = root / "sys/fs/cgroup" / mount / path.lstrip("/")
+        top = root / "sys/fs/cgroup" / mount
+        limits += [limit(level) for level in (folder, *folder.parents) if level == top or top in level.parents]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _quota_v2(folder: Path) -> float | None:
+    """cpu.max holds "quota period" in microseconds, or "max period"."""
+    fields = _read(folder / "cpu.max").split()
+    return _ratio(fields[0], fields[1]) if len(fields) == 2 else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None  # "max", "-1" or unreadable: no limit
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

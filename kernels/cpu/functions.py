@@ -1,0 +1,95 @@
+"""What kernels are made of: rows read and written in whole vectors, and exp, sigmoid and tanh of float32 vectors.
+
+exp follows Cephes (S. Moshier): x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, then the exponent k in two
+steps so that results reach from denormals to infinity. It is within two units in the last place; NaNs stay NaNs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from numba.extending import register_jitable
+
+from .vector import (
+    LANES,
+    bits_as_float32,
+    bits_as_int32,
+    get_float32,
+    load_float32,
+    maximum,
+    minimum,
+    multiply_add,
+    set_float32,
+    store,
+)
+
+# A helper that becomes part of the kernels that use it.
+inline = cast(Callable[[Callable[..., Any]], Callable[..., Any]], register_jitable(forceinline=True))
+
+_LOWEST, _HIGHEST = -104.0, 89.5  # beyond these exp is 0 and infinity in float32
+_LOG2_E = 1.44269504088896341
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# Adding 1.5 * 2**23 rounds a float32 to an integer and leaves that integer in the low bits.
+_ROUND = 12582912.0
+_ROUND_BITS = 0x4B400000
+_BIAS = 127
+_MANTISSA_BITS = 23
+
+
+@inline
+def load_row(row: Any, first: int, scratch: Any) -> Any:
+    """Elements first, first + 1, ... of a row as a float32 vector; zeros beyond its end. scratch: float32 [LANES]."""
+    count = row.shape[0] - first
+    if count >= LANES:
+        return load_float32(row, (first,))
+    for i in range(LANES):
+        scratch[i] = get_float32(row, (first + i,)) if i < count else 0.0
+    return load_float32(scratch, (0,))
+
+
+@inline
+def store_row(row: Any, first: int, vector: Any, scratch: Any) -> None:
+    """Write a float32 vector to a row from `first` on; lanes beyond its end are dropped."""
+    count = row.shape[0] - first
+    if count >= LANES:
+        store(row, (first,), vector)
+    else:
+        store(scratch, (0,), vector)
+        for i in range(count):
+            set_float32(row, (first + i,), scratch[i])
+
+
+@inline
+def exp(x: Any) -> Any:
+    """e ** x."""
+    x = minimum(maximum(x, _LOWEST), _HIGHEST)
+    rounded = multiply_add(x, _LOG2_E, _ROUND)
+    k = rounded - _ROUND
+    r = multiply_add(k, -_LN2_LOW, multiply_add(k, -_LN2_HIGH, x))
+    p = multiply_add(r, 1.9875691500e-4, 1.3981999507e-3)
+    p = multiply_add(p, r, 8.3334519073e-3)
+    p = multiply_add(p, r, 4.1665795894e-2)
+    p = multiply_add(p, r, 1.6666665459e-1)
+    p = multiply_add(p, r, 5.0000001201e-1)
+    p = multiply_add(p, r * r, r) + 1.0
+    exponent = bits_as_int32(rounded) - _ROUND_BITS
+    half = exponent >> 1
+    return p * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+@inline
+def _power_of_two(exponent: Any) -> Any:
+    return bits_as_float32((exponent + _BIAS) << _MANTISSA_BITS)
+
+
+@inline
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e ** -x)."""
+    return 1.0 / (exp(0.0 - x) + 1.0)
+
+
+@inline
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent; as exact as float32 in absolute terms."""
+    return 1.0 - 2.0 / (exp(x + x) + 1.0)

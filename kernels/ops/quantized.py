@@ -1,0 +1,105 @@
+"""Block-quantised products and look-ups of com.microsoft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..formats import BlockQuantizedMatrix, pack_matmul_nbits
+from ..registry import Kernel, KernelError, NodeSpec, register
+
+MS = "com.microsoft"
+# MatMulNBits accuracy levels: 0 unset, 1 fp32, 2 fp16, 3 bf16, 4 int8 activations. Levels 2 and 3 allow less than
+# fp32, so fp32 serves them; unset means int8, as DESIGN of the toolkit says and onnxruntime's builder writes (4).
+_FP32_LEVELS = (1, 2, 3)
+
+
+def _packed(spec: NodeSpec, data: int, scales: int, points: int, *, n: int, k: int, bits: int, block: int) -> BlockQuantizedMatrix:
+    """The weight in packed form, shared by every node that reads the same bytes in the same shape."""
+    zero_points = spec.constant(points) if spec.has(points) else None
+    return spec.pack(
+        (data, scales, points),
+        f"block_quantized[{n},{k}]:{bits}:{block}",
+        lambda: pack_matmul_nbits(
+            spec.constant(data), spec.constant(scales), zero_points, n=n, k=k, bits=bits, block_size=block
+        ),
+    )
+
+
+@register("MatMulNBits", domain=MS)
+def matmul_nbits(spec: NodeSpec) -> Kernel:
+    """x @ W^T + bias + addend. Input 6, ours, is an addend per token: the place of a low-rank adapter's output."""
+    from ..cpu.matmul import matmul_nbits as product
+
+    attributes = spec.attributes
+    if spec.has(4):
+        raise KernelError("MatMulNBits with g_idx (reordered groups) is not supported")
+    if int(attributes.get("weight_prepacked", 0)):
+        raise KernelError("MatMulNBits with weights prepacked for another runtime is not supported")
+    n, k = int(attributes["N"]), int(attributes["K"])
+    matrix = _packed(
+        spec, 1, 2, 3, n=n, k=k, bits=int(attributes.get("bits", 4)), block=int(attributes["block_size"])
+    )
+    exact = spec.options.get("accuracy") == "fp32" or int(attributes.get("accuracy_level", 0)) in _FP32_LEVELS
+    activations = "fp32" if exact else "int8"
+    bias = np.ascontiguousarray(spec.constant(5), np.float32) if spec.has(5) else None
+    has_addend = spec.has(6)
+    team = spec.options.get("team")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = inputs[0]
+        rows = np.ascontiguousarray(x, np.float32).reshape(-1, k)
+        addend = inputs[6].reshape(-1, n) if has_addend else None
+        out = product(rows, matrix, bias=bias, addend=addend, activations=activations, team=team)
+        return (out.reshape(*x.shape[:-1], n),)
+
+    return kernel
+
+
+@register("GatherBlockQuantized", domain=MS)
+def gather_block_quantized(spec: NodeSpec) -> Kernel:
+    """Rows of a block-quantised table, dequantised; ids out of range give zeros, as the contract says."""
+    from ..cpu.embedding import embedding_gather
+
+    data = spec.constant(0)
+    matrix = _table(spec, data)
+    team = spec.options.get("team")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        ids = inputs[1]
+        flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
+        valid = (flat >= 0) & (flat < matrix.rows)
+        rows = embedding_gather(np.where(valid, flat, 0), matrix, team=team)
+        rows[~valid] = 0
+        return (rows.reshape(*ids.shape, matrix.columns),)
+
+    return kernel
+
+
+def _table(spec: NodeSpec, data: Any) -> BlockQuantizedMatrix:
+    attributes = spec.attributes
+    gather_axis, quantize_axis = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1))
+    if data.ndim != 2 or gather_axis % 2 != 0 or quantize_axis % 2 != 1:
+        raise KernelError("GatherBlockQuantized: only a table [rows, columns] gathered by rows and quantised along columns")
+    block = int(attributes.get("block_size", 128))
+    if data.dtype == np.uint8:
+        bits = int(attributes.get("bits", 4))
+        return _packed(spec, 0, 2, 3, n=data.shape[0], k=data.shape[1] * 8 // bits, bits=bits, block=block)
+    if data.dtype.name not in ("int4", "uint4"):
+        raise KernelError(f"GatherBlockQuantized over {data.dtype}: only uint8, int4 and uint4 are supported")
+    return spec.pack((0, 2, 3), f"nibbles{list(data.shape)}:{block}", lambda: _pack_nibbles(spec, data, block))
+
+
+def _pack_nibbles(spec: NodeSpec, data: Any, block: int) -> BlockQuantizedMatrix:
+    """int4 and uint4 tables; both have zero point 0 unless they bring their own. Signed values move up by 8."""
+    rows, columns = data.shape
+    offset = 8 if data.dtype.name == "int4" else 0
+    padded = np.full((rows, -(-columns // block) * block), offset, np.uint8)
+    padded[:, :columns] = (data.astype(np.int8) + offset).astype(np.uint8)
+    scales = spec.constant(2)
+    points = spec.constant(3).astype(np.float32) if spec.has(3) else np.zeros(scales.shape, np.float32)
+    return pack_matmul_nbits(
+        padded[:, 0::2] | padded[:, 1::2] << 4, scales, points + offset, n=rows, k=columns, bits=4, block_size=block
+    )

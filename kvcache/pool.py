@@ -1,0 +1,213 @@
+"""Reference-counted cache blocks: who may use which block, and which are free."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class CacheFull(RuntimeError):
+    """The pool has fewer free blocks than were asked for; nothing was allocated.
+
+    Attributes:
+        needed: blocks asked for.
+        free: blocks that could have been handed out.
+        total: blocks in the pool.
+    """
+
+    def __init__(self, needed: int, free: int, total: int) -> None:
+        super().__init__(f"{needed} cache blocks needed, {free} of {total} are free")
+        self.needed = needed
+        self.free = free
+        self.total = total
+
+    def __reduce__(self) -> tuple[type[CacheFull], tuple[int, int, int]]:
+        return CacheFull, (self.needed, self.free, self.total)
+
+
+class BlockError(ValueError):
+    """A block was used in a way its state does not allow, such as released twice."""
+
+
+class IntegrityError(RuntimeError):
+    """The bookkeeping contradicts itself: a bug in this toolkit."""
+
+
+class BlockPool:
+    """Hands out block ids 0 .. num_blocks - 1 and counts their references.
+
+    A block is in exactly one of three states:
+      referenced: at least one table holds it.
+      idle: no table holds it, but its content is published under a key and can still be found; the longest-idle
+        block is evicted when no free block is left.
+      free: it holds nothing of use.
+
+    Every call is O(1) per block and atomic under one lock, so tables of several threads may share a pool.
+
+    Args:
+        num_blocks: size of the pool, at least 1.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks = {num_blocks}: a pool needs at least one block")
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        # Low ids first and the last one released again first: the fewest pages of memory are ever touched.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._block_of_key: dict[bytes, int] = {}
+        self._key_of_block: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now, idle ones included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that nobody holds and whose content can still be found."""
+        return len(self._idle)
+
+    def references(self, block: int) -> int:
+        """How many holders a block has."""
+        self._check_id(block)
+        return self._references[block]
+
+    def is_writable(self, block: int) -> bool:
+        """Whether the block's only holder may write into it: nobody else reads it, now or by its key."""
+        self._check_id(block)
+        return self._references[block] == 1 and block not in self._key_of_block
+
+    def allocate(self) -> int:
+        """A block with one reference.
+
+        Raises:
+            CacheFull: no free block.
+        """
+        return self.allocate_many(1)[0]
+
+    def allocate_many(self, count: int) -> list[int]:
+        """`count` blocks with one reference each, or none at all.
+
+        Raises:
+            CacheFull: fewer than `count` blocks are free.
+        """
+        if count < 0:
+            raise ValueError(f"count = {count}: cannot allocate fewer than no blocks")
+        with self._lock:
+            if count > self.num_free:
+                raise CacheFull(count, self.num_free, self.num_blocks)
+            blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+            for block in blocks:
+                self._references[block] = 1
+            return blocks
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block that is held.
+
+        Raises:
+            BlockError: nobody holds the block.
+        """
+        self.share_many((block,))
+
+    def share_many(self, blocks: Sequence[int]) -> None:
+        """Add one reference to each block, or to none if one of them is not held."""
+        with self._lock:
+            for block in blocks:
+                self._check_held(block)
+            for block in blocks:
+                self._references[block] += 1
+
+    def release(self, block: int) -> None:
+        """Drop one reference.
+
+        Raises:
+            BlockError: nobody holds the block (released twice, or never allocated).
+        """
+        self.release_many((block,))
+
+    def release_many(self, blocks: Iterable[int]) -> None:
+        """Drop one reference of each block, in order: of those that become idle, the first is evicted first."""
+        with self._lock:
+            for block in blocks:
+                self._check_held(block)
+                self._references[block] -= 1
+                if self._references[block] == 0:
+                    if block in self._key_of_block:
+                        self._idle[block] = None
+                    else:
+                        self._free.append(block)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Make a held block findable by a key that names its content; from then on nobody may write into it.
+
+        If the key is already published, the older block keeps it.
+
+        Raises:
+            BlockError: nobody holds the block, or it is published under another key.
+        """
+        with self._lock:
+            self._check_held(block)
+            known = self._key_of_block.get(block)
+            if known is not None and known != key:
+                raise BlockError(f"block {block} is already published under another key")
+            if key not in self._block_of_key:
+                self._block_of_key[key] = block
+                self._key_of_block[block] = key
+
+    def find(self, key: bytes) -> int | None:
+        """The block published under a key, with one more reference; None if there is none."""
+        with self._lock:
+            block = self._block_of_key.get(key)
+            if block is not None:
+                self._idle.pop(block, None)
+                self._references[block] += 1
+            return block
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        del self._block_of_key[self._key_of_block.pop(block)]
+        return block
+
+    def _check_id(self, block: int) -> None:
+        if not 0 <= block < self.num_blocks:
+            raise BlockError(f"block {block} is not in the pool: its blocks are 0 to {self.num_blocks - 1}")
+
+    def _check_held(self, block: int) -> None:
+        self._check_id(block)
+        if self._references[block] == 0:
+            raise BlockError(f"block {block} is not held by anyone: it was released too often, or never allocated")
+
+    def check_integrity(self, holders: Iterable[Sequence[int]] | None = None) -> None:
+        """Check that every block is in exactly one state and that both key maps agree. For tests.
+
+        Args:
+            holders: if given, the blocks of every holder there is; their references must add up.
+
+        Raises:
+            IntegrityError: naming the first contradiction.
+        """
+        with self._lock:
+            free, idle = set(self._free), set(self._idle)
+            _require(len(free) == len(self._free), "a block is twice in the free list")
+            for block, count in enumerate(self._references):
+                states = (count > 0) + (block in free) + (block in idle)
+                _require(count >= 0 and states == 1, f"block {block} with {count} references is in {states} states")
+                _require(block not in free or block not in self._key_of_block, f"free block {block} has a key")
+            _require(idle <= self._key_of_block.keys(), "an idle block has no key")
+            inverse = {block: key for key, block in self._block_of_key.items()}
+            _require(inverse == self._key_of_block, "the maps of keys and blocks disagree")
+            if holders is not None:
+                counts = [0] * self.num_blocks
+                for blocks in holders:
+                    for block in blocks:
+                        counts[block] += 1
+                _require(counts == self._references, f"references are {self._references}, holders have {counts}")
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise IntegrityError(problem)

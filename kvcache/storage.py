@@ -1,0 +1,155 @@
+"""The memory behind the blocks: reserved once, touched on demand, never moved."""
+
+from __future__ import annotations
+
+import mmap
+import platform
+import sys
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .groups import ITEM_BYTES, CacheGroup, CacheLayout
+
+CacheArray: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+
+# Python knows MAP_NORESERVE from 3.13 on; before, its value on the common Linux machines.
+_LINUX_MAP_NORESERVE = 0x4000
+_COMMON_MACHINES = ("x86_64", "aarch64", "i686", "armv7l", "riscv64")
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """The paged keys and values of one layer.
+
+    Attributes:
+        keys: [num_blocks, kv_heads, block_size, head_size].
+        values: [num_blocks, kv_heads, block_size, v_head_size].
+        window: newest tokens that attention looks at; None = all.
+    """
+
+    keys: CacheArray
+    values: CacheArray
+    window: int | None
+
+
+class PagedStorage:
+    """Keys and values of every paged layer.
+
+    Address space for all blocks is reserved at once and the system adds a page when it is first written, so memory
+    grows with the blocks in use and no array ever moves. Where such a reservation is not available (off Linux), the
+    arrays are ordinary zeroed memory: most systems fill it on demand as well, and close() frees it once no array of it
+    is held.
+
+    Args:
+        layout: what each layer keeps; fixed_state groups have no part in it.
+        num_blocks: blocks to reserve, at least 1.
+
+    Raises:
+        MemoryError: the address space cannot be reserved.
+    """
+
+    def __init__(self, layout: CacheLayout, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks = {num_blocks}: at least one block is expected")
+        self.layout = layout
+        self.num_blocks = num_blocks
+        groups = [group for group in layout.groups if group.kind == "paged"]
+        size = sum(_part_bytes(part, group) for group in groups for part in self._parts(group))
+        self._map = _reserve(size)
+        self._memory: NDArray[np.uint8] = (
+            np.zeros(size, np.uint8) if self._map is None else np.frombuffer(self._map, np.uint8)
+        )
+        self._layers: tuple[LayerCache | None, ...] | None = self._carve(groups)
+
+    def _parts(self, group: CacheGroup) -> list[tuple[int, ...]]:
+        """Shapes of the group's arrays: keys and values of each entry in turn."""
+        shape = (self.num_blocks, group.kv_heads, self.layout.block_size)
+        return [(*shape, group.head_size), (*shape, group.v_head_size)] * len(group.layers)
+
+    def _carve(self, groups: list[CacheGroup]) -> tuple[LayerCache | None, ...]:
+        layers: list[LayerCache | None] = [None] * self.layout.num_layers
+        start = 0
+        for group in groups:
+            arrays: list[CacheArray] = []
+            for shape in self._parts(group):
+                flat = self._memory[start : start + _shape_bytes(shape, group)]
+                arrays.append(flat.view(group.dtype).reshape(shape))
+                start += _part_bytes(shape, group)
+            for entry, layer in enumerate(group.layers):
+                layers[layer] = LayerCache(arrays[2 * entry], arrays[2 * entry + 1], group.window)
+            for layer, owner in group.shared_layers:
+                layers[layer] = layers[owner]
+        return tuple(layers)
+
+    @property
+    def layers(self) -> tuple[LayerCache | None, ...]:
+        """By layer number; None where a layer keeps no keys and values.
+
+        Raises:
+            ValueError: the storage is closed.
+        """
+        if self._layers is None:
+            raise ValueError("the cache storage is closed")
+        return self._layers
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy a block's keys and values in every layer.
+
+        Raises:
+            ValueError: a block that does not exist, or the storage is closed.
+        """
+        for block in (source, destination):
+            if not 0 <= block < self.num_blocks:
+                raise ValueError(f"block {block} is not in the storage: its blocks are 0 to {self.num_blocks - 1}")
+        for cache in self.layers:
+            if cache is not None:
+                cache.keys[destination] = cache.keys[source]
+                cache.values[destination] = cache.values[source]
+
+    def close(self) -> None:
+        """Give the memory back to the system.
+
+        Reserved pages go even while the caller holds arrays of them; those then read as zeros.
+        """
+        self._layers = None
+        self._memory = np.empty(0, np.uint8)
+        mapping, self._map = self._map, None
+        if mapping is None:
+            return
+        try:
+            mapping.close()
+        except BufferError:
+            # The caller still holds an array: return the pages now, the addresses when the array goes.
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _shape_bytes(shape: tuple[int, ...], group: CacheGroup) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES[group.dtype]
+
+
+def _part_bytes(shape: tuple[int, ...], group: CacheGroup) -> int:
+    """Bytes of one array, up to whole pages: arrays start on a page and never share one."""
+    return -(-_shape_bytes(shape, group) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _reserve(size: int) -> mmap.mmap | None:
+    """Private anonymous address space that takes no memory until written; None where the system has no such thing."""
+    flags = _reserve_flags()
+    if flags is None or size == 0:
+        return None
+    try:
+        return mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"cannot reserve {size} bytes of address space for the KV cache: {error}") from error
+
+
+def _reserve_flags() -> int | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    known: Any = getattr(mmap, "MAP_NORESERVE", None)
+    if known is None:
+        known = _LINUX_MAP_NORESERVE if platform.machine() in _COMMON_MACHINES else 0
+    return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | int(known)

@@ -1,0 +1,164 @@
+"""Block tables: which blocks hold a sequence's tokens, grown on demand and shared copy-on-write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .pool import BlockError, BlockPool, IntegrityError
+
+BlockCopy = tuple[int, int]
+"""(source block, destination block): contents that the storage must copy before anything is written."""
+
+
+@dataclass(frozen=True)
+class _ReportedCopy:
+    """A copy the storage was asked for.
+
+    Its source stays referenced until the table's next call, so that nobody can overwrite it before it has been read.
+    """
+
+    source: int
+    index: int
+    length_before: int
+
+
+class BlockTable:
+    """The blocks of one sequence: token i lies in blocks[i // block_size] at offset i % block_size.
+
+    One thread at a time may use a table; tables of different threads may share a pool and blocks.
+
+    Args:
+        pool: where blocks come from.
+        block_size: tokens per block, at least 1.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size = {block_size}: a block holds at least one token")
+        self.pool = pool
+        self.block_size = block_size
+        self._blocks: list[int] = []
+        self._length = 0
+        self._reported_copy: _ReportedCopy | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens in the table."""
+        return self._length
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Block ids in token order. A live view: read it, do not keep it."""
+        return self._blocks
+
+    @property
+    def held_blocks(self) -> Sequence[int]:
+        """Every block this table holds a reference to: `blocks`, and the source of a copy just reported."""
+        return self._blocks if self._reported_copy is None else [*self._blocks, self._reported_copy.source]
+
+    def append(self, num_tokens: int) -> tuple[list[int], list[BlockCopy]]:
+        """Make room for tokens at the end.
+
+        Args:
+            num_tokens: how many, at least 0.
+
+        Returns:
+            The slots of the new tokens (block * block_size + offset), and the block copies (at most one) that the
+            storage must perform before the slots are written and before the next call to this table.
+
+        Raises:
+            CacheFull: not enough free blocks; the table is as it was.
+        """
+        if num_tokens < 0:
+            raise ValueError(f"num_tokens = {num_tokens}: cannot append fewer than no tokens; truncate() removes them")
+        self._settle_copy(self._length)
+        used = self._length % self.block_size
+        must_copy = num_tokens > 0 and used > 0 and not self.pool.is_writable(self._blocks[-1])
+        num_blocks = -(-(self._length + num_tokens) // self.block_size)
+        fresh = self.pool.allocate_many(num_blocks - len(self._blocks) + must_copy)
+        copies: list[BlockCopy] = []
+        if must_copy:
+            source, destination = self._blocks[-1], fresh.pop(0)
+            self._reported_copy = _ReportedCopy(source, len(self._blocks) - 1, self._length)
+            self._blocks[-1] = destination
+            copies.append((source, destination))
+        self._blocks += fresh
+        self._length += num_tokens
+        return self._slots(self._length - num_tokens), copies
+
+    def _slots(self, start: int) -> list[int]:
+        """Slots of the tokens from `start` to the end."""
+        slots: list[int] = []
+        for index in range(start // self.block_size, len(self._blocks)):
+            first = max(start - index * self.block_size, 0)
+            last = min(self._length - index * self.block_size, self.block_size)
+            base = self._blocks[index] * self.block_size
+            slots.extend(range(base + first, base + last))
+        return slots
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from `length` on, and give back the blocks that then hold nothing.
+
+        Straight after an append it undoes that append completely, whether or not the copy was performed.
+
+        Raises:
+            ValueError: `length` is negative or greater than the table's length.
+        """
+        if not 0 <= length <= self._length:
+            raise ValueError(f"length = {length}: the table holds {self._length} tokens")
+        self._settle_copy(length)
+        keep = -(-length // self.block_size)
+        # Last block first: of a published prefix, the end is the first to be evicted.
+        self.pool.release_many(reversed(self._blocks[keep:]))
+        del self._blocks[keep:]
+        self._length = length
+
+    def release(self) -> None:
+        """Give all blocks back; the table is empty afterwards and may be used again."""
+        self.truncate(0)
+
+    def fork(self) -> BlockTable:
+        """A table with the same tokens that shares every block; whoever writes first into a shared block copies it."""
+        self._settle_copy(self._length)
+        other = BlockTable(self.pool, self.block_size)
+        self.pool.share_many(self._blocks)
+        other._blocks = list(self._blocks)
+        other._length = self._length
+        return other
+
+    def adopt(self, blocks: Sequence[int]) -> None:
+        """Start an empty table with full blocks found elsewhere; the references to them pass to this table.
+
+        Raises:
+            BlockError: the table is not empty.
+        """
+        if self._blocks:
+            raise BlockError(f"adopt: the table already holds {self._length} tokens")
+        self._blocks = list(blocks)
+        self._length = len(self._blocks) * self.block_size
+
+    def _settle_copy(self, length: int) -> None:
+        """Let go of a reported copy's source; or, if the append is undone, of its destination."""
+        copy, self._reported_copy = self._reported_copy, None
+        if copy is None:
+            return
+        if length <= copy.length_before:
+            self._blocks[copy.index], unused = copy.source, self._blocks[copy.index]
+        else:
+            unused = copy.source
+        self.pool.release(unused)
+
+    def check_integrity(self) -> None:
+        """Check that the blocks fit the length and are all held. For tests.
+
+        Raises:
+            IntegrityError: naming the first contradiction.
+        """
+        if len(self._blocks) != -(-self._length // self.block_size):
+            raise IntegrityError(f"{len(self._blocks)} blocks of {self.block_size} for {self._length} tokens")
+        if len(set(self._blocks)) != len(self._blocks):
+            raise IntegrityError(f"a block is twice in the table: {self._blocks}")
+        for block in self.held_blocks:
+            if self.pool.references(block) < 1:
+                raise IntegrityError(f"block {block} is in a table, but nobody holds it")

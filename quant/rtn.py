@@ -1,0 +1,117 @@
+"""Round to nearest: each block gets the scale of its extreme values, each weight its closest integer.
+
+Rounding is that of onnxruntime's default block quantiser, integer for integer.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .blocks import QuantizationError, QuantizedBlocks, check_format, num_blocks, pack_nibbles
+
+# Floats per chunk of rows: a chunk and its temporaries (about five times as much) stay inside a core's cache.
+_CHUNK_FLOATS = 1 << 16
+
+
+def quantize_blocks(
+    weight: NDArray[Any], *, bits: int = 4, block_size: int = 32, symmetric: bool = True
+) -> QuantizedBlocks:
+    """Quantise a matrix [n, k] along its columns.
+
+    Symmetric: the value of largest magnitude becomes the lowest integer, so scale = value / -2 ** (bits - 1), with
+    the value's sign, and every zero point is 2 ** (bits - 1). Asymmetric: the block's range, widened to hold 0, is
+    spread over all integers, with a zero point per block.
+
+    Args:
+        weight: any float type, [n, k]; rows are read once, a few at a time.
+        bits: 4 or 8.
+        block_size: 16, 32, 64, 128 or 256.
+        symmetric: False adds zero points.
+
+    Raises:
+        QuantizationError: a format that the operators cannot store, not a matrix, or NaN or infinity in it.
+    """
+    check_format(bits, block_size)
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise QuantizationError(f"weight has shape {list(weight.shape)}, expected a matrix with at least one element")
+    rows, columns = weight.shape
+    blocks = num_blocks(columns, block_size)
+    data = np.empty((rows, blocks, block_size * bits // 8), np.uint8)
+    scales = np.empty((rows, blocks), np.float32)
+    points = None if symmetric else np.empty((rows, -(-blocks * bits // 8)), np.uint8)
+
+    def quantize_rows(first: int) -> None:
+        part = slice(first, first + step)
+        values = _padded_blocks(weight[part], block_size)
+        scales[part], zeros = _symmetric_scales(values, bits) if symmetric else _ranged_scales(values, bits)
+        _require_finite(scales[part], first)
+        integers = _rounded(values, scales[part], zeros, bits)
+        data[part] = pack_nibbles(integers) if bits == 4 else integers
+        if points is not None:
+            zero_integers = zeros[:, :, 0].astype(np.uint8)
+            points[part] = pack_nibbles(zero_integers) if bits == 4 else zero_integers
+
+    step = max(1, _CHUNK_FLOATS // (blocks * block_size))
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for _ in pool.map(quantize_rows, range(0, rows, step)):
+            pass
+    return QuantizedBlocks(data, scales, points, bits, block_size, rows, columns)
+
+
+def _padded_blocks(rows: NDArray[Any], block_size: int) -> NDArray[np.float32]:
+    """Rows as float32 [rows, blocks, block_size], the last block filled up with zeros."""
+    count, columns = rows.shape
+    blocks = num_blocks(columns, block_size)
+    if columns == blocks * block_size:
+        return rows.astype(np.float32).reshape(count, blocks, block_size)
+    padded = np.zeros((count, blocks * block_size), np.float32)
+    padded[:, :columns] = rows
+    return padded.reshape(count, blocks, block_size)
+
+
+def _symmetric_scales(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Scales [rows, blocks] and the constant zero point [1, 1, 1]."""
+    high, low = values.max(axis=2), values.min(axis=2)
+    extreme = np.where(np.abs(high) > np.abs(low), high, low)
+    half = np.float32(1 << (bits - 1))
+    return extreme / -half, np.full((1, 1, 1), half, np.float32)
+
+
+def _ranged_scales(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Scales [rows, blocks] and whole zero points [rows, blocks, 1] for ranges that hold 0."""
+    largest = np.float32((1 << bits) - 1)
+    low = np.minimum(values.min(axis=2), np.float32(0))
+    high = np.maximum(values.max(axis=2), np.float32(0))
+    # In a finite block a range that overflows is refused with the other infinities.
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales = (high - low) / largest
+        exact = np.divide(-low, scales, out=low.copy(), where=scales != 0)
+        zeros = np.floor(np.clip(exact, 0, largest) + np.float32(0.5))
+    return scales, zeros[:, :, None]
+
+
+def _require_finite(scales: NDArray[np.float32], first_row: int) -> None:
+    """A block with NaN or infinity has such a scale too."""
+    bad = ~np.isfinite(scales)
+    if bad.any():
+        row, block = np.argwhere(bad)[0]
+        raise QuantizationError(f"weight has NaN or infinite values in row {first_row + row}, block {block}")
+
+
+def _rounded(
+    values: NDArray[np.float32], scales: NDArray[np.float32], zeros: NDArray[np.float32], bits: int
+) -> NDArray[np.uint8]:
+    """clip(round(value / scale) + zero point), halves away from zero. Overwrites `values`."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scales
+    inverse[~np.isfinite(inverse)] = 0  # all zero, or too small for a scale: every weight becomes the zero point
+    values *= inverse[:, :, None]
+    values += zeros
+    values += np.float32(0.5)
+    np.clip(values, 0, (1 << bits) - 1, out=values)
+    return values.astype(np.uint8)

@@ -1,0 +1,168 @@
+"""A decoder in float64 NumPy, written from the papers alone, and onnxruntime-genai fed with the same tokens."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from genai.builder.options import BITS, ExportOptions
+from genai.builder.spec import DecoderSpec, Llama3Scaling, LongRope
+from genai.quant.blocks import dequantize_blocks
+from genai.quant.rtn import quantize_blocks
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+Array = NDArray[np.float64]
+
+
+def _norm(x: Array, weight: Array, spec: DecoderSpec) -> Array:
+    scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + spec.rms_norm_eps)
+    return x / scale * (weight + spec.norm_weight_offset)
+
+
+def _angles(spec: DecoderSpec, length: int) -> tuple[Array, float]:
+    """Rotation angles [length, pairs], and the factor of cosines and sines."""
+    frequencies = spec.rope_theta ** (-np.arange(0, spec.rotary_size, 2) / spec.rotary_size)
+    factor = 1.0
+    if isinstance(scaling := spec.rope_scaling, Llama3Scaling):
+        original = scaling.original_max_position_embeddings
+        for i, frequency in enumerate(frequencies):
+            wavelength = 2 * math.pi / frequency
+            if wavelength > original / scaling.low_freq_factor:
+                frequencies[i] = frequency / scaling.factor
+            elif wavelength > original / scaling.high_freq_factor:
+                smooth = (original / wavelength - scaling.low_freq_factor) / (
+                    scaling.high_freq_factor - scaling.low_freq_factor
+                )
+                frequencies[i] = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    elif isinstance(scaling, LongRope):
+        original = scaling.original_max_position_embeddings
+        frequencies = frequencies / (scaling.long_factor if length > original else scaling.short_factor)
+        factor = scaling.attention_factor or math.sqrt(1 + math.log(spec.context_length / original) / math.log(original))
+    return np.outer(np.arange(length), frequencies), factor
+
+
+def _rotate(x: Array, spec: DecoderSpec) -> Array:
+    """Rotate heads [length, heads, head_size] by their positions."""
+    angles, factor = _angles(spec, len(x))
+    size, rotated = spec.rotary_size, x.copy()
+    first = np.s_[..., 0:size:2] if spec.rope_interleaved else np.s_[..., 0 : size // 2]
+    second = np.s_[..., 1:size:2] if spec.rope_interleaved else np.s_[..., size // 2 : size]
+    cos, sin = np.cos(angles)[:, None] * factor, np.sin(angles)[:, None] * factor
+    rotated[first] = x[first] * cos - x[second] * sin
+    rotated[second] = x[second] * cos + x[first] * sin
+    return rotated
+
+
+def _attend(q: Array, k: Array, v: Array, spec: DecoderSpec, window: int | None) -> Array:
+    """One head: [length, head_size] each."""
+    scores = q @ k.T * (spec.attention_scale or 1 / math.sqrt(spec.head_size))
+    if spec.attention_softcap:
+        scores = spec.attention_softcap * np.tanh(scores / spec.attention_softcap)
+    age = np.arange(len(q))[:, None] - np.arange(len(k))
+    scores[(age < 0) | (age >= (window or len(k)))] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ v
+
+
+def _activate(x: Array, spec: DecoderSpec) -> Array:
+    if spec.hidden_activation == "silu":
+        return x / (1 + np.exp(-x))
+    if spec.hidden_activation == "gelu_tanh":
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def _reference_logits(spec: DecoderSpec, weights: Mapping[str, NDArray[Any]], tokens: list[int]) -> Array:
+    """Logits [length, vocab] of one sequence, in float64."""
+
+    def tensor(name: str) -> Array:
+        return np.asarray(weights[name], np.float64)
+
+    def linear(x: Array, name: str, bias: bool) -> Array:
+        return x @ tensor(f"{name}.weight").T + (tensor(f"{name}.bias") if bias else 0)
+
+    x = tensor("model.embed_tokens.weight")[tokens] * spec.embedding_scale
+    for layer in range(spec.num_layers):
+        path = f"model.layers.{layer}"
+
+        def norm(x: Array, which: str, path: str = path) -> Array:
+            return _norm(x, tensor(f"{path}.{which}_layernorm.weight"), spec)
+
+        def heads(which: str, x: Array, path: str = path) -> Array:
+            return linear(x, f"{path}.self_attn.{which}_proj", spec.qkv_bias).reshape(len(x), -1, spec.head_size)
+
+        normed = norm(x, "input")
+        q, k, v = (heads(which, normed) for which in "qkv")
+        if spec.qk_norm:
+            q, k = (_norm(y, tensor(f"{path}.self_attn.{n}_norm.weight"), spec) for y, n in ((q, "q"), (k, "k")))
+        q, k = _rotate(q, spec), _rotate(k, spec)
+        group = spec.num_attention_heads // spec.num_key_value_heads
+        mixed = [_attend(q[:, h], k[:, h // group], v[:, h // group], spec, spec.window(layer)) for h in range(q.shape[1])]
+        update = linear(np.concatenate(mixed, axis=-1), f"{path}.self_attn.o_proj", spec.o_bias)
+        x = x + (norm(update, "post_attention") if spec.post_norms else update)
+        normed = norm(x, "pre_feedforward" if spec.post_norms else "post_attention")
+        gate, up = (linear(normed, f"{path}.mlp.{n}_proj", spec.mlp_bias) for n in ("gate", "up"))
+        update = linear(_activate(gate, spec) * up, f"{path}.mlp.down_proj", spec.mlp_bias)
+        x = x + (norm(update, "post_feedforward") if spec.post_norms else update)
+    head = "lm_head" if "lm_head.weight" in weights else "model.embed_tokens"
+    logits = linear(_norm(x, tensor("model.norm.weight"), spec), head, False)
+    return spec.logit_softcap * np.tanh(logits / spec.logit_softcap) if spec.logit_softcap else logits
+
+
+def _rounded_weights(
+    spec: DecoderSpec, options: ExportOptions, weights: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """The weights as a folder written with these options holds them; a tied head gets a matrix of its own."""
+    table = "model.embed_tokens.weight"
+    rounded = {"lm_head.weight": weights[table], **weights}
+    for name, matrix in rounded.items():
+        precision = {"lm_head.weight": options.head, table: options.embedding(tied=spec.tie_word_embeddings)}.get(
+            name, options.precision
+        )
+        if matrix.ndim == 2 and precision != "fp32":
+            blocks = quantize_blocks(
+                matrix, bits=BITS[precision], block_size=options.block_size, symmetric=options.symmetric
+            )
+            rounded[name] = dequantize_blocks(blocks)
+    return rounded
+
+
+def _og_logits(folder: Path, tokens: list[int], prompt: int) -> NDArray[np.float32]:
+    """Logits of onnxruntime-genai: for a prompt of this length at once, then token by token.
+
+    Returns [n, vocab]: one row per position, or with a pruned head the prompt's last position and those after it.
+    """
+    og = pytest.importorskip("onnxruntime_genai")
+    model = og.Model(str(folder))
+    params = og.GeneratorParams(model)
+    params.set_search_options(max_length=len(tokens) + 1)
+    generator = og.Generator(model, params)
+    generator.append_tokens(np.array([tokens[:prompt]], np.int32))
+    rows = [np.array(generator.get_output("logits"))[0]]
+    for token in tokens[prompt:]:
+        generator.append_tokens(np.array([[token]], np.int32))
+        rows.append(np.array(generator.get_output("logits"))[0, -1:])
+    return np.concatenate(rows)
+
+
+@pytest.fixture(scope="session")
+def reference_logits() -> Callable[[DecoderSpec, Mapping[str, NDArray[Any]], list[int]], Array]:
+    return _reference_logits
+
+
+@pytest.fixture(scope="session")
+def rounded_weights() -> Callable[[DecoderSpec, ExportOptions, Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]:
+    return _rounded_weights
+
+
+@pytest.fixture(scope="session")
+def og_logits() -> Callable[[Path, list[int], int], NDArray[np.float32]]:
+    return _og_logits

@@ -1,0 +1,269 @@
+"""The command line as a person or a pipe meets it: real processes, real terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GENAI = [sys.executable, "-m", "genai"]
+
+
+def run(*arguments: str, text: str = "", **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*GENAI, *arguments], input=text, capture_output=True, text=True, timeout=120, **options  # type: ignore[call-overload]
+    )
+
+
+class Terminal:
+    """A command in a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(sys.executable, [*GENAI, *arguments])
+        self.seen = ""
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """Read until a pattern appears after what was already matched; returns the text up to its end."""
+        deadline = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.seen, re.S)):
+            ready, _, _ = select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{pattern!r} did not appear; the screen shows {self.seen!r}"
+            try:
+                self.seen += os.read(self.fd, 65536).decode("utf-8", "replace")
+            except OSError:
+                raise AssertionError(f"ended before {pattern!r}; the screen shows {self.seen!r}") from None
+        text, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+        return text
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def exit_code(self, seconds: float = 20) -> int:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if select.select([self.fd], [], [], 0.05)[0]:
+                try:
+                    os.read(self.fd, 65536)
+                except OSError:
+                    time.sleep(0.05)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        raise AssertionError("did not end")
+
+
+@pytest.mark.smoke
+def test_one_question() -> None:
+    result = run("chat", "-p", "What is 12 + 7?")
+    assert result.returncode == 0, result.stderr
+    assert "19" in result.stdout
+    assert result.stdout.endswith("\n")
+
+
+def test_a_pipe_is_answered_once() -> None:
+    result = run("chat", text="What is 12 + 7?")
+    assert result.returncode == 0
+    assert "19" in result.stdout
+    assert ">>>" not in result.stdout + result.stderr
+
+
+def test_stdout_carries_only_model_text() -> None:
+    plain = run("chat", "-p", "What is 12 + 7?")
+    with_figures = run("chat", "-p", "What is 12 + 7?", "--stats")
+    assert with_figures.stdout == plain.stdout
+    assert re.search(r"\d+ tok · [\d.]+ tok/s · ttft [\d.]+ s · prompt \d+ \(0 cached\) · ctx \d+/\d+ · eos", with_figures.stderr)
+
+
+def test_peak_memory_of_a_chat_is_small() -> None:
+    stderr = run("chat", "-p", "What is 12 + 7?", "--stats").stderr
+    peak = float(re.search(r"peak (\d+) MB", stderr)[1])  # type: ignore[index]
+    assert peak < 400
+
+
+def test_generate_continues_a_text_and_reads_stdin() -> None:
+    direct = run("generate", "-p", "Once", "-n", "8")
+    piped = run("generate", "-p", "-", "-n", "8", text="Once")
+    assert direct.returncode == piped.returncode == 0
+    assert direct.stdout == piped.stdout != "\n"
+
+
+def test_seed_repeats_and_temperature_0_is_greedy() -> None:
+    story = ["chat", "-p", "Tell me a story.", "-n", "24"]
+    assert run(*story, "--temperature", "1", "--seed", "5").stdout == run(*story, "--temperature", "1", "--seed", "5").stdout
+    assert run(*story, "--temperature", "0").stdout == run(*story).stdout
+
+
+def test_info_as_text_and_json() -> None:
+    facts = json.loads(run("info", "--json").stdout)
+    assert facts["type"] == "llama"
+    assert facts["batched"] is True
+    assert "bits per weight" in run("info").stdout
+
+
+@pytest.mark.parametrize("command", [["decode", "-c", "16", "-n", "8"], ["prefill", "-n", "32"]])
+def test_bench_measures(command: list[str]) -> None:
+    result = json.loads(run("bench", *command, "-r", "2", "--json").stdout)
+    assert 0 < result["slowest"] <= result["tokens_per_second"] <= result["fastest"]
+
+
+def test_eval_tasks_on_a_file(tmp_path: Path) -> None:
+    lines = [
+        {"task": "sum", "messages": [{"role": "user", "content": "What is 12 + 7?"}], "answer": "19", "match": "number"},
+        {"task": "sum", "messages": [{"role": "user", "content": "What is 12 + 7?"}], "answer": "20", "match": "number"},
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    result = run("eval", "tasks", "-f", str(path), "--json", "--show-wrong", "1")
+    assert json.loads(result.stdout)["sum"] == {"asked": 2, "right": 1, "accuracy": 0.5}
+    assert "expected '20'" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["not json", '{"task": "x"}', '{"task":"x","messages":[],"answer":"1","match":"fuzzy"}', ""])
+def test_eval_tasks_refuses_bad_files(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(text)
+    assert_three_part_error(run("eval", "tasks", "-f", str(path)), 1)
+
+
+def assert_three_part_error(result: subprocess.CompletedProcess[str], code: int) -> None:
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert re.search(r"error: .+\n  why: .+\n  fix: .+", result.stderr), result.stderr
+    assert result.stdout in ("", "\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["chat", "/no/such/folder", "-p", "hi"], 1),
+        (["chat", "/etc", "-p", "hi"], 1),
+        (["chat", "-p", ""], 1),
+        (["chat", "-p", "   "], 1),
+        (["chat", "-p", "word " * 3000], 1),
+        (["generate", "-p", ""], 1),
+        (["chat", "-p", "hi", "--temperature", "-1"], 2),
+        (["chat", "-p", "hi", "--temperature", "0", "--top-p", "0.5"], 2),
+        (["chat", "-p", "hi", "--top-p", "2"], 2),
+        (["chat", "-p", "hi", "--top-k", "99999999"], 2),
+        (["chat", "-p", "hi", "-n", "0"], 2),
+        (["chat", "-p", "hi", "-t", "0"], 2),
+        (["chat", "-p", "hi", "--kv-type", "int1"], 2),
+        (["bench", "decode", "-c", "5000"], 1),
+        (["eval", "tasks", "-f", "/no/such/file"], 1),
+    ],
+)
+def test_errors_have_three_parts_and_an_exit_code(arguments: list[str], code: int) -> None:
+    assert_three_part_error(run(*arguments), code)
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["chat", "--nonsense"], ["bench"], ["chat", "--seed", "x"]])
+def test_usage_errors_exit_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_stdin_that_is_not_utf8() -> None:
+    result = subprocess.run([*GENAI, "chat"], input=b"\xff\xfe\xfa", capture_output=True, timeout=60, env={**os.environ, "PYTHONUTF8": "1"})
+    assert result.returncode == 1
+    assert b"UTF-8" in result.stderr
+    assert b"Traceback" not in result.stderr
+
+
+def test_a_broken_pipe_ends_cleanly() -> None:
+    command = [*GENAI, "chat", "-p", "Tell me a story about Luna and Tom."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        stderr = process.stderr.read()
+        assert process.wait(60) == 0
+        assert stderr == b""
+
+
+def test_chat_in_a_terminal() -> None:
+    terminal = Terminal("chat", "-t", "1")
+    terminal.wait_for(">>> ")
+    terminal.type("What is 12 + 7?\n")
+    terminal.wait_for("19.*tok/s.*>>> ")
+    terminal.type("/help\n")
+    terminal.wait_for("/clear.*>>> ")
+    terminal.type("/clear\n")
+    terminal.wait_for("forgotten.*>>> ")
+    terminal.type("\n")
+    terminal.wait_for(">>> ")
+    terminal.type("/nonsense\n")
+    terminal.wait_for("unknown command '/nonsense'.*>>> ")
+    terminal.type("/bye\n")
+    assert terminal.exit_code() == 0
+
+
+def test_turns_remember_and_reuse_the_cache() -> None:
+    terminal = Terminal("chat")
+    terminal.wait_for(">>> ")
+    terminal.type("My name is Mia.\n")
+    terminal.wait_for(r"\(0 cached\).*>>> ")
+    terminal.type("What is my name?\n")
+    screen = terminal.wait_for(r"cached\).*>>> ")
+    assert int(re.search(r"\((\d+) cached\)", screen)[1]) > 8  # type: ignore[index]
+    terminal.type("\x04")
+    assert terminal.exit_code() == 0
+
+
+def test_ctrl_c_stops_the_reply_and_keeps_the_chat() -> None:
+    terminal = Terminal("chat", "-t", "1")
+    terminal.wait_for(">>> ")
+    terminal.type("Tell me a story about Luna and Tom.\n")
+    terminal.wait_for(r"Tom\.\r\n.")
+    os.kill(terminal.pid, signal.SIGINT)
+    terminal.wait_for(">>> ")
+    terminal.type("What is 12 + 7?\n")
+    terminal.wait_for("19.*>>> ")
+    os.kill(terminal.pid, signal.SIGINT)
+    assert terminal.exit_code() == 0
+
+
+def test_ctrl_c_in_a_one_shot_exits_130() -> None:
+    command = [*GENAI, "chat", "-p", "Tell me a story about Luna and Tom."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        assert process.stderr is not None
+        stderr = process.stderr.read()
+    assert b"Traceback" not in stderr
+    # A quick machine may have finished the reply before the signal came.
+    assert code in (0, 130)
+
+
+@pytest.mark.parametrize("topic", [[], ["chat"], ["generate"], ["info"], ["bench"], ["bench", "decode"], ["eval"], ["eval", "tasks"]])
+def test_help_everywhere(topic: list[str]) -> None:
+    result = run(*topic, "--help")
+    assert result.returncode == 0
+    assert "Usage" in result.stdout
+
+
+def test_read_only_home_and_unwritable_cache_do_not_matter(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    environment = {**os.environ, "HOME": str(blocked), "XDG_CACHE_HOME": str(blocked / "cache")}
+    environment.pop("GENAI_CACHE_DIR", None)
+    result = run("chat", "-p", "What is 12 + 7?", env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "19" in result.stdout
+    assert "cache" in result.stderr

@@ -1,0 +1,373 @@
+"""The engine against itself: batched equals alone, chunked equals whole, rewound equals fresh, and nothing leaks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genai as og
+from genai.errors import CacheCapacityError, ContextOverflowError, InputError, NotSupportedYetError, OptionError, StateError
+
+VOCAB = 320
+
+
+def prompt(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, count).tolist()
+
+
+def generator(model: og.Model, **options: Any) -> og.Generator:
+    params = og.GeneratorParams(model)
+    params.set_search_options(**{"max_length": 200, **options})
+    return og.Generator(model, params)
+
+
+def greedy(model: og.Model, tokens: list[int], steps: int, **options: Any) -> list[int]:
+    with generator(model, min_length=len(tokens) + steps, **options) as one:
+        one.append_tokens(tokens)
+        for _ in range(steps):
+            one.generate_next_token()
+        return one.get_sequence(0).tolist()[len(tokens) :]
+
+
+@pytest.fixture
+def model(form: str, form_folder: Callable[..., Path]) -> Iterator[og.Model]:
+    with og.Model(form_folder(form), threads=2) as loaded:
+        assert loaded.info.flattened, loaded.info.reason
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def small(form_folder: Callable[..., Path]) -> Iterator[og.Model]:
+    with og.Model(form_folder("int4"), threads=2) as loaded:
+        yield loaded
+
+
+def test_a_mixed_batch_equals_each_alone(model: og.Model) -> None:
+    """Prompts of different lengths in one step, then decode steps together: the same logits, bit for bit where the
+    products are ours, and to rounding where BLAS chooses its kernel by the number of rows."""
+    prompts = [prompt(seed, length) for seed, length in enumerate((1, 30, 7, 65))]
+    alone = []
+    for tokens in prompts:
+        with generator(model) as one:
+            one.append_tokens(tokens)
+            alone.append(one.get_logits()[0, 0])
+    with generator(model, batch_size=4) as batch:
+        batch.append_tokens(prompts)
+        together = batch.get_logits()[:, 0]
+    for row, expected in zip(together, alone, strict=True):
+        assert np.max(np.abs(row - expected)) <= 1e-4 * expected.std()
+    steps = 10
+    with generator(model, batch_size=4, min_length=100) as batch:
+        batch.append_tokens(prompts)
+        for _ in range(steps):
+            batch.generate_next_token()
+        for index, tokens in enumerate(prompts):
+            assert batch.get_sequence(index).tolist()[len(tokens) :] == greedy(model, tokens, steps)
+
+
+def test_chunked_prefill_equals_whole(model: og.Model) -> None:
+    tokens = prompt(3, 90)
+    with generator(model) as whole, generator(model, chunk_size=16) as chunked:
+        whole.append_tokens(tokens)
+        chunked.append_tokens(tokens)
+        expected = whole.get_logits()
+        assert np.max(np.abs(chunked.get_logits() - expected)) <= 1e-4 * expected.std()
+
+
+def test_token_by_token_equals_prefill(model: og.Model) -> None:
+    tokens = prompt(4, 40)
+    with generator(model) as whole, generator(model) as stepwise:
+        whole.append_tokens(tokens)
+        for token in tokens:
+            stepwise.append_tokens([token])
+        expected = whole.get_logits()
+        assert np.max(np.abs(stepwise.get_logits() - expected)) <= 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_tokens_do_not_depend_on_threads(threads: int, form_folder: Callable[..., Path]) -> None:
+    with og.Model(form_folder("int4"), threads=threads) as loaded, generator(loaded) as one:
+        one.append_tokens(prompt(5, 33))
+        logits = one.get_logits()
+    with og.Model(form_folder("int4"), threads=1) as loaded, generator(loaded) as one:
+        one.append_tokens(prompt(5, 33))
+        np.testing.assert_array_equal(logits, one.get_logits())
+
+
+def test_append_generate_append_equals_one_prompt(small: og.Model) -> None:
+    with generator(small) as one:
+        one.append_tokens(prompt(1, 10))
+        one.generate_next_token()
+        one.generate_next_token()
+        one.append_tokens(prompt(2, 5))
+        sequence, logits = one.get_sequence(0).tolist(), one.get_logits()
+    with generator(small) as fresh:
+        fresh.append_tokens(sequence)
+        np.testing.assert_allclose(fresh.get_logits(), logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 31, 32, 33, 40])
+def test_rewind_equals_fresh(small: og.Model, length: int) -> None:
+    tokens = prompt(6, 40)
+    with generator(small) as one, generator(small) as fresh:
+        one.append_tokens(tokens)
+        for _ in range(5):
+            one.generate_next_token()
+        one.rewind_to(length)
+        assert one.token_count() == length
+        assert one.get_sequence(0).tolist() == tokens[:length]
+        if length:
+            fresh.append_tokens(tokens[:length])
+            np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
+        one.append_tokens(prompt(7, 3))
+        fresh.append_tokens(prompt(7, 3))
+        np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
+
+
+def test_generate_after_rewind_adds_one_token(small: og.Model) -> None:
+    tokens = prompt(6, 12)
+    expected = greedy(small, tokens[:5], 1)
+    with generator(small, min_length=50) as one:
+        one.append_tokens(tokens)
+        one.rewind_to(5)
+        one.generate_next_token()
+        assert one.get_sequence(0).tolist() == tokens[:5] + expected
+
+
+def test_set_logits_decides_the_next_token(small: og.Model) -> None:
+    with generator(small) as one:
+        one.append_tokens(prompt(0, 4))
+        logits = one.get_logits()
+        logits[:] = 0
+        logits[0, 0, 77] = 1
+        one.set_logits(logits)
+        one.generate_next_token()
+        assert one.get_next_tokens().tolist() == [77]
+        # The cache holds the true state all the same.
+        with generator(small) as fresh:
+            fresh.append_tokens([*prompt(0, 4), 77])
+            np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
+
+
+def test_eos_ends_a_sequence_and_is_not_appended(small: og.Model) -> None:
+    (eos,) = small.config.model.eos_token_ids
+    with generator(small, batch_size=2) as batch:
+        batch.append_tokens([prompt(0, 4), prompt(1, 6)])
+        logits = batch.get_logits()
+        logits[0, 0, eos] = logits.max() + 1
+        logits[1, 0, eos] = logits.min() - 1
+        batch.set_logits(logits)
+        batch.generate_next_token()
+        assert batch.get_next_tokens()[0] == eos
+        assert batch.get_sequence(0).tolist() == prompt(0, 4)
+        assert not batch.is_done()
+        batch.generate_next_token()
+        assert len(batch.get_sequence(0)) == 4
+        assert len(batch.get_sequence(1)) == 8
+
+
+def test_several_eos_ids(form_folder: Callable[..., Path]) -> None:
+    config = og.Config(form_folder("int4"))
+    config.overlay('{"model": {"eos_token_id": [2, 7]}}')
+    with og.Model(config) as loaded:
+        for eos in (2, 7):
+            with generator(loaded) as one:
+                one.append_tokens([5])
+                logits = np.zeros((1, 1, VOCAB), np.float32)
+                logits[0, 0, eos] = 1
+                one.set_logits(logits)
+                one.generate_next_token()
+                assert one.is_done()
+
+
+def test_max_length_ends_generation(small: og.Model) -> None:
+    with generator(small, max_length=8, min_length=8) as one:
+        one.append_tokens(prompt(0, 5))
+        assert sum(1 for _ in one) == 3
+        assert one.is_done()
+        with pytest.raises(StateError, match="generation is done"):
+            one.generate_next_token()
+        with pytest.raises(ContextOverflowError, match="exceed max_length 8"):
+            one.append_tokens([1])
+        one.rewind_to(6)
+        assert not one.is_done()
+
+
+def test_same_seed_same_tokens_in_any_company(small: og.Model) -> None:
+    options = {"do_sample": True, "temperature": 1.5, "top_k": 0, "random_seed": 11, "min_length": 60}
+    tokens = prompt(9, 20)
+
+    def run(batch_size: int, extra: list[list[int]]) -> list[int]:
+        with generator(small, batch_size=batch_size, **options) as one:
+            one.append_tokens([tokens, *extra])
+            for _ in range(20):
+                one.generate_next_token()
+            return one.get_sequence(0).tolist()
+
+    assert run(1, []) == run(3, [prompt(1, 50), prompt(2, 3)])
+
+
+def test_unseeded_runs_differ(small: og.Model) -> None:
+    options = {"do_sample": True, "temperature": 5.0, "top_k": 0, "min_length": 60}
+
+    def run() -> list[int]:
+        with generator(small, **options) as one:
+            one.append_tokens([5])
+            for _ in range(20):
+                one.generate_next_token()
+            return one.get_sequence(0).tolist()
+
+    assert run() != run()
+
+
+def test_eight_threads_give_the_tokens_they_give_alone(small: og.Model) -> None:
+    prompts = [prompt(seed, 5 + 9 * seed) for seed in range(8)]
+    expected = [greedy(small, tokens, 20) for tokens in prompts]
+    results: list[list[int] | None] = [None] * 8
+    barrier = threading.Barrier(8)
+
+    def work(index: int) -> None:
+        barrier.wait()
+        results[index] = greedy(small, prompts[index], 20)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == expected
+    small.decoder.pool.check_integrity([])  # type: ignore[attr-defined]
+
+
+def test_dropped_generators_give_their_blocks_back(small: og.Model) -> None:
+    pool = small.decoder.pool  # type: ignore[attr-defined]
+    free = pool.num_free
+    for _ in range(3):
+        one = generator(small)
+        one.append_tokens(prompt(0, 70))
+        del one
+    assert pool.num_free == free
+
+
+def test_a_full_cache_raises_and_leaves_the_sequence_as_it_was(form_folder: Callable[..., Path]) -> None:
+    bytes_per_token = 2 * 2 * 2 * 16 * 2
+    with og.Model(form_folder("int4"), cache_bytes=3 * 32 * bytes_per_token) as loaded:
+        with generator(loaded) as one, generator(loaded) as other:
+            one.append_tokens(prompt(0, 60))
+            logits = one.get_logits()
+            with pytest.raises(CacheCapacityError, match="no room"):
+                other.append_tokens(prompt(1, 40))
+            assert other.token_count() == 0
+            other.append_tokens(prompt(1, 30))
+            with pytest.raises(CacheCapacityError):
+                one.append_tokens(prompt(2, 10))
+            np.testing.assert_array_equal(one.get_logits(), logits)
+            assert one.get_sequence(0).tolist() == prompt(0, 60)
+            other.close()
+            one.append_tokens(prompt(2, 10))
+
+
+def test_cache_too_small_for_one_block(form_folder: Callable[..., Path]) -> None:
+    with pytest.raises(CacheCapacityError, match="not even one block"):
+        og.Model(form_folder("int4"), cache_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (lambda g: g.get_sequence(1), InputError),
+        (lambda g: g.get_sequence(-1), InputError),
+        (lambda g: g.get_sequence(0.0), InputError),
+        (lambda g: g.get_sequence(True), InputError),
+        (lambda g: g.get_next_tokens(), StateError),
+        (lambda g: g.get_logits(), StateError),
+        (lambda g: g.generate_next_token(), StateError),
+        (lambda g: g.rewind_to(1), InputError),
+        (lambda g: g.rewind_to(-1), InputError),
+        (lambda g: g.rewind_to(0.0), InputError),
+        (lambda g: g.set_logits(np.zeros(3, np.float32)), InputError),
+        (lambda g: g.set_logits(np.array(["x"] * VOCAB)), InputError),
+        (lambda g: g.append_tokens([]), InputError),
+        (lambda g: g.append_tokens([VOCAB]), InputError),
+        (lambda g: g.append_tokens([1.5]), InputError),
+        (lambda g: g.append_tokens([1] * 201), ContextOverflowError),
+        (lambda g: g.set_active_adapter(None, "x"), NotSupportedYetError),
+        (lambda g: g.get_output("logits"), NotSupportedYetError),
+        (lambda g: g.nothing, AttributeError),
+    ],
+)
+def test_misuse(small: og.Model, action: Callable[[og.Generator], Any], error: type[Exception]) -> None:
+    with generator(small) as one, pytest.raises(error) as caught:
+        action(one)
+    if isinstance(caught.value, og.GenaiError):
+        assert caught.value.why
+        assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"min_p": 0.1}, OptionError, "unknown search option 'min_p'"),
+        ({"temprature": 0.1}, OptionError, "did you mean 'temperature'"),
+        ({"temperature": -1}, OptionError, "0 or greater"),
+        ({"temperature": float("nan")}, OptionError, "finite"),
+        ({"temperature": "1"}, OptionError, "is a str"),
+        ({"temperature": True}, OptionError, "is a bool"),
+        ({"top_k": -1}, OptionError, "0 \\(all\\) or greater"),
+        ({"top_k": VOCAB + 1}, OptionError, "vocabulary has 320"),
+        ({"top_k": 2.5}, OptionError, "whole number"),
+        ({"top_p": 1.1}, OptionError, "0 to 1"),
+        ({"do_sample": 1}, OptionError, "bool is expected"),
+        ({"repetition_penalty": 0}, OptionError, "greater than 0"),
+        ({"max_length": 257}, OptionError, "context_length is 256"),
+        ({"max_length": 0}, OptionError, "1 or greater"),
+        ({"min_length": -1}, OptionError, "0 or greater"),
+        ({"batch_size": 0}, OptionError, "1 or greater"),
+        ({"num_beams": 2}, NotSupportedYetError, "beam search"),
+        ({"num_return_sequences": 2}, NotSupportedYetError, "several sequences"),
+        ({"no_repeat_ngram_size": 2}, NotSupportedYetError, "n-gram"),
+    ],
+)
+def test_search_options_are_checked(small: og.Model, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    params = og.GeneratorParams(small)
+    before = params.get_search_options()
+    with pytest.raises(error, match=message):
+        params.set_search_options(**options)
+    assert params.get_search_options() == before
+
+
+def test_contradicting_lengths(small: og.Model) -> None:
+    with pytest.raises(OptionError, match="min_length = 100 is greater than max_length = 50"):
+        generator(small, min_length=100, max_length=50)
+
+
+def test_params_of_another_model(small: og.Model, form_folder: Callable[..., Path]) -> None:
+    with og.Model(form_folder("fp32")) as other, pytest.raises(InputError, match="another model"):
+        og.Generator(other, og.GeneratorParams(small))
+
+
+def test_guidance_and_speculation_are_refused(small: og.Model) -> None:
+    params = og.GeneratorParams(small)
+    with pytest.raises(NotSupportedYetError, match="guidance"):
+        params.set_guidance("json_schema", "{}")
+    with pytest.raises(NotSupportedYetError, match="speculative"):
+        params.set_speculative_options(max_draft_tokens=4)
+
+
+def test_a_closed_model_says_so(form_folder: Callable[..., Path]) -> None:
+    loaded = og.Model(form_folder("int4"))
+    loaded.close()
+    loaded.close()
+    with pytest.raises(StateError, match="closed"):
+        generator(loaded)
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 1.5}, {"kv_dtype": "int3"}, {"accuracy": "best"}, {"cache_bytes": -1}])
+def test_model_options_are_checked(form_folder: Callable[..., Path], options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        og.Model(form_folder("int4"), **options)

@@ -1,0 +1,133 @@
+"""Memory budgets: what each source says, and which one counts."""
+
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from genai.kvcache import budget
+from genai.kvcache.groups import CacheGroup, CacheLayout
+
+GIB = 2**30
+LAYOUT = CacheLayout((CacheGroup(index=0, layers=(0, 1), kv_heads=2, head_size=8, v_head_size=8),), 16)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A file system root with 8 GiB available and no control group."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    write(tmp_path, "proc/meminfo", f"MemTotal: 16000000 kB\nMemAvailable: {8 * GIB // 1024} kB\n")
+    return tmp_path
+
+
+def write(root: Path, name: str, text: object) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def v2(root: Path, group: str, limit: object, usage: int, inactive_file: int = 0) -> None:
+    folder = f"sys/fs/cgroup/{group}"
+    write(root, f"{folder}/memory.max", limit)
+    write(root, f"{folder}/memory.current", usage)
+    write(root, f"{folder}/memory.stat", f"anon 5\ninactive_file {inactive_file}")
+
+
+def test_without_a_control_group_the_system_counts(root):
+    assert budget.available_memory(root) == 8 * GIB
+
+
+def test_a_v2_limit_counts_less_its_use_and_with_droppable_cache(root):
+    write(root, "proc/self/cgroup", "0::/app/one")
+    v2(root, "app/one", 3 * GIB, 2 * GIB, GIB // 2)
+    assert budget.available_memory(root) == 3 * GIB // 2
+
+
+def test_the_tightest_ancestor_counts(root):
+    write(root, "proc/self/cgroup", "0::/app/one")
+    v2(root, "app/one", "max", GIB)
+    v2(root, "app", 2 * GIB, GIB)
+    v2(root, ".", 4 * GIB, GIB)
+    assert budget.available_memory(root) == GIB
+
+
+def test_a_container_sees_its_limit_at_the_root_of_the_mount(root):
+    write(root, "proc/self/cgroup", "0::/not/visible/here")
+    v2(root, ".", GIB, GIB // 4)
+    assert budget.available_memory(root) == GIB - GIB // 4
+
+
+def test_v2_beside_v1(root):
+    write(root, "proc/self/cgroup", "4:cpu:/x\n0::/app")
+    v2(root, "unified/app", GIB, 0)
+    assert budget.available_memory(root) == GIB
+
+
+def test_v1_limit(root):
+    write(root, "proc/self/cgroup", "9:name=systemd:/\n4:memory:/app")
+    folder = "sys/fs/cgroup/memory/app"
+    write(root, f"{folder}/memory.limit_in_bytes", GIB)
+    write(root, f"{folder}/memory.usage_in_bytes", GIB // 2)
+    write(root, f"{folder}/memory.stat", "total_inactive_file 4096")
+    assert budget.available_memory(root) == GIB // 2 + 4096
+
+
+def test_v1_without_limit(root):
+    write(root, "proc/self/cgroup", "4:memory:/")
+    write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
+    write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", GIB)
+    assert budget.available_memory(root) == 8 * GIB
+
+
+def test_more_in_use_than_allowed_leaves_nothing(root):
+    write(root, "proc/self/cgroup", "0::/")
+    v2(root, ".", GIB, 2 * GIB)
+    assert budget.available_memory(root) == 0
+
+
+def test_ulimit_counts(root, monkeypatch):
+    write(root, "proc/self/status", f"VmPeak: 9 kB\nVmSize: {GIB // 1024} kB")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GIB, 3 * GIB))
+    assert budget.available_memory(root) == 2 * GIB
+
+
+def test_off_linux_half_of_the_physical_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(budget, "_physical_memory", lambda: 6 * GIB)
+    assert budget.available_memory(tmp_path) == 3 * GIB
+    monkeypatch.setattr(budget, "_physical_memory", lambda: 0)
+    assert budget.available_memory(tmp_path) == budget.UNKNOWN_MEMORY_BYTES
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_this_machine():
+    assert 0 < budget.available_memory() < budget._physical_memory()
+
+
+def test_blocks_that_fit():
+    per_block = 2 * 2 * 16 * 4 * 16
+    assert budget.blocks_that_fit(LAYOUT, per_block * 3) == 3
+    assert budget.blocks_that_fit(LAYOUT, per_block * 3 - 1) == 2
+    assert budget.blocks_that_fit(LAYOUT, -5) == 0
+
+
+def test_a_layout_without_blocks_is_an_error():
+    states = CacheLayout((CacheGroup(index=0, layers=(0,), kind="fixed_state", state_bytes=4),), 16)
+    with pytest.raises(ValueError, match="no paged group"):
+        budget.blocks_that_fit(states, 100)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (3 * 2**20, "3.0 MiB"),
+        (5 * GIB // 2, "2.5 GiB"),
+        (2**42, "4.0 TiB"),
+    ],
+)
+def test_format_bytes(num_bytes, text):
+    assert budget.format_bytes(num_bytes) == text

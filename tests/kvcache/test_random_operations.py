@@ -1,0 +1,128 @@
+"""Random operations on tables that share a pool, compared after each one with plain lists of tokens."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from genai.kvcache.pool import BlockPool, CacheFull
+from genai.kvcache.prefix import PrefixCache, PrefixOrigin
+from genai.kvcache.table import BlockTable
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 12
+ORIGINS = (PrefixOrigin("model"), PrefixOrigin("model", adapter="pirate"))
+
+
+class Tables(RuleBasedStateMachine):
+    """Slots hold (origin, prefix of tokens): what a key computed at that place depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.cache = PrefixCache(self.pool, BLOCK_SIZE)
+        self.memory: dict[int, object] = {}
+        self.tables: list[tuple[BlockTable, list[int], PrefixOrigin]] = []
+
+    def pick(self, data: st.DataObject) -> tuple[BlockTable, list[int], PrefixOrigin]:
+        return self.tables[data.draw(st.integers(0, len(self.tables) - 1))]
+
+    def write(self, table: BlockTable, tokens: list[int], origin: PrefixOrigin, new: list[int]) -> None:
+        before = (table.length, list(table.blocks))
+        try:
+            slots, copies = table.append(len(new))
+        except CacheFull as full:
+            assert full.needed > full.free
+            assert (table.length, list(table.blocks)) == before
+            return
+        for source, destination in copies:
+            for offset in range(BLOCK_SIZE):
+                self.memory[destination * BLOCK_SIZE + offset] = self.memory.get(source * BLOCK_SIZE + offset)
+        for slot, token in zip(slots, new, strict=True):
+            tokens.append(token)
+            self.memory[slot] = (origin, tuple(tokens))
+
+    @precondition(lambda self: len(self.tables) < 6)
+    @rule(new=st.lists(st.integers(0, 1), max_size=14), origin=st.sampled_from(ORIGINS))
+    def start(self, new: list[int], origin: PrefixOrigin) -> None:
+        table, tokens = BlockTable(self.pool, BLOCK_SIZE), []
+        if new:
+            tokens += new[: self.cache.attach(table, new, origin)]
+            assert len(tokens) < len(new)
+        self.tables.append((table, tokens, origin))
+        self.write(table, tokens, origin, new[len(tokens) :])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=6))
+    def append(self, data: st.DataObject, new: list[int]) -> None:
+        self.write(*self.pick(data), new)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), num_tokens=st.integers(1, 6))
+    def append_that_fails_half_way(self, data: st.DataObject, num_tokens: int) -> None:
+        table, tokens, _ = self.pick(data)
+        try:
+            table.append(num_tokens)
+        except CacheFull:
+            return
+        table.truncate(len(tokens))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        table, tokens, _ = self.pick(data)
+        length = data.draw(st.integers(0, len(tokens)))
+        table.truncate(length)
+        del tokens[length:]
+
+    @precondition(lambda self: self.tables and len(self.tables) < 6)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        table, tokens, origin = self.pick(data)
+        self.tables.append((table.fork(), list(tokens), origin))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        table, tokens, origin = self.pick(data)
+        self.cache.publish(table, tokens, origin)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        entry = self.pick(data)
+        entry[0].release()
+        self.tables = [other for other in self.tables if other is not entry]
+
+    @invariant()
+    def bookkeeping_is_sound(self) -> None:
+        self.pool.check_integrity([table.held_blocks for table, _, _ in self.tables])
+        for table, tokens, _ in self.tables:
+            table.check_integrity()
+            assert table.length == len(tokens)
+
+    @invariant()
+    def every_table_reads_its_own_tokens(self) -> None:
+        for table, tokens, origin in self.tables:
+            for position in range(len(tokens)):
+                slot = table.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                assert self.memory[slot] == (origin, tuple(tokens[: position + 1]))
+
+    def teardown(self) -> None:
+        for table, _, _ in self.tables:
+            table.release()
+        assert self.pool.num_free == NUM_BLOCKS
+        self.pool.check_integrity([])
+
+
+Tables.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+TestTables = Tables.TestCase
+
+
+@pytest.mark.slow
+class TestTablesLong(Tables.TestCase):
+    settings = settings(
+        max_examples=1500, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+    )

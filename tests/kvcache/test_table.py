@@ -1,0 +1,160 @@
+"""Block tables: growth, rewind, forks, and copy-on-write, one behaviour at a time."""
+
+import pytest
+
+from genai.kvcache.pool import BlockError, BlockPool, CacheFull, IntegrityError
+from genai.kvcache.table import BlockTable
+
+
+def table_of(pool: BlockPool, num_tokens: int, block_size: int = 4) -> BlockTable:
+    table = BlockTable(pool, block_size)
+    table.append(num_tokens)
+    return table
+
+
+def test_slots_follow_the_blocks():
+    pool = BlockPool(8)
+    pool.allocate()
+    table = BlockTable(pool, 4)
+    assert table.append(3) == ([4, 5, 6], [])
+    assert table.append(3) == ([7, 8, 9], [])
+    assert (table.length, list(table.blocks)) == (6, [1, 2])
+    assert table.append(0) == ([], [])
+    assert table.append(7) == ([10, 11, 12, 13, 14, 15, 16], [])
+    table.check_integrity()
+
+
+def test_a_full_pool_leaves_the_table_as_it_was():
+    pool = BlockPool(2)
+    table = table_of(pool, 3)
+    with pytest.raises(CacheFull, match="2 cache blocks needed, 1 of 2 are free"):
+        table.append(6)
+    assert (table.length, list(table.blocks), pool.num_free) == (3, [0], 1)
+    assert table.append(5) == ([3, 4, 5, 6, 7], [])
+
+
+def test_truncate_frees_blocks_and_later_slots_are_reused():
+    pool = BlockPool(4)
+    table = table_of(pool, 10)
+    table.truncate(5)
+    assert (table.length, len(table.blocks), pool.num_free) == (5, 2, 2)
+    assert table.append(1) == ([5], [])
+    table.truncate(4)
+    assert len(table.blocks) == 1
+    table.release()
+    table.release()
+    assert (table.length, pool.num_free) == (0, 4)
+    pool.check_integrity([])
+
+
+@pytest.mark.parametrize("length", [-1, 4])
+def test_truncate_refuses_a_length_it_does_not_have(length):
+    with pytest.raises(ValueError, match=f"length = {length}: the table holds 3 tokens"):
+        table_of(BlockPool(2), 3).truncate(length)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="block_size = 0"):
+        BlockTable(BlockPool(1), 0)
+    with pytest.raises(ValueError, match="num_tokens = -1"):
+        BlockTable(BlockPool(1), 4).append(-1)
+
+
+def test_a_fork_shares_until_it_writes():
+    pool = BlockPool(8)
+    table = table_of(pool, 6)
+    fork = table.fork()
+    assert list(fork.blocks) == list(table.blocks)
+    slots, copies = fork.append(1)
+    assert copies == [(1, 2)]
+    assert slots == [2 * 4 + 2]
+    assert (list(table.blocks), list(fork.blocks)) == ([0, 1], [0, 2])
+    pool.check_integrity([table.held_blocks, fork.held_blocks])
+
+
+def test_forks_at_a_block_boundary_copy_nothing():
+    pool = BlockPool(8)
+    table = table_of(pool, 8)
+    fork = table.fork()
+    assert fork.append(1)[1] == []
+    assert table.append(1)[1] == []
+    assert fork.blocks[-1] != table.blocks[-1]
+
+
+def test_the_last_holder_writes_in_place():
+    pool = BlockPool(8)
+    table = table_of(pool, 6)
+    fork = table.fork()
+    table.release()
+    assert fork.append(1) == ([6], [])
+
+
+def test_a_copy_source_is_held_until_the_next_call():
+    pool = BlockPool(3)
+    table = table_of(pool, 2)
+    fork = table.fork()
+    assert fork.append(1) == ([6], [(0, 1)])
+    table.release()
+    assert pool.references(0) == 1
+    assert pool.num_free == 1
+    fork.append(1)
+    assert pool.num_free == 2
+
+
+def test_a_fork_that_finds_no_block_for_its_copy_stays_as_it_was():
+    pool = BlockPool(1)
+    table = table_of(pool, 2)
+    fork = table.fork()
+    with pytest.raises(CacheFull):
+        fork.append(1)
+    assert (fork.length, list(fork.blocks)) == (2, [0])
+    pool.check_integrity([table.held_blocks, fork.held_blocks])
+
+
+def test_truncating_straight_after_an_append_undoes_the_copy():
+    pool = BlockPool(4)
+    table = table_of(pool, 2)
+    fork = table.fork()
+    fork.append(5)
+    fork.truncate(2)
+    assert list(fork.blocks) == list(table.blocks)
+    pool.check_integrity([table.held_blocks, fork.held_blocks])
+    fork.append(5)
+    fork.truncate(3)
+    assert fork.blocks[0] != table.blocks[0]
+    pool.check_integrity([table.held_blocks, fork.held_blocks])
+
+
+def test_a_published_block_is_copied_before_it_is_written_again():
+    pool = BlockPool(4)
+    table = table_of(pool, 4)
+    pool.publish(table.blocks[0], b"key")
+    table.truncate(3)
+    assert table.append(1) == ([7], [(0, 1)])
+    table.append(0)
+    assert pool.find(b"key") == 0
+
+
+def test_adopt_fills_an_empty_table_only():
+    pool = BlockPool(4)
+    blocks = pool.allocate_many(2)
+    table = BlockTable(pool, 4)
+    table.adopt(blocks)
+    assert (table.length, list(table.blocks)) == (8, blocks)
+    table.check_integrity()
+    with pytest.raises(BlockError, match="already holds 8 tokens"):
+        table.adopt([])
+
+
+def test_check_integrity_sees_contradictions():
+    pool = BlockPool(4)
+    table = table_of(pool, 6)
+    pool.release(table.blocks[1])
+    with pytest.raises(IntegrityError, match="nobody holds it"):
+        table.check_integrity()
+    table._blocks[1] = table._blocks[0]
+    with pytest.raises(IntegrityError, match="twice"):
+        table.check_integrity()
+    table._length = 1
+    with pytest.raises(IntegrityError, match="2 blocks of 4 for 1 tokens"):
+        table.check_integrity()

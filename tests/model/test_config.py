@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai.config import Config
+from genai.errors import ConfigError, GenaiError, ModelFolderError, NotSupportedYetError
+
+
+def minimal() -> dict[str, Any]:
+    return {
+        "model": {
+            "type": "llama",
+            "vocab_size": 100,
+            "context_length": 64,
+            "eos_token_id": [2, 0],
+            "pad_token_id": 0,
+            "decoder": {
+                "filename": "model.onnx",
+                "head_size": 16,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "num_hidden_layers": 2,
+                "session_options": {"log_id": "x", "provider_options": []},
+            },
+        },
+        "search": {"top_k": 5, "do_sample": True},
+    }
+
+
+def write(folder: Path, value: Any) -> Path:
+    text = value if isinstance(value, str) else json.dumps(value)
+    (folder / "genai_config.json").write_text(text)
+    return folder
+
+
+def set_key(value: dict[str, Any], path: str, item: Any) -> dict[str, Any]:
+    *parents, last = path.split(".")
+    block = value
+    for name in parents:
+        block = block.setdefault(name, {})
+    if item is ...:
+        del block[last]
+    else:
+        block[last] = item
+    return value
+
+
+def test_reads_what_the_engine_needs(tmp_path: Path) -> None:
+    config = Config(write(tmp_path, minimal()))
+    assert config.model.eos_token_ids == (2, 0)
+    assert config.model.decoder.past_key == "past_key_values.%d.key"
+    assert config.search == {"top_k": 5, "do_sample": True}
+    assert config.ignored_keys == ("model.decoder.session_options",)
+
+
+@pytest.mark.parametrize(
+    ("path", "item", "message"),
+    [
+        ("modl", {}, "unknown key 'modl'"),
+        ("model.vocab_sise", 1, "did you mean 'vocab_size'"),
+        ("model.vocab_size", "100", "expected int, found str"),
+        ("model.vocab_size", True, "expected int, found bool"),
+        ("model.vocab_size", 1.5, "expected int, found float"),
+        ("model.vocab_size", 0, "at least 1"),
+        ("model.vocab_size", ..., "model.vocab_size is missing"),
+        ("model.decoder", ..., "model.decoder is missing"),
+        ("model.decoder.filename", ..., "filename is missing"),
+        ("model.decoder.filename", "../model.onnx", "inside the model folder"),
+        ("model.decoder.filename", "/etc/passwd", "inside the model folder"),
+        ("model.decoder.num_hidden_layers", -1, "at least 1"),
+        ("model.eos_token_id", 100, "below vocab_size 100"),
+        ("model.eos_token_id", ["2"], "below vocab_size"),
+        ("model.decoder.inputs", {"past_key_names": "past"}, "exactly one %d"),
+        ("model.decoder.inputs", {"past_key_names": "past_%d_%s"}, "exactly one %d"),
+        ("model.decoder.inputs", [], "expected dict, found list"),
+        ("search.top_k", 1.5, "expected int"),
+        ("search.min_p", 0.1, "unknown key 'search.min_p'"),
+    ],
+)
+def test_refuses(tmp_path: Path, path: str, item: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(write(tmp_path, set_key(minimal(), path, item)))
+    assert message in str(caught.value)
+    assert caught.value.why
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("path", ["model.encoder", "model.vision", "speculative", "model.draft"])
+def test_keys_that_change_tokens_are_not_ignored(tmp_path: Path, path: str) -> None:
+    with pytest.raises(NotSupportedYetError, match="not supported yet"):
+        Config(write(tmp_path, set_key(minimal(), path, {"filename": "x.onnx"})))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "\x00"])
+def test_not_a_json_object(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        Config(write(tmp_path, text))
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "genai_config.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(ConfigError, match="UTF-8"):
+        Config(tmp_path)
+
+
+def test_missing_folder_file_instead_and_missing_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match="no such folder"):
+        Config(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelFolderError, match="it is a file"):
+        Config(tmp_path / "file")
+    with pytest.raises(ModelFolderError, match=r"genai_config\.json is missing"):
+        Config(tmp_path)
+
+
+def test_errors_are_runtime_errors(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        Config(tmp_path)
+    assert issubclass(GenaiError, RuntimeError)
+
+
+def test_overlay_merges_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
+    config = Config(write(tmp_path, minimal()))
+    config.overlay('{"search": {"top_k": 9}, "model": {"context_length": 32}}')
+    assert config.search == {"top_k": 9, "do_sample": True}
+    assert config.model.context_length == 32
+    for text in ("nonsense", "[]", '{"foo": 1}', '{"model": 1}', '{"search": {"top_k": "x"}}'):
+        with pytest.raises(ConfigError):
+            config.overlay(text)
+    assert config.search["top_k"] == 9
+    assert config.model.context_length == 32
+
+
+def test_providers(tmp_path: Path) -> None:
+    config = Config(write(tmp_path, minimal()))
+    config.clear_providers()
+    config.append_provider("cpu")
+    with pytest.raises(NotSupportedYetError, match="'cuda' is not available"):
+        config.append_provider("cuda")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.errors import InputError
+from genai.token_input import token_rows
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "expected"),
+    [
+        ([1, 2, 3], 1, [[1, 2, 3]]),
+        (np.array([1, 2], np.int32), 1, [[1, 2]]),
+        (np.array([[1, 2]], np.uint8), 1, [[1, 2]]),
+        ([[1, 2], [3]], 2, [[1, 2], [3]]),
+        (np.array([[1, 2], [3, 0]]), 2, [[1, 2], [3]]),
+        (np.array([1, 2, 3, 0]), 2, [[1, 2], [3]]),
+        (np.array([[0, 0], [3, 4]]), 2, [[0, 0], [3, 4]]),
+        ([0, 0], 1, [[0, 0]]),
+    ],
+)
+def test_forms(tokens: Any, batch: int, expected: list[list[int]]) -> None:
+    assert token_rows(tokens, batch, 10, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "message"),
+    [
+        ([], 1, "no tokens"),
+        ([[1], []], 2, "no tokens"),
+        ([1.5], 1, "float64"),
+        (np.array([1.0]), 1, "float64"),
+        ([True], 1, "bool"),
+        (["a"], 1, "<U1"),
+        ([10], 1, "token id 10"),
+        ([-1], 1, "token id -1"),
+        ([1, 2, 3], 2, "cannot be split over 2"),
+        ([[1], [2], [3]], 2, "3 rows"),
+        (np.zeros((1, 1, 1), int), 1, r"shape \[1, 1, 1\]"),
+        (2**40, 1, "token id 1099511627776"),
+        (None, 1, "object"),
+    ],
+)
+def test_refusals(tokens: Any, batch: int, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        token_rows(tokens, batch, 10, 0)
+    assert caught.value.why
+    assert caught.value.fix

@@ -1,0 +1,49 @@
+"""The shipped folder from the float checkpoint: INT4 projections, INT8 tied embedding and head.
+
+The folder is written by the toolkit's own builder (genai.builder), with onnx and numpy alone.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+
+KEPT = ("MODEL_CARD.md",)  # written by people; survives a new export
+
+
+def decoder_spec(checkpoint: Path) -> DecoderSpec:
+    raw = json.loads((checkpoint / "config.json").read_text())
+    return DecoderSpec(
+        model_type="llama",
+        vocab_size=raw["vocab_size"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"],
+        num_layers=raw["num_hidden_layers"],
+        num_attention_heads=raw["num_attention_heads"],
+        num_key_value_heads=raw["num_key_value_heads"],
+        head_size=raw["head_dim"],
+        context_length=raw["max_position_embeddings"],
+        rms_norm_eps=raw["rms_norm_eps"],
+        rope_theta=raw["rope_theta"],
+        tie_word_embeddings=True,
+        bos_token_id=raw["pad_token_id"],  # never put before a prompt; the file format asks for one
+        eos_token_ids=tuple(raw["eos_token_id"]),
+        pad_token_id=raw["pad_token_id"],
+    )
+
+
+def export_folder(checkpoint: Path, folder: Path, *, precision: str = "int4", accuracy_level: int = 4) -> None:
+    """Replaces `folder`, keeping its model card. precision: "int4" as shipped, or "fp32" to compare with."""
+    head = "int8" if precision == "int4" else precision
+    options = ExportOptions(precision=precision, head_precision=head, accuracy_level=accuracy_level)  # type: ignore[arg-type]
+    kept = {name: (folder / name).read_bytes() for name in KEPT if (folder / name).exists()}
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    weights = load_file(str(checkpoint / "model.safetensors"))
+    write_model_folder(folder, decoder_spec(checkpoint), options, weights, tokenizer_dir=checkpoint)
+    for name, content in kept.items():
+        (folder / name).write_bytes(content)

@@ -1,0 +1,26 @@
+"""Block rounding exactly as the exporter does it, with a straight-through gradient for training.
+
+Symmetric blocks of 32 along the input axis, as onnxruntime's default MatMulNBits quantiser writes them: the value
+of largest magnitude gets the lowest integer, scale = value / -2^(bits-1), zero point 2^(bits-1).
+"""
+
+import torch
+from torch import Tensor
+
+BLOCK_SIZE = 32
+
+
+def quantise_blocks(weight: Tensor, bits: int) -> Tensor:
+    """The float values that the integers of `weight` [outputs, inputs] stand for; inputs is a multiple of 32."""
+    half = 2 ** (bits - 1)
+    blocks = weight.float().reshape(weight.shape[0], -1, BLOCK_SIZE)
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    scale = largest / -half
+    reciprocal = torch.where(scale == 0, 0.0, 1.0 / scale)
+    integers = torch.floor(blocks * reciprocal + (half + 0.5)).clamp(0, 2 * half - 1) - half
+    return (integers * scale).reshape(weight.shape).to(weight.dtype)
+
+
+def fake_quantise(weight: Tensor, bits: int) -> Tensor:
+    """`quantise_blocks` in the forward pass, identity in the backward pass (Bengio et al., arXiv:1308.3432)."""
+    return weight + (quantise_blocks(weight.detach(), bits) - weight.detach())

@@ -1,0 +1,149 @@
+"""Pebble as a plain PyTorch Llama with Hugging Face's parameter names, so that export is a rename.
+
+Llama 2 (arXiv:2307.09288): RMSNorm before each block, rotary positions in halves, grouped-query attention,
+SwiGLU, tied embeddings. Linear weights can be rounded on the fly (`fake_quant.py`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .fake_quant import fake_quantise
+
+
+@dataclass(frozen=True)
+class PebbleConfig:
+    vocab_size: int = 1536
+    hidden_size: int = 256
+    intermediate_size: int = 640
+    num_layers: int = 6
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    head_size: int = 32
+    context_length: int = 1024
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+
+
+class Projection(nn.Linear):
+    """A linear layer without bias whose weight is rounded to INT4 blocks while `bits` is 4."""
+
+    bits: int | None = None
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight if self.bits is None else fake_quantise(self.weight, self.bits))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [batch, heads, tokens, size]; the two halves of a head are a pair (RoFormer)."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: PebbleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.q_proj = Projection(config.hidden_size, config.num_heads * config.head_size)
+        self.k_proj = Projection(config.hidden_size, config.num_kv_heads * config.head_size)
+        self.v_proj = Projection(config.hidden_size, config.num_kv_heads * config.head_size)
+        self.o_proj = Projection(config.num_heads * config.head_size, config.hidden_size)
+
+    def _heads(self, x: Tensor, num_heads: int) -> Tensor:
+        return x.view(*x.shape[:2], num_heads, self.config.head_size).transpose(1, 2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        query = rotate(self._heads(self.q_proj(x), self.config.num_heads), cos, sin)
+        key = rotate(self._heads(self.k_proj(x), self.config.num_kv_heads), cos, sin)
+        value = self._heads(self.v_proj(x), self.config.num_kv_heads)
+        groups = self.config.num_heads // self.config.num_kv_heads
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: PebbleConfig) -> None:
+        super().__init__()
+        self.gate_proj = Projection(config.hidden_size, config.intermediate_size)
+        self.up_proj = Projection(config.hidden_size, config.intermediate_size)
+        self.down_proj = Projection(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: PebbleConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: PebbleConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Pebble(nn.Module):
+    """forward(ids, documents) gives the final hidden states; `logits` turns chosen ones into scores."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: PebbleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.embedding_bits: int | None = None
+        exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
+        angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), config.rope_theta**-exponents)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Normal weights of variance 1/inputs; the projections into the residual stream start smaller."""
+        nn.init.normal_(self.model.embed_tokens.weight, std=0.04)
+        for name, module in self.named_modules():
+            if isinstance(module, Projection):
+                scale = (2 * self.config.num_layers) ** -0.5 if name.endswith(("o_proj", "down_proj")) else 1.0
+                nn.init.normal_(module.weight, std=scale * module.in_features**-0.5)
+
+    def set_fake_quantisation(self, enabled: bool) -> None:
+        """INT4 blocks for every projection and INT8 blocks for the tied embedding and head, or none."""
+        self.embedding_bits = 8 if enabled else None
+        for module in self.modules():
+            if isinstance(module, Projection):
+                module.bits = 4 if enabled else None
+
+    def embedding(self) -> Tensor:
+        weight = self.model.embed_tokens.weight
+        return weight if self.embedding_bits is None else fake_quantise(weight, self.embedding_bits)
+
+    def forward(self, ids: Tensor, documents: Tensor) -> Tensor:
+        """ids, documents: int64 [batch, tokens]; a token sees earlier tokens of its own document only."""
+        tokens = ids.shape[1]
+        same = documents[:, :, None] == documents[:, None, :]
+        mask = torch.where(same.tril(), 0.0, float("-inf"))[:, None]
+        x = F.embedding(ids, self.embedding())
+        for layer in self.model.layers:
+            x = layer(x, self.cos[:tokens], self.sin[:tokens], mask)
+        return self.model.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.embedding())

@@ -1,0 +1,48 @@
+"""Muon for the hidden matrices, AdamW for the rest, and the learning-rate curve that both follow."""
+
+import torch
+from torch import nn
+
+MUON_PEAK = 0.02
+ADAMW_PEAK = 4e-3
+WARM_UP_STEPS = 60
+DECAY_START = 0.35  # share of the run after which the rate falls in a straight line
+FINAL_SHARE = 0.01
+
+
+class Optimiser:
+    """Two torch optimisers as one; `step(progress)` sets their rates first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+        self._others = others
+        self._muon = torch.optim.Muon(hidden, lr=MUON_PEAK, momentum=0.95, weight_decay=0.02)
+        self._adamw = torch.optim.AdamW(others, lr=ADAMW_PEAK, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def step(self, step: int, progress: float) -> float:
+        """One update; returns the share of the peak rate that was used."""
+        share = rate_share(step, progress)
+        for optimiser, peak in ((self._muon, MUON_PEAK), (self._adamw, ADAMW_PEAK)):
+            for group in optimiser.param_groups:
+                group["lr"] = peak * share
+        torch.nn.utils.clip_grad_norm_(self._others, 1.0)
+        self._muon.step()
+        self._adamw.step()
+        self._muon.zero_grad(set_to_none=True)
+        self._adamw.zero_grad(set_to_none=True)
+        return share
+
+    def state_dict(self) -> dict[str, object]:
+        return {"muon": self._muon.state_dict(), "adamw": self._adamw.state_dict()}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self._muon.load_state_dict(state["muon"])  # type: ignore[arg-type]
+        self._adamw.load_state_dict(state["adamw"])  # type: ignore[arg-type]
+
+
+def rate_share(step: int, progress: float) -> float:
+    """Share of the peak rate: linear warm-up, flat, then linear down to FINAL_SHARE."""
+    warm = min(1.0, (step + 1) / WARM_UP_STEPS)
+    decay = 1.0 - (1.0 - FINAL_SHARE) * max(0.0, (progress - DECAY_START) / (1.0 - DECAY_START))
+    return min(warm, max(FINAL_SHARE, decay))

@@ -1,0 +1,33 @@
+"""The tasks that Pebble learns: one module per kind, each a function from a random source to a `Turn`.
+
+Nothing here knows about tokens or training. MIXTURE gives the share of each task among single turns.
+"""
+
+from ..turn import Sampler
+from .arithmetic import add, subtract
+from .calendar import calendar
+from .comparison import compare
+from .counting import count
+from .small_talk import chat, out_of_range, unknown
+from .stories import story
+from .toolkit import toolkit
+from .words import first_letter, last_letter, letter_count, reverse, sort, spell
+
+MIXTURE: dict[str, tuple[Sampler, float]] = {
+    "add": (add, 20),
+    "subtract": (subtract, 22),
+    "compare": (compare, 7),
+    "count": (count, 5),
+    "calendar": (calendar, 6),
+    "spell": (spell, 5),
+    "reverse": (reverse, 7),
+    "first_letter": (first_letter, 2),
+    "last_letter": (last_letter, 2),
+    "letter_count": (letter_count, 3),
+    "sort": (sort, 6),
+    "toolkit": (toolkit, 12),
+    "chat": (chat, 3),
+    "unknown": (unknown, 1.5),
+    "out_of_range": (out_of_range, 1.5),
+    "story": (story, 2.5),
+}

@@ -1,0 +1,6 @@
+"""All facts, in a fixed order: a fact's place is part of the held-out split's keys, so new ones go to the end."""
+
+from .facts_ideas import IDEAS
+from .facts_usage import COMMANDS, OPTIONS, PROJECT, PYTHON
+
+FACTS = PROJECT + COMMANDS + OPTIONS + PYTHON + IDEAS

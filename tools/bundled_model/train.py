@@ -1,0 +1,184 @@
+"""Trains Pebble: seeded, checkpointed, resumable after a kill, at low priority.
+
+With `--steps` the result depends only on the seed and the machine's arithmetic; with `--minutes` the schedule
+follows the clock (time spent in earlier runs counts). Near the end INT4 rounding is switched on when rounding
+alone would cost more than two points of held-out accuracy (`--qat auto`).
+"""
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .held_out import Question, accuracy_by_task, held_out_questions
+from .mixture import long_conversation, short_conversation
+from .model import Pebble, PebbleConfig
+from .optimiser import Optimiser
+from .packing import Rows, RowStream
+from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from .torch_replies import torch_replies
+
+SHORT_SHAPE, LONG_SHAPE = (16, 256), (4, 1024)
+LONG_EVERY = 10
+CHECKPOINT_SECONDS, EVALUATION_SECONDS = 90, 720
+QAT_LOSS_LIMIT = 2.0  # points of accuracy
+
+
+@dataclass
+class Progress:
+    """Where a run stands; all of it is in the checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0
+    qat: bool | None = None  # None: not decided yet
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def share(self, options: argparse.Namespace) -> float:
+        if options.steps is not None:
+            return self.step / options.steps
+        return self.seconds / (60.0 * options.minutes)
+
+
+def sample_loss(model: Pebble, ids: Tensor, documents: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean cross-entropy of the next token."""
+    hidden = model(ids, documents)
+    logits = model.logits(hidden[:, :-1]).flatten(0, 1).float()
+    losses = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
+    wanted = weights[:, 1:].flatten()
+    return (losses * wanted).sum() / wanted.sum()
+
+
+class Trainer:
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.manual_seed(options.seed)
+        torch.set_num_threads(options.threads)
+        self.options = options
+        self.folder: Path = options.out
+        self.tokenizer = _tokenizer(self.folder / "tokenizer", options.seed)
+        self.model = Pebble(PebbleConfig(vocab_size=self.tokenizer.get_vocab_size()))
+        self.optimiser = Optimiser(self.model)
+        self.progress = Progress()
+        self.loss = torch.compile(sample_loss, dynamic=False) if options.compile else sample_loss
+        self.short = RowStream(self.tokenizer, short_conversation, f"{options.seed}:short", *SHORT_SHAPE)
+        self.long = RowStream(self.tokenizer, long_conversation, f"{options.seed}:long", *LONG_SHAPE)
+        self.questions = held_out_questions()
+        self._resume()
+
+    def run(self) -> None:
+        last = saved = evaluated = time.monotonic()  # evaluation and compilation count as training time
+        while (share := self.progress.share(self.options)) < 1.0:
+            if self.progress.qat is None and share >= 1.0 - self.options.qat_share:
+                self._decide_qat()
+            loss, rate = self._step(share)
+            now = time.monotonic()
+            self.progress.step += 1
+            self.progress.seconds += now - last
+            last = now
+            if self.progress.step % 20 == 0:
+                self._log(loss=round(loss, 4), rate=round(rate, 4))
+            if now - saved > CHECKPOINT_SECONDS:
+                self.save()
+                saved = now
+            if now - evaluated > EVALUATION_SECONDS:
+                self._log(accuracy=self.accuracy(self.questions[::4]))
+                evaluated = time.monotonic()
+        self.save()
+        self._log(final=self.accuracy(self.questions))
+
+    def _rows(self) -> Rows:
+        turn, place = divmod(self.progress.step, LONG_EVERY)
+        if place == LONG_EVERY - 1:
+            return self.long.batch(turn)
+        return self.short.batch(turn * (LONG_EVERY - 1) + place)
+
+    def _step(self, share: float) -> tuple[float, float]:
+        rows = self._rows()
+        ids, documents = torch.from_numpy(rows.ids).long(), torch.from_numpy(rows.documents).long()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self.loss(self.model, ids, documents, torch.from_numpy(rows.weights))
+        loss.backward()
+        return loss.item(), self.optimiser.step(self.progress.step, share)
+
+    def accuracy(self, questions: list[Question]) -> dict[str, float]:
+        scores = accuracy_by_task(questions, torch_replies(self.model, self.tokenizer, questions))
+        return {task: round(score, 1) for task, score in scores.items()}
+
+    def _decide_qat(self) -> None:
+        """Measures what INT4 rounding costs now; switches it on for the rest of the run when that is too much."""
+        plain = self.accuracy(self.questions)
+        self.model.set_fake_quantisation(True)
+        rounded = self.accuracy(self.questions)
+        worst = max(plain[task] - rounded[task] for task in plain)
+        self.progress.qat = {"auto": worst > QAT_LOSS_LIMIT, "always": True, "never": False}[self.options.qat]
+        self.progress.extra["before_qat"] = {"float": plain, "rounded": rounded}
+        self._log(float=plain, rounded=rounded, qat=self.progress.qat)
+        self.model.set_fake_quantisation(self.progress.qat)
+        self.save("before_qat.pt")
+
+    def save(self, name: str = "checkpoint.pt") -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "progress": vars(self.progress),
+            "torch_rng": torch.get_rng_state(),
+        }
+        partial = self.folder / (name + ".partial")
+        torch.save(state, partial)
+        partial.replace(self.folder / name)
+
+    def _resume(self) -> None:
+        path = self.folder / "checkpoint.pt"
+        if not path.exists():
+            return
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.progress = Progress(**state["progress"])
+        torch.set_rng_state(state["torch_rng"])
+        self.model.set_fake_quantisation(bool(self.progress.qat))
+        self._log(resumed=True)
+
+    def _log(self, **values: Any) -> None:
+        line = {"step": self.progress.step, "seconds": round(self.progress.seconds), **values}
+        with (self.folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+
+def _tokenizer(folder: Path, seed: int) -> Tokenizer:
+    if not (folder / "tokenizer.json").exists():
+        save_tokenizer(train_tokenizer(seed), folder)
+    return load_tokenizer(folder)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.bundled_model.train", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/pebble"))
+    parser.add_argument("--minutes", type=float, default=75.0)
+    parser.add_argument("--steps", type=int, default=None, help="a fixed number of steps instead of --minutes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--qat", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument("--qat-share", type=float, default=0.18, help="share of the run left for INT4 rounding")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if os.getpriority(os.PRIO_PROCESS, 0) < 19:
+        os.nice(19)
+    options.out.mkdir(parents=True, exist_ok=True)
+    Trainer(options).run()
+
+
+if __name__ == "__main__":
+    main()
