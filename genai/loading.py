@@ -23,13 +23,17 @@ from .errors import CacheCapacityError, ConfigError, UnsupportedModelError
 from .graph.flatten import AttentionLayer, FlatDecoder, GraphNames, flatten_decoder
 from .graph.ir import Graph, Model, Value
 from .graph.reader import read_model
-from .graph.rewrites import decoder_rules, run_rewrites
-from .graph.rewrites.base import Level
+from .graph.rewrites.base import Level, run_rewrites
+from .graph.rewrites.dead_code import RemoveDeadCode
+from .graph.rewrites.identity import RemoveIdentities
+from .graph.rewrites.matmul_bias import FuseMatMulBias
+from .graph.rewrites.swiglu import FuseSwiGLU
 from .graph.rows import NotFlattenable
 from .graph.shapes import infer_shapes
 from .runtime.plan import PlanOptions, build_plan
 
 BLOCK_SIZE = 32
+DECODER_RULES = (RemoveIdentities(), FuseMatMulBias(), FuseSwiGLU(), RemoveDeadCode())
 # A pool larger than this many full contexts would only cost memory for its free list.
 MAX_CONTEXTS_IN_POOL = 256
 
@@ -74,7 +78,7 @@ def load_decoder(
         flat = flatten_decoder(model, names)
     except NotFlattenable as reason:
         return _dense(model, names, config, options, DecoderInfo(parameters, weight_bytes, 0, 0, "fp32", 0, False, str(reason)))
-    run_rewrites(model, decoder_rules(), Level.ALL)
+    run_rewrites(model, DECODER_RULES, Level.ALL)
     _check_layers(flat, config)
     layout = cache_layout(flat.layers, kv_dtype)
     num_blocks = _num_blocks(layout, config, cache_bytes)

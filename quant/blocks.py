@@ -65,9 +65,7 @@ def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Values below 16 [..., m] to bytes [..., ceil(m / 2)], the even element in the low nibble."""
     if values.shape[-1] % 2:
         values = np.concatenate([values, np.zeros((*values.shape[:-1], 1), np.uint8)], axis=-1)
-    packed = values[..., 1::2] << 4
-    packed |= values[..., 0::2]
-    return packed
+    return values[..., 0::2] | (values[..., 1::2] << np.uint8(4))
 
 
 def unpack_nibbles(packed: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
@@ -90,6 +88,4 @@ def dequantize_blocks(matrix: QuantizedBlocks) -> NDArray[np.float32]:
 
 def _check(name: str, array: NDArray[Any], shape: tuple[int, ...], kind: str) -> None:
     if array.shape != shape or array.dtype.char != kind:
-        raise QuantizationError(
-            f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(kind)} {list(shape)}"
-        )
+        raise QuantizationError(f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(kind)} {list(shape)}")

@@ -33,17 +33,21 @@ def bundled(bundled_folder: Path) -> Iterator[object]:
 class TeacherForcing:
     """Logits after each step when the same tokens are fed: a prompt, then one token at a time.
 
-    Both return float32 [1 + len(forced), vocab_size].
+    `ours` and `theirs` return float32 [1 + len(forced), vocab_size].
     """
 
     ours: Callable[..., np.ndarray]
     theirs: Callable[..., np.ndarray]
+    library: object
+    other_library: object
 
 
 @pytest.fixture(scope="session")
 def teacher_forcing() -> TeacherForcing:
-    pytest.importorskip("onnxruntime_genai")
-    return TeacherForcing(_our_logits, _their_logits)
+    import genai
+
+    other = pytest.importorskip("onnxruntime_genai")
+    return TeacherForcing(_our_logits, _their_logits, genai, other)
 
 
 def _our_logits(folder: Path, prompt: Sequence[int], forced: Sequence[int], **options: object) -> np.ndarray:

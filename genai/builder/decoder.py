@@ -5,7 +5,7 @@ from __future__ import annotations
 from .attention import MASK, POSITIONS, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .embedding import write_embedding, write_head
 from .export import Export
-from .graph_writer import FLOAT, INT64
+from .graph_writer import FLOAT, INT64, Dims
 from .mlp import write_mlp
 from .norms import Residual, write_final_norm, write_norm, write_plain_norm
 from .rope import write_rope_tables
@@ -61,5 +61,5 @@ def _write_caches(export: Export, prefix: str, length: str) -> None:
         for layer in range(spec.num_layers):
             windowed = spec.window(layer) is not None and export.options.windowed_kv_cache
             tokens = f"{length}_{'sliding' if windowed else 'sequence'}_length"
-            dims = ["batch_size", spec.num_key_value_heads, tokens, "kv_cache_dim"]
+            dims: Dims = ["batch_size", spec.num_key_value_heads, tokens, "kv_cache_dim"]
             declare(f"{prefix}.{layer}.{kind}", FLOAT, dims)

@@ -72,9 +72,7 @@ def write_model_folder(
     return target
 
 
-def _write_files(
-    folder: Path, spec: DecoderSpec, options: ExportOptions, weights: Mapping[str, NDArray[Any]]
-) -> None:
+def _write_files(folder: Path, spec: DecoderSpec, options: ExportOptions, weights: Mapping[str, NDArray[Any]]) -> None:
     with DataFile(folder / DATA) as data:
         graph = GraphWriter(data)
         write_decoder(Export(graph, spec, options, Weights(weights)))

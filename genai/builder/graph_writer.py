@@ -90,7 +90,7 @@ class GraphWriter:
         element: int = FLOAT,
         output: str | None = None,
         domain: str = "",
-        **attributes: object,
+        **attributes: Any,
     ) -> str:
         """Append a node with one output, `{name}/output_0` unless said otherwise; returns the output's name."""
         result = output or f"{name}/output_0"
@@ -106,7 +106,7 @@ class GraphWriter:
         name: str,
         *,
         domain: str = "",
-        **attributes: object,
+        **attributes: Any,
     ) -> None:
         """Append a node with any outputs; their types are not said."""
         self._nodes.append(helper.make_node(op_type, inputs, outputs, name=name, domain=domain, **attributes))

@@ -79,7 +79,7 @@ def write_matrix(export: Export, projection: Projection, precision: Precision) -
     """Write a projection's weights unless they are there; returns the names of the matrix, its scales, zero points."""
     if precision == "fp32":
         return [_write_floats(export, projection)]
-    return _write_blocks(export, projection, precision)
+    return write_blocks(export, projection, projection.weight_name, precision)
 
 
 def _write_floats(export: Export, projection: Projection) -> str:
@@ -91,10 +91,11 @@ def _write_floats(export: Export, projection: Projection) -> str:
     return export.graph.initializer(name, dims, np.float32, transposed_chunks(matrices))
 
 
-def _write_blocks(export: Export, projection: Projection, precision: Precision) -> list[str]:
+def write_blocks(export: Export, projection: Projection, name: str, precision: Precision) -> list[str]:
+    """As write_matrix, for a quantised precision and with a name of its own."""
     graph, options, bits = export.graph, export.options, BITS[precision]
     suffixes = [f"_Q{bits}", "_scales"] + ([] if options.symmetric else ["_zero_points"])
-    names = [projection.weight_name + suffix for suffix in suffixes]
+    names = [name + suffix for suffix in suffixes]
     if graph.has_initializer(names[0]):
         return names
     blocks = num_blocks(projection.columns, options.block_size)

@@ -18,7 +18,8 @@ def write_mlp(export: Export, layer: int, root: str) -> str:
 
 
 def _write_projection(export: Export, layer: int, which: str, root: str, rows: int, columns: int) -> str:
-    projection = Projection(f"/model/layers.{layer}/mlp/{which}", (f"model.layers.{layer}.mlp.{which}",), (rows,), columns)
+    weight = f"model.layers.{layer}.mlp.{which}"
+    projection = Projection(f"/model/layers.{layer}/mlp/{which}", (weight,), (rows,), columns)
     return write_linear(export, projection, root, precision=export.options.precision, bias=export.spec.mlp_bias)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .export import Export, hidden_dims
-from .graph_writer import CONTRIB, FLOAT
+from .graph_writer import CONTRIB, FLOAT, Dims
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,18 @@ def write_norm(export: Export, residual: Residual, path: str, weight: str) -> tu
     if residual.update is None:
         return write_plain_norm(export, residual.stream, path, weight), residual
     normed, stream = f"{path}/output_0", f"{path}/output_3"
-    _write_skip_norm(export, residual, path, weight, [normed, "", "", stream])
+    _write_skip_norm(export, (residual.stream, residual.update), path, weight, [normed, "", "", stream])
     return normed, Residual(stream)
 
 
 def write_final_norm(export: Export, residual: Residual) -> str:
     """The norm after the last layer; nothing reads the stream behind it."""
     path = f"/model/layers.{export.spec.num_layers}/final_norm_layernorm"
-    _write_skip_norm(export, residual, path, "model.norm.weight", [f"{path}/output_0"])
-    return f"{path}/output_0"
+    if residual.update is None:
+        return write_plain_norm(export, residual.stream, path, "model.norm.weight")
+    normed = f"{path}/output_0"
+    _write_skip_norm(export, (residual.stream, residual.update), path, "model.norm.weight", [normed])
+    return normed
 
 
 def write_plain_norm(export: Export, root: str, path: str, weight: str) -> str:
@@ -50,7 +54,11 @@ def write_head_norm(export: Export, layer: int, root: str, which: str, heads: in
     """Norm each head of the queries ("q_norm") or keys ("k_norm") by itself."""
     graph, size = export.graph, export.spec.head_size
     path = f"/model/layers.{layer}/attn/{which}"
-    dims = ["batch_size", f"sequence_length * num_{'attention' if which == 'q_norm' else 'key_value'}_heads", size]
+    dims: Dims = [
+        "batch_size",
+        f"sequence_length * num_{'attention' if which == 'q_norm' else 'key_value'}_heads",
+        size,
+    ]
     split = graph.node("Reshape", [root, graph.int64([0, -1, size])], f"{path}/Reshape_1", dims)
     weight = export.weights.vector(f"model.layers.{layer}.self_attn.{which}.weight", size)
     name = graph.array(f"model.layers.{layer}.attn.{which}.layernorm.weight", _offset(export, weight))
@@ -60,7 +68,7 @@ def write_head_norm(export: Export, layer: int, root: str, which: str, heads: in
     return graph.node("Reshape", [normed, shape], f"{path}/Reshape_2", hidden_dims(heads * size))
 
 
-def write_simplified_norm(export: Export, inputs: list[str], name: str, output: str, dims: list[int | str]) -> str:
+def write_simplified_norm(export: Export, inputs: list[str], name: str, output: str, dims: Dims) -> str:
     return export.graph.node(
         "SimplifiedLayerNormalization",
         inputs,
@@ -73,11 +81,10 @@ def write_simplified_norm(export: Export, inputs: list[str], name: str, output: 
     )
 
 
-def _write_skip_norm(export: Export, residual: Residual, path: str, weight: str, outputs: list[str]) -> None:
-    assert residual.update is not None
+def _write_skip_norm(export: Export, addends: tuple[str, str], path: str, weight: str, outputs: list[str]) -> None:
     export.graph.nodes(
         "SkipSimplifiedLayerNormalization",
-        [residual.stream, residual.update, _write_weight(export, path, weight)],
+        [*addends, _write_weight(export, path, weight)],
         outputs,
         f"{path}/SkipLayerNorm",
         domain=CONTRIB,
@@ -92,5 +99,6 @@ def _write_weight(export: Export, path: str, weight: str) -> str:
     return export.graph.array(path[1:].replace("/", ".") + ".weight", _offset(export, values))
 
 
-def _offset(export: Export, weight: np.ndarray) -> np.ndarray:
+def _offset(export: Export, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The weight as the operator multiplies with it."""
     return weight + np.float32(export.spec.norm_weight_offset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
@@ -85,7 +86,8 @@ def _llama3_frequencies(frequencies: NDArray[np.float32], scaling: Llama3Scaling
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / frequencies)
     kept = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, 1)
-    return ((1 - kept) * frequencies / np.float32(scaling.factor) + kept * frequencies).astype(np.float32)
+    blended: NDArray[np.float32] = (1 - kept) * frequencies / np.float32(scaling.factor) + kept * frequencies
+    return blended
 
 
 def _tables(frequencies: NDArray[np.float32], length: int, factor: float) -> Tables:
@@ -94,7 +96,7 @@ def _tables(frequencies: NDArray[np.float32], length: int, factor: float) -> Tab
     return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
 
 
-def _constant_tables(size: str, tables: Tables) -> object:
+def _constant_tables(size: str, tables: Tables) -> onnx.GraphProto:
     """A branch of the If: two constants, inside the graph because onnxruntime reads them there."""
     nodes, outputs = [], []
     for kind, table in zip((COS, SIN), tables, strict=True):

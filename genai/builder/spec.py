@@ -11,7 +11,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1's rotary scaling: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Llama 3.1's rotary scaling: long wavelengths are stretched by `factor`, short ones kept, others blended."""
 
     factor: float
     low_freq_factor: float

@@ -111,7 +111,7 @@ class PagedDecoder:
             if self.position_ids is not None:
                 feeds[self.position_ids] = context.positions[None, :]
             (logits,) = run(self.plan, feeds, context).values()
-        logits = np.asarray(logits, np.float32).reshape(len(context.wanted_rows), -1)
+        logits = np.asarray(logits, np.float32).reshape(len(context.wanted_rows), logits.shape[-1])
         if logits.shape[1] != self.vocab_size:
             raise ConfigError(
                 f"the model gives {logits.shape[1]} logits, genai_config.json says vocab_size {self.vocab_size}",

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from .ir import Attribute, Graph, Model, Node
-from .rewrites.dead_code import DeadCode
+from .rewrites.dead_code import RemoveDeadCode
 from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, analyse_rows, rows
 
 DOMAIN = "genai"
@@ -78,7 +78,7 @@ def flatten_decoder(model: Model, names: GraphNames) -> FlatDecoder:
     _gather_wanted_rows(graph, analysis, head)
     graph.outputs = [value for value in graph.outputs if value.name == names.logits]
     graph.invalidate()
-    DeadCode().apply(model)
+    RemoveDeadCode().apply(model)
     graph.inputs = [value for value in graph.inputs if graph.consumers(value.name)]
     threshold = choices[0].threshold if choices else None
     return FlatDecoder(model, tuple(sorted(layers, key=lambda layer: layer.layer)), threshold)

@@ -7,7 +7,6 @@ the next pass starts from there, until nothing new is found. Weights are not cop
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import onnx
@@ -18,7 +17,8 @@ from .encode import Encoder, encode_value, fill_external
 from .ir import Graph, Model, Node, Tensor, Value
 from .shape_rules import SHAPE_RULES, NodeTypes, ShapeRule, ShapeRules, shape_rule
 from .type_protos import decode_type, encode_type
-from .types import Dim, SparseTensorType, TensorType, Type
+from .type_merge import completed, merged, same_type
+from .types import Type
 
 __all__ = ["NodeTypes", "SHAPE_RULES", "ShapeRule", "ShapeRules", "infer_shapes", "shape_rule"]
 
@@ -26,8 +26,6 @@ __all__ = ["NodeTypes", "SHAPE_RULES", "ShapeRule", "ShapeRules", "infer_shapes"
 _MAX_CONSTANT_BYTES = 1024
 # Each round types at least one more operator, and nearly always all of them.
 _MAX_ROUNDS = 16
-# Symbols that ONNX makes up for unknown extents.
-_GENERATED = re.compile(r"unk__\d+")
 
 GraphTypes = dict[str, Type]
 
@@ -50,6 +48,37 @@ def infer_shapes(model: Model, rules: ShapeRules = SHAPE_RULES) -> None:
         if not inference.run_rules():
             break
     inference.store()
+
+
+def infer_node(
+    node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, Tensor]
+) -> dict[str, Type]:
+    """ONNX's inference for one node on its own.
+
+    Args:
+        version: of the node's operator set.
+        types: of every input.
+        constants: the inputs that are constant, for shapes and axes; large ones are left aside.
+
+    Returns:
+        Types of the outputs by name; empty where ONNX does not know the operator, needs more, or has subgraphs to see.
+    """
+    domain, op_type = node.key
+    if any(True for _ in node.subgraphs()):
+        return {}
+    encoder = _ConstantEncoder()
+    small = {name: tensor for name, tensor in constants.items() if tensor.nbytes <= _MAX_CONSTANT_BYTES}
+    try:
+        outputs = shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(op_type, version, domain),
+            encoder.node(node),
+            {name: encode_type(known) for name, known in types.items()},
+            {name: encoder.tensor(tensor.renamed(name)) for name, tensor in small.items()},
+            opset_imports=[onnx.helper.make_opsetid(domain, version)],
+        )
+    except Exception:  # ONNX raises several kinds; a node that it cannot type stays untyped.
+        return {}
+    return {name: known for name, proto in outputs.items() if (known := decode_type(proto)) is not None}
 
 
 class _Inference:
@@ -96,16 +125,18 @@ class _Inference:
             found = self._given[graph] | self._found[graph]
             made = {name for node in graph.nodes for name in node.outputs if name}
             outputs = {value.name for value in graph.outputs}
-            for name in sorted(made & found.keys() - outputs, key=list(found).index):
+            for name in found:
+                if name not in made or name in outputs:
+                    continue
                 declared = graph.values.get(name)
-                known = _merged(found[name], declared.type if declared else None)
+                known = merged(found[name], declared.type if declared else None)
                 if declared is None:
                     graph.values[name] = Value(name, known)
                 else:
                     declared.type = known
             for value in graph.outputs:
                 if value.name in found:
-                    value.type = _completed(value.type, found[value.name])
+                    value.type = completed(value.type, found[value.name])
 
     def _types_of_unknown_operators(self, graph: Graph) -> GraphTypes:
         """Declared types that nothing can compute: outputs of operators without schema, rule or function."""
@@ -145,7 +176,7 @@ class _Inference:
             self._apply(rule, graph, node, changed)
         elif any(name in changed for name in node.inputs) and self._is_known(node):
             for name, known in self._through(graph, node).items():
-                if name and not _same_type(self._found[graph].get(name), known):
+                if name and not same_type(self._found[graph].get(name), known):
                     self._found[graph][name] = known
                     changed.add(name)
 
@@ -154,7 +185,7 @@ class _Inference:
         constants = [_small_constant(graph, name) for name in node.inputs]
         arrays = [None if tensor is None else tensor.array() for tensor in constants]
         for name, known in zip(node.outputs, rule(NodeTypes(node, inputs, arrays)), strict=False):
-            if name and known is not None and not _same_type(self._given[graph].get(name), known):
+            if name and known is not None and not same_type(self._given[graph].get(name), known):
                 self._given[graph][name] = self._found[graph][name] = known
                 changed.add(name)
 
@@ -162,21 +193,12 @@ class _Inference:
         """ONNX's inference for one node; nothing where it has none for it alone."""
         domain, op_type = node.key
         version = self._model.opset_version(domain)
-        types = {name: self._type_of(graph, name) for name in node.inputs if name}
-        if version is None or any(known is None for known in types.values()) or any(True for _ in node.subgraphs()):
+        names = {name for name in node.inputs if name}
+        types = {name: known for name in names if (known := self._type_of(graph, name)) is not None}
+        if version is None or len(types) < len(names):
             return {}
-        constants = {name: tensor for name in types if (tensor := _small_constant(graph, name)) is not None}
-        try:
-            schema = onnx.defs.get_schema(op_type, version, domain)
-            outputs = shape_inference.infer_node_outputs(
-                schema,
-                Encoder().node(node),
-                {name: encode_type(known) for name, known in types.items()},
-                {name: _ConstantEncoder().tensor(tensor.renamed(name)) for name, tensor in constants.items()},
-            )
-        except Exception:  # A node that ONNX cannot type stays untyped; the next whole pass may know more.
-            return {}
-        return {name: known for name, proto in outputs.items() if (known := decode_type(proto)) is not None}
+        constants = {name: tensor for name in types if (tensor := graph.constant_tensor(name)) is not None}
+        return infer_node(node, version, types, constants)
 
     def _type_of(self, graph: Graph, name: str) -> Type | None:
         """A value's type by what was found, or as declared for inputs and constants, looking outwards."""
@@ -235,59 +257,5 @@ def _small_constant(graph: Graph, name: str) -> Tensor | None:
     return None if tensor is None or tensor.nbytes > _MAX_CONSTANT_BYTES else tensor
 
 
-def _merged(found: Type, declared: Type | None) -> Type:
-    """What was found, with declared extents where it left them open."""
-    if type(found) is not type(declared) or not isinstance(found, TensorType | SparseTensorType):
-        return found
-    assert isinstance(declared, TensorType | SparseTensorType)
-    if declared.dtype is not found.dtype or declared.shape is None:
-        return found
-    if found.shape is None:
-        return declared
-    if len(found.shape) != len(declared.shape):
-        return found
-    shape = tuple(_merged_dim(new, old) for new, old in zip(found.shape, declared.shape, strict=True))
-    return type(found)(found.dtype, shape, declared.dim_denotations, declared.denotation)
-
-
-def _merged_dim(found: Dim, declared: Dim) -> Dim:
-    if isinstance(found, int) or _is_open(declared):
-        return found
-    return declared if _is_open(found) or isinstance(declared, int) else found
-
-
-def _completed(declared: Type | None, found: Type) -> Type:
-    """A declared type, with what was found where it left extents open."""
-    if declared is None:
-        return _without_generated(found)
-    if type(found) is not type(declared) or not isinstance(declared, TensorType | SparseTensorType):
-        return declared
-    assert isinstance(found, TensorType | SparseTensorType)
-    found = _without_generated(found)
-    if found.shape is None or (declared.shape is not None and len(found.shape) != len(declared.shape)):
-        return declared
-    old_shape = declared.shape or (None,) * len(found.shape)
-    shape = tuple(new if old is None else old for new, old in zip(found.shape, old_shape, strict=True))
-    return type(declared)(declared.dtype, shape, declared.dim_denotations, declared.denotation)
-
-
-def _without_generated(known: Type) -> Type:
-    if not isinstance(known, TensorType | SparseTensorType) or known.shape is None:
-        return known
-    shape = tuple(None if _is_open(dim) else dim for dim in known.shape)
-    return type(known)(known.dtype, shape, known.dim_denotations, known.denotation)
-
-
-def _is_open(dim: Dim) -> bool:
-    return dim is None or (isinstance(dim, str) and _GENERATED.fullmatch(dim) is not None)
-
-
-def _same_type(first: Type | None, second: Type | None) -> bool:
-    """Equality that takes all generated symbols for the same, since every pass makes its own."""
-    if first is None or second is None:
-        return first is second
-    return _without_generated(first) == _without_generated(second)
-
-
 def _same(first: GraphTypes, second: GraphTypes) -> bool:
-    return first.keys() == second.keys() and all(_same_type(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(same_type(first[name], second[name]) for name in first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -10,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from genai.quant.blocks import dequantize_blocks
+from genai.quant.rtn import quantize_blocks
 from numpy.typing import NDArray
 
 from genai.builder.options import BITS, ExportOptions
 from genai.builder.spec import DecoderSpec, Llama3Scaling, LongRope
-from genai.quant.blocks import dequantize_blocks
-from genai.quant.rtn import quantize_blocks
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -45,7 +46,8 @@ def _angles(spec: DecoderSpec, length: int) -> tuple[Array, float]:
     elif isinstance(scaling, LongRope):
         original = scaling.original_max_position_embeddings
         frequencies = frequencies / (scaling.long_factor if length > original else scaling.short_factor)
-        factor = scaling.attention_factor or math.sqrt(1 + math.log(spec.context_length / original) / math.log(original))
+        stretch = math.log(spec.context_length / original) / math.log(original)
+        factor = scaling.attention_factor or math.sqrt(1 + stretch)
     return np.outer(np.arange(length), frequencies), factor
 
 
@@ -105,7 +107,8 @@ def _reference_logits(spec: DecoderSpec, weights: Mapping[str, NDArray[Any]], to
             q, k = (_norm(y, tensor(f"{path}.self_attn.{n}_norm.weight"), spec) for y, n in ((q, "q"), (k, "k")))
         q, k = _rotate(q, spec), _rotate(k, spec)
         group = spec.num_attention_heads // spec.num_key_value_heads
-        mixed = [_attend(q[:, h], k[:, h // group], v[:, h // group], spec, spec.window(layer)) for h in range(q.shape[1])]
+        k, v = (y.repeat(group, axis=1) for y in (k, v))
+        mixed = [_attend(q[:, h], k[:, h], v[:, h], spec, spec.window(layer)) for h in range(q.shape[1])]
         update = linear(np.concatenate(mixed, axis=-1), f"{path}.self_attn.o_proj", spec.o_bias)
         x = x + (norm(update, "post_attention") if spec.post_norms else update)
         normed = norm(x, "pre_feedforward" if spec.post_norms else "post_attention")
@@ -166,3 +169,28 @@ def rounded_weights() -> Callable[[DecoderSpec, ExportOptions, Mapping[str, NDAr
 @pytest.fixture(scope="session")
 def og_logits() -> Callable[[Path, list[int], int], NDArray[np.float32]]:
     return _og_logits
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with one token per byte behind <pad>, <s> and </s>, as Hugging Face stores it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    special = ["<pad>", "<s>", "</s>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(special + letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    folder = tmp_path_factory.mktemp("byte_tokenizer")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "model_max_length": 256,
+        "chat_template": "{% for message in messages %}{{ message.content }}\n{% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

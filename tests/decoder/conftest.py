@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from genai.builder import DecoderSpec, ExportOptions, LongRope, random_weights, write_model_folder
+from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
+from genai.builder.random_weights import RandomWeights
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -66,7 +67,7 @@ def form_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
             spec = DecoderSpec(**{**SMALL, **changes})
             folder = root / f"{name}-{accuracy_level}"
             export = ExportOptions(accuracy_level=accuracy_level, **options)
-            write_model_folder(folder, spec, export, random_weights(spec, seed=1))
+            write_model_folder(folder, spec, export, RandomWeights(spec, seed=1))
             built[key] = folder
         return built[key]
 

@@ -129,7 +129,7 @@ CROSS_ROW: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "length arithmetic": (
         [N("Shape", ["x"], ["s"]), N("Cast", ["s"], ["c"], to=1), N("ReduceSum", ["c"], ["n"]), N("Mul", ["x", "n"], ["y"])],
         {},
-        "from lengths",
+        "not the same for all tokens",
     ),
 }  # fmt: skip
 

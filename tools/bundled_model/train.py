@@ -77,9 +77,8 @@ class Trainer:
         while (share := self.progress.share(self.options)) < 1.0:
             if self.progress.qat is None and share >= 1.0 - self.options.qat_share:
                 self._decide_qat()
-            loss, rate = self._step(share)
+            loss, rate = self.train_step(share)
             now = time.monotonic()
-            self.progress.step += 1
             self.progress.seconds += now - last
             last = now
             if self.progress.step % 20 == 0:
@@ -99,13 +98,16 @@ class Trainer:
             return self.long.batch(turn)
         return self.short.batch(turn * (LONG_EVERY - 1) + place)
 
-    def _step(self, share: float) -> tuple[float, float]:
+    def train_step(self, share: float) -> tuple[float, float]:
+        """One update at `share` of the run; returns the loss and the share of the peak rate."""
         rows = self._rows()
         ids, documents = torch.from_numpy(rows.ids).long(), torch.from_numpy(rows.documents).long()
         with torch.autocast("cpu", torch.bfloat16):
             loss = self.loss(self.model, ids, documents, torch.from_numpy(rows.weights))
         loss.backward()
-        return loss.item(), self.optimiser.step(self.progress.step, share)
+        rate = self.optimiser.step(self.progress.step, share)
+        self.progress.step += 1
+        return loss.item(), rate
 
     def accuracy(self, questions: list[Question]) -> dict[str, float]:
         scores = accuracy_by_task(questions, torch_replies(self.model, self.tokenizer, questions))

@@ -1,0 +1,149 @@
+"""Computes nodes whose inputs are all constants, once, and keeps the results as initializers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from ..encode import EmbeddingEncoder
+from ..ir import DataType, Graph, Model, Node, Tensor, make_node
+from ..shapes import infer_node
+from ..types import TensorType
+from .base import Level
+
+Evaluator: TypeAlias = Callable[[Node, Mapping[str, NDArray[Any]], int], Sequence[Any]]
+"""(node, constant inputs by name, operator set version) -> one value per output that has a name.
+
+Any exception means that the node is left for run time, where it fails, if it does, with a message of its own.
+"""
+
+# New numbers each time, so folding would freeze them.
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
+# Quantised weights stay quantised: other rules and kernels look for them, and they are smaller.
+_KEPT = frozenset({"DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"})
+# Their result needs only the types of their inputs.
+_READS_NO_ELEMENTS = frozenset({"Shape", "Size"})
+_STANDARD_DOMAINS = frozenset({"", "ai.onnx.ml"})
+
+
+def reference_evaluator(node: Node, inputs: Mapping[str, NDArray[Any]], version: int) -> Sequence[Any]:
+    """Computes one node with `onnx.reference`, for the standard domains only.
+
+    Raises:
+        NotImplementedError: for other domains.
+    """
+    domain, _ = node.key
+    if domain not in _STANDARD_DOMAINS:
+        raise NotImplementedError(f"onnx.reference does not know the domain {domain!r}")
+    outputs = [name for name in node.outputs if name]
+    proto = onnx.helper.make_function(
+        "fold",
+        "step",
+        list(inputs),
+        outputs,
+        [EmbeddingEncoder().node(node)],
+        [onnx.helper.make_opsetid(domain, version)],
+    )
+    with np.errstate(all="ignore"):
+        return list(ReferenceEvaluator(proto).run(outputs, dict(inputs)))
+
+
+@dataclass(frozen=True)
+class FoldConstants:
+    """Nodes of constants become initializers; Constant nodes too. What a graph gives out becomes a Constant node.
+
+    Attributes:
+        evaluate: computes one node.
+        max_bytes: a node is left alone if its inputs or any of its outputs are larger, or its output's size cannot be
+            told beforehand: folding must never cost more memory than it saves time.
+    """
+
+    evaluate: Evaluator = reference_evaluator
+    max_bytes: int = 8 << 20
+
+    name: ClassVar[str] = "fold_constants"
+    level: ClassVar[Level] = Level.BASIC
+
+    def apply(self, model: Model) -> int:
+        return sum(self._fold_graph(model, graph) for graph in list(model.graphs()))
+
+    def _fold_graph(self, model: Model, graph: Graph) -> int:
+        folded: list[Node] = []
+        for node in list(graph.nodes):
+            tensors = self._results(model, graph, node)
+            if tensors is None:
+                continue
+            for tensor in tensors:
+                if graph.is_output(tensor.name):
+                    graph.insert_before(node, make_node("Constant", [], [tensor.name], value=tensor))
+                else:
+                    graph.add_initializer(tensor)
+                graph.values.pop(tensor.name, None)
+            folded.append(node)
+        graph.remove_nodes(folded)
+        return len(folded)
+
+    def _results(self, model: Model, graph: Graph, node: Node) -> list[Tensor] | None:
+        """The constants that replace a node, or None if it has to stay."""
+        if node.key == ("", "Constant"):
+            tensor = graph.constant_tensor(node.output(0))
+            return None if tensor is None or graph.is_output(tensor.name) else [tensor]
+        version = model.opset_version(node.domain)
+        if version is None or not _may_fold(model, node):
+            return None
+        constants = {name: graph.constant_tensor(name) for name in node.inputs if name}
+        known = {name: tensor for name, tensor in constants.items() if tensor is not None}
+        if len(known) < len(constants) or not self._inputs_fit(node, known):
+            return None
+        expected = infer_node(node, version, {name: t.type for name, t in known.items()}, known)
+        if not all(self._fits(expected.get(name)) for name in node.outputs if name):
+            return None
+        try:
+            values = self.evaluate(node, {name: tensor.array() for name, tensor in known.items()}, version)
+        except Exception:  # Whatever goes wrong in borrowed code, the node simply stays.
+            return None
+        return _checked_tensors(node, values, expected)
+
+    def _inputs_fit(self, node: Node, inputs: Mapping[str, Tensor]) -> bool:
+        total = sum(tensor.nbytes for tensor in inputs.values())
+        return total <= self.max_bytes or node.op_type in _READS_NO_ELEMENTS
+
+    def _fits(self, expected: Any) -> bool:
+        if not isinstance(expected, TensorType) or expected.num_elements is None:
+            return False
+        # Strings have no size beforehand; a pointer each is the least they take.
+        item_bytes = 8 if expected.dtype is DataType.STRING else expected.dtype.numpy_dtype.itemsize
+        return expected.num_elements * item_bytes <= self.max_bytes
+
+
+def _may_fold(model: Model, node: Node) -> bool:
+    domain, op_type = node.key
+    if domain == "" and op_type in _RANDOM | _KEPT:
+        return False
+    if model.function(node) is not None or any(True for _ in node.subgraphs()):
+        return False
+    return any(node.outputs) and not any(a.ref_attr_name for a in node.attributes.values())
+
+
+def _checked_tensors(node: Node, values: Sequence[Any], expected: Mapping[str, Any]) -> list[Tensor] | None:
+    """The results as tensors, or None if one is not of the type that the operator's definition gives it."""
+    names = [name for name in node.outputs if name]
+    if len(values) != len(names):
+        return None
+    tensors = []
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, np.ndarray | np.generic):
+            return None
+        tensor = Tensor.from_array(name, value)
+        if tensor.type != TensorType(expected[name].dtype, expected[name].shape):
+            return None
+        tensors.append(tensor)
+    return tensors

@@ -1,0 +1,283 @@
+"""Text to token ids and back, as onnxruntime-genai's Tokenizer does it, on Hugging Face's tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .chat_template import ChatTemplates
+from .detokenizer import Detokenizer
+from .errors import InputError, OptionError, TokenizerError
+from .tensor import Tensor
+from .tokenizer_files import configured_ids, find_folder, load_tokenizer, named_ids
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .model import Model
+
+class Tokenizer:
+    """Encodes text, decodes token ids, and formats chats.
+
+    Args:
+        source: a Model, a Config, or a folder with tokenizer.json. A folder's genai_config.json, where there is one,
+            gives the special ids; otherwise tokenizer_config.json does.
+
+    Raises:
+        ModelFolderError: the folder does not exist.
+        TokenizerError: tokenizer.json is missing or cannot be used.
+        ConfigError: genai_config.json is wrong.
+    """
+
+    def __init__(self, source: Model | Config | str | Path) -> None:
+        self.folder, config = find_folder(source)
+        self._backend = load_tokenizer(self.folder)
+        self._ids = configured_ids(config) if config is not None else named_ids(self.folder, self._backend)
+        added = self._backend.get_added_tokens_decoder()
+        self._special = frozenset(token.content for token in added.values() if token.special)
+        sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
+        # A model's vocabulary is often padded beyond its tokenizer's; ids in between are valid and have no text.
+        self._num_ids = max(sizes)
+        self._templates = ChatTemplates(self.folder)
+        self._options = {"add_special_tokens": False, "skip_special_tokens": True}
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer's vocabulary, special tokens included. The model's may be padded to more."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a text; None if the model has none."""
+        return self._ids.bos
+
+    @property
+    def eos_token_ids(self) -> NDArray[np.int32]:
+        """The ids that end a generation; may be empty."""
+        return np.asarray(self._ids.eos, np.int32)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id that fills short rows of a batch: the configured one, else the first of eos_token_ids, else None."""
+        return self._ids.pad
+
+    def update_options(self, **options: bool | str) -> None:
+        """Change how later calls work.
+
+        Args:
+            options: add_special_tokens (encode adds what the tokenizer's post-processor wants, such as BOS; default
+                False), skip_special_tokens (decode leaves special tokens out; default True). Booleans, or the texts
+                "true" and "false" that onnxruntime-genai takes.
+
+        Raises:
+            OptionError: no option, an unknown one, or a value that is not a boolean.
+        """
+        if not options:
+            raise OptionError("update_options: no option given", "there is nothing to change", self._known_options())
+        checked = {}
+        for name, value in options.items():
+            if name not in self._options:
+                raise OptionError(
+                    f"unknown tokenizer option {name!r} = {value!r}", "it is not part of the API", self._known_options()
+                )
+            checked[name] = _as_bool(name, value)
+        self._options |= checked
+
+    def _known_options(self) -> str:
+        return f"the options are {', '.join(self._options)}"
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Token ids int32 [L] of a text; special tokens written in it become their ids.
+
+        Raises:
+            InputError: not a str, or text that cannot be encoded (lone surrogates, NUL).
+        """
+        _check_text(text, "encode")
+        encoding = self._backend.encode(text, add_special_tokens=self._options["add_special_tokens"])
+        return np.asarray(encoding.ids, np.int32)
+
+    def decode(self, tokens: ArrayLike) -> str:
+        """The text of token ids [L] (a list, a NumPy array of integers, or one id).
+
+        Raises:
+            InputError: not integers, not one-dimensional, or an id that the model does not have.
+        """
+        return self._decode(self._checked_ids(tokens, "decode"))
+
+    def _decode(self, ids: NDArray[np.int64]) -> str:
+        return str(self._backend.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"]))
+
+    def encode_batch(self, texts: Sequence[str]) -> Tensor:
+        """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
+
+        Raises:
+            InputError: not a list of texts, or an empty one.
+            TokenizerError: rows differ in length and there is no id to fill them with.
+        """
+        if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
+            raise InputError(
+                f"encode_batch: got a {type(texts).__name__}", "a list of texts is expected", "pass [text]"
+            )
+        if not texts:
+            raise InputError("encode_batch: the list is empty", "a batch has at least one text", "pass at least one")
+        rows = [self.encode(text) for text in texts]
+        length = max(map(len, rows))
+        if self._ids.pad is None and any(len(row) < length for row in rows):
+            raise TokenizerError(
+                "encode_batch: the texts differ in length and there is no pad_token_id",
+                "short rows must be filled with something",
+                "set model.pad_token_id in genai_config.json, or encode() the texts one by one",
+            )
+        batch = np.full((len(rows), length), self._ids.pad or 0, np.int32)
+        for target, row in zip(batch, rows, strict=True):
+            target[: len(row)] = row
+        return Tensor(batch)
+
+    def decode_batch(self, batch: Tensor | ArrayLike | Sequence[ArrayLike]) -> list[str]:
+        """The texts of token ids [B, L], or of a list of rows of different lengths.
+
+        Raises:
+            InputError: as decode, or not a batch.
+        """
+        rows = batch.as_numpy() if isinstance(batch, Tensor) else batch
+        if not isinstance(rows, (np.ndarray, list, tuple)) or (isinstance(rows, np.ndarray) and rows.ndim != 2):
+            shape = f" of shape {list(rows.shape)}" if isinstance(rows, np.ndarray) else ""
+            raise InputError(
+                f"decode_batch: got a {type(rows).__name__}{shape}", "ids [B, L] are expected", "decode() takes one row"
+            )
+        return [self._decode(self._checked_ids(row, f"decode_batch, row {index}")) for index, row in enumerate(rows)]
+
+    def to_token_id(self, token: str) -> int:
+        """The id of a vocabulary entry such as "<|im_end|>"; -1 if there is none."""
+        _check_text(token, "to_token_id")
+        found = self._backend.token_to_id(token)
+        return -1 if found is None else int(found)
+
+    def apply_chat_template(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        template_str: str | None = None,
+        tools: str | Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation, as the model's chat template writes it.
+
+        Args:
+            messages: a list of {"role", "content"}, or its JSON text.
+            template_str: a jinja2 template to use instead of the folder's.
+            tools: tools the model may call: a list of JSON schemas, or its JSON text.
+            add_generation_prompt: whether the text ends with the beginning of the assistant's reply.
+            variables: further names for the template, such as documents or enable_thinking.
+
+        Raises:
+            InputError: messages, tools or variables are not what a template can read.
+            ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
+        """
+        return self._templates.render(
+            messages,
+            template_str=template_str,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
+
+    def create_stream(self) -> TokenizerStream:
+        """A stream that decodes one token at a time, with the options as they are now.
+
+        Raises:
+            TokenizerError: the tokenizer's decoder needs the whole text.
+        """
+        return TokenizerStream(self)
+
+    def _checked_ids(self, tokens: ArrayLike, call: str) -> NDArray[np.int64]:
+        try:
+            ids = np.asarray(tokens)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InputError(
+                f"{call}: the token ids are not an array", str(error), "pass a list of integers"
+            ) from error
+        if ids.ndim > 1:
+            raise InputError(f"{call}: ids of shape {list(ids.shape)}", "one row is expected", "use decode_batch()")
+        if ids.size and ids.dtype.kind not in "iu":
+            raise InputError(f"{call}: ids of type {ids.dtype}", "token ids are whole numbers", "pass integers")
+        ids = ids.reshape(-1)
+        for id_ in ids[(ids < 0) | (ids >= self._num_ids)].tolist():
+            self._check_id(id_, call)
+        return ids.astype(np.int64)
+
+    def _check_id(self, id_: int, call: str) -> None:
+        # Vocabularies may have gaps, so a count of entries alone does not say which ids exist.
+        if not (0 <= id_ < self._num_ids or (0 <= id_ < 2**32 and self._backend.id_to_token(id_) is not None)):
+            raise InputError(
+                f"{call}: token id {id_}", f"ids are 0 to {self._num_ids - 1}", "pass ids of this model's vocabulary"
+            )
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({str(self.folder)!r}, vocab_size={self.vocab_size})"
+
+
+class TokenizerStream:
+    """Decodes a generation token by token; made by Tokenizer.create_stream()."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        decoder = tokenizer._backend.decoder
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer._special if tokenizer._options["skip_special_tokens"] else frozenset()
+        self._detokenizer = Detokenizer(None if decoder is None else json.loads(decoder.__getstate__()))
+
+    def decode(self, token: SupportsIndex) -> str:
+        """The text that has become certain with this token: whole characters, or "" until one is complete.
+
+        All pieces and the flush() behind them are together what Tokenizer.decode() gives for all the tokens.
+
+        Raises:
+            InputError: not an integer, or an id that the model does not have.
+        """
+        try:
+            id_ = operator.index(token)
+        except TypeError as error:
+            raise InputError(
+                f"TokenizerStream.decode: got a {type(token).__name__}", "one integer is expected", "pass one token id"
+            ) from error
+        self._tokenizer._check_id(id_, "TokenizerStream.decode")
+        text = self._tokenizer._backend.id_to_token(id_)
+        return "" if text is None or text in self._skipped else self._detokenizer.feed(text)
+
+    def flush(self) -> str:
+        """The rest of the text: an unfinished character becomes U+FFFD. The next token starts a new text."""
+        return self._detokenizer.flush()
+
+
+def _as_bool(name: str, value: object) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, str) and value.lower() in known:
+        return known[value.lower()]
+    if isinstance(value, bool):
+        return value
+    raise OptionError(f"{name} = {value!r}", "True or False is expected", "pass a bool")
+
+
+def _check_text(text: object, call: str) -> None:
+    if not isinstance(text, str):
+        raise InputError(f"{call}: got a {type(text).__name__}", "a text is expected", "pass a str")
+    if "\0" in text:
+        raise InputError(
+            f"{call}: the text has a NUL character at position {text.index(chr(0))}",
+            "text with NUL is binary data, or text in another encoding such as UTF-16",
+            "decode the data properly, or remove the character",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{call}: the text has half a surrogate pair at position {error.start}",
+            "it is not valid Unicode, usually because bytes were decoded with errors='surrogateescape'",
+            "decode the bytes with errors='replace'",
+        ) from error

@@ -1,0 +1,66 @@
+"""Fixtures of the kernel tests: seeded numbers, and one-node graphs run by onnxruntime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Seeded by the test's name: each test has numbers of its own, always the same."""
+    return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture
+def normal(rng: np.random.Generator) -> Callable[..., np.ndarray]:
+    """Standard normal float32 numbers of a shape."""
+    return lambda *shape: rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def onnxruntime_node() -> Callable[..., list[np.ndarray]]:
+    """run(op_type, inputs, outputs, domain=..., constants=..., **attributes): the outputs of a graph of one node.
+
+    Inputs that are None are absent; those whose index is in `constants` become initialisers.
+    """
+    ort = pytest.importorskip("onnxruntime")
+    from onnx import helper, numpy_helper
+
+    def run(
+        op_type: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[int],
+        domain: str = "com.microsoft",
+        constants: Sequence[int] = (),
+        **attributes: Any,
+    ) -> list[np.ndarray]:
+        names = [f"input_{i}" if value is not None else "" for i, value in enumerate(inputs)]
+        fixed = {names[i]: inputs[i] for i in constants if names[i]}
+        feeds = {name: value for name, value in zip(names, inputs, strict=True) if name and name not in fixed}
+        results = [f"output_{i}" if i in outputs else "" for i in range(max(outputs) + 1)]
+        node = helper.make_node(op_type, names, results, domain=domain, **attributes)
+        graph = helper.make_graph(
+            [node],
+            "one_node",
+            [
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+                for name, value in feeds.items()
+            ],
+            [helper.make_empty_tensor_value_info(name) for name in results if name],
+            [numpy_helper.from_array(value, name) for name, value in fixed.items()],
+        )
+        opsets = [helper.make_opsetid("", 22), helper.make_opsetid("com.microsoft", 1)]
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return session.run(None, feeds)
+
+    return run
