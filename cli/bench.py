@@ -17,7 +17,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command()
 def decode(
     model: opt.ModelArgument = None,
-    context: Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")] = 128,
+    context: Annotated[
+        int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")
+    ] = 128,
     tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")] = 128,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Sequences that advance together.")] = 1,
     repeat: Repeat = 5,
@@ -55,4 +57,8 @@ def _report(result: dict[str, object], as_json: bool) -> None:
         typer.echo(json.dumps(result))
         return
     for name, value in result.items():
-        typer.echo(f"{name.replace('_', ' '):<24} {value:.1f}" if isinstance(value, float) else f"{name.replace('_', ' '):<24} {value}")
+        typer.echo(
+            f"{name.replace('_', ' '):<24} {value:.1f}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' '):<24} {value}"
+        )

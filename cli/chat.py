@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,9 +23,9 @@ Ctrl-C stops a reply and keeps what was said; at the prompt it leaves."""
 def chat(
     model: opt.ModelArgument = None,
     prompt: Annotated[
-        Optional[str], typer.Option("-p", "--prompt", help="Ask this, print the answer and end.", show_default=False)
+        str | None, typer.Option("-p", "--prompt", help="Ask this, print the answer and end.", show_default=False)
     ] = None,
-    system: Annotated[Optional[str], typer.Option("-s", "--system", help="System message.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", help="System message.", show_default=False)] = None,
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = None,
     top_k: opt.TopK = None,

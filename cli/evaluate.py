@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -23,7 +23,10 @@ def root() -> None:
 def tasks(
     model: opt.ModelArgument = None,
     file: Annotated[
-        Optional[Path], typer.Option("-f", "--file", help="Questions as JSON lines [default: the bundled model's].", show_default=False)
+        Path | None,
+        typer.Option(
+            "-f", "--file", help="Questions as JSON lines [default: the bundled model's].", show_default=False
+        ),
     ] = None,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Questions answered together.")] = 16,
     show_wrong: Annotated[int, typer.Option(help="Wrong answers to show per task.", min=0)] = 0,
@@ -47,4 +50,5 @@ def tasks(
             typer.echo(f"{name:<16} {row['right']:>5} / {row['asked']:<5} {100 * row['accuracy']:6.1f} %")
     for name in table if show_wrong else ():
         for outcome in [o for o in outcomes if o.question.task == name and not o.right][:show_wrong]:
-            say(f"{name}: {outcome.question.messages[-1]['content']!r} -> {outcome.reply!r}, expected {outcome.question.answer!r}")
+            asked, expected = outcome.question.messages[-1]["content"], outcome.question.answer
+            say(f"{name}: {asked!r} -> {outcome.reply!r}, expected {expected!r}")

@@ -14,7 +14,9 @@ from .terminal import emit, footer, say
 def generate(
     model: opt.ModelArgument = None,
     prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to continue; - reads stdin.")] = "-",
-    chat_template: Annotated[bool, typer.Option("--chat/--raw", help="Render the prompt as a user message first.")] = False,
+    chat_template: Annotated[
+        bool, typer.Option("--chat/--raw", help="Render the prompt as a user message first.")
+    ] = False,
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = None,
     top_k: opt.TopK = None,

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from genai.model import Model
 
-ModelArgument = Annotated[Optional[Path], typer.Argument(help="Model folder; without it, the bundled model.", show_default=False)]
-Threads = Annotated[Optional[int], typer.Option("-t", "--threads", help="CPU threads [default: physical cores].", show_default=False)]
+ModelArgument = Annotated[
+    Path | None, typer.Argument(help="Model folder; without it, the bundled model.", show_default=False)
+]
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].", show_default=False)
+]
 Accuracy = Annotated[str, typer.Option(help='"auto" obeys the model; "fp32" keeps activations and cache in fp32.')]
 KvType = Annotated[str, typer.Option("--kv-type", help="Type of cached keys and values: auto, fp16 or fp32.")]
 MaxTokens = Annotated[
-    Optional[int], typer.Option("-n", "--max-tokens", help="Most tokens per reply [default: what fits].", show_default=False)
+    int | None,
+    typer.Option("-n", "--max-tokens", help="Most tokens per reply [default: what fits].", show_default=False),
 ]
 Temperature = Annotated[
-    Optional[float], typer.Option(help="Sample at this temperature; 0 = greedy [default: the model's].", show_default=False)
+    float | None,
+    typer.Option(help="Sample at this temperature; 0 = greedy [default: the model's].", show_default=False),
 ]
-TopK = Annotated[Optional[int], typer.Option(help="Sample among the k most likely tokens; 0 = all.", show_default=False)]
-TopP = Annotated[Optional[float], typer.Option(help="Sample among the most likely tokens up to this probability.", show_default=False)]
-Seed = Annotated[Optional[int], typer.Option(help="Seed of the random numbers; same seed, same text.", show_default=False)]
+TopK = Annotated[int | None, typer.Option(help="Sample among the k most likely tokens; 0 = all.", show_default=False)]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Sample among the most likely tokens up to this probability.", show_default=False),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of the random numbers; same seed, same text.", show_default=False)]
 RepeatPenalty = Annotated[
-    Optional[float], typer.Option(help="Above 1, tokens that occurred become less likely.", show_default=False)
+    float | None, typer.Option(help="Above 1, tokens that occurred become less likely.", show_default=False)
 ]
-Stats = Annotated[Optional[bool], typer.Option("--stats/--no-stats", help="Figures after each reply, on stderr.", show_default=False)]
+Stats = Annotated[
+    bool | None, typer.Option("--stats/--no-stats", help="Figures after each reply, on stderr.", show_default=False)
+]
 
 
 def search_options(
@@ -43,7 +54,11 @@ def search_options(
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if temperature == 0 and (extra := sorted(set(options) & {"top_k", "top_p"})):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
-        raise OptionError(f"--temperature 0 contradicts {names}", "temperature 0 is greedy: nothing is sampled", "leave one of them out")
+        raise OptionError(
+            f"--temperature 0 contradicts {names}",
+            "temperature 0 is greedy: nothing is sampled",
+            "leave one of them out",
+        )
     if options:
         options["do_sample"] = temperature != 0
     if repeat_penalty is not None:

@@ -75,4 +75,6 @@ def _summary(speeds: list[float]) -> dict[str, float]:
 def _check_length(model: Model, length: int) -> None:
     limit = model.config.model.context_length
     if length > limit:
-        raise ContextOverflowError(f"the run needs {length} tokens", f"the model's context_length is {limit}", "ask for fewer tokens")
+        raise ContextOverflowError(
+            f"the run needs {length} tokens", f"the model's context_length is {limit}", "ask for fewer tokens"
+        )

@@ -26,7 +26,13 @@ class ChatSession:
     """
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, *, system: str | None = None, max_tokens: int | None = None, **search_options: Any
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        system: str | None = None,
+        max_tokens: int | None = None,
+        **search_options: Any,
     ) -> None:
         params = GeneratorParams(model)
         params.set_search_options(**search_options)

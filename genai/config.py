@@ -84,7 +84,9 @@ class Config:
             raise ConfigError("overlay: the text is not JSON", str(error), "pass a JSON object as a string") from error
         if not isinstance(patch, dict):
             raise ConfigError(
-                f"overlay: the text is a JSON {type(patch).__name__}", "an overlay is an object", 'for example {"search": {"top_k": 1}}'
+                f"overlay: the text is a JSON {type(patch).__name__}",
+                "an overlay is an object",
+                'for example {"search": {"top_k": 1}}',
             )
         before = self.raw
         self.raw = _merged(before, patch)
@@ -99,7 +101,9 @@ class Config:
         """Choose an execution provider. Only "cpu" exists in this version."""
         if name.lower() not in ("cpu", "cpuexecutionprovider"):
             raise NotSupportedYetError(
-                f"provider {name!r} is not available", "this version runs on the CPU", 'use "cpu", or leave the call out'
+                f"provider {name!r} is not available",
+                "this version runs on the CPU",
+                'use "cpu", or leave the call out',
             )
 
     def clear_providers(self) -> None:
@@ -126,7 +130,9 @@ def _read_json(folder: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: is not JSON", str(error), "correct the file at that place") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds a {type(value).__name__}", "an object is expected", 'start with {"model": {…}}')
+        raise ConfigError(
+            f"{path}: holds a {type(value).__name__}", "an object is expected", 'start with {"model": {…}}'
+        )
     return value
 
 
@@ -137,11 +143,15 @@ def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key])
         path = f"{where}.{name}" if where else name
         key = keys.get(name)
         if key is None:
-            raise ConfigError(f"unknown key {path!r} in {CONFIG_NAME}", "it is not part of the format", _suggest(name, keys))
+            raise ConfigError(
+                f"unknown key {path!r} in {CONFIG_NAME}", "it is not part of the format", _suggest(name, keys)
+            )
         if not _has_type(item, key.types):
             allowed = " or ".join(kind.__name__ for kind in key.types)
             raise ConfigError(
-                f"{path} = {item!r} in {CONFIG_NAME}", f"expected {allowed}, found {type(item).__name__}", f"write {path} as {allowed}"
+                f"{path} = {item!r} in {CONFIG_NAME}",
+                f"expected {allowed}, found {type(item).__name__}",
+                f"write {path} as {allowed}",
             )
         if key.use is Use.LATER and item not in ({}, [], None):
             raise NotSupportedYetError(
@@ -171,7 +181,9 @@ def _suggest(name: str, keys: Mapping[str, Key]) -> str:
 
 def _require(block: Mapping[str, Any], where: str, name: str) -> Any:
     if name not in block:
-        raise ConfigError(f"{where}.{name} is missing in {CONFIG_NAME}", "the engine needs it", f"add {name} to {where}")
+        raise ConfigError(
+            f"{where}.{name} is missing in {CONFIG_NAME}", "the engine needs it", f"add {name} to {where}"
+        )
     return block[name]
 
 
@@ -191,7 +203,9 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
     for name, value in [("eos_token_id", e) for e in eos_ids] + list(optional.items()):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value >= vocab_size):
             raise ConfigError(
-                f"model.{name} = {value!r} in {CONFIG_NAME}", f"a token id below vocab_size {vocab_size} is expected", "correct the value"
+                f"model.{name} = {value!r} in {CONFIG_NAME}",
+                f"a token id below vocab_size {vocab_size} is expected",
+                "correct the value",
             )
     return ModelConfig(
         type=str(_require(model, "model", "type")),
@@ -214,7 +228,9 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
     filename = str(_require(decoder, "model.decoder", "filename"))
     if Path(filename).is_absolute() or ".." in Path(filename).parts:
         raise ConfigError(
-            f"model.decoder.filename = {filename!r}", "the model file must lie inside the model folder", "give a relative file name"
+            f"model.decoder.filename = {filename!r}",
+            "the model file must lie inside the model folder",
+            "give a relative file name",
         )
     window = decoder.get("sliding_window", {}).get("window_size")
     heads = _positive(decoder, "model.decoder", "num_attention_heads")
@@ -241,7 +257,11 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
 def _template(block: Mapping[str, Any], name: str, default: str) -> str:
     value = str(block.get(name, default))
     if value.count("%d") != 1 or value.count("%") != 1:
-        raise ConfigError(f"{name} = {value!r} in {CONFIG_NAME}", "it needs exactly one %d, the layer number", f"for example {default!r}")
+        raise ConfigError(
+            f"{name} = {value!r} in {CONFIG_NAME}",
+            "it needs exactly one %d, the layer number",
+            f"for example {default!r}",
+        )
     return value
 
 

@@ -108,7 +108,8 @@ SEARCH = {
     **_used(FLOAT, "temperature top_p repetition_penalty length_penalty diversity_penalty"),
     **_used(
         INT,
-        "top_k min_length max_length batch_size num_beams num_return_sequences no_repeat_ngram_size random_seed chunk_size",
+        "top_k min_length max_length batch_size num_beams num_return_sequences no_repeat_ngram_size random_seed "
+        "chunk_size",
     ),
     **_foreign(FLOAT, "blank_penalty audio_temperature"),
     **_foreign(BOOL, "audio_interleaved"),

@@ -39,7 +39,9 @@ class GeneratorParams:
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, Model):
-            raise InputError(f"GeneratorParams needs a Model, not {type(model).__name__}", "options depend on it", "pass a Model")
+            raise InputError(
+                f"GeneratorParams needs a Model, not {type(model).__name__}", "options depend on it", "pass a Model"
+            )
         self.model = model
         self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
         self._options["max_length"] = model.config.model.context_length
@@ -57,7 +59,9 @@ class GeneratorParams:
         context, vocab = self.model.config.model.context_length, self.model.config.model.vocab_size
         if new.get("max_length", 0) > context:
             raise OptionError(
-                f"max_length = {new['max_length']}", f"the model's context_length is {context}", f"use at most {context}"
+                f"max_length = {new['max_length']}",
+                f"the model's context_length is {context}",
+                f"use at most {context}",
             )
         if new.get("top_k", 0) > vocab and "top_k" in options and options is not self.model.config.search:
             new["top_k"] = self._clipped_top_k(new["top_k"], vocab)
@@ -75,11 +79,15 @@ class GeneratorParams:
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
         """Constrained output: not supported yet."""
-        raise NotSupportedYetError(f"guidance {type!r} is not supported yet", "there is no grammar engine here", "generate without it")
+        raise NotSupportedYetError(
+            f"guidance {type!r} is not supported yet", "there is no grammar engine here", "generate without it"
+        )
 
     def set_speculative_options(self, **options: Any) -> None:
         """Speculative decoding: not supported yet."""
-        raise NotSupportedYetError("speculative decoding is not supported yet", "there is no drafter here", "leave the options out")
+        raise NotSupportedYetError(
+            "speculative decoding is not supported yet", "there is no drafter here", "leave the options out"
+        )
 
 
 class Generator:
@@ -101,11 +109,14 @@ class Generator:
                 "pass both in this order",
             )
         if params.model is not model:
-            raise InputError("params were made for another model", "their limits come from it", "make GeneratorParams(model) anew")
+            raise InputError(
+                "params were made for another model", "their limits come from it", "make GeneratorParams(model) anew"
+            )
         self._options = params.get_search_options()
         if self._options["min_length"] > self._options["max_length"]:
+            low, high = self._options["min_length"], self._options["max_length"]
             raise OptionError(
-                f"min_length = {self._options['min_length']} is greater than max_length = {self._options['max_length']}",
+                f"min_length = {low} is greater than max_length = {high}",
                 "no sequence can satisfy both",
                 "lower min_length or raise max_length",
             )
@@ -169,11 +180,15 @@ class Generator:
             InputError: negative, or longer than a sequence.
         """
         if not isinstance(length, (int, np.integer)) or isinstance(length, bool):
-            raise InputError(f"rewind_to({length!r})", "a whole number is expected", "pass the number of tokens to keep")
+            raise InputError(
+                f"rewind_to({length!r})", "a whole number is expected", "pass the number of tokens to keep"
+            )
         shortest = min(len(sequence.tokens) for sequence in self._sequences)
         if not 0 <= length <= shortest:
             raise InputError(
-                f"rewind_to({length}) is outside 0..{shortest}", "a rewind can only shorten every sequence", f"use 0 to {shortest}"
+                f"rewind_to({length}) is outside 0..{shortest}",
+                "a rewind can only shorten every sequence",
+                f"use 0 to {shortest}",
             )
         for sequence in self._sequences:
             sequence.rewind(int(length))
@@ -243,7 +258,9 @@ class Generator:
             StateError: no token was generated since the start or the last rewind.
         """
         if self._next_tokens is None:
-            raise StateError("no token was generated yet", "there is nothing to return", "call generate_next_token first")
+            raise StateError(
+                "no token was generated yet", "there is nothing to return", "call generate_next_token first"
+            )
         return self._next_tokens.copy()
 
     def get_sequence(self, index: int) -> NDArray[np.int32]:
@@ -254,7 +271,9 @@ class Generator:
         """
         if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < len(self._sequences):
             raise InputError(
-                f"get_sequence({index!r})", f"the batch has {len(self._sequences)} sequences", f"use 0 to {len(self._sequences) - 1}"
+                f"get_sequence({index!r})",
+                f"the batch has {len(self._sequences)} sequences",
+                f"use 0 to {len(self._sequences) - 1}",
             )
         return np.asarray(self._sequences[int(index)].tokens, np.int32)
 

@@ -21,7 +21,7 @@ from .engine.dense import DenseDecoder, DenseInput
 from .engine.paged import PagedDecoder
 from .errors import CacheCapacityError, ConfigError, UnsupportedModelError
 from .graph.flatten import AttentionLayer, FlatDecoder, GraphNames, flatten_decoder
-from .graph.ir import Graph, Model, Value
+from .graph.ir import DataType, Graph, Model, Value
 from .graph.reader import read_model
 from .graph.rewrites.base import Level, run_rewrites
 from .graph.rewrites.dead_code import RemoveDeadCode
@@ -77,7 +77,9 @@ def load_decoder(
     try:
         flat = flatten_decoder(model, names)
     except NotFlattenable as reason:
-        return _dense(model, names, config, options, DecoderInfo(parameters, weight_bytes, 0, 0, "fp32", 0, False, str(reason)))
+        return _dense(
+            model, names, config, options, DecoderInfo(parameters, weight_bytes, 0, 0, "fp32", 0, False, str(reason))
+        )
     run_rewrites(model, DECODER_RULES, Level.ALL)
     _check_layers(flat, config)
     layout = cache_layout(flat.layers, kv_dtype)
@@ -124,15 +126,29 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
             )
 
 
+# Inputs that are stored beside weights but are not weights: scales, zero points, and tables of cosines and sines.
+_SIDE_INPUTS = {
+    "MatMulNBits": (2, 3),
+    "GatherBlockQuantized": (2, 3),
+    "GroupQueryAttention": (7, 8),
+    "RotaryEmbedding": (2, 3),
+}
+
+
 def count_weights(graph: Graph) -> tuple[int, int]:
-    """Parameters and bytes of a graph's weights; scales and zero points count as bytes, not as parameters."""
-    packed = {node.inputs[1]: int(node.attribute("bits", 4)) for node in graph.nodes if node.op_type == "MatMulNBits"}
-    side = {name for node in graph.nodes if node.op_type == "MatMulNBits" for name in node.inputs[2:4]}
+    """Parameters and bytes of a graph's weights; scales, zero points and RoPE tables count as bytes only."""
+    side = {node.input(i) for node in graph.nodes for i in _SIDE_INPUTS.get(node.op_type, ())}
+    packed = {
+        node.input(index): int(node.attribute("bits", 4))
+        for node in graph.nodes
+        for op_type, index in (("MatMulNBits", 1), ("GatherBlockQuantized", 0))
+        if node.op_type == op_type
+    }
     parameters = 0
     for name, tensor in graph.initializers.items():
-        if name not in side:
-            count = int(np.prod(tensor.shape, dtype=np.int64))
-            parameters += count * 8 // packed[name] if name in packed else count
+        if name in packed or (name not in side and tensor.dtype.name not in ("INT64", "INT32")):
+            bits_per_value = packed.get(name, 8) if tensor.dtype is DataType.UINT8 else None
+            parameters += tensor.num_elements if bits_per_value is None else tensor.num_elements * 8 // bits_per_value
     return parameters, sum(tensor.nbytes for tensor in graph.initializers.values())
 
 
@@ -161,7 +177,13 @@ def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout
     dtype = {"fp16": "float16", "fp32": "float32"}[kv_dtype]
     groups = tuple(
         CacheGroup(
-            index=index, layers=tuple(members), kv_heads=kv_heads, head_size=head_size, v_head_size=v_head_size, dtype=dtype, window=window
+            index=index,
+            layers=tuple(members),
+            kv_heads=kv_heads,
+            head_size=head_size,
+            v_head_size=v_head_size,
+            dtype=dtype,
+            window=window,
         )
         for index, ((kv_heads, head_size, v_head_size, window), members) in enumerate(shapes.items())
     )
@@ -190,7 +212,9 @@ def _dense(
         for value in model.graph.inputs
         if value.name not in model.graph.initializers
     }
-    return DenseDecoder(build_plan(model, options), inputs, names, config.model.vocab_size), info
+    decoder = config.model.decoder
+    past_shape = decoder.num_key_value_heads, decoder.head_size
+    return DenseDecoder(build_plan(model, options), inputs, names, config.model.vocab_size, past_shape), info
 
 
 def _input_dtype(graph: Graph, name: str) -> np.dtype[Any]:
@@ -200,7 +224,9 @@ def _input_dtype(graph: Graph, name: str) -> np.dtype[Any]:
 def _numpy_dtype(value: Value) -> np.dtype[Any]:
     dtype = getattr(value.type, "dtype", None)
     if dtype is None:
-        raise UnsupportedModelError(f"graph input {value.name!r} is not a tensor", "decoders take tensors", "export it again")
+        raise UnsupportedModelError(
+            f"graph input {value.name!r} is not a tensor", "decoders take tensors", "export it again"
+        )
     result: np.dtype[Any] = np.dtype(dtype.numpy_dtype)
     return result
 

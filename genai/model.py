@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -48,7 +49,11 @@ class Model:
         _check_choice("accuracy", accuracy, ACCURACIES)
         for name, value in (("threads", threads), ("cache_bytes", cache_bytes)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise OptionError(f"{name} = {value!r}", "a whole number of at least 1 is expected", f"pass {name}=None for the default")
+                raise OptionError(
+                    f"{name} = {value!r}",
+                    "a whole number of at least 1 is expected",
+                    f"pass {name}=None for the default",
+                )
         from .loading import load_decoder
 
         self.config = source if isinstance(source, Config) else Config(source)
@@ -92,7 +97,7 @@ class Model:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: builtins.type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
@@ -102,4 +107,6 @@ class Model:
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise OptionError(f"{name} = {value!r}", f"allowed: {', '.join(allowed)}", f"pass one of them, or leave {name} out")
+        raise OptionError(
+            f"{name} = {value!r}", f"allowed: {', '.join(allowed)}", f"pass one of them, or leave {name} out"
+        )

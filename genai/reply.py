@@ -54,7 +54,9 @@ def feed_prompt(generator: Generator, prompt: Sequence[int], stats: ReplyStats) 
         raise InputError("the prompt is empty", "there is nothing to answer", "write something")
     if len(prompt) >= limit:
         raise ContextOverflowError(
-            f"the prompt has {len(prompt)} tokens", f"the context holds {limit}, the reply included", "shorten it, or start a new chat"
+            f"the prompt has {len(prompt)} tokens",
+            f"the context holds {limit}, the reply included",
+            "shorten it, or start a new chat",
         )
     current = generator.get_sequence(0).tolist()
     shared = 0
@@ -80,7 +82,9 @@ def stream_reply(
         InputError, ContextOverflowError: see feed_prompt.
     """
     if max_tokens is not None and max_tokens < 1:
-        raise OptionError(f"max_tokens = {max_tokens}", "at least 1 is expected", "leave it out for no limit but the context")
+        raise OptionError(
+            f"max_tokens = {max_tokens}", "at least 1 is expected", "leave it out for no limit but the context"
+        )
     begin = time.perf_counter()
     feed_prompt(generator, prompt, stats)
     stream = tokenizer.create_stream()

@@ -41,7 +41,9 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
     "chunk_size": Option(int, 0, "0 (automatic) or greater", _at_least(0)),
     "no_repeat_ngram_size": Option(int, 0, "0 or greater", _at_least(0), lambda value: value == 0, "n-gram blocking"),
     "num_beams": Option(int, 1, "1 or greater", _at_least(1), lambda value: value == 1, "beam search"),
-    "num_return_sequences": Option(int, 1, "1 or greater", _at_least(1), lambda value: value == 1, "several sequences per prompt"),
+    "num_return_sequences": Option(
+        int, 1, "1 or greater", _at_least(1), lambda value: value == 1, "several sequences per prompt"
+    ),
     # These steer beam search, or how onnxruntime allocates; with one beam they cannot change tokens.
     "length_penalty": Option(float, 1.0, "a number", lambda value: True),
     "early_stopping": Option(bool, True, *_BOOL),
@@ -86,5 +88,7 @@ def _converted(name: str, value: Any, option: Option) -> Any:
             return int(value)
         raise OptionError(f"{name} = {value!r}", "it must be a whole number", f"allowed: {option.allowed}")
     raise OptionError(
-        f"{name} = {value!r} is a {type(value).__name__}", f"{option.kind.__name__} is expected", f"allowed: {option.allowed}"
+        f"{name} = {value!r} is a {type(value).__name__}",
+        f"{option.kind.__name__} is expected",
+        f"allowed: {option.allowed}",
     )

@@ -77,9 +77,13 @@ def _question(path: Path, number: int, line: str) -> Question:
             int(item.get("max_tokens", DEFAULT_MAX_TOKENS)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}, line {number}: not a question", f"{type(error).__name__}: {error}", f"write {form}") from error
+        raise InputError(
+            f"{path}, line {number}: not a question", f"{type(error).__name__}: {error}", f"write {form}"
+        ) from error
     if question.match not in MATCHES:
-        raise InputError(f"{path}, line {number}: match = {question.match!r}", f"allowed: {', '.join(MATCHES)}", f"write {form}")
+        raise InputError(
+            f"{path}, line {number}: match = {question.match!r}", f"allowed: {', '.join(MATCHES)}", f"write {form}"
+        )
     return question
 
 
@@ -96,7 +100,8 @@ def evaluate(model: Model, questions: Sequence[Question], *, batch_size: int = 1
 
 def _answers(model: Model, tokenizer: Tokenizer, questions: Sequence[Question]) -> list[str]:
     prompts = [
-        tokenizer.encode(tokenizer.apply_chat_template(list(q.messages), add_generation_prompt=True)).tolist() for q in questions
+        tokenizer.encode(tokenizer.apply_chat_template(list(q.messages), add_generation_prompt=True)).tolist()
+        for q in questions
     ]
     params = GeneratorParams(model)
     params.set_search_options(do_sample=False, batch_size=len(prompts))
@@ -106,7 +111,10 @@ def _answers(model: Model, tokenizer: Tokenizer, questions: Sequence[Question]) 
             if generator.is_done():
                 break
             generator.generate_next_token()
-        tails = [generator.get_sequence(i)[len(prompt) :][: q.max_tokens] for i, (prompt, q) in enumerate(zip(prompts, questions, strict=True))]
+        tails = [
+            generator.get_sequence(i)[len(prompt) :][: q.max_tokens]
+            for i, (prompt, q) in enumerate(zip(prompts, questions, strict=True))
+        ]
     return [tokenizer.decode(tail).strip() for tail in tails]
 
 

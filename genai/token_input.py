@@ -28,7 +28,9 @@ def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int 
     else:
         rows = _split(_ids(value), batch_size, pad_token_id)
     if len(rows) != batch_size:
-        raise InputError(f"append_tokens got {len(rows)} rows", f"batch_size is {batch_size}", "pass one row per sequence")
+        raise InputError(
+            f"append_tokens got {len(rows)} rows", f"batch_size is {batch_size}", "pass one row per sequence"
+        )
     for index, row in enumerate(rows):
         _check(row, index, vocab_size)
     return [row.tolist() for row in rows]
@@ -38,19 +40,27 @@ def _ids(value: Any) -> NDArray[np.int64]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InputError("append_tokens: the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
+        raise InputError(
+            "append_tokens: the tokens are ragged", str(error), "pass a list of lists, one per sequence"
+        ) from error
     if array.size == 0:
-        raise InputError("append_tokens: there are no tokens", "a step needs at least one", "append at least one token per sequence")
+        raise InputError(
+            "append_tokens: there are no tokens", "a step needs at least one", "append at least one token per sequence"
+        )
     if array.dtype.kind not in "iu":
         raise InputError(
-            f"append_tokens: token ids of type {array.dtype}", "ids are whole numbers", "pass what Tokenizer.encode returned"
+            f"append_tokens: token ids of type {array.dtype}",
+            "ids are whole numbers",
+            "pass what Tokenizer.encode returned",
         )
     return array.astype(np.int64)
 
 
 def _split(array: NDArray[np.int64], batch_size: int, pad_token_id: int | None) -> list[NDArray[np.int64]]:
     if array.ndim > 2:
-        raise InputError(f"append_tokens: tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them")
+        raise InputError(
+            f"append_tokens: tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them"
+        )
     if array.ndim == 2 and array.shape[0] == batch_size:
         return [_without_padding(row, pad_token_id) for row in array] if batch_size > 1 else [array[0]]
     flat = array.reshape(-1)
@@ -72,7 +82,9 @@ def _without_padding(row: NDArray[np.int64], pad_token_id: int | None) -> NDArra
 
 def _check(row: NDArray[np.int64], index: int, vocab_size: int) -> None:
     if row.ndim != 1:
-        raise InputError(f"append_tokens: row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it")
+        raise InputError(
+            f"append_tokens: row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it"
+        )
     bad = row[(row < 0) | (row >= vocab_size)]
     if bad.size:
         raise InputError(

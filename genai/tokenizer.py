@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .config import Config
     from .model import Model
 
+
 class Tokenizer:
     """Encodes text, decodes token ids, and formats chats.
 

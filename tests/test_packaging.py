@@ -32,9 +32,7 @@ def room_files() -> list[Path]:
 def test_every_package_is_listed() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     found = {
-        str(Path(installed_name(path)).parent).replace("/", ".")
-        for path in room_files()
-        if path.name == "__init__.py"
+        str(Path(installed_name(path)).parent).replace("/", ".") for path in room_files() if path.name == "__init__.py"
     }
     assert listed == found
 

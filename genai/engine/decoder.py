@@ -23,7 +23,7 @@ class DecoderSequence(Protocol):
     def num_computed(self) -> int: ...
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens from `length` on. The last one kept becomes pending, so that its logits can be asked for."""
+        """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
 
     def close(self) -> None:
         """Give the cached state back."""
@@ -37,7 +37,9 @@ class Decoder(Protocol):
     def open(self) -> Any:
         """A new empty DecoderSequence."""
 
-    def compute(self, sequences: Sequence[Any], *, all_rows: bool = False, token_budget: int | None = None) -> list[Logits]:
+    def compute(
+        self, sequences: Sequence[Any], *, all_rows: bool = False, token_budget: int | None = None
+    ) -> list[Logits]:
         """Compute the pending tokens of every sequence.
 
         Args:

@@ -53,12 +53,15 @@ class DenseDecoder:
         inputs: its inputs by name.
         names: what they mean.
         vocab_size: width of the logits.
+        past_shape: (kv_heads, head_size), where the graph leaves them open.
     """
 
-    def __init__(self, plan: Plan, inputs: dict[str, DenseInput], names: GraphNames, vocab_size: int) -> None:
+    def __init__(
+        self, plan: Plan, inputs: dict[str, DenseInput], names: GraphNames, vocab_size: int, past_shape: tuple[int, int]
+    ) -> None:
         self.plan, self.inputs, self.names, self.vocab_size = plan, inputs, names, vocab_size
         self._layers = _layers(inputs, names)
-        self._empty = {name: _empty_past(name, inputs[name]) for pair in self._layers for name in pair[:2]}
+        self._empty = {name: _empty_past(name, inputs[name], past_shape) for pair in self._layers for name in pair[:2]}
 
     def open(self) -> DenseSequence:
         """A new empty sequence."""
@@ -80,7 +83,9 @@ class DenseDecoder:
                 "it computes the last row only (prune_lm_head), and it could not be flattened",
                 "export the model without prune_lm_head to get every row",
             )
-        sequence.past = {past: results[present] for pair in self._layers for past, present in zip(pair[:2], pair[2:], strict=True)}
+        sequence.past = {
+            past: results[present] for pair in self._layers for past, present in zip(pair[:2], pair[2:], strict=True)
+        }
         sequence.num_computed = total
         return logits if all_rows else logits[-1:]
 
@@ -96,10 +101,10 @@ class DenseDecoder:
         """Nothing is kept outside the sequences."""
 
 
-def _layers(inputs: dict[str, DenseInput], names: GraphNames) -> list[tuple[str, str, str, str]]:
+def _layers(inputs: dict[str, DenseInput], names: GraphNames) -> list[tuple[str, ...]]:
     """Per layer: past key, past value, present key, present value."""
     templates = (names.past_key, names.past_value, names.present_key, names.present_value)
-    layers = []
+    layers: list[tuple[str, ...]] = []
     while names.past_key.replace("%d", str(len(layers))) in inputs:
         layers.append(tuple(template.replace("%d", str(len(layers))) for template in templates))
     known = {name for pair in layers for name in pair} | {names.input_ids, names.attention_mask, names.position_ids}
@@ -109,14 +114,15 @@ def _layers(inputs: dict[str, DenseInput], names: GraphNames) -> list[tuple[str,
             "their meaning is not known, so they cannot be fed",
             "name them in genai_config.json (model.decoder.inputs) or export the decoder without them",
         )
-    return layers  # type: ignore[return-value]
+    return layers
 
 
-def _empty_past(name: str, value: DenseInput) -> np.ndarray:
-    if len(value.shape) != 4 or value.shape[1] is None or value.shape[3] is None:
+def _empty_past(name: str, value: DenseInput, past_shape: tuple[int, int]) -> np.ndarray:
+    if len(value.shape) != 4:
         raise UnsupportedModelError(
-            f"past tensor {name!r} has shape {value.shape}",
-            "[batch, kv_heads, length, head_size] with fixed kv_heads and head_size is expected",
+            f"past tensor {name!r} has {len(value.shape)} dimensions",
+            "[batch, kv_heads, length, head_size] is expected",
             "export the decoder with separate past keys and values",
         )
-    return np.zeros((1, value.shape[1], 0, value.shape[3]), value.dtype)
+    kv_heads, head_size = value.shape[1] or past_shape[0], value.shape[3] or past_shape[1]
+    return np.zeros((1, kv_heads, 0, head_size), value.dtype)

@@ -102,9 +102,7 @@ class PagedDecoder:
             sequence.table.truncate(0)
             sequence.rope_table = wanted
 
-    def _run_step(
-        self, sequences: Sequence[PagedSequence], step: Step, all_rows: bool
-    ) -> Iterator[tuple[int, Logits]]:
+    def _run_step(self, sequences: Sequence[PagedSequence], step: Step, all_rows: bool) -> Iterator[tuple[int, Logits]]:
         with self._reserved(sequences, step) as slots:
             context, tokens, owners = self._context(sequences, step, slots, all_rows)
             feeds = {self.input_ids: tokens[None, :].astype(self.input_dtype, copy=False)}
@@ -158,14 +156,17 @@ class PagedDecoder:
         counts = [count for _, count in step]
         query_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         tables = [sequences[index].table for index, _ in step]
-        tokens, positions, wanted = [], [], []
+        tokens, positions = [], []
+        wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
         for (index, count), table, start in zip(step, tables, query_start, strict=False):
             first = table.length - count
             tokens.append(np.asarray(sequences[index].tokens[first : table.length], np.int64))
             positions.append(np.arange(first, table.length, dtype=np.int64))
             finished = table.length == len(sequences[index].tokens)
-            rows = range(start, start + count) if all_rows else range(start + count - 1, start + count) if finished else ()
+            rows = (
+                range(start, start + count) if all_rows else range(start + count - 1, start + count) if finished else ()
+            )
             owners.append((index, len(wanted), len(wanted) + len(rows)))
             wanted.extend(rows)
         context = StepContext(

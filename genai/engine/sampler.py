@@ -64,7 +64,8 @@ def sample(
     lengths = [len(history) for history in histories]
     scores = _with_penalties(logits, histories, lengths, sampling, eos)
     if sampling.greedy:
-        return np.argmax(scores, axis=1)
+        best: NDArray[np.int64] = np.argmax(scores, axis=1)
+        return best
     draws = np.asarray([_uniform(sampling.seed, row, length) for row, length in zip(rows, lengths, strict=True)])
     return _draw(scores, draws, sampling)
 
@@ -81,7 +82,9 @@ def _with_penalties(
     if sampling.repetition_penalty != 1.0:
         for row, history in zip(scores, histories, strict=True):
             seen = np.unique(np.asarray(history, np.int64))
-            row[seen] = np.where(row[seen] < 0, row[seen] * sampling.repetition_penalty, row[seen] / sampling.repetition_penalty)
+            row[seen] = np.where(
+                row[seen] < 0, row[seen] * sampling.repetition_penalty, row[seen] / sampling.repetition_penalty
+            )
     return scores
 
 
@@ -105,7 +108,8 @@ def _draw(scores: Logits, draws: NDArray[np.float64], sampling: Sampling) -> NDA
     picks = np.sum(cumulative <= draws[:, None] * cumulative[:, -1:], axis=1)
     # A draw so close to 1 that rounding carries it past the end takes the last token that has any weight.
     picks = np.minimum(picks, np.sum(weights > 0, axis=1) - 1)
-    return np.take_along_axis(tokens, picks[:, None], axis=1)[:, 0]
+    chosen: NDArray[np.int64] = np.take_along_axis(tokens, picks[:, None], axis=1)[:, 0]
+    return chosen
 
 
 def _uniform(seed: int, row: int, position: int) -> float:

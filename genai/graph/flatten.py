@@ -185,6 +185,11 @@ def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> Attention
     return AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, window if window > 0 else None)
 
 
+_KEPT_ATTRIBUTES = (
+    "num_heads kv_num_heads scale softcap do_rotary rotary_interleaved smooth_softmax qk_norm_epsilon"
+).split()
+
+
 def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tuple[str, str]]) -> None:
     """GroupQueryAttention becomes genai.PagedAttention.
 
@@ -196,8 +201,7 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
 
     cos, long_cos = tables.get(given(7), (given(7), ""))
     sin, long_sin = tables.get(given(8), (given(8), ""))
-    kept = "num_heads kv_num_heads scale softcap do_rotary rotary_interleaved smooth_softmax qk_norm_epsilon".split()
-    attributes = {name: node.attributes[name] for name in kept if name in node.attributes}
+    attributes = {name: node.attributes[name] for name in _KEPT_ATTRIBUTES if name in node.attributes}
     attributes["layer"] = Attribute.of("layer", layer.layer)
     attributes["window"] = Attribute.of("window", layer.window or -1)
     attributes["v_head_size"] = Attribute.of("v_head_size", layer.v_head_size)
@@ -211,7 +215,7 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
 
 
 def _gather_wanted_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) -> None:
-    """Compute the head for the wanted rows only: where the graph takes the last row, or else before its last product."""
+    """Compute the head for wanted rows only: where the graph takes the last row, or else before its last product."""
     for node in analysis.last_row_gathers:
         node.domain, node.op_type, node.inputs = DOMAIN, "WantedRows", node.inputs[:1]
         node.attributes = {"squeeze": Attribute.of("squeeze", 1)}

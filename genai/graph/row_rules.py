@@ -101,13 +101,16 @@ def _axes(graph: Graph, node: Node, input_index: int = 1) -> list[int] | None:
 # --- element by element -----------------------------------------------------------------------------------------
 
 
-@rule(
-    *"Abs Acos Acosh Asin Asinh Atan Atanh Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike "
+ELEMENTWISE = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike "
     "Ceil Celu Clip Cos Cosh Div Dropout Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
     "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal "
     "Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where "
-    "Xor".split()
+    "Xor"
 )
+
+
+@rule(*ELEMENTWISE.split())
 def elementwise(graph: Graph, node: Node, states: Sequence[State | None], found: Found) -> States:
     given = [state for state in states if state is not None]
     if all(state.kind in (Kind.LENGTHS, Kind.UNIFORM) for state in given):
@@ -178,7 +181,19 @@ def skip_norm(graph: Graph, node: Node, states: Sequence[State | None], found: F
     return [result] * len(node.outputs)
 
 
-@rule(*"ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp".split())
+@rule(
+    *[
+        "ReduceSum",
+        "ReduceMean",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceSumSquare",
+        "ReduceLogSumExp",
+    ]
+)
 def reduce(graph: Graph, node: Node, states: Sequence[State | None], found: Found) -> States:
     state = _the_rows(states)
     axes = _axes(graph, node)
@@ -338,7 +353,12 @@ def _resolve(old: Shape, wanted: Shape, allow_zero: bool) -> Shape:
     total = product(old)
     if Dim(-1) not in copied:
         return tuple(copied)
-    if rest.factor == 0 or total.factor % rest.factor or (rest.batch and not total.batch) or (rest.tokens and not total.tokens):
+    if (
+        rest.factor == 0
+        or total.factor % rest.factor
+        or (rest.batch and not total.batch)
+        or (rest.tokens and not total.tokens)
+    ):
         raise NotFlattenable(f"cannot divide {total} elements by {rest}")
     missing = Dim(total.factor // rest.factor, total.batch and not rest.batch, total.tokens and not rest.tokens)
     return tuple(missing if dim == Dim(-1) else dim for dim in copied)

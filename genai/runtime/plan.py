@@ -62,7 +62,9 @@ def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
 
 
 def _check_operators(model: Model, graph: Graph, registry: Registry, device: str) -> None:
-    missing = sorted({_operator(model, node) for node in _all_nodes(graph) if not _has_kernel(model, node, registry, device)})
+    missing = sorted(
+        {_operator(model, node) for node in _all_nodes(graph) if not _has_kernel(model, node, registry, device)}
+    )
     if missing:
         raise UnsupportedOpError(
             f"no kernel for {', '.join(missing)}",
@@ -143,7 +145,11 @@ class _Compiler:
 
     def _is_constant(self, node: Node, names: Sequence[str]) -> bool:
         known = all(name in self.constants for name in names if name)
-        return known and not node.op_type.startswith("Random") and node.op_type not in ("Bernoulli", "Multinomial", "Dropout")
+        return (
+            known
+            and not node.op_type.startswith("Random")
+            and node.op_type not in ("Bernoulli", "Multinomial", "Dropout")
+        )
 
     def _fold(self, node: Node, kernel: Kernel, values: Sequence[Any]) -> None:
         """Compute a constant now; moves stay views of the memory map, so nothing is copied."""
@@ -170,7 +176,8 @@ class _Compiler:
         entry = self.registry.find(domain, op_type, spec.version, self.options.device)
         if entry is None:
             return borrowed.make(spec)
-        return _guarded(node, lambda: entry.factory(spec))
+        kernel: Kernel = _guarded(node, lambda: entry.factory(spec))
+        return kernel
 
     def _subgraphs(self, node: Node) -> tuple[dict[str, Kernel], list[str]]:
         """Compile subgraphs; what they capture becomes extra inputs of the node, in order."""

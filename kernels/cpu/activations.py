@@ -14,7 +14,7 @@ from .checks import NO_MATRIX, Float32, check, check_rows, output
 from .functions import load_row, sigmoid, store_row
 from .jit import kernel
 from .team import Team, run
-from .vector import LANES
+from .vector import LANES, minimum
 
 _NANOSECONDS_PER_SIGMOID = 0.7
 _NANOSECONDS_PER_ERF = 10.0
@@ -24,6 +24,7 @@ _CHUNK = 4096
 # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x ** 3))
 _GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715 * _GELU_LINEAR
+_LARGE = 1e30
 
 
 @kernel("void(float32[:,:], float32[:,:], float32[:,::1], float32, float32, float32[:,::1], int64, int64)")
@@ -35,7 +36,9 @@ def sigmoid_unit(
     for row in range(begin, end):
         for first in range(0, x.shape[1], LANES):
             value = load_row(x[row], first, scratch)
-            result = value * sigmoid(value * (value * value * cubic + linear))
+            # The square is bounded, so that no 0 * infinity arises; sigmoid is 0 or 1 long before.
+            square = minimum(value * value, _LARGE)
+            result = value * sigmoid(value * (square * cubic + linear))
             if gated.shape[0] > 0:
                 result = result * load_row(gated[row], first, scratch)
             if addend.shape[0] > 0:

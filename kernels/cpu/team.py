@@ -16,7 +16,7 @@ from typing import Any
 
 from .cores import default_threads
 
-# A part must be worth the hand-over to another thread, some tens of microseconds (one is about a nanosecond of work).
+# Nanoseconds of work that are worth handing over to another thread, which costs some tens of microseconds.
 MIN_WORK_PER_PART = 100_000
 # More parts than threads, so that a core that something else slows down gets fewer of them.
 _PARTS_PER_THREAD = 2
@@ -75,15 +75,17 @@ class Team:
 
     Args:
         threads: how many threads work on a call; None = the physical cores available.
+        min_work_per_part: least work, in nanoseconds, that is handed to another thread.
 
     Raises:
         ValueError: threads is below 1.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, min_work_per_part: float = MIN_WORK_PER_PART) -> None:
         self.threads = default_threads() if threads is None else threads
         if self.threads < 1:
             raise ValueError(f"threads is {threads}, expected at least 1")
+        self._min_work = min_work_per_part
         self._lock = threading.Lock()
         self._process = -1
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -100,7 +102,7 @@ class Team:
             work: rough cost of the whole call in nanoseconds on one thread; small calls stay on this thread.
             grain: least number of items in a part.
         """
-        parts = min(self.threads * _PARTS_PER_THREAD, count // grain, int(work // MIN_WORK_PER_PART))
+        parts = min(self.threads * _PARTS_PER_THREAD, count // grain, int(work // self._min_work))
         if parts <= 1 or self.threads == 1:
             kernel(*arguments, 0, count)
             return

@@ -17,7 +17,7 @@ def available(domain: str, op_type: str, version: int) -> bool:
     import onnx.defs
 
     try:
-        schema = onnx.defs.get_schema(op_type, version, domain)
+        schema: Any = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return False
     return _implementation(domain, op_type, version) is not None or bool(schema.has_function)

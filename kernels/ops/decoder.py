@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def paged_attention(spec: NodeSpec) -> Kernel:
 
 
 class _PagedAttention:
-    """One attention layer. Attributes as in com.microsoft::GroupQueryAttention, and `layer`, `window`, `v_head_size`."""
+    """One attention layer. Attributes as in GroupQueryAttention, and `layer`, `window`, `v_head_size`."""
 
     def __init__(self, spec: NodeSpec) -> None:
         attributes = spec.attributes
@@ -103,7 +103,10 @@ class _PagedAttention:
 
     def _heads(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Query, key and value as [T, heads, head_size], contiguous, normalised where the model does so."""
-        query, key, value = (None if x is None else np.asarray(x, np.float32).reshape(x.shape[1], -1) for x in inputs[:3])
+        given: list[Any] = [
+            None if x is None else np.asarray(x, np.float32).reshape(x.shape[1], -1) for x in inputs[:3]
+        ]
+        query, key, value = given
         if key is None:
             head_size = query.shape[1] // (self.heads + 2 * self.kv_heads)
             ends = self.heads * head_size, (self.heads + self.kv_heads) * head_size
@@ -144,6 +147,11 @@ def _float_constant(spec: NodeSpec, index: int) -> Any:
     return np.ascontiguousarray(spec.constant(index), np.float32) if spec.has(index) else None
 
 
+_GQA_ATTRIBUTES = (
+    "num_heads kv_num_heads scale softcap local_window_size do_rotary rotary_interleaved smooth_softmax qk_norm_epsilon"
+).split()
+
+
 @register("GroupQueryAttention", domain=MS)
 def group_query_attention(spec: NodeSpec) -> Kernel:
     """The contract on dense past and present tensors, by the NumPy reference: for graphs run as they are."""
@@ -152,17 +160,13 @@ def group_query_attention(spec: NodeSpec) -> Kernel:
     unsupported = [name for name in ("k_quant_type", "v_quant_type") if spec.attributes.get(name, "NONE") != "NONE"]
     if unsupported or spec.has(10) or any(spec.outputs[3:]):
         raise KernelError("GroupQueryAttention: quantised caches, attention bias and score outputs are not supported")
-    names = (
-        "num_heads kv_num_heads scale softcap local_window_size do_rotary rotary_interleaved smooth_softmax "
-        "qk_norm_epsilon"
-    ).split()
-    attributes = {name: spec.attributes[name] for name in names if name in spec.attributes}
+    attributes = {name: spec.attributes[name] for name in _GQA_ATTRIBUTES if name in spec.attributes}
+    run: Callable[..., tuple[Any, ...]] = reference
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         given = list(inputs) + [None] * (16 - len(inputs))
-        return reference(
-            *given[:9], position_ids=given[9], head_sink=given[11], q_norm_weight=given[14], k_norm_weight=given[15], **attributes
-        )
+        # Inputs 12 and 13 are scales of quantised caches, refused above.
+        return run(*given[:12], given[14], given[15], **attributes)
 
     return kernel
 
@@ -172,7 +176,7 @@ def rotary_embedding(spec: NodeSpec) -> Kernel:
     """RoPE as its own operator, over [B, S, features] or [B, heads, S, head_size]."""
     from ..reference.rope import rotary_embedding as reference
 
-    names = "interleaved num_heads rotary_embedding_dim scale".split()
+    names = ["interleaved", "num_heads", "rotary_embedding_dim", "scale"]
     attributes = {name: spec.attributes[name] for name in names if name in spec.attributes}
     if spec.attributes.get("is_packed_batching", 0):
         raise KernelError("RotaryEmbedding with packed batching is not supported")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,9 @@ MS = "com.microsoft"
 _FP32_LEVELS = (1, 2, 3)
 
 
-def _packed(spec: NodeSpec, data: int, scales: int, points: int, *, n: int, k: int, bits: int, block: int) -> BlockQuantizedMatrix:
+def _packed(
+    spec: NodeSpec, data: int, scales: int, points: int, *, n: int, k: int, bits: int, block: int
+) -> BlockQuantizedMatrix:
     """The weight in packed form, shared by every node that reads the same bytes in the same shape."""
     zero_points = spec.constant(points) if spec.has(points) else None
     return spec.pack(
@@ -39,11 +41,9 @@ def matmul_nbits(spec: NodeSpec) -> Kernel:
     if int(attributes.get("weight_prepacked", 0)):
         raise KernelError("MatMulNBits with weights prepacked for another runtime is not supported")
     n, k = int(attributes["N"]), int(attributes["K"])
-    matrix = _packed(
-        spec, 1, 2, 3, n=n, k=k, bits=int(attributes.get("bits", 4)), block=int(attributes["block_size"])
-    )
+    matrix = _packed(spec, 1, 2, 3, n=n, k=k, bits=int(attributes.get("bits", 4)), block=int(attributes["block_size"]))
     exact = spec.options.get("accuracy") == "fp32" or int(attributes.get("accuracy_level", 0)) in _FP32_LEVELS
-    activations = "fp32" if exact else "int8"
+    activations: Literal["fp32", "int8"] = "fp32" if exact else "int8"
     bias = np.ascontiguousarray(spec.constant(5), np.float32) if spec.has(5) else None
     has_addend = spec.has(6)
     team = spec.options.get("team")
@@ -82,7 +82,9 @@ def _table(spec: NodeSpec, data: Any) -> BlockQuantizedMatrix:
     attributes = spec.attributes
     gather_axis, quantize_axis = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1))
     if data.ndim != 2 or gather_axis % 2 != 0 or quantize_axis % 2 != 1:
-        raise KernelError("GatherBlockQuantized: only a table [rows, columns] gathered by rows and quantised along columns")
+        raise KernelError(
+            "GatherBlockQuantized: only a table [rows, columns] gathered by rows and quantised along columns"
+        )
     block = int(attributes.get("block_size", 128))
     if data.dtype == np.uint8:
         bits = int(attributes.get("bits", 4))

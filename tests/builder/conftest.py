@@ -194,3 +194,19 @@ def byte_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def tiny() -> DecoderSpec:
+    """A decoder of the smallest sizes that still differ from each other."""
+    return DecoderSpec(
+        model_type="llama",
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=64,
+        num_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_size=16,
+        context_length=40,
+    )

@@ -20,7 +20,12 @@ GENAI = [sys.executable, "-m", "genai"]
 
 def run(*arguments: str, text: str = "", **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*GENAI, *arguments], input=text, capture_output=True, text=True, timeout=120, **options  # type: ignore[call-overload]
+        [*GENAI, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,  # type: ignore[call-overload]
     )
 
 
@@ -84,7 +89,9 @@ def test_stdout_carries_only_model_text() -> None:
     plain = run("chat", "-p", "What is 12 + 7?")
     with_figures = run("chat", "-p", "What is 12 + 7?", "--stats")
     assert with_figures.stdout == plain.stdout
-    assert re.search(r"\d+ tok · [\d.]+ tok/s · ttft [\d.]+ s · prompt \d+ \(0 cached\) · ctx \d+/\d+ · eos", with_figures.stderr)
+    assert re.search(
+        r"\d+ tok · [\d.]+ tok/s · ttft [\d.]+ s · prompt \d+ \(0 cached\) · ctx \d+/\d+ · eos", with_figures.stderr
+    )
 
 
 def test_peak_memory_of_a_chat_is_small() -> None:
@@ -102,7 +109,10 @@ def test_generate_continues_a_text_and_reads_stdin() -> None:
 
 def test_seed_repeats_and_temperature_0_is_greedy() -> None:
     story = ["chat", "-p", "Tell me a story.", "-n", "24"]
-    assert run(*story, "--temperature", "1", "--seed", "5").stdout == run(*story, "--temperature", "1", "--seed", "5").stdout
+    assert (
+        run(*story, "--temperature", "1", "--seed", "5").stdout
+        == run(*story, "--temperature", "1", "--seed", "5").stdout
+    )
     assert run(*story, "--temperature", "0").stdout == run(*story).stdout
 
 
@@ -121,8 +131,18 @@ def test_bench_measures(command: list[str]) -> None:
 
 def test_eval_tasks_on_a_file(tmp_path: Path) -> None:
     lines = [
-        {"task": "sum", "messages": [{"role": "user", "content": "What is 12 + 7?"}], "answer": "19", "match": "number"},
-        {"task": "sum", "messages": [{"role": "user", "content": "What is 12 + 7?"}], "answer": "20", "match": "number"},
+        {
+            "task": "sum",
+            "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+            "answer": "19",
+            "match": "number",
+        },
+        {
+            "task": "sum",
+            "messages": [{"role": "user", "content": "What is 12 + 7?"}],
+            "answer": "20",
+            "match": "number",
+        },
     ]
     path = tmp_path / "questions.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines))
@@ -131,7 +151,9 @@ def test_eval_tasks_on_a_file(tmp_path: Path) -> None:
     assert "expected '20'" in result.stderr
 
 
-@pytest.mark.parametrize("text", ["not json", '{"task": "x"}', '{"task":"x","messages":[],"answer":"1","match":"fuzzy"}', ""])
+@pytest.mark.parametrize(
+    "text", ["not json", '{"task": "x"}', '{"task":"x","messages":[],"answer":"1","match":"fuzzy"}', ""]
+)
 def test_eval_tasks_refuses_bad_files(tmp_path: Path, text: str) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text(text)
@@ -177,7 +199,9 @@ def test_usage_errors_exit_2(arguments: list[str]) -> None:
 
 
 def test_stdin_that_is_not_utf8() -> None:
-    result = subprocess.run([*GENAI, "chat"], input=b"\xff\xfe\xfa", capture_output=True, timeout=60, env={**os.environ, "PYTHONUTF8": "1"})
+    result = subprocess.run(
+        [*GENAI, "chat"], input=b"\xff\xfe\xfa", capture_output=True, timeout=60, env={**os.environ, "PYTHONUTF8": "1"}
+    )
     assert result.returncode == 1
     assert b"UTF-8" in result.stderr
     assert b"Traceback" not in result.stderr
@@ -251,7 +275,9 @@ def test_ctrl_c_in_a_one_shot_exits_130() -> None:
     assert code in (0, 130)
 
 
-@pytest.mark.parametrize("topic", [[], ["chat"], ["generate"], ["info"], ["bench"], ["bench", "decode"], ["eval"], ["eval", "tasks"]])
+@pytest.mark.parametrize(
+    "topic", [[], ["chat"], ["generate"], ["info"], ["bench"], ["bench", "decode"], ["eval"], ["eval", "tasks"]]
+)
 def test_help_everywhere(topic: list[str]) -> None:
     result = run(*topic, "--help")
     assert result.returncode == 0

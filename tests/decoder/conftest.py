@@ -32,7 +32,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fp32": ({}, {"precision": "fp32"}),
     "int4": ({}, {"precision": "int4"}),
     "int4-zero-points": ({}, {"precision": "int4", "symmetric": False}),
-    "int4-block-128": ({"hidden_size": 128, "intermediate_size": 256, "head_size": 32}, {"precision": "int4", "block_size": 128}),
+    "int4-block-128": (
+        {"hidden_size": 128, "intermediate_size": 256, "head_size": 32},
+        {"precision": "int4", "block_size": 128},
+    ),
     "int8": ({}, {"precision": "int8"}),
     "window": ({"sliding_window": 7, "model_type": "mistral"}, {"precision": "int4"}),
     "separate-qkv": ({}, {"precision": "int4", "packed_qkv": False}),

@@ -34,7 +34,9 @@ def test_logits_equal_with_fp32_activations(form: str, form_folder: Callable[...
     folder = form_folder(form, accuracy_level=1)
     for seed, length in enumerate(PROMPT_LENGTHS):
         prompt, forced = tokens(seed, length), tokens(100 + seed, STEPS)
-        assert worst(teacher_forcing.ours(folder, prompt, forced), teacher_forcing.theirs(folder, prompt, forced)) < EXACT
+        assert (
+            worst(teacher_forcing.ours(folder, prompt, forced), teacher_forcing.theirs(folder, prompt, forced)) < EXACT
+        )
 
 
 def test_int8_activations_are_as_close_to_the_truth(
@@ -117,7 +119,9 @@ def bundled_prompts(folder: Path, count: int) -> list[tuple[list[int], list[int]
     questions = read_questions(bundled_tasks())
     picks = np.random.default_rng(0).choice(len(questions), 6 * count, replace=False)
     texts = [
-        tokenizer.apply_chat_template([*questions[i].messages, {"role": "assistant", "content": questions[i].answer}], add_generation_prompt=False)
+        tokenizer.apply_chat_template(
+            [*questions[i].messages, {"role": "assistant", "content": questions[i].answer}], add_generation_prompt=False
+        )
         for i in picks
     ]
     pairs = []
@@ -129,7 +133,9 @@ def bundled_prompts(folder: Path, count: int) -> list[tuple[list[int], list[int]
 
 
 @pytest.mark.slow
-def test_bundled_model_over_20_prompts_of_64_tokens(bundled_folder: Path, bundled_exact: Path, teacher_forcing: Any) -> None:
+def test_bundled_model_over_20_prompts_of_64_tokens(
+    bundled_folder: Path, bundled_exact: Path, teacher_forcing: Any
+) -> None:
     our_errors, their_errors = [], []
     for prompt, forced in bundled_prompts(bundled_folder, 20):
         truth = teacher_forcing.theirs(bundled_exact, prompt, forced)

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 import genai as og
-from genai.errors import CacheCapacityError, ContextOverflowError, InputError, NotSupportedYetError, OptionError, StateError
+from genai.errors import (
+    CacheCapacityError,
+    ContextOverflowError,
+    InputError,
+    NotSupportedYetError,
+    OptionError,
+    StateError,
+)
 
 VOCAB = 320
 
@@ -333,7 +340,9 @@ def test_misuse(small: og.Model, action: Callable[[og.Generator], Any], error: t
         ({"no_repeat_ngram_size": 2}, NotSupportedYetError, "n-gram"),
     ],
 )
-def test_search_options_are_checked(small: og.Model, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_search_options_are_checked(
+    small: og.Model, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     params = og.GeneratorParams(small)
     before = params.get_search_options()
     with pytest.raises(error, match=message):
@@ -367,7 +376,9 @@ def test_a_closed_model_says_so(form_folder: Callable[..., Path]) -> None:
         generator(loaded)
 
 
-@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 1.5}, {"kv_dtype": "int3"}, {"accuracy": "best"}, {"cache_bytes": -1}])
+@pytest.mark.parametrize(
+    "options", [{"threads": 0}, {"threads": 1.5}, {"kv_dtype": "int3"}, {"accuracy": "best"}, {"cache_bytes": -1}]
+)
 def test_model_options_are_checked(form_folder: Callable[..., Path], options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         og.Model(form_folder("int4"), **options)

@@ -39,7 +39,7 @@ def analyse(proto: onnx.ModelProto) -> State:
 
 N = helper.make_node
 F = np.float32
-I = np.int64
+I64 = np.int64
 RNG = np.random.default_rng(0)
 ROW_WISE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "unary": ([N("Tanh", ["x"], ["y"])], {}),
@@ -54,13 +54,13 @@ ROW_WISE: dict[str, tuple[list[Any], dict[str, Any]]] = {
             N("Transpose", ["c"], ["d"], perm=[0, 2, 1, 3]),
             N("Reshape", ["d", "t"], ["y"]),
         ],
-        {"s": np.array([0, 0, 3, -1], I), "t": np.array([0, 0, WIDTH], I)},
+        {"s": np.array([0, 0, 3, -1], I64), "t": np.array([0, 0, WIDTH], I64)},
     ),
     "merge tokens and heads": (
         [N("Reshape", ["x", "s"], ["a"]), N("Softmax", ["a"], ["b"]), N("Reshape", ["b", "t"], ["y"])],
-        {"s": np.array([0, -1, 4], I), "t": np.array([0, -1, WIDTH], I)},
+        {"s": np.array([0, -1, 4], I64), "t": np.array([0, -1, WIDTH], I64)},
     ),
-    "two dimensions": ([N("Reshape", ["x", "s"], ["a"]), N("Relu", ["a"], ["y"])], {"s": np.array([-1, WIDTH], I)}),
+    "two dimensions": ([N("Reshape", ["x", "s"], ["a"]), N("Relu", ["a"], ["y"])], {"s": np.array([-1, WIDTH], I64)}),
     "shape chain": (
         [
             N("Shape", ["x"], ["s"]),
@@ -71,7 +71,7 @@ ROW_WISE: dict[str, tuple[list[Any], dict[str, Any]]] = {
             N("Concat", ["b1", "t1", "rest"], ["new"], axis=0),
             N("Reshape", ["x", "new"], ["y"]),
         ],
-        {"zero": I(0), "one": I(1), "axis": np.array([0], I), "rest": np.array([3, 4], I)},
+        {"zero": I64(0), "one": I64(1), "axis": np.array([0], I64), "rest": np.array([3, 4], I64)},
     ),
     "split, slice and join": (
         [
@@ -79,11 +79,14 @@ ROW_WISE: dict[str, tuple[list[Any], dict[str, Any]]] = {
             N("Slice", ["b", "from", "to", "axes"], ["c"]),
             N("Concat", ["c", "a"], ["y"], axis=-1),
         ],
-        {"from": np.array([1], I), "to": np.array([-1], I), "axes": np.array([2], I)},
+        {"from": np.array([1], I64), "to": np.array([-1], I64), "axes": np.array([2], I64)},
     ),
-    "reduce": ([N("ReduceMean", ["x", "axes"], ["m"], keepdims=1), N("Sub", ["x", "m"], ["y"])], {"axes": np.array([-1], I)}),
-    "top k": ([N("TopK", ["x", "k"], ["y", "i"], axis=-1)], {"k": np.array([3], I)}),
-    "pick features": ([N("Gather", ["x", "i"], ["y"], axis=2)], {"i": np.array([2, 0], I)}),
+    "reduce": (
+        [N("ReduceMean", ["x", "axes"], ["m"], keepdims=1), N("Sub", ["x", "m"], ["y"])],
+        {"axes": np.array([-1], I64)},
+    ),
+    "top k": ([N("TopK", ["x", "k"], ["y", "i"], axis=-1)], {"k": np.array([3], I64)}),
+    "pick features": ([N("Gather", ["x", "i"], ["y"], axis=2)], {"i": np.array([2, 0], I64)}),
 }
 
 
@@ -101,7 +104,7 @@ def test_row_wise_graphs_give_the_same_rows_when_flattened(name: str) -> None:
 
 CROSS_ROW: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "softmax over tokens": ([N("Softmax", ["x"], ["y"], axis=1)], {}, "token axis"),
-    "mean over tokens": ([N("ReduceMean", ["x", "a"], ["y"])], {"a": np.array([1], I)}, "token axis"),
+    "mean over tokens": ([N("ReduceMean", ["x", "a"], ["y"])], {"a": np.array([1], I64)}, "token axis"),
     "mean over all": ([N("ReduceMean", ["x"], ["y"])], {}, "token axis"),
     "scores": ([N("Transpose", ["x"], ["t"], perm=[0, 2, 1]), N("MatMul", ["x", "t"], ["y"])], {}, "mixes tokens"),
     "contract tokens": (
@@ -109,13 +112,17 @@ CROSS_ROW: dict[str, tuple[list[Any], dict[str, Any], str]] = {
         {"w": np.ones((7, 2), F)},
         "token axis",
     ),
-    "running sum": ([N("CumSum", ["x", "a"], ["y"])], {"a": I(1)}, "not known to treat tokens independently"),
-    "first row": ([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I(0)}, "picks tokens by their place"),
-    "slice tokens": ([N("Slice", ["x", "f", "t", "a"], ["y"])], {"f": np.array([0], I), "t": np.array([2], I), "a": np.array([1], I)}, "token axis"),
+    "running sum": ([N("CumSum", ["x", "a"], ["y"])], {"a": I64(1)}, "not known to treat tokens independently"),
+    "first row": ([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I64(0)}, "picks tokens by their place"),
+    "slice tokens": (
+        [N("Slice", ["x", "f", "t", "a"], ["y"])],
+        {"f": np.array([0], I64), "t": np.array([2], I64), "a": np.array([1], I64)},
+        "token axis",
+    ),
     "constant along tokens": ([N("Mul", ["x", "w"], ["y"])], {"w": np.ones((7, 1), F)}, "runs along the token axis"),
     "cut across tokens": (
         [N("Transpose", ["x"], ["t"], perm=[0, 2, 1]), N("Reshape", ["t", "s"], ["y"])],
-        {"s": np.array([0, -1, WIDTH], I)},
+        {"s": np.array([0, -1, WIDTH], I64)},
         "cuts across tokens",
     ),
     "two token axes": (
@@ -127,7 +134,12 @@ CROSS_ROW: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "convolution": ([N("Conv", ["x", "w"], ["y"])], {"w": np.ones((1, 1, 3), F)}, "not known to treat"),
     "join along tokens": ([N("Concat", ["x", "x"], ["y"], axis=1)], {}, "token axis"),
     "length arithmetic": (
-        [N("Shape", ["x"], ["s"]), N("Cast", ["s"], ["c"], to=1), N("ReduceSum", ["c"], ["n"]), N("Mul", ["x", "n"], ["y"])],
+        [
+            N("Shape", ["x"], ["s"]),
+            N("Cast", ["s"], ["c"], to=1),
+            N("ReduceSum", ["c"], ["n"]),
+            N("Mul", ["x", "n"], ["y"]),
+        ],
         {},
         "not the same for all tokens",
     ),
@@ -142,7 +154,7 @@ def test_what_mixes_rows_is_refused_with_the_node_and_the_reason(name: str) -> N
 
 
 def test_last_row_gather_is_known() -> None:
-    proto = make([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I(-1)})
+    proto = make([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I64(-1)})
     model = read_model(proto)
     analysis = analyse_rows(model.graph, {"x": rows((BATCH, TOKENS, Dim(WIDTH)))})
     assert [node.op_type for node in analysis.last_row_gathers] == ["Gather"]

@@ -64,3 +64,11 @@ def onnxruntime_node() -> Callable[..., list[np.ndarray]]:
         return session.run(None, feeds)
 
     return run
+
+
+@pytest.fixture(scope="session", params=[1, 2, 3], ids=lambda threads: f"{threads} threads")
+def team(request: pytest.FixtureRequest) -> Any:
+    """Teams that hand over even the smallest piece of work."""
+    from genai.kernels.cpu.team import Team
+
+    return Team(request.param, min_work_per_part=1)

@@ -27,8 +27,8 @@ from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from .torch_replies import torch_replies
 
 SHORT_SHAPE, LONG_SHAPE = (16, 256), (4, 1024)
-LONG_EVERY = 10
-CHECKPOINT_SECONDS, EVALUATION_SECONDS = 90, 720
+LONG_EVERY = 16
+CHECKPOINT_SECONDS, EVALUATION_SECONDS = 90, 900
 QAT_LOSS_LIMIT = 2.0  # points of accuracy
 
 
@@ -87,7 +87,7 @@ class Trainer:
                 self.save()
                 saved = now
             if now - evaluated > EVALUATION_SECONDS:
-                self._log(accuracy=self.accuracy(self.questions[::4]))
+                self._log(accuracy=self.accuracy(self.questions[::12]))
                 evaluated = time.monotonic()
         self.save()
         self._log(final=self.accuracy(self.questions))
@@ -115,9 +115,10 @@ class Trainer:
 
     def _decide_qat(self) -> None:
         """Measures what INT4 rounding costs now; switches it on for the rest of the run when that is too much."""
-        plain = self.accuracy(self.questions)
+        questions = self.questions[::4]
+        plain = self.accuracy(questions)
         self.model.set_fake_quantisation(True)
-        rounded = self.accuracy(self.questions)
+        rounded = self.accuracy(questions)
         worst = max(plain[task] - rounded[task] for task in plain)
         self.progress.qat = {"auto": worst > QAT_LOSS_LIMIT, "always": True, "never": False}[self.options.qat]
         self.progress.extra["before_qat"] = {"float": plain, "rounded": rounded}

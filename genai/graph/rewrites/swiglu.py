@@ -7,7 +7,7 @@ from .base import Level
 
 
 class FuseSwiGLU:
-    """Mul(Mul(gate, Sigmoid(gate)), up), in any order of operands, or Mul(Swish(gate), up) -> genai::SwiGLU(gate, up)."""
+    """Mul(Mul(gate, Sigmoid(gate)), up), operands in any order, or Mul(Swish(gate), up) -> genai::SwiGLU(gate, up)."""
 
     name = "fuse_swiglu"
     level = Level.EXTENDED
@@ -51,7 +51,12 @@ def _silu(graph: Graph, name: str) -> tuple[str, list[Node]] | None:
         return None
     for x, squashed in (tuple(node.inputs), tuple(reversed(node.inputs))):
         sigmoid = graph.producer(squashed)
-        if sigmoid is not None and sigmoid.key == ("", "Sigmoid") and sigmoid.inputs[0] == x and graph.consumers(squashed) == [node]:
+        if (
+            sigmoid is not None
+            and sigmoid.key == ("", "Sigmoid")
+            and sigmoid.inputs[0] == x
+            and graph.consumers(squashed) == [node]
+        ):
             return x, [node, sigmoid]
     return None
 
@@ -59,4 +64,9 @@ def _silu(graph: Graph, name: str) -> tuple[str, list[Node]] | None:
 def _same_shape(graph: Graph, left: str, right: str) -> bool:
     """Broadcasting is not fused: both sides must be per-token rows of one width."""
     shapes = [getattr(graph.type_of(name), "shape", None) for name in (left, right)]
-    return shapes[0] is not None and shapes[1] is not None and len(shapes[0]) == len(shapes[1]) and shapes[0][-1] == shapes[1][-1] is not None
+    return (
+        shapes[0] is not None
+        and shapes[1] is not None
+        and len(shapes[0]) == len(shapes[1])
+        and shapes[0][-1] == shapes[1][-1] is not None
+    )

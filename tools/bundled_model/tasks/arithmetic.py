@@ -35,6 +35,14 @@ STORY_SUBTRACT_PHRASINGS = (
 )
 
 
+_TERSE = 8  # the first so many phrasings are short: many sums for few tokens
+_TERSE_SHARE = 0.4
+
+
+def _phrasing(phrasings: tuple[str, ...], rng: Random) -> str:
+    return rng.choice(phrasings[:_TERSE] if rng.random() < _TERSE_SHARE else phrasings)
+
+
 def _number(rng: Random) -> int:
     return rng.randrange(10) if rng.random() < 0.1 else rng.randrange(100)
 
@@ -45,7 +53,7 @@ def _key(name: str, a: int, b: int) -> str | None:
 
 def add(rng: Random) -> Turn:
     a, b = _number(rng), _number(rng)
-    question = rng.choice(ADD_PHRASINGS).format(a=a, b=b)
+    question = _phrasing(ADD_PHRASINGS, rng).format(a=a, b=b)
     return Turn(question, str(a + b), _key("add", min(a, b), max(a, b)), match="number")
 
 
@@ -53,7 +61,7 @@ def subtract(rng: Random) -> Turn:
     a, b = _number(rng), _number(rng)
     if a < b and rng.random() < 0.5:
         a, b = b, a
-    phrasings = SUBTRACT_PHRASINGS
+    phrasing = _phrasing(SUBTRACT_PHRASINGS, rng)
     if a >= b and rng.random() < 0.1:
-        phrasings = STORY_SUBTRACT_PHRASINGS
-    return Turn(rng.choice(phrasings).format(a=a, b=b), str(a - b), _key("subtract", a, b), match="number")
+        phrasing = rng.choice(STORY_SUBTRACT_PHRASINGS)
+    return Turn(phrasing.format(a=a, b=b), str(a - b), _key("subtract", a, b), match="number")

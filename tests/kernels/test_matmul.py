@@ -1,0 +1,260 @@
+"""Products with packed weights against the NumPy reference, alone, in batches and on any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.matmul import matmul_f32, matmul_nbits
+from genai.kernels.formats import BlockQuantizedMatrix, pack_matmul_nbits
+from genai.kernels.reference.quantized import dequantize_weight
+from genai.kernels.reference.quantized import matmul_nbits as reference
+
+Normal = Callable[..., np.ndarray]
+Activations = Literal["int8", "fp32"]
+
+both_activations = pytest.mark.parametrize("activations", ["int8", "fp32"])
+both_widths = pytest.mark.parametrize("bits", [4, 8])
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A random weight, raw and packed."""
+
+    raw: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    sizes: dict[str, int]
+    matrix: BlockQuantizedMatrix
+
+    def expected(self, x: np.ndarray, activations: Activations, bias: np.ndarray | None = None) -> np.ndarray:
+        level = 4 if activations == "int8" else 1
+        return reference(x.astype(np.float64), *self.raw, bias, **self.sizes, accuracy_level=level)
+
+    def assert_close(self, out: np.ndarray, x: np.ndarray, activations: Activations) -> None:
+        """Within a few roundings of the sum of absolute products."""
+        magnitude = np.abs(x).astype(np.float64) @ np.abs(dequantize_weight(*self.raw, **self.sizes)).T
+        error = np.abs(out - self.expected(x, activations))
+        assert (error <= 1e-6 * magnitude + 1e-40).all(), f"worst {np.max(error / (magnitude + 1e-40)):.2e}"
+
+
+def random_weight(
+    rng: np.random.Generator, n: int, k: int, bits: int, block_size: int, zero_points: str = "none"
+) -> Weight:
+    blocks = -(-k // block_size)
+    b = rng.integers(0, 256, (n, blocks, block_size * bits // 8), dtype=np.uint8)
+    scales = (rng.standard_normal((n, blocks)) * 0.05).astype(np.float32)
+    points: Any = None
+    if zero_points == "packed":
+        points = rng.integers(0, 256, (n, -(-blocks * bits // 8)), dtype=np.uint8)
+    elif zero_points == "fractions":
+        points = (rng.random((n, blocks)) * 15).astype(np.float32)
+    sizes = {"n": n, "k": k, "bits": bits, "block_size": block_size}
+    return Weight((b, scales, points), sizes, pack_matmul_nbits(b, scales, points, **sizes))
+
+
+@both_activations
+@both_widths
+@pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128, 240, 256])
+@pytest.mark.parametrize("zero_points", ["none", "packed", "fractions"])
+def test_equals_reference(
+    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int, block_size: int, zero_points: str
+) -> None:
+    """Five rows: a group of four and one alone. Odd N; K that does not fill its last block."""
+    weight = random_weight(rng, 45, 3 * block_size - 9, bits, block_size, zero_points)
+    x = normal(5, weight.matrix.columns)
+    weight.assert_close(matmul_nbits(x, weight.matrix, activations=activations), x, activations)
+
+
+@both_activations
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (1, 33), (32, 32), (33, 31), (64, 257), (95, 512)])
+def test_any_shape(rng: np.random.Generator, normal: Normal, activations: Activations, n: int, k: int) -> None:
+    weight = random_weight(rng, n, k, 4, 32)
+    x = normal(3, k)
+    weight.assert_close(matmul_nbits(x, weight.matrix, activations=activations), x, activations)
+
+
+def test_no_rows(rng: np.random.Generator) -> None:
+    weight = random_weight(rng, 8, 32, 4, 32)
+    assert matmul_nbits(np.empty((0, 32), np.float32), weight.matrix).shape == (0, 8)
+
+
+ADVERSARIAL: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "outlier channels": lambda x: x * np.where(np.arange(x.shape[1]) % 17 == 0, 3000, 1),
+    "zeros": lambda x: x * 0,
+    "negative zeros": lambda x: x * -0.0,
+    "one nonzero": lambda x: x * (np.arange(x.shape[1]) == 5),
+    "denormals": lambda x: x * 1e-40,
+    "smallest denormal": lambda x: np.sign(x) * np.finfo(np.float32).smallest_subnormal,
+    "tiny": lambda x: x * 1e-30,
+    "huge": lambda x: x * 1e34,
+    "ties": lambda x: np.rint(x * 4) + np.where(np.arange(x.shape[1]) % 32 == 0, 127.0, 0.5),
+    "all equal": lambda x: x * 0 + 3,
+    "largest against one": lambda x: np.where(np.arange(x.shape[1]) % 32 == 0, 1e30, x),
+}
+
+
+@both_activations
+@both_widths
+@pytest.mark.parametrize("inputs", ADVERSARIAL)
+def test_adversarial_activations(
+    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int, inputs: str
+) -> None:
+    weight = random_weight(rng, 33, 100, bits, 32)
+    x = ADVERSARIAL[inputs](normal(6, 100)).astype(np.float32)
+    weight.assert_close(matmul_nbits(x, weight.matrix, activations=activations), x, activations)
+
+
+@both_activations
+@both_widths
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+@pytest.mark.parametrize("block_size", [32, 256])
+def test_extreme_weights_do_not_overflow(
+    normal: Normal, activations: Activations, bits: int, fill: int, block_size: int
+) -> None:
+    """Largest integers against activations that all round to +-127."""
+    b = np.full((40, 2, block_size * bits // 8), fill, np.uint8)
+    scales, points = np.ones((40, 2), np.float32), np.zeros((40, -(-2 * bits // 8)), np.uint8)
+    sizes = {"n": 40, "k": 2 * block_size, "bits": bits, "block_size": block_size}
+    weight = Weight((b, scales, points), sizes, pack_matmul_nbits(b, scales, points, **sizes))
+    for x in (np.ones((5, 2 * block_size), np.float32), -np.ones((5, 2 * block_size), np.float32)):
+        weight.assert_close(matmul_nbits(x, weight.matrix, activations=activations), x, activations)
+
+
+@both_activations
+@both_widths
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-42, 1e30])
+def test_extreme_scales(
+    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int, scale: float
+) -> None:
+    b = rng.integers(0, 256, (33, 2, 4 * bits), dtype=np.uint8)
+    scales = np.full((33, 2), scale, np.float32)
+    sizes = {"n": 33, "k": 64, "bits": bits, "block_size": 32}
+    weight = Weight((b, scales, None), sizes, pack_matmul_nbits(b, scales, **sizes))
+    x = normal(5, 64)
+    weight.assert_close(matmul_nbits(x, weight.matrix, activations=activations), x, activations)
+
+
+@both_activations
+@both_widths
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_infinities_and_nans_reach_their_row_and_no_other(
+    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int, bad: float
+) -> None:
+    weight = random_weight(rng, 33, 96, bits, 32)
+    x = normal(6, 96)
+    clean = matmul_nbits(x, weight.matrix, activations=activations)
+    x[2, 40] = x[5, 95] = bad
+    out = matmul_nbits(x, weight.matrix, activations=activations)
+    assert not np.isfinite(out[[2, 5]]).any()
+    np.testing.assert_array_equal(out[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+
+
+@both_activations
+@both_widths
+def test_a_row_alone_equals_the_row_in_a_batch(
+    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int
+) -> None:
+    weight = random_weight(rng, 70, 160, bits, 32, "packed")
+    x = normal(11, 160)
+    together = matmul_nbits(x, weight.matrix, activations=activations)
+    alone = np.concatenate([matmul_nbits(row[None], weight.matrix, activations=activations) for row in x])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(matmul_nbits(x[3:8], weight.matrix, activations=activations), together[3:8])
+
+
+@both_activations
+@both_widths
+def test_threads_do_not_change_a_bit(
+    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int, team: Any
+) -> None:
+    weight = random_weight(rng, 300, 200, bits, 32)
+    x = normal(7, 200)
+    np.testing.assert_array_equal(
+        matmul_nbits(x, weight.matrix, activations=activations, team=team),
+        matmul_nbits(x, weight.matrix, activations=activations),
+    )
+
+
+@both_activations
+@both_widths
+def test_bias_and_addend(
+    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int
+) -> None:
+    weight = random_weight(rng, 45, 64, bits, 32)
+    x, bias, addend = normal(5, 64), normal(45), normal(5, 45)
+    plain = matmul_nbits(x, weight.matrix, activations=activations)
+    out = np.empty((5, 45), np.float32)
+    result = matmul_nbits(x, weight.matrix, out, bias=bias, addend=addend, activations=activations)
+    assert result is out
+    np.testing.assert_array_equal(out, plain + bias + addend)
+    np.testing.assert_array_equal(
+        matmul_nbits(x, weight.matrix, addend=np.zeros((5, 45), np.float32), activations=activations), plain
+    )
+    in_place = addend.copy()
+    matmul_nbits(x, weight.matrix, in_place, bias=bias, addend=in_place, activations=activations)
+    np.testing.assert_array_equal(in_place, out)
+
+
+def test_read_only_inputs(rng: np.random.Generator, normal: Normal) -> None:
+    """Weights and biases are often views of a memory-mapped file."""
+    weight = random_weight(rng, 8, 32, 4, 32)
+    x, bias = normal(2, 32), normal(8)
+    expected = matmul_nbits(x, weight.matrix, bias=bias)
+    for array in (x, bias, weight.matrix.data, weight.matrix.scales):
+        array.flags.writeable = False
+    np.testing.assert_array_equal(matmul_nbits(x, weight.matrix, bias=bias), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((2, 31), np.float32)}, r"x is float32 \[2, 31\], expected C-contiguous float32 \[any, 32\]"),
+        ({"x": np.zeros((2, 32))}, "x is float64"),
+        ({"x": np.zeros((2, 2, 32), np.float32)}, r"x is float32 \[2, 2, 32\]"),
+        ({"x": np.zeros((2, 64), np.float32)[:, ::2]}, "with strides"),
+        ({"out": np.zeros((2, 9), np.float32)}, r"out is float32 \[2, 9\]"),
+        ({"out": np.zeros((8, 2), np.float32).T}, "out is float32"),
+        ({"bias": np.zeros(9, np.float32)}, r"bias is float32 \[9\]"),
+        ({"bias": np.zeros(8, np.float16)}, "bias is float16"),
+        ({"addend": np.zeros((1, 8), np.float32)}, r"addend is float32 \[1, 8\]"),
+        ({"activations": "int4"}, "activations is 'int4'"),
+    ],
+)
+def test_refuses(rng: np.random.Generator, change: dict[str, Any], message: str) -> None:
+    weight = random_weight(rng, 8, 32, 4, 32)
+    arguments: dict[str, Any] = {"x": np.zeros((2, 32), np.float32), "matrix": weight.matrix, **change}
+    with pytest.raises(ValueError, match=message):
+        matmul_nbits(**arguments)
+
+
+@pytest.mark.parametrize("layout", ["KN", "NK"])
+def test_matmul_f32(normal: Normal, layout: Literal["KN", "NK"]) -> None:
+    x, weight, bias, addend = normal(5, 40), normal(40, 30), normal(30), normal(5, 30)
+    stored = weight if layout == "KN" else np.ascontiguousarray(weight.T)
+    expected = x.astype(np.float64) @ weight + bias + addend
+    np.testing.assert_allclose(
+        matmul_f32(x, stored, layout=layout, bias=bias, addend=addend), expected, rtol=1e-5, atol=1e-5
+    )
+    in_place = addend.copy()
+    assert matmul_f32(x, stored, in_place, layout=layout, bias=bias, addend=in_place) is in_place
+    np.testing.assert_allclose(in_place, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight": np.zeros((5, 4), np.float32)},
+        {"weight": np.zeros((4, 5))},
+        {"layout": "MN"},
+        {"bias": np.zeros(4, np.float32)},
+        {"out": np.zeros((2, 4), np.float32)},
+        {"addend": np.zeros((5,), np.float32)},
+    ],
+)
+def test_matmul_f32_refuses(change: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"x": np.zeros((2, 4), np.float32), "weight": np.zeros((4, 5), np.float32), **change}
+    with pytest.raises(ValueError, match="expected"):
+        matmul_f32(**arguments)

@@ -1,0 +1,169 @@
+"""Streaming: pieces are whole characters and add up to the full decode, for every kind of tokenizer."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import decoders
+
+from genai.detokenizer import Detokenizer
+from genai.errors import InputError, TokenizerError
+from genai.tokenizer import Tokenizer
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    stream = tokenizer.create_stream()
+    return [*(stream.decode(id_) for id_ in ids), stream.flush()]
+
+
+def assert_streams_like_decode(tokenizer: Tokenizer, ids: list[int]) -> None:
+    pieces = pieces_of(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids), (ids, pieces)
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_torture_texts(kind_folder, torture, skip_special_tokens):
+    tokenizer = Tokenizer(kind_folder)
+    tokenizer.update_options(skip_special_tokens=skip_special_tokens)
+    for text in torture:
+        assert_streams_like_decode(tokenizer, tokenizer.encode(text).tolist())
+    assert_streams_like_decode(tokenizer, [id_ for text in torture for id_ in tokenizer.encode(text).tolist()])
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_random_ids_with_invalid_byte_sequences(kind_folder, skip_special_tokens):
+    tokenizer = Tokenizer(kind_folder)
+    tokenizer.update_options(skip_special_tokens=skip_special_tokens)
+    rng = random.Random(0)
+    vocabulary = json.loads((kind_folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    tokens = [entry[0] for entry in vocabulary] if isinstance(vocabulary, list) else list(vocabulary)
+    # Bytes are single characters in byte-level vocabularies and <0x..> in the others.
+    single = [tokenizer.to_token_id(token) for token in tokens if len(token) == 1 or token.startswith("<0x")]
+    for length in [*range(12), *(rng.randrange(40) for _ in range(400))]:
+        source = single if rng.random() < 0.5 else range(tokenizer.vocab_size)
+        assert_streams_like_decode(tokenizer, rng.choices(source, k=length))
+
+
+def test_every_sequence_of_two_byte_tokens(folder_of):
+    """All pairs of byte values: each kind of invalid UTF-8 gives as many U+FFFD as the full decode."""
+    tokenizer = Tokenizer(folder_of("byte_level"))
+    single = [id_ for id_ in range(tokenizer.vocab_size) if len(tokenizer._backend.id_to_token(id_)) == 1]
+    assert len(single) >= 256
+    for first in single[::3]:
+        for second in single[::5]:
+            assert_streams_like_decode(tokenizer, [first, second, single[0]])
+
+
+def test_byte_level_pieces_come_as_soon_as_a_character_is_whole(folder_of):
+    tokenizer = Tokenizer(folder_of("byte_level"))
+    ids = [tokenizer.to_token_id(character) for character in "HðŁĺĤé"[:5]] + tokenizer.encode("i").tolist()
+    assert pieces_of(tokenizer, ids) == ["H", "", "", "", "😂", "i", ""]
+
+
+def test_fallback_bytes_wait_for_the_end_of_their_run(folder_of):
+    """As one stray byte spoils the whole run in the full decode, none of it is certain before."""
+    tokenizer = Tokenizer(folder_of("llama"))
+    euro = [tokenizer.to_token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
+    word = tokenizer.encode("cat").tolist()
+    assert pieces_of(tokenizer, [*euro, *word])[:3] == ["", "", ""]
+    assert "".join(pieces_of(tokenizer, [*euro, *word])).startswith("€")
+    assert pieces_of(tokenizer, [*euro, euro[1]])[-1] == "\ufffd" * 4
+
+
+def test_an_unfinished_character_comes_with_flush_and_a_new_text_begins(folder_of):
+    tokenizer = Tokenizer(folder_of("metaspace"))
+    stream = tokenizer.create_stream()
+    ids = tokenizer.encode("the cat").tolist()
+    first = [*(stream.decode(id_) for id_ in ids), stream.flush()]
+    second = [*(stream.decode(id_) for id_ in ids), stream.flush()]
+    assert "".join(first) == "the cat"
+    assert second == first
+    tokenizer = Tokenizer(folder_of("byte_level"))
+    stream = tokenizer.create_stream()
+    assert stream.decode(tokenizer.to_token_id("ð")) == ""
+    assert stream.flush() == "\ufffd"
+    assert stream.flush() == ""
+
+
+def test_streaming_never_decodes_the_whole_text_again(kind_folder):
+    """Each token costs the same: the stream looks up one vocabulary entry and keeps no list of tokens."""
+    tokenizer = Tokenizer(kind_folder)
+    ids = tokenizer.encode("the cat sat on the mat 漢 ").tolist() * 200
+    expected = tokenizer.decode(ids)
+
+    class LookupOnly:
+        def __init__(self, backend):
+            self.id_to_token = backend.id_to_token
+            self.decoder = backend.decoder
+
+    tokenizer._backend = LookupOnly(tokenizer._backend)
+    assert "".join(pieces_of(tokenizer, ids)) == expected
+
+
+def test_a_stream_keeps_the_options_it_was_made_with(model_folder):
+    tokenizer = Tokenizer(model_folder)
+    stream = tokenizer.create_stream()
+    tokenizer.update_options(skip_special_tokens=False)
+    end = tokenizer.to_token_id("<|im_end|>")
+    assert stream.decode(end) == ""
+    assert tokenizer.create_stream().decode(end) == "<|im_end|>"
+
+
+def test_ids_of_numpy_are_integers_too(model_folder):
+    tokenizer = Tokenizer(model_folder)
+    assert tokenizer.create_stream().decode(tokenizer.encode("Hi")[0]) == tokenizer.decode(tokenizer.encode("Hi")[:1])
+
+
+def test_padded_ids_of_the_model_have_no_text(model_folder):
+    tokenizer = Tokenizer(model_folder)
+    assert tokenizer.vocab_size < 512
+    assert tokenizer.create_stream().decode(511) == ""
+    assert tokenizer.decode([511]) == ""
+
+
+@pytest.mark.parametrize("token", [-1, 512, 2**40, 1.0, "1", None, [1], np.float32(1)])
+def test_what_is_not_an_id_of_the_model_is_an_error(model_folder, token):
+    with pytest.raises(InputError, match=r"TokenizerStream\.decode"):
+        Tokenizer(model_folder).create_stream().decode(token)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("tokens", [["xxaxx", "xxbx"], ["xxxxx", "xaxx", "xxxx"], ["a", "x", "x", "x"], ["ax", "bxx"]])
+def test_strips_at_both_ends(fused, tokens):
+    """Each token here is longer than what is stripped: the library itself cannot strip the end of a shorter one."""
+    strip = decoders.Strip("x", 1, 2)
+    reference = decoders.Sequence([decoders.Fuse(), strip] if fused else [strip])
+    tokens = tokens if fused else [token for token in tokens if len(token) > 3]
+    detokenizer = Detokenizer(json.loads(reference.__getstate__()))
+    assert "".join([*map(detokenizer.feed, tokens), detokenizer.flush()]) == reference.decode(tokens)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True},
+        {"type": "BPEDecoder", "suffix": "</w>"},
+        {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteFallback"}]},
+        {
+            "type": "Sequence",
+            "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"}],
+        },
+    ],
+)
+def test_a_decoder_that_needs_the_whole_text_is_refused(decoder):
+    with pytest.raises(TokenizerError, match="cannot work token by token"):
+        Detokenizer(decoder)
+
+
+@pytest.mark.oracle
+def test_the_pieces_equal_onnxruntime_genai(model_folder: Path, torture):
+    og = pytest.importorskip("onnxruntime_genai")
+    theirs, ours = og.Tokenizer(str(model_folder)), Tokenizer(model_folder)
+    for text in torture[:-2]:
+        ids = ours.encode(text).tolist()
+        stream, reference = ours.create_stream(), theirs.create_stream()
+        assert [stream.decode(id_) for id_ in ids] == [reference.decode(id_) for id_ in ids], text
+
+
