@@ -21,20 +21,36 @@ if TYPE_CHECKING:
     from .errors import GenaiError as GenaiError
     from .generator import Generator as Generator
     from .generator import GeneratorParams as GeneratorParams
+    from .later import Adapters as Adapters
+    from .later import Audios as Audios
+    from .later import Engine as Engine
+    from .later import Images as Images
+    from .later import MtpGenerator as MtpGenerator
+    from .later import is_cuda_available as is_cuda_available
+    from .later import register_execution_provider_library as register_execution_provider_library
+    from .later import set_log_options as set_log_options
     from .model import Model as Model
     from .tensor import Tensor as Tensor
     from .tokenizer import Tokenizer as Tokenizer
     from .tokenizer import TokenizerStream as TokenizerStream
 
 _LAZY = {
+    "Adapters": ".later",
+    "Audios": ".later",
     "Config": ".config",
+    "Engine": ".later",
     "GenaiError": ".errors",
     "Generator": ".generator",
     "GeneratorParams": ".generator",
+    "Images": ".later",
     "Model": ".model",
+    "MtpGenerator": ".later",
     "Tensor": ".tensor",
     "Tokenizer": ".tokenizer",
     "TokenizerStream": ".tokenizer",
+    "is_cuda_available": ".later",
+    "register_execution_provider_library": ".later",
+    "set_log_options": ".later",
 }
 
 __all__ = [*_LAZY, "__version__"]

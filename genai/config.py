@@ -106,6 +106,14 @@ class Config:
                 'use "cpu", or leave the call out',
             )
 
+    def set_provider_option(self, name: str, key: str, value: str) -> None:
+        """Options of onnxruntime's execution providers: there are none here."""
+        raise NotSupportedYetError(
+            f"provider option {name}.{key} = {value!r} is not supported",
+            "no onnxruntime runs here",
+            "choose threads and precision with arguments of Model",
+        )
+
     def clear_providers(self) -> None:
         """Forget chosen providers; the CPU remains."""
 

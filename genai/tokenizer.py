@@ -15,7 +15,7 @@ from .chat_template import ChatTemplates
 from .detokenizer import Detokenizer
 from .errors import InputError, OptionError, TokenizerError
 from .tensor import Tensor
-from .tokenizer_files import configured_ids, find_folder, load_tokenizer, named_ids
+from .tokenizer_files import configured_ids, find_folder, library_errors, load_tokenizer, named_ids
 
 if TYPE_CHECKING:
     from .config import Config
@@ -96,10 +96,12 @@ class Tokenizer:
         """Token ids int32 [L] of a text; special tokens written in it become their ids.
 
         Raises:
-            InputError: not a str, or text that cannot be encoded (lone surrogates, NUL).
+            InputError: not a str, or text that is not valid (lone surrogates, NUL).
+            TokenizerError: the tokenizer has no ids for the text.
         """
         _check_text(text, "encode")
-        encoding = self._backend.encode(text, add_special_tokens=self._options["add_special_tokens"])
+        with library_errors(f"encode: {self.folder} cannot encode this text"):
+            encoding = self._backend.encode(text, add_special_tokens=self._options["add_special_tokens"])
         return np.asarray(encoding.ids, np.int32)
 
     def decode(self, tokens: ArrayLike) -> str:
@@ -111,7 +113,8 @@ class Tokenizer:
         return self._decode(self._checked_ids(tokens, "decode"))
 
     def _decode(self, ids: NDArray[np.int64]) -> str:
-        return str(self._backend.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"]))
+        with library_errors(f"decode: {self.folder} cannot decode these ids"):
+            return str(self._backend.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"]))
 
     def encode_batch(self, texts: Sequence[str]) -> Tensor:
         """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.

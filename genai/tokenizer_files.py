@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,8 @@ def load_tokenizer(folder: Path) -> tokenizers.Tokenizer:
         TokenizerError: the file is missing or cannot be used.
     """
     path = folder / TOKENIZER_NAME
-    if not path.exists():
+    text = read_text(path)
+    if text is None:
         others = sorted(other.name for other in path.parent.glob("*.model"))
         found = f"; {', '.join(others)} is a format this version does not read" if others else ""
         raise TokenizerError(
@@ -127,16 +129,25 @@ def load_tokenizer(folder: Path) -> tokenizers.Tokenizer:
         )
     from tokenizers import Tokenizer as Backend
 
-    try:
-        backend = Backend.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"{path}: is not a usable tokenizer", str(error), "copy the file again") from error
+    with library_errors(f"{path}: is not a usable tokenizer"):
+        backend = Backend.from_str(text)
     # Files may carry settings of their own, which would cut texts silently or fill them.
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turns whatever the tokenizers library raises into a TokenizerError that begins with `what`."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises bare Exceptions; a panic of its Rust code is not even that.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        why = f"the tokenizers library says: {error}"
+        raise TokenizerError(what, why, f"check {TOKENIZER_NAME}, or copy it again from the original model") from error
 
 
 def configured_ids(config: Config) -> SpecialIds:

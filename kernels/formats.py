@@ -61,7 +61,7 @@ class BlockQuantizedMatrix:
     @property
     def blocks(self) -> int:
         """Blocks per row."""
-        return self.data.shape[1]
+        return int(self.data.shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -156,23 +156,23 @@ class PagedLayer:
 
     @property
     def num_blocks(self) -> int:
-        return self.keys.shape[0]
+        return int(self.keys.shape[0])
 
     @property
     def kv_heads(self) -> int:
-        return self.keys.shape[1]
+        return int(self.keys.shape[1])
 
     @property
     def block_size(self) -> int:
-        return self.keys.shape[2]
+        return int(self.keys.shape[2])
 
     @property
     def head_size(self) -> int:
-        return self.keys.shape[3]
+        return int(self.keys.shape[3])
 
     @property
     def v_head_size(self) -> int:
-        return self.values.shape[3]
+        return int(self.values.shape[3])
 
 
 def _check_block_format(bits: int, block_size: int) -> None:
@@ -190,7 +190,7 @@ def _check_size(name: str, array: NDArray[Any], expected: int) -> None:
 def _check_array(name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: Any) -> None:
     if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
         raise FormatError(
-            f"{name} is {array.dtype} {list(array.shape)}, expected a contiguous array of {np.dtype(dtype)} {list(shape)}"
+            f"{name} is {array.dtype} {list(array.shape)}, expected contiguous {np.dtype(dtype)} {list(shape)}"
         )
 
 

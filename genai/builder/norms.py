@@ -45,7 +45,7 @@ def write_final_norm(export: Export, residual: Residual) -> str:
 def write_plain_norm(export: Export, root: str, path: str, weight: str) -> str:
     """Norm a value that is not the residual stream."""
     inputs = [root, _write_weight(export, path, weight)]
-    return write_simplified_norm(
+    return _write_simplified_norm(
         export, inputs, f"{path}/LayerNorm", f"{path}/output_0", hidden_dims(export.spec.hidden_size)
     )
 
@@ -63,12 +63,12 @@ def write_head_norm(export: Export, layer: int, root: str, which: str, heads: in
     weight = export.weights.vector(f"model.layers.{layer}.self_attn.{which}.weight", size)
     name = graph.array(f"model.layers.{layer}.attn.{which}.layernorm.weight", _offset(export, weight))
     op = f"{path}/SimplifiedLayerNormalization"
-    normed = write_simplified_norm(export, [split, name], op, f"{op}/output_0", dims)
+    normed = _write_simplified_norm(export, [split, name], op, f"{op}/output_0", dims)
     shape = graph.int64([0, -1, heads * size])
     return graph.node("Reshape", [normed, shape], f"{path}/Reshape_2", hidden_dims(heads * size))
 
 
-def write_simplified_norm(export: Export, inputs: list[str], name: str, output: str, dims: Dims) -> str:
+def _write_simplified_norm(export: Export, inputs: list[str], name: str, output: str, dims: Dims) -> str:
     return export.graph.node(
         "SimplifiedLayerNormalization",
         inputs,

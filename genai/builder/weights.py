@@ -27,9 +27,10 @@ class Weights:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The tensor as it is stored."""
-        if name not in self._tensors:
-            raise self._missing(name)
-        tensor = np.asarray(self._tensors[name])
+        try:  # not `in`: a mapping's default test is to load the tensor
+            tensor = np.asarray(self._tensors[name])
+        except KeyError as error:
+            raise self._missing(name) from error
         # bfloat16 and the 8-bit floats of ml_dtypes say "V", or nothing, as their kind.
         if tensor.dtype.kind != "f" and "float" not in tensor.dtype.name:
             raise InputError(

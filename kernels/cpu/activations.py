@@ -28,9 +28,7 @@ _LARGE = 1e30
 
 
 @kernel("void(float32[:,:], float32[:,:], float32[:,::1], float32, float32, float32[:,::1], int64, int64)")
-def sigmoid_unit(
-    x: Any, gated: Any, addend: Any, linear: float, cubic: float, out: Any, begin: int, end: int
-) -> None:
+def sigmoid_unit(x: Any, gated: Any, addend: Any, linear: float, cubic: float, out: Any, begin: int, end: int) -> None:
     """Rows [begin, end) of x * sigmoid(linear * x + cubic * x ** 3) * gated + addend; absent arrays have no rows."""
     scratch = np.empty(LANES, np.float32)
     for row in range(begin, end):
@@ -96,9 +94,7 @@ def quick_gelu(x: Float32, out: Float32 | None = None, *, alpha: float = 1.702, 
     return _elementwise(x, out, alpha, 0.0, team)
 
 
-def gelu(
-    x: Float32, out: Float32 | None = None, approximate: bool = False, *, team: Team | None = None
-) -> Float32:
+def gelu(x: Float32, out: Float32 | None = None, approximate: bool = False, *, team: Team | None = None) -> Float32:
     """GELU (Hendrycks & Gimpel 2016), exact by erf or approximate by tanh; x is float32, contiguous, of any shape."""
     if approximate:
         return _elementwise(x, out, _GELU_LINEAR, _GELU_CUBIC, team)

@@ -10,6 +10,7 @@ Trouble with the disk never stops a run: kernels are then compiled in memory, an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -144,10 +145,8 @@ class CacheFolder:
             temporary.replace(self._path / name)
         except OSError as error:
             self._warn(f"{self._path}: {error.strerror}")
-            try:
+            with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            except OSError:
-                pass
 
 
 def _reason_to_refuse(path: Path) -> str | None:

@@ -33,7 +33,7 @@ def check(name: str, array: NDArray[Any], shape: tuple[int | None, ...], dtype: 
 
 
 def check_rows(name: str, array: NDArray[Any], shape: tuple[int | None, ...]) -> None:
-    """Like `check` for float32, but only each row (all axes but the first) needs to be contiguous: a slice of columns."""
+    """Like `check` for float32, but only each row (all axes but the first) must be contiguous: column slices fit."""
     found = array.shape
     fits = len(found) == len(shape) and all(
         want is None or want == have for want, have in zip(shape, found, strict=True)
@@ -50,11 +50,7 @@ def output(name: str, out: Float32 | None, shape: tuple[int, ...]) -> Float32:
     return out
 
 
-def _refuse(
-    name: str, array: NDArray[Any], shape: tuple[int | None, ...], dtype: np.dtype[Any], layout: str
-) -> None:
+def _refuse(name: str, array: NDArray[Any], shape: tuple[int | None, ...], dtype: np.dtype[Any], layout: str) -> None:
     wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
     strides = "" if array.flags.c_contiguous else f" with strides {list(array.strides)}"
-    raise ValueError(
-        f"{name} is {array.dtype} {list(array.shape)}{strides}, expected {layout} {dtype} [{wanted}]"
-    )
+    raise ValueError(f"{name} is {array.dtype} {list(array.shape)}{strides}, expected {layout} {dtype} [{wanted}]")

@@ -22,7 +22,16 @@ import numba
 from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_key
 
 # Every module that defines kernels, so that all can be compiled ahead.
-_KERNEL_MODULES = ("activations", "attention", "embedding", "kv", "matmul", "normalization", "quantize", "rope")
+_KERNEL_MODULES = (
+    "activations",
+    "attention",
+    "block_products",
+    "embedding",
+    "kv",
+    "normalization",
+    "quantize",
+    "rope",
+)
 
 Progress = Callable[[int, int], None]
 
@@ -44,8 +53,8 @@ class Kernel:
     ) -> None:
         self.name = function.__name__
         self.signature = signature
+        self.fastmath = frozenset(fastmath)
         self._function = function
-        self._fastmath = set(fastmath)
         self._library = library
         self._lock = threading.Lock()
         self._cache: KernelCache | None = None
@@ -66,7 +75,7 @@ class Kernel:
             if self.ready:
                 return False
             cache = self._own_cache()
-            dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=self._fastmath)(self._function)
+            dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=set(self.fastmath))(self._function)
             dispatcher._cache = cache
             self._entry = dispatcher.compile(self.signature)
             self._dispatcher = dispatcher

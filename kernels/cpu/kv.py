@@ -40,9 +40,7 @@ write_float32 = _make("write_float32", "float32")
 write_float16 = _make("write_float16", "uint16")
 
 
-def write_kv(
-    layer: PagedLayer, k: Float32, v: Float32, slots: NDArray[np.int64], *, team: Team | None = None
-) -> None:
+def write_kv(layer: PagedLayer, k: Float32, v: Float32, slots: NDArray[np.int64], *, team: Team | None = None) -> None:
     """Store the keys and values of new tokens; float16 pages round to nearest even.
 
     Args:

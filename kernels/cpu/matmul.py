@@ -80,9 +80,7 @@ def matmul_nbits(
     return out
 
 
-def _quantized(
-    x: Float32, matrix: BlockQuantizedMatrix, team: Team | None
-) -> tuple[NDArray[Any], Float32, Float32]:
+def _quantized(x: Float32, matrix: BlockQuantizedMatrix, team: Team | None) -> tuple[NDArray[Any], Float32, Float32]:
     """Integers [T, blocks * block_size] in the type that the kernel wants, their scales and sums [T, blocks]."""
     tokens, blocks, block_size = x.shape[0], matrix.blocks, matrix.block_size
     kernel, dtype = (quantize_to_int16, np.int16) if matrix.bits == 4 else (quantize_to_float32, np.float32)

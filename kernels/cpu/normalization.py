@@ -1,4 +1,4 @@
-"""RMS normalisation (Zhang & Sennrich 2019) and layer normalisation (Ba et al. 2016), with or without a residual sum."""
+"""RMS norm (Zhang & Sennrich 2019) and layer norm (Ba et al. 2016), alone or of a sum with the residual."""
 
 from __future__ import annotations
 

@@ -16,9 +16,7 @@ _NANOSECONDS_PER_PAIR = 1.5
 
 
 @kernel("void(float32[:,:,:], int64[::1], float32[:,::1], float32[:,::1], boolean, int64, int64)")
-def rotate(
-    x: Any, positions: Any, cosines: Any, sines: Any, interleaved: bool, begin: int, end: int
-) -> None:
+def rotate(x: Any, positions: Any, cosines: Any, sines: Any, interleaved: bool, begin: int, end: int) -> None:
     """Turn the pairs of every head of tokens [begin, end), in place."""
     half = cosines.shape[1]
     step, distance = (2, 1) if interleaved else (1, half)

@@ -20,6 +20,8 @@ from .cores import default_threads
 MIN_WORK_PER_PART = 100_000
 # More parts than threads, so that a core that something else slows down gets fewer of them.
 _PARTS_PER_THREAD = 2
+# A part that an interrupt cut off before it began is never reported as finished, so waiting for the rest has an end.
+_ABANDON_SECONDS = 5.0
 
 
 class _Job:
@@ -50,10 +52,22 @@ class _Job:
                     self._done.release()
 
     def wait(self) -> None:
-        """Until every part is done; raises what a part raised."""
+        """Until every part is done."""
         self._done.acquire()
-        if self._error is not None:
-            raise self._error
+
+    def raise_error(self) -> None:
+        """Raise what a part raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # the traceback holds this frame: a circle that would keep the arrays alive
+
+    def abandon(self, error: BaseException) -> None:
+        """After an interrupt: start no more parts, and let those in progress leave the arrays."""
+        self._error = error
+        self._done.acquire(timeout=_ABANDON_SECONDS)
 
 
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
@@ -110,8 +124,13 @@ class Team:
         jobs = self._queue()
         for _ in range(min(self.threads, parts) - 1):
             jobs.put(job)
-        job.help()
-        job.wait()
+        try:
+            job.help()
+            job.wait()
+        except BaseException as error:
+            job.abandon(error)
+            raise
+        job.raise_error()
 
     def close(self) -> None:
         """End the workers; a later call starts new ones."""

@@ -30,7 +30,7 @@ LANES = TILE_ROWS
 intrinsic = cast(Callable[[Callable[..., Any]], Callable[..., Any]], numba_intrinsic)
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """LANES numbers of one Numba type."""
 
     def __init__(self, element: Any) -> None:
@@ -79,7 +79,7 @@ def _as_vector(context: Any, builder: Any, value: Any, given: Any, vector: Vecto
 
 
 def _define_operator(operation: Any, methods: tuple[str | None, str | None]) -> None:
-    @infer_global(operation)  # type: ignore[untyped-decorator]
+    @infer_global(operation)
     class _Typing(AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kws: Any) -> Any:
             vectors = [given for given in args if isinstance(given, Vector)]
@@ -93,7 +93,9 @@ def _define_operator(operation: Any, methods: tuple[str | None, str | None]) -> 
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         vector = sig.return_type
-        operands = [_as_vector(context, builder, value, given, vector) for value, given in zip(args, sig.args, strict=True)]
+        operands = [
+            _as_vector(context, builder, value, given, vector) for value, given in zip(args, sig.args, strict=True)
+        ]
         return getattr(builder, str(methods[vector.is_float]))(*operands)
 
     for pair in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
@@ -182,9 +184,7 @@ def set_float32(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     """Write one float32 into a float32 array, or as float16 bits into a uint16 array."""
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store(
-            _to_storage(context, builder, args[2], array.dtype), _address(context, builder, sig, args)
-        )
+        builder.store(_to_storage(context, builder, args[2], array.dtype), _address(context, builder, sig, args))
         return context.get_dummy_value()
 
     return types.void(array, index, types.float32), lower
@@ -244,7 +244,9 @@ def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c of float32 vectors or numbers; one rounding where the machine has such an instruction, else two."""
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        operands = [_as_vector(context, builder, value, given, FLOAT32) for value, given in zip(args, sig.args, strict=True)]
+        operands = [
+            _as_vector(context, builder, value, given, FLOAT32) for value, given in zip(args, sig.args, strict=True)
+        ]
         type_ = operands[0].type
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(type_, [type_] * 3), f"llvm.fmuladd.v{LANES}f32"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_erf = np.frompyfunc(math.erf, 1, 1)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def gelu(x: Array, *, approximate: str = "none") -> Array:
@@ -19,9 +19,10 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     if approximate == "tanh":
         bent = np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
     else:
-        bent = _erf(wide / math.sqrt(2)).astype(np.float64)
+        bent = _erf(wide / math.sqrt(2))
     with np.errstate(invalid="ignore"):
-        return (0.5 * wide * (1 + bent)).astype(x.dtype)
+        result: Array = 0.5 * wide * (1 + bent)
+    return result.astype(x.dtype)
 
 
 def bias_gelu(x: Array, bias: Array) -> Array:
@@ -39,7 +40,8 @@ def quick_gelu(x: Array, *, alpha: float = 1.702) -> Array:
     """com.microsoft::QuickGelu: x * sigmoid(alpha * x)."""
     wide = x.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        return (wide / (1 + np.exp(-alpha * wide))).astype(x.dtype)
+        result: Array = wide / (1 + np.exp(-alpha * wide))
+    return result.astype(x.dtype)
 
 
 def silu(x: Array) -> Array:

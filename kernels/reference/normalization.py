@@ -1,4 +1,4 @@
-"""Normalisations: SimplifiedLayerNormalization, LayerNormalization, and their com.microsoft forms with a residual sum."""
+"""SimplifiedLayerNormalization and LayerNormalization, and the forms of com.microsoft that add a residual first."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ def rotary_embedding(
         scale: factor on the result.
     """
     if rotary_embedding_dim not in (0, 2 * cos_cache.shape[1]):
-        raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}, the caches have {cos_cache.shape[1]} columns")
+        raise ValueError(
+            f"rotary_embedding_dim is {rotary_embedding_dim}, the caches have {cos_cache.shape[1]} columns"
+        )
     if x.ndim == 4:
         heads_last = np.swapaxes(x, 1, 2)
     else:

@@ -1,4 +1,4 @@
-"""Node for node, name for name: our graph against the one onnxruntime-genai's builder writes from the same checkpoint."""
+"""Node for node, name for name: our graph against what onnxruntime-genai's builder makes of the same checkpoint."""
 
 from __future__ import annotations
 

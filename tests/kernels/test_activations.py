@@ -13,7 +13,9 @@ from genai.kernels.reference import activations as reference
 
 Normal = Callable[..., np.ndarray]
 
-SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38, 88.8, -88.8, -104.0, 5.0], np.float32)
+SPECIAL = np.array(
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38, 88.8, -88.8, -104.0, 5.0], np.float32
+)
 
 ALONE: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]]] = {
     "silu": (silu, reference.silu),

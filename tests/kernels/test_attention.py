@@ -74,7 +74,9 @@ def make_batch(
     step = {
         "query_start": np.cumsum([0, *new]).astype(np.int32),
         "context_lengths": np.array([length for _, length in sequences], np.int32),
-        "positions": np.concatenate([np.arange(length - count, length) for count, length in sequences]).astype(np.int64),
+        "positions": np.concatenate([np.arange(length - count, length) for count, length in sequences]).astype(
+            np.int64
+        ),
         "block_tables": tables,
     }
     return Batch(rng.standard_normal((sum(new), heads, head_size)).astype(np.float32), layer, step)
@@ -111,7 +113,13 @@ def test_any_head_shape(
     rng: np.random.Generator, dtype: Any, heads: int, kv_heads: int, head_size: int, v_head_size: int
 ) -> None:
     make_batch(
-        rng, [(1, 40), (3, 3)], dtype=dtype, heads=heads, kv_heads=kv_heads, head_size=head_size, v_head_size=v_head_size
+        rng,
+        [(1, 40), (3, 3)],
+        dtype=dtype,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        v_head_size=v_head_size,
     ).assert_equals_reference()
 
 

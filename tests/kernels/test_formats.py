@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from genai.kernels import formats
-from genai.kernels.formats import TILE_ROWS, BlockQuantizedMatrix, FormatError, PagedLayer, dequantize, pack_matmul_nbits
+from genai.kernels.formats import (
+    TILE_ROWS,
+    BlockQuantizedMatrix,
+    FormatError,
+    PagedLayer,
+    dequantize,
+    pack_matmul_nbits,
+)
 from genai.kernels.reference.quantized import dequantize_weight
 
 
@@ -23,9 +30,7 @@ def raw(rng: np.random.Generator, n: int, k: int, bits: int, block_size: int) ->
 @pytest.mark.parametrize("block_size", [16, 32, 48, 128, 256])
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 100])
 @pytest.mark.parametrize("zero_points", ["none", "packed", "whole floats", "fractions"])
-def test_dequantize_undoes_pack(
-    rng: np.random.Generator, bits: int, block_size: int, n: int, zero_points: str
-) -> None:
+def test_dequantize_undoes_pack(rng: np.random.Generator, bits: int, block_size: int, n: int, zero_points: str) -> None:
     k = 3 * block_size - 5
     weight, scales = raw(rng, n, k, bits, block_size)
     points: Any = {
@@ -109,7 +114,9 @@ def test_matrix_refuses_arrays_of_another_shape(rng: np.random.Generator) -> Non
     weight, scales = raw(rng, 4, 64, 4, 32)
     good = pack_matmul_nbits(weight, scales, n=4, k=64, bits=4, block_size=32)
     with pytest.raises(FormatError, match=r"data is uint8 \[1, 2, 16, 32\]"):
-        BlockQuantizedMatrix(rows=4, columns=65, bits=4, block_size=32, data=good.data, scales=np.ones((1, 3, 32), np.float32))
+        BlockQuantizedMatrix(
+            rows=4, columns=65, bits=4, block_size=32, data=good.data, scales=np.ones((1, 3, 32), np.float32)
+        )
     with pytest.raises(FormatError, match="scales is float64"):
         BlockQuantizedMatrix(4, 64, 4, 32, good.data, good.scales.astype(np.float64))  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="zero_points is uint8"):

@@ -180,9 +180,7 @@ def test_threads_do_not_change_a_bit(
 
 @both_activations
 @both_widths
-def test_bias_and_addend(
-    rng: np.random.Generator, normal: Normal, activations: Activations, bits: int
-) -> None:
+def test_bias_and_addend(rng: np.random.Generator, normal: Normal, activations: Activations, bits: int) -> None:
     weight = random_weight(rng, 45, 64, bits, 32)
     x, bias, addend = normal(5, 64), normal(45), normal(5, 45)
     plain = matmul_nbits(x, weight.matrix, activations=activations)

@@ -133,4 +133,6 @@ def test_add_layer_norm_refuses(name: str) -> None:
     vector, matrix = np.zeros(9, np.float32), np.zeros((2, 9), np.float32)
     arguments: dict[str, Any] = {"x": matrix, "residual": matrix, "weight": vector, "bias": vector, "epsilon": 1e-5}
     with pytest.raises(ValueError, match=f"{name} is float32"):
-        add_layer_norm(**{**arguments, name: np.zeros((2, 10) if name in ("residual", "out", "out_sum") else 10, np.float32)})
+        add_layer_norm(
+            **{**arguments, name: np.zeros((2, 10) if name in ("residual", "out", "out_sum") else 10, np.float32)}
+        )

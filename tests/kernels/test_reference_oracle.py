@@ -103,7 +103,9 @@ def test_gather_block_quantized_nibbles(
     scales, points = normal(*blocks), rng.integers(low, low + 16, blocks).astype(dtype)
     indices = np.array([0, 33, 7], np.int64)
     attributes = {"block_size": block_size, "gather_axis": gather_axis, "quantize_axis": quantize_axis}
-    (theirs,) = onnxruntime_node("GatherBlockQuantized", [data, indices, scales, points], [0], constants=(0, 3), **attributes)
+    (theirs,) = onnxruntime_node(
+        "GatherBlockQuantized", [data, indices, scales, points], [0], constants=(0, 3), **attributes
+    )
     assert_close(gather_block_quantized(data, indices, scales, points, **attributes), theirs, 1e-6)
 
 

@@ -68,7 +68,14 @@ def test_operators() -> None:
     out = np.empty((6, vector.LANES), np.float32)
     run(x, out)
     whole = (-7 << 2) + (-7 >> 1) + (-7 & 12)
-    expected = [(x + 2) * 3 - x / 4, whole + 0 * x, np.maximum(x, 0.5) + np.minimum(x, 0), x.sum() + 0 * x, x.max() + 0 * x, 3 * x]
+    expected = [
+        (x + 2) * 3 - x / 4,
+        whole + 0 * x,
+        np.maximum(x, 0.5) + np.minimum(x, 0),
+        x.sum() + 0 * x,
+        x.max() + 0 * x,
+        3 * x,
+    ]
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -124,7 +131,9 @@ def test_every_half_and_its_neighbours(native: bool) -> None:
     finite = np.unique(floats[np.isfinite(floats)])
     middles = (finite[1:] + finite[:-1]) / 2
     beyond = np.array([65519.996, 65520, 65536, 1e38, np.inf, np.nan, 1e-45, 2.9e-8, 2.98023224e-8], np.float32)
-    values = np.concatenate([finite, middles, np.nextafter(middles, np.inf), np.nextafter(middles, -np.inf), beyond, -beyond])
+    values = np.concatenate(
+        [finite, middles, np.nextafter(middles, np.inf), np.nextafter(middles, -np.inf), beyond, -beyond]
+    )
     values = values.astype(np.float32)
     out = np.empty(len(values), np.uint16)
     narrow(values, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +13,7 @@ from genai.quant.blocks import BLOCK_SIZES, QuantizationError, QuantizedBlocks, 
 from genai.quant.rtn import quantize_blocks
 from numpy.typing import NDArray
 
-FORMATS = [
-    (bits, block_size, symmetric) for bits in (4, 8) for block_size in BLOCK_SIZES for symmetric in (True, False)
-]
+FORMATS = list(product((4, 8), BLOCK_SIZES, (True, False)))
 
 
 def sample(rows: int, columns: int) -> NDArray[np.float32]:

@@ -51,8 +51,8 @@ def test_every_sequence_of_two_byte_tokens(folder_of):
     tokenizer = Tokenizer(folder_of("byte_level"))
     single = [id_ for id_ in range(tokenizer.vocab_size) if len(tokenizer._backend.id_to_token(id_)) == 1]
     assert len(single) >= 256
-    for first in single[::3]:
-        for second in single[::5]:
+    for first in single[::4]:
+        for second in single[::7]:
             assert_streams_like_decode(tokenizer, [first, second, single[0]])
 
 
@@ -165,5 +165,3 @@ def test_the_pieces_equal_onnxruntime_genai(model_folder: Path, torture):
         ids = ours.encode(text).tolist()
         stream, reference = ours.create_stream(), theirs.create_stream()
         assert [stream.decode(id_) for id_ in ids] == [reference.decode(id_) for id_ in ids], text
-
-

@@ -1,0 +1,23 @@
+"""Several prompts of different lengths advance together; each gets the answer it would get alone."""
+
+import sys
+
+import genai as og
+from genai.bundled import bundled_model
+
+model = og.Model(sys.argv[1] if len(sys.argv) > 1 else bundled_model())
+tokenizer = og.Tokenizer(model)
+questions = ["What is 12 + 7?", "Which is bigger, 31 or 13?", "What day comes after Monday?", "Spell the word cat."]
+prompts = [
+    tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True)).tolist()
+    for q in questions
+]
+
+params = og.GeneratorParams(model)
+params.set_search_options(batch_size=len(prompts), max_length=96)
+with og.Generator(model, params) as generator:
+    generator.append_tokens(prompts)
+    while not generator.is_done():
+        generator.generate_next_token()
+    for index, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
+        print(f"{question} {tokenizer.decode(generator.get_sequence(index)[len(prompt) :])}")

@@ -1,0 +1,382 @@
+"""The disk cache of compiled kernels: hits, misses, and everything that can be wrong with a disk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu import cache
+from genai.kernels.cpu.jit import LIBRARY, Kernel, Library, warm_up
+
+
+def scale_by_three(x: Any, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        x[i] = x[i] * 3
+
+
+class Program:
+    """What a process does: a library with one kernel, over a folder of sources."""
+
+    def __init__(self, sources: Path) -> None:
+        self.library = Library(sources)
+        self.kernel: Kernel = self.library.kernel("void(float32[::1], int64, int64)")(scale_by_three)
+
+    def assert_works(self) -> None:
+        x = np.arange(4, dtype=np.float32)
+        self.kernel(x, 1, 3)
+        assert x.tolist() == [0, 3, 6, 3]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    folder = tmp_path / "sources"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.py").write_text("a = 1\n")
+    (folder / "inner" / "b.py").write_text("b = 1\n")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    base = tmp_path / "cache"
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(base))
+    return base / "genai"
+
+
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def test_compiles_once_and_then_loads(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Program(sources).library.warm_up()
+    assert (report.compiled, report.loaded) == (1, 0)
+    assert report.seconds > 0
+    assert "Compiling CPU kernels 1/1 (once per machine)" in capsys.readouterr().err
+    again = Program(sources)
+    report = again.library.warm_up()
+    assert (report.compiled, report.loaded) == (0, 1)
+    again.assert_works()
+    assert (again.library.warm_up().compiled, again.library.warm_up().loaded) == (0, 0)
+    captured = capsys.readouterr()
+    assert captured.err == captured.out == ""
+
+
+def test_folder_is_private(root: Path, sources: Path) -> None:
+    Program(sources).library.warm_up()
+    (file,) = files(root)
+    for folder in (file.parent, file.parent.parent, root):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_first_call_compiles_and_says_so_once(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = Program(sources)
+    program.assert_works()
+    program.assert_works()
+    assert capsys.readouterr().err == "Compiling CPU kernels (once per machine) ...\n"
+    Program(sources).assert_works()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("change", ["edit", "edit inner", "add", "remove", "rename", "same again"])
+def test_any_change_of_any_source_is_another_folder(root: Path, sources: Path, change: str) -> None:
+    Program(sources).library.warm_up()
+    if change == "edit":
+        (sources / "a.py").write_text("a = 2\n")
+    elif change == "edit inner":
+        (sources / "inner" / "b.py").write_text("b = 2\n")
+    elif change == "add":
+        (sources / "c.py").write_text("")
+    elif change == "remove":
+        (sources / "a.py").unlink()
+    elif change == "rename":
+        (sources / "a.py").rename(sources / "inner" / "a.py")
+    else:
+        (sources / "a.py").write_text("a = 1\n")
+        (sources / "notes.txt").write_text("not a source")
+    report = Program(sources).library.warm_up()
+    assert report.compiled == (change != "same again")
+    assert len(files(root)) == (1 if change == "same again" else 2)
+
+
+def test_key_covers_what_the_code_is_compiled_for(sources: Path) -> None:
+    target = cache.compile_target()
+    text = repr(target)
+    for module in ("numba", "llvmlite"):
+        assert __import__(module).__version__ in text
+    assert sys.version.split()[0] in text
+    assert cache.source_key(sources, target) == cache.source_key(sources, target)
+    assert cache.source_key(sources, target) != cache.source_key(sources, (*target, "other processor"))
+
+
+def damaged(content: bytes) -> dict[str, bytes]:
+    digest = cache._DIGEST_BYTES
+    foreign = pickle.dumps(("not", "a", "kernel"))
+    unreadable = b"\x80\x05not a pickle"
+    return {
+        "empty": b"",
+        "truncated": content[: len(content) // 2],
+        "one byte changed": content[:200] + bytes([content[200] ^ 1]) + content[201:],
+        "digest only": content[:digest],
+        "other pickle": hashlib.sha256(foreign).digest() + foreign,
+        "no pickle": hashlib.sha256(unreadable).digest() + unreadable,
+    }
+
+
+@pytest.mark.parametrize("damage", damaged(bytes(300)))
+def test_damaged_files_are_rebuilt(root: Path, sources: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Program(sources).library.warm_up()
+    (file,) = files(root)
+    content = file.read_bytes()
+    file.write_bytes(damaged(content)[damage])
+    program = Program(sources)
+    assert program.library.warm_up().compiled == 1
+    program.assert_works()
+    assert Program(sources).library.warm_up().loaded == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def assert_warned_once(text: str, reason: str) -> None:
+    """One line of three parts: what, why, what to do."""
+    lines = [line for line in text.splitlines() if line.startswith("genai:")]
+    assert len(lines) == 1
+    assert "compiled CPU kernels are not kept on disk" in lines[0]
+    assert reason in lines[0]
+    assert "GENAI_CACHE_DIR" in lines[0]
+    assert "Traceback" not in text
+
+
+def test_a_base_that_is_no_folder(
+    tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "file"))
+    for _ in range(2):
+        program = Program(sources)
+        assert program.library.warm_up().compiled == 1
+        program.assert_works()
+        assert_warned_once(capsys.readouterr().err, "file")
+
+
+def test_a_read_only_file_system(
+    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Path, *arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    Program(sources).assert_works()
+    assert_warned_once(capsys.readouterr().err, "Read-only file system")
+
+
+@pytest.mark.parametrize("failing", ["write_bytes", "replace"])
+def test_a_full_disk(
+    root: Path, sources: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = Program(sources)
+    with monkeypatch.context() as patch:
+
+        def fill(self: Path, *arguments: Any) -> None:
+            with self.open("wb") as file:
+                file.write(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+        patch.setattr(Path, failing, fill)
+        program.assert_works()
+    assert_warned_once(capsys.readouterr().err, "No space left on device")
+    assert files(root) == [], "no half-written files stay"
+    assert Program(sources).library.warm_up().compiled == 1
+    assert Program(sources).library.warm_up().loaded == 1
+
+
+def test_an_unreadable_file(
+    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Program(sources).library.warm_up()
+    (file,) = files(root)
+    capsys.readouterr()
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        folder = cache.CacheFolder(root, file.parent.name)
+        assert folder.load(file.name) is None
+    assert_warned_once(capsys.readouterr().err, "Permission denied")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mode bits say nothing on Windows")
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(
+    root: Path, sources: Path, level: int, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loading a pickle runs its code, so nothing is read from such a folder, nor written to it."""
+    Program(sources).library.warm_up()
+    (file,) = files(root)
+    file.write_bytes(hashlib.sha256(pickle.dumps(Bomb())).digest() + pickle.dumps(Bomb()))
+    before = file.read_bytes()
+    (file.parent, file.parent.parent, root)[level].chmod(mode)
+    capsys.readouterr()
+    program = Program(sources)
+    program.assert_works()
+    assert_warned_once(capsys.readouterr().err, "can be written by others")
+    assert files(root) == [file]
+    assert file.read_bytes() == before
+
+
+class Bomb:
+    """A pickle that fails the test when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a file from a refused folder was loaded",)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no user ids on Windows")
+def test_a_folder_of_another_user_is_refused(
+    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Program(sources).library.warm_up()
+    capsys.readouterr()
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    program = Program(sources)
+    program.assert_works()
+    assert_warned_once(capsys.readouterr().err, "belongs to another user")
+
+
+def test_no_home_folder(sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("GENAI_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    Program(sources).assert_works()
+    assert_warned_once(capsys.readouterr().err, "there is no home folder")
+
+
+def test_where_the_cache_is() -> None:
+    both = {"GENAI_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}
+    assert cache.cache_root(both) == Path("/a/genai")
+    assert cache.cache_root({"XDG_CACHE_HOME": "/b"}) == Path("/b/genai")
+    assert cache.cache_root({"GENAI_CACHE_DIR": ""}) == Path.home() / ".cache" / "genai"
+
+
+def test_two_processes_at_once(root: Path, sources: Path, tmp_path: Path) -> None:
+    """Both compile, both work, and what stays on disk is whole."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            from pathlib import Path
+            from genai.kernels.cpu.jit import Library
+            import numpy as np
+
+            library = Library(Path({str(sources)!r}))
+
+            @library.kernel("void(float32[::1], int64, int64)")
+            def double(x, begin, end):
+                for i in range(begin, end):
+                    x[i] = x[i] * 2
+
+            report = library.warm_up(lambda current, total: None)
+            x = np.ones(3, np.float32)
+            double(x, 0, 3)
+            print(report.compiled + report.loaded, x.sum())
+            """
+        )
+    )
+    command = [sys.executable, str(script)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        output, errors = process.communicate(timeout=120)
+        assert (process.returncode, output, errors) == (0, "1 6.0\n", "")
+    (file,) = files(root)
+    content = file.read_bytes()
+    assert hashlib.sha256(content[cache._DIGEST_BYTES :]).digest() == content[: cache._DIGEST_BYTES]
+    loaded = subprocess.run([*command], capture_output=True, text=True, timeout=120, check=True)
+    assert loaded.stderr == ""
+
+
+def test_a_cache_deleted_while_running(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = Program(sources)
+    assert program.library.folder.path is not None
+    shutil.rmtree(root)
+    program.assert_works()
+    assert_warned_once(capsys.readouterr().err, "No such file or directory")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes_away(
+    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    Program(sources).library.warm_up()
+    text = terminal.getvalue()
+    assert text.startswith("\rCompiling CPU kernels 1/1 (once per machine) ...")
+    assert text.endswith("\r\x1b[K")
+    assert "\n" not in text
+
+
+def test_no_stderr_at_all(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert Program(sources).library.warm_up().compiled == 1
+    Program(sources).assert_works()
+
+
+def test_own_progress(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[tuple[int, int]] = []
+    for _ in range(2):
+        Program(sources).library.warm_up(lambda current, total: calls.append((current, total)))
+    assert calls == [(1, 1)], "called while compiling, not while loading"
+    assert capsys.readouterr().err == ""
+
+
+def test_warm_up_of_named_kernels() -> None:
+    report = warm_up(names=["rotate"])
+    assert report.compiled + report.loaded <= 1
+    assert [made.name for made in LIBRARY.kernels(["rotate"])] == ["rotate"]
+    with pytest.raises(KeyError, match="no kernels named"):
+        warm_up(names=["rotate", "translate"])
+
+
+def test_every_module_with_kernels_is_warmed_up() -> None:
+    folder = Path(cache.__file__).parent
+    with_kernels = {
+        path.stem
+        for path in folder.glob("*.py")
+        if "import kernel" in path.read_text() or "Kernel, kernel" in path.read_text()
+    }
+    assert with_kernels == set(LIBRARY._modules)
+
+
+def test_no_kernel_lets_the_compiler_forget_infinities_or_nans() -> None:
+    for made in LIBRARY.kernels():
+        assert made.fastmath <= {"contract", "reassoc", "nsz"}, made.name
+
+
+def test_importing_the_package_does_not_import_numba() -> None:
+    source = "import sys, genai.kernels, genai.kernels.formats, genai.kernels.cpu.team; print('numba' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"

@@ -1,0 +1,392 @@
+"""Chat templates: where they come from, what messages may be, and the same text as transformers renders."""
+
+import json
+from datetime import datetime
+from enum import Enum
+
+import numpy as np
+import pytest
+
+from genai.errors import ChatTemplateError, InputError
+from genai.tokenizer import Tokenizer
+
+TURNS = (
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": 'Be <kind> & "brief".'}, {"role": "user", "content": "  Grüße 你好 😀\n"}],
+    [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3?\n\nSay 'three'."},
+    ],
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Today's weather <now> & later: 'ü'",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+CHATML = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- '# Tools\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages if not (tools and message.role == 'system') %}
+    {{- '<|im_start|>' + message.role }}
+    {%- if message.content %}
+        {{- '\\n' ~ message.content }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n' ~ (call.function | tojson) ~ '\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+LLAMA3 = """{{- bos_token }}
+{%- set date = strftime_now("%d %b %Y") if not date_string is defined else date_string %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system = "" %}
+{%- endif %}
+<|start_header_id|>system<|end_header_id|>
+
+Today: {{ date }}
+{% if tools is not none %}
+{%- for t in tools %}
+{{ t | tojson(indent=4) }}
+
+{% endfor %}
+{% endif %}
+{{- system }}<|eot_id|>
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}
+"""
+MISTRAL = """
+{%- if messages[0]["role"] == "system" %}{% set system = messages[0]["content"] %}{% set rest = messages[1:] %}
+{%- else %}{% set rest = messages %}{% endif %}
+{%- set ns = namespace(index=0) %}
+{%- for message in rest %}
+    {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
+        {{- raise_exception("roles must alternate: user, assistant, user, ...") }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in rest %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.last and system is defined %}{{ "[INST] " + system + "\\n\\n" + message["content"] + "[/INST]" }}
+        {%- else %}{{ "[INST] " + message["content"] + "[/INST]" }}{% endif %}
+    {%- else %}{{ " " + message["content"] | trim + eos_token }}{% endif %}
+{%- endfor %}
+"""
+GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
+{% set prefix = messages[0]['content'] | trim + '\n\n' %}
+{% set loop_messages = messages[1:] %}{% else %}{% set prefix = '' %}{% set loop_messages = messages %}{% endif %}
+{% for message in loop_messages %}
+{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+{{ '<start_of_turn>' + role + '\n' + (prefix if loop.first else '') }}
+{% if message['content'] is string %}{{ message['content'] | trim }}
+{% elif message['content'] is iterable %}
+{% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<image>' }}{% continue %}{% endif %}
+{{ item['text'] | trim }}{% endfor %}
+{% endif %}
+{{ '<end_of_turn>\n' }}
+{% endfor %}
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+PHI3 = """{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>
+' + message['content'] + '<|end|>
+'}}{% elif message['role'] == 'user' %}{{'<|user|>
+' + message['content'] + '<|end|>
+'}}{% elif message['role'] == 'assistant' %}{% generation %}{{'<|assistant|>
+' + message['content'] + '<|end|>
+'}}{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>
+' }}{% else %}{{ eos_token }}{% endif %}"""
+ODDITIES = """
+    {# a comment #}
+    {% macro turn(message, depth=0) %}
+    {{ message.role | upper | center(20, ) }}|{{ message.content | length }}|{{ '%5.1f|%s' % (depth, message.role) }}
+    {% if depth < 2 %}{{ turn(message, depth + 1) }}{% endif %}
+    {% endmacro %}
+{% for message in messages recursive %}
+    {{ loop.index }}/{{ loop.length }} {{ loop.previtem.role if loop.previtem is defined else '-' }}
+    {{ loop.nextitem }}
+    {{ turn(message) }}
+    {% if loop.index == 2 %}{% break %}{% endif %}
+{% else %}
+    nobody
+{% endfor %}
+{% for c in undefined_name %}x{% endfor %}
+{% set text %}  block {{ messages | map(attribute='role') | join(', ') }} {{ none }} {{ 3.0 }}{% endset %}
+{{ text | replace('block', 'Block') }}{{ "{:>6}|{}".format(1, {'a': 2}) }}
+{{ messages | selectattr('role', 'eq', 'user') | list | count }}{{ messages[0].content.split('i') }}
+{{ [1, 2, 'a'][::-1] }}{{ dict(a=1) }}{{ {'b': [1, none, true]} | tojson(sort_keys=true) }}
+{%- for key, value in {'x': 1, 'y': 2} | items %}{{ key ~ value ~ loop.last }}{% endfor %}{{ 7 // 2 * 2 ** 3 }}
+"""
+
+
+@pytest.fixture
+def tokenizer(model_folder) -> Tokenizer:
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
+    (model_folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer(model_folder)
+
+
+def configure(tokenizer: Tokenizer, template: object) -> None:
+    (tokenizer.folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": template}))
+
+
+@pytest.fixture(scope="module")
+def theirs(folder_of):
+    transformers = pytest.importorskip("transformers")
+    path = str(folder_of("byte_level") / "tokenizer.json")
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=path, bos_token="<s>", eos_token="</s>")
+
+
+class TestAgainstTransformers:
+    def both(self, tokenizer, theirs, template, messages, **options):
+        expected = theirs.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+        assert tokenizer.apply_chat_template(messages, template_str=template, **options) == expected
+        assert tokenizer.apply_chat_template(json.dumps(messages), template_str=template, **options) == expected
+        return expected
+
+    @pytest.mark.parametrize("template", [CHATML, LLAMA3, MISTRAL, GEMMA, PHI3, ODDITIES])
+    @pytest.mark.parametrize("messages", TURNS)
+    @pytest.mark.parametrize("add_generation_prompt", [True, False])
+    def test_conversations(self, tokenizer, theirs, template, messages, add_generation_prompt):
+        text = self.both(tokenizer, theirs, template, messages, add_generation_prompt=add_generation_prompt)
+        assert text
+
+    @pytest.mark.parametrize("template", [CHATML, LLAMA3])
+    def test_tools(self, tokenizer, theirs, template):
+        text = self.both(tokenizer, theirs, template, TURNS[1], tools=TOOLS, add_generation_prompt=True)
+        assert "<now> & later: 'ü'" in text
+
+    def test_tool_calls_without_content(self, tokenizer, theirs):
+        call = {"function": {"name": "weather", "arguments": {"city": "Köln"}}}
+        messages = [*TURNS[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert "Köln" in self.both(tokenizer, theirs, CHATML, messages, add_generation_prompt=False)
+
+    def test_content_in_parts(self, tokenizer, theirs):
+        parts = [{"type": "image"}, {"type": "text", "text": " Hi "}]
+        text = self.both(tokenizer, theirs, GEMMA, [{"role": "user", "content": parts}], add_generation_prompt=True)
+        assert "<image>" in text
+
+    def test_further_variables(self, tokenizer, theirs):
+        off = self.both(tokenizer, theirs, CHATML, TURNS[0], add_generation_prompt=True, enable_thinking=False)
+        assert off.endswith("</think>\n\n")
+        text = self.both(
+            tokenizer, theirs, LLAMA3, TURNS[0], add_generation_prompt=True, date_string="1 Jan", bos_token="B"
+        )
+        assert text.startswith("B") and "1 Jan" in text
+        self.both(
+            tokenizer, theirs, "{{ documents }}{{ tools }}", TURNS[0], add_generation_prompt=True, documents=[{"a": 1}]
+        )
+
+
+class TestSources:
+    def test_the_jinja_file_comes_before_tokenizer_config(self, tokenizer):
+        configure(tokenizer, "config")
+        assert tokenizer.apply_chat_template(TURNS[0]) == "config"
+        (tokenizer.folder / "chat_template.jinja").write_text("file {{ bos_token }}")
+        assert tokenizer.apply_chat_template(TURNS[0]) == "file <s>"
+        assert tokenizer.apply_chat_template(TURNS[0], template_str="mine") == "mine"
+
+    def test_named_templates(self, tokenizer):
+        named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+        configure(tokenizer, named)
+        assert tokenizer.apply_chat_template(TURNS[0]) == "plain"
+        assert tokenizer.apply_chat_template(TURNS[0], tools=TOOLS) == "with tools"
+        assert tokenizer.apply_chat_template(TURNS[0], tools=json.dumps(TOOLS)) == "with tools"
+        configure(tokenizer, named[:1])
+        assert tokenizer.apply_chat_template(TURNS[0], tools=TOOLS) == "plain"
+
+    def test_names_without_a_default(self, tokenizer):
+        configure(tokenizer, [{"name": "rag", "template": "x"}])
+        with pytest.raises(ChatTemplateError, match="no template named 'default'") as caught:
+            tokenizer.apply_chat_template(TURNS[0])
+        assert "rag" in caught.value.why
+
+    @pytest.mark.parametrize("template", [5, [5], [{"name": "default"}], {"template": "x"}])
+    def test_a_template_entry_of_another_form(self, tokenizer, template):
+        configure(tokenizer, template)
+        with pytest.raises(ChatTemplateError, match="not a named template"):
+            tokenizer.apply_chat_template(TURNS[0])
+
+    def test_no_template(self, tokenizer):
+        with pytest.raises(ChatTemplateError, match="there is no chat template") as caught:
+            tokenizer.apply_chat_template(TURNS[0])
+        assert caught.value.why and "template_str" in caught.value.fix
+
+    def test_special_tokens_map_fills_in(self, tokenizer):
+        (tokenizer.folder / "special_tokens_map.json").write_text(
+            '{"eos_token": "map", "sep_token": {"content": "sep"}}'
+        )
+        template = "{{ bos_token }}|{{ eos_token }}|{{ sep_token }}|{{ pad_token }}"
+        assert tokenizer.apply_chat_template(TURNS[0], template_str=template) == "<s>|</s>|sep|"
+
+    def test_a_changed_file_is_read_again(self, tokenizer):
+        for text in ("one", "two"):
+            (tokenizer.folder / "chat_template.jinja").write_text(text)
+            assert tokenizer.apply_chat_template(TURNS[0]) == text
+
+    def test_a_template_that_is_not_text(self, tokenizer):
+        (tokenizer.folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+        with pytest.raises(ChatTemplateError.__mro__[1], match="is not UTF-8"):
+            tokenizer.apply_chat_template(TURNS[0])
+
+
+class Role(str, Enum):  # noqa: UP042 (StrEnum would already print as plain text)
+    USER = "user"
+
+
+class TestMessages:
+    ECHO = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
+
+    def test_subclasses_of_plain_types_become_plain(self, tokenizer):
+        messages = ({"role": Role.USER, "content": "x", "score": np.float64(0.5)},)
+        assert tokenizer.apply_chat_template(messages, template_str="{{ messages }}") == (
+            "[{'role': 'user', 'content': 'x', 'score': 0.5}]"
+        )
+
+    def test_the_messages_are_not_changed(self, tokenizer):
+        messages = [{"role": "user", "content": "x", "name": None}]
+        template = "{% for m in messages %}{{ 'name' in m }}{% endfor %}"
+        assert tokenizer.apply_chat_template(messages, template_str=template) == "False"
+        assert messages == [{"role": "user", "content": "x", "name": None}]
+
+    @pytest.mark.parametrize(
+        ("messages", "what"),
+        [
+            ([], "messages is empty"),
+            ("[]", "messages is empty"),
+            ("not json", "not JSON"),
+            ("[" * 100_000, "not JSON"),
+            ('{"role": "user"}', "messages is a dict"),
+            (None, "messages is a NoneType"),
+            (5, "messages is a int"),
+            (["Hi"], r"messages\[0\] is a str"),
+            ([{"content": "Hi"}], "role None"),
+            ([{"role": "", "content": "Hi"}], "role ''"),
+            ([{"role": 5, "content": "Hi"}], "role 5"),
+            ([{"role": "user"}], "no content"),
+            ([{"role": "user", "content": None}], "no content"),
+            ([{"role": "user", "content": 5}], "content of type int"),
+            ([{"role": "user", "content": {"text": "x"}}], "content of type dict"),
+            ([{"role": "user", "content": "x", "image": object()}], r"messages\[0\]\.image holds a object"),
+            ([{"role": "user", "content": [np.zeros(1)]}], "holds a ndarray"),
+            ([{"role": "user", "content": "x", 5: 1}], "the key 5"),
+        ],
+    )
+    def test_bad_messages(self, tokenizer, messages, what):
+        with pytest.raises(InputError, match=what) as caught:
+            tokenizer.apply_chat_template(messages, template_str=self.ECHO)
+        assert caught.value.why
+        assert caught.value.fix
+
+    def test_messages_that_contain_themselves(self, tokenizer):
+        message = {"role": "user", "content": "x"}
+        message["self"] = message
+        with pytest.raises(InputError, match="nested too deeply"):
+            tokenizer.apply_chat_template([message], template_str=self.ECHO)
+
+    @pytest.mark.parametrize("tools", ["not json", "{}", 5, ["weather"], {"a": 1}, [print]])
+    def test_bad_tools(self, tokenizer, tools):
+        with pytest.raises(InputError, match="tools"):
+            tokenizer.apply_chat_template(TURNS[0], template_str=self.ECHO, tools=tools)
+
+    def test_other_bad_arguments(self, tokenizer):
+        with pytest.raises(InputError, match="template_str is a int"):
+            tokenizer.apply_chat_template(TURNS[0], template_str=5)
+        with pytest.raises(InputError, match="add_generation_prompt"):
+            tokenizer.apply_chat_template(TURNS[0], template_str="", add_generation_prompt="yes")
+        with pytest.raises(InputError, match="documents holds a object"):
+            tokenizer.apply_chat_template(TURNS[0], template_str="", documents=object())
+
+
+class TestFailures:
+    def failure(self, tokenizer, template: str) -> ChatTemplateError:
+        with pytest.raises(ChatTemplateError) as caught:
+            tokenizer.apply_chat_template(TURNS[0], template_str=template)
+        assert caught.value.what
+        assert caught.value.why
+        assert caught.value.fix
+        return caught.value
+
+    def test_a_syntax_error_names_the_line(self, tokenizer):
+        assert "line 3" in self.failure(tokenizer, "a\nb\n{% if %}").what
+        assert "not valid" in self.failure(tokenizer, "{% generation %}").what
+        assert "not valid" in self.failure(tokenizer, "{{ x | nofilter }}").what
+
+    def test_a_refusal_shows_the_template_s_words(self, tokenizer):
+        error = self.failure(tokenizer, "{{ raise_exception('roles must alternate') }}")
+        assert error.what == "the chat template refused these messages: roles must alternate"
+
+    @pytest.mark.parametrize(
+        "expression",
+        [
+            "messages[5].role",
+            "nothing.at.all",
+            "1 / 0",
+            "messages + 1",
+            "none()",
+            "{} | tojson(5, 5, 5)",
+        ],
+    )
+    def test_an_expression_that_fails_names_its_line(self, tokenizer, expression):
+        error = self.failure(tokenizer, f"first\nsecond {{{{ {expression} }}}}")
+        assert "line 2" in error.why
+
+    @pytest.mark.parametrize("template", ["{% include 'x' %}", "{% extends 'x' %}", "{% import 'x' as y %}"])
+    def test_other_files_are_out_of_reach(self, tokenizer, template):
+        self.failure(tokenizer, template)
+
+    def test_deep_nesting_is_an_error(self, tokenizer):
+        self.failure(tokenizer, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
+        self.failure(tokenizer, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
+
+    def test_a_template_file_of_absurd_size(self, tokenizer):
+        assert "characters" in self.failure(tokenizer, "x" * (2**20 + 1)).what
+
+    def test_a_template_that_runs_too_long_is_stopped(self, tokenizer):
+        loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        assert "was stopped" in self.failure(tokenizer, loop).what
+
+
+def test_strftime_now_is_the_current_time(tokenizer):
+    before = datetime.now().strftime("%Y")
+    assert tokenizer.apply_chat_template(TURNS[0], template_str="{{ strftime_now('%Y') }}") >= before
+
+
+def test_no_template_library_is_loaded_before_a_template_is_rendered(tokenizer):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from genai.tokenizer import Tokenizer;"
+        f"t = Tokenizer({str(tokenizer.folder)!r}); t.decode(t.encode('Hi')); print('jinja2' in sys.modules);"
+        "t.apply_chat_template([{'role': 'user', 'content': 'x'}], template_str=''); print('jinja2' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True"]
