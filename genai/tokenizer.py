@@ -175,8 +175,9 @@ class Tokenizer:
 
         Args:
             messages: a list of {"role", "content"}, or its JSON text.
-            template_str: a jinja2 template to use instead of the folder's.
-            tools: tools the model may call: a list of JSON schemas, or its JSON text.
+            template_str: a jinja2 template to use instead of the folder's; "" means none, as onnxruntime-genai's
+                examples write it.
+            tools: tools the model may call: a list of JSON schemas, or its JSON text; empty means none.
             add_generation_prompt: whether the text ends with the beginning of the assistant's reply.
             variables: further names for the template, such as documents or enable_thinking.
 
@@ -186,8 +187,8 @@ class Tokenizer:
         """
         return self._templates.render(
             messages,
-            template_str=template_str,
-            tools=tools,
+            template_str=template_str or None,
+            tools=tools or None,
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from .checks import NO_MATRIX, Float32, check, check_rows, output
-from .functions import load_row, sigmoid, store_row
+from .functions import sigmoid
 from .jit import kernel
 from .team import Team, run
-from .vector import LANES, minimum
+from .vector import LANES, load_row, minimum, store_row
 
 _NANOSECONDS_PER_SIGMOID = 0.7
 _NANOSECONDS_PER_ERF = 10.0
@@ -30,18 +30,17 @@ _LARGE = 1e30
 @kernel("void(float32[:,:], float32[:,:], float32[:,::1], float32, float32, float32[:,::1], int64, int64)")
 def sigmoid_unit(x: Any, gated: Any, addend: Any, linear: float, cubic: float, out: Any, begin: int, end: int) -> None:
     """Rows [begin, end) of x * sigmoid(linear * x + cubic * x ** 3) * gated + addend; absent arrays have no rows."""
-    scratch = np.empty(LANES, np.float32)
     for row in range(begin, end):
         for first in range(0, x.shape[1], LANES):
-            value = load_row(x[row], first, scratch)
+            value = load_row(x, (row, first))
             # The square is bounded, so that no 0 * infinity arises; sigmoid is 0 or 1 long before.
             square = minimum(value * value, _LARGE)
             result = value * sigmoid(value * (square * cubic + linear))
             if gated.shape[0] > 0:
-                result = result * load_row(gated[row], first, scratch)
+                result = result * load_row(gated, (row, first))
             if addend.shape[0] > 0:
-                result = result + load_row(addend[row], first, scratch)
-            store_row(out[row], first, result, scratch)
+                result = result + load_row(addend, (row, first))
+            store_row(out, (row, first), result)
 
 
 @kernel("void(float32[::1], float32[::1], int64, int64)")

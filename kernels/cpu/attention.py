@@ -15,10 +15,21 @@ from numpy.typing import NDArray
 
 from ..formats import PagedLayer
 from .checks import NO_VECTOR, Float32, check, check_rows, output
-from .functions import exp, inline, load_row, store_row, tanh
+from .functions import exp, inline, tanh
 from .jit import Kernel, kernel
 from .team import Team, run
-from .vector import LANES, load, maximum, multiply_add, reduce_add, reduce_max, splat_float32, store
+from .vector import (
+    LANES,
+    load,
+    load_row,
+    maximum,
+    multiply_add,
+    reduce_add,
+    reduce_max,
+    splat_float32,
+    store,
+    store_row,
+)
 
 CHUNK_TOKENS = 64
 # Tokens of one sequence that share the conversion of a chunk of keys and values to float32.
@@ -31,19 +42,28 @@ _LOWEST = np.float32(-3.0e38)
 
 
 @inline
-def _load_chunk(pages: Any, head: int, table: Any, first: int, last: int, rows: Any, scratch: Any) -> None:
+def _load_chunk(pages: Any, head: int, tables: Any, sequence: int, first: int, last: int, rows: Any) -> None:
     """Positions [first, last) of one sequence and head, as float32 rows padded with zeros."""
     block_size = pages.shape[2]
-    for position in range(first, last):
-        index = position // block_size
-        if index >= table.shape[0]:
-            raise IndexError("context longer than its block table")
-        block = table[index]
-        if block < 0 or block >= pages.shape[0]:
+    position = first
+    while position < last:
+        index, offset = divmod(position, block_size)
+        block = tables[sequence, index]
+        for item in range(offset, min(block_size, offset + last - position)):
+            for i in range(0, pages.shape[3], LANES):
+                store(rows, (position % CHUNK_TOKENS, i), load_row(pages, (block, head, item, i)))
+            position += 1
+
+
+@inline
+def _check_pages(tables: Any, sequence: int, last: int, block_size: int, num_blocks: int) -> None:
+    """The pages of positions [0, last) are in the cache."""
+    needed = -(-last // block_size)
+    if needed > tables.shape[1]:
+        raise IndexError("context longer than its block table")
+    for index in range(needed):
+        if tables[sequence, index] < 0 or tables[sequence, index] >= num_blocks:
             raise IndexError("block table entry outside the cache")
-        source = pages[block, head, position - index * block_size]
-        for i in range(0, source.shape[0], LANES):
-            store(rows, (position % CHUNK_TOKENS, i), load_row(source, i, scratch))
 
 
 @inline
@@ -62,8 +82,10 @@ def _scores(queries: Any, row: int, keys: Any, first: int, last: int, softcap: f
     if softcap > 0.0:
         for i in range(0, CHUNK_TOKENS, LANES):
             store(scores, (i,), tanh(load(scores, (i,)) / softcap) * softcap)
-    scores[:first] = -np.inf
-    scores[last:] = -np.inf
+    for i in range(first):
+        scores[i] = -np.inf
+    for i in range(last, CHUNK_TOKENS):
+        scores[i] = -np.inf
     largest = splat_float32(-np.inf)
     for i in range(0, CHUNK_TOKENS, LANES):
         largest = maximum(largest, load(scores, (i,)))
@@ -95,18 +117,18 @@ def _add_chunk(
 
 @inline
 def _start_rows(
-    q: Any, token: int, first_head: int, group: int, scale: float, sinks: Any, row: int, scratch: Any,
+    q: Any, token: int, first_head: int, group: int, scale: float, sinks: Any, row: int,
     queries: Any, maxima: Any, sums: Any, means: Any,
 ) -> None:  # fmt: skip
     """The rows of one token: scaled queries and an empty softmax, or one that holds the sink (of value zero)."""
     for member in range(group):
-        source = q[token, first_head + member]
-        for i in range(0, source.shape[0], LANES):
-            store(queries, (row + member, i), load_row(source, i, scratch) * scale)
+        for i in range(0, q.shape[2], LANES):
+            store(queries, (row + member, i), load_row(q, (token, first_head + member, i)) * scale)
         has_sink = sinks.shape[0] > 0
         maxima[row + member] = sinks[first_head + member] if has_sink else _LOWEST
         sums[row + member] = 1 if has_sink else 0
-        means[row + member] = 0
+        for i in range(0, means.shape[1], LANES):
+            store(means, (row + member, i), splat_float32(0.0))
 
 
 def _make(name: str, storage: str) -> Kernel:
@@ -123,7 +145,7 @@ def _make(name: str, storage: str) -> Kernel:
         queries, means = np.empty((rows, width), np.float32), np.empty((rows, value_width), np.float32)
         maxima, sums = np.empty(rows, np.float32), np.empty(rows, np.float32)
         keys, values = np.empty((CHUNK_TOKENS, width), np.float32), np.empty((CHUNK_TOKENS, value_width), np.float32)
-        scores, scratch = np.zeros(CHUNK_TOKENS, np.float32), np.empty(LANES, np.float32)
+        scores = np.zeros(CHUNK_TOKENS, np.float32)
         item = begin
         while item < end:
             head, token = divmod(item, tokens)
@@ -139,13 +161,14 @@ def _make(name: str, storage: str) -> Kernel:
                 first_key = min(first_key, max(0, position - window + 1) if window > 0 else 0)
                 last_key = max(last_key, position + 1)
                 _start_rows(
-                    q, token + index, head * group, group, scale, sinks, index * group, scratch,
+                    q, token + index, head * group, group, scale, sinks, index * group,
                     queries, maxima, sums, means,
                 )  # fmt: skip
+            _check_pages(block_tables, sequence, last_key, key_pages.shape[2], key_pages.shape[0])
             for chunk in range(first_key // CHUNK_TOKENS * CHUNK_TOKENS, last_key, CHUNK_TOKENS):
                 low, high = max(chunk, first_key), min(chunk + CHUNK_TOKENS, last_key)
-                _load_chunk(key_pages, head, block_tables[sequence], low, high, keys, scratch)
-                _load_chunk(value_pages, head, block_tables[sequence], low, high, values, scratch)
+                _load_chunk(key_pages, head, block_tables, sequence, low, high, keys)
+                _load_chunk(value_pages, head, block_tables, sequence, low, high, values)
                 for row in range(count * group):
                     position = positions[token + row // group]
                     first = max(chunk, position - window + 1 if window > 0 else 0) - chunk
@@ -153,9 +176,9 @@ def _make(name: str, storage: str) -> Kernel:
                     if first < last:
                         _add_chunk(queries, row, keys, values, first, last, softcap, scores, maxima, sums, means)
             for row in range(count * group):
-                target = out[token + row // group, head * group + row % group]
-                for i in range(0, target.shape[0], LANES):
-                    store_row(target, i, load(means, (row, i)) / sums[row], scratch)
+                place = token + row // group, head * group + row % group
+                for i in range(0, out.shape[2], LANES):
+                    store_row(out, (place[0], place[1], i), load(means, (row, i)) / sums[row])
             item += count
 
     attend.__name__ = name

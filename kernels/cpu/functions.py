@@ -1,4 +1,4 @@
-"""What kernels are made of: rows read and written in whole vectors, and exp, sigmoid and tanh of float32 vectors.
+"""exp, sigmoid and tanh of float32 vectors.
 
 exp follows Cephes (S. Moshier): x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, then the exponent k in two
 steps so that results reach from denormals to infinity. It is within two units in the last place; NaNs stay NaNs.
@@ -11,18 +11,7 @@ from typing import Any, cast
 
 from numba.extending import register_jitable
 
-from .vector import (
-    LANES,
-    bits_as_float32,
-    bits_as_int32,
-    get_float32,
-    load_float32,
-    maximum,
-    minimum,
-    multiply_add,
-    set_float32,
-    store,
-)
+from .vector import bits_as_float32, bits_as_int32, maximum, minimum, multiply_add
 
 # A helper that becomes part of the kernels that use it.
 inline = cast(Callable[[Callable[..., Any]], Callable[..., Any]], register_jitable(forceinline=True))
@@ -35,29 +24,6 @@ _ROUND = 12582912.0
 _ROUND_BITS = 0x4B400000
 _BIAS = 127
 _MANTISSA_BITS = 23
-
-
-@inline
-def load_row(row: Any, first: int, scratch: Any) -> Any:
-    """Elements first, first + 1, ... of a row as a float32 vector; zeros beyond its end. scratch: float32 [LANES]."""
-    count = row.shape[0] - first
-    if count >= LANES:
-        return load_float32(row, (first,))
-    for i in range(LANES):
-        scratch[i] = get_float32(row, (first + i,)) if i < count else 0.0
-    return load_float32(scratch, (0,))
-
-
-@inline
-def store_row(row: Any, first: int, vector: Any, scratch: Any) -> None:
-    """Write a float32 vector to a row from `first` on; lanes beyond its end are dropped."""
-    count = row.shape[0] - first
-    if count >= LANES:
-        store(row, (first,), vector)
-    else:
-        store(scratch, (0,), vector)
-        for i in range(count):
-            set_float32(row, (first + i,), scratch[i])
 
 
 @inline

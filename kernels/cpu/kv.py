@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from ..formats import PagedLayer
 from .checks import Float32, check, check_rows
-from .functions import load_row, store_row
 from .jit import Kernel, kernel
 from .team import Team, run
-from .vector import LANES
+from .vector import LANES, load_row, store_row
 
 _INT64 = np.dtype(np.int64)
 _NANOSECONDS_PER_ELEMENT = 0.3
@@ -22,15 +21,13 @@ def _make(name: str, storage: str) -> Kernel:
     def scatter(source: Any, pages: Any, slots: Any, begin: int, end: int) -> None:
         """Copy the heads of tokens [begin, end) to their slots."""
         block_size = pages.shape[2]
-        scratch = np.empty(LANES, np.float32)
         for token in range(begin, end):
             block, offset = divmod(slots[token], block_size)
             if block < 0 or block >= pages.shape[0]:
                 raise IndexError("slot outside the cache")
             for head in range(pages.shape[1]):
-                row = source[token, head]
-                for first in range(0, row.shape[0], LANES):
-                    store_row(pages[block, head, offset], first, load_row(row, first, scratch), scratch)
+                for first in range(0, source.shape[2], LANES):
+                    store_row(pages, (block, head, offset, first), load_row(source, (token, head, first)))
 
     scatter.__name__ = name
     return kernel(f"void(float32[:,:,:], {storage}[:,:,:,::1], int64[::1], int64, int64)")(scatter)

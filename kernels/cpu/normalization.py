@@ -7,34 +7,57 @@ from typing import Any
 import numpy as np
 
 from .checks import NO_MATRIX, NO_VECTOR, Float32, check, check_rows, output
-from .functions import inline, load_row, store_row
+from .functions import inline
 from .jit import kernel
 from .team import Team, run
-from .vector import LANES, reduce_add, splat_float32
+from .vector import LANES, load_row, reduce_add, splat_float32, store_row
 
 _NANOSECONDS_PER_ELEMENT = 0.5
 
 
 @inline
-def _sum(row: Any, scratch: Any) -> Any:
+def _mean(x: Any, token: int, group: int) -> Any:
     total = splat_float32(0.0)
-    for first in range(0, row.shape[0], LANES):
-        total = total + load_row(row, first, scratch)
-    return reduce_add(total)
+    for first in range(0, x.shape[2], LANES):
+        total = total + load_row(x, (token, group, first))
+    return np.float32(reduce_add(total) / np.float32(x.shape[2]))
 
 
 @inline
-def _sum_of_squares(row: Any, mean: float, scratch: Any) -> Any:
-    size = row.shape[0]
+def _variance(x: Any, token: int, group: int, mean: float) -> Any:
+    size = x.shape[2]
     total = splat_float32(0.0)
     whole = size // LANES * LANES
     for first in range(0, whole, LANES):
-        deviation = load_row(row, first, scratch) - mean
+        deviation = load_row(x, (token, group, first)) - mean
         total = total + deviation * deviation
     result = reduce_add(total)
     for i in range(whole, size):
-        result += (row[i] - mean) * (row[i] - mean)
-    return result
+        result += (x[token, group, i] - mean) * (x[token, group, i] - mean)
+    return np.float32(result / np.float32(size))
+
+
+@inline
+def _add(x: Any, residual: Any, bias: Any, token: int, out: Any, out_sum: Any) -> None:
+    for first in range(0, x.shape[2], LANES):
+        value = load_row(x, (token, 0, first)) + load_row(residual, (token, first))
+        if bias.shape[0] > 0:
+            value = value + load_row(bias, (first,))
+        store_row(out_sum, (token, first), value)
+        store_row(out, (token, 0, first), value)
+
+
+@inline
+def _normalize_row(
+    x: Any, weight: Any, shift: Any, epsilon: float, centred: bool, out: Any, token: int, group: int
+) -> None:
+    mean = _mean(x, token, group) if centred else np.float32(0)
+    inverse = np.float32(1) / np.sqrt(np.float32(_variance(x, token, group, mean) + epsilon))
+    for first in range(0, x.shape[2], LANES):
+        value = (load_row(x, (token, group, first)) - mean) * inverse * load_row(weight, (first,))
+        if shift.shape[0] > 0:
+            value = value + load_row(shift, (first,))
+        store_row(out, (token, group, first), value)
 
 
 @kernel(
@@ -49,29 +72,13 @@ def normalize(
 
     With a residual there is one group, and x + residual + input_bias is normalised, and written to out_sum.
     """
-    size = x.shape[2]
-    scratch = np.empty(LANES, np.float32)
     for token in range(begin, end):
-        for group in range(x.shape[1]):
-            source = x[token, group]
-            target = out[token, group]
-            if residual.shape[0] > 0:
-                for first in range(0, size, LANES):
-                    value = load_row(source, first, scratch) + load_row(residual[token], first, scratch)
-                    if input_bias.shape[0] > 0:
-                        value = value + load_row(input_bias, first, scratch)
-                    store_row(target, first, value, scratch)
-                    if out_sum.shape[0] > 0:
-                        store_row(out_sum[token], first, value, scratch)
-                source = target
-            mean = np.float32(_sum(source, scratch) / np.float32(size)) if centred else np.float32(0)
-            variance = _sum_of_squares(source, mean, scratch) / np.float32(size)
-            inverse = np.float32(1) / np.sqrt(np.float32(variance + epsilon))
-            for first in range(0, size, LANES):
-                value = (load_row(source, first, scratch) - mean) * inverse * load_row(weight, first, scratch)
-                if shift.shape[0] > 0:
-                    value = value + load_row(shift, first, scratch)
-                store_row(target, first, value, scratch)
+        if residual.shape[0] > 0:
+            _add(x, residual, input_bias, token, out, out_sum)
+            _normalize_row(out, weight, shift, epsilon, centred, out, token, 0)
+        else:
+            for group in range(x.shape[1]):
+                _normalize_row(x, weight, shift, epsilon, centred, out, token, group)
 
 
 def rms_norm(

@@ -106,24 +106,38 @@ for _operation, _methods in _OPERATORS.items():
     _define_operator(_operation, _methods)
 
 
+def _indices(context: Any, builder: Any, sig: Any, args: Any) -> list[Any]:
+    """The index tuple args[1] as machine integers."""
+    parts = zip(cgutils.unpack_tuple(builder, args[1]), sig.args[1], strict=True)
+    return [context.cast(builder, index, given, types.intp) for index, given in parts]
+
+
 def _address(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     """Address of array element args[0][args[1]]; the index is a tuple, unchecked."""
-    array_type, index_type = sig.args[:2]
-    array = context.make_array(array_type)(context, builder, args[0])
-    indices = [
-        context.cast(builder, index, given, types.intp)
-        for index, given in zip(cgutils.unpack_tuple(builder, args[1]), index_type, strict=True)
-    ]
-    return cgutils.get_item_pointer(context, builder, array_type, array, indices, wraparound=False)
+    array = context.make_array(sig.args[0])(context, builder, args[0])
+    indices = _indices(context, builder, sig, args)
+    return cgutils.get_item_pointer(context, builder, sig.args[0], array, indices, wraparound=False)
+
+
+def _rest_of_row(context: Any, builder: Any, sig: Any, args: Any) -> tuple[Any, Any]:
+    """How many elements the row has from that place on, and whether they fill a vector."""
+    array = context.make_array(sig.args[0])(context, builder, args[0])
+    size = cgutils.unpack_tuple(builder, array.shape)[-1]
+    rest = builder.sub(size, _indices(context, builder, sig, args)[-1])
+    return rest, builder.icmp_signed(">=", rest, rest.type(LANES))
 
 
 def _load(builder: Any, address: Any, type_: Any) -> Any:
     return builder.load(builder.bitcast(address, type_.as_pointer()), align=1)
 
 
+def _store(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.bitcast(address, value.type.as_pointer()), align=1)
+
+
 @intrinsic
 def load(typing_context: Any, array: Any, index: Any) -> Any:
-    """LANES consecutive elements from array[index] on, as a vector of the array's type. Reads are not checked."""
+    """LANES consecutive elements from array[index] on, as a vector of the array's type. Nothing is checked."""
     vector = Vector(array.dtype)
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -133,65 +147,65 @@ def load(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
-def load_float32(typing_context: Any, array: Any, index: Any) -> Any:
-    """LANES consecutive elements as float32: from float32, uint8, or uint16 (which holds float16 bits)."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _load(
-            builder,
-            _address(context, builder, sig, args),
-            ir.VectorType(context.get_value_type(array.dtype), LANES),
-        )
-        return _to_float(context, builder, value, array.dtype)
-
-    return FLOAT32(array, index), lower
-
-
-@intrinsic
-def get_float32(typing_context: Any, array: Any, index: Any) -> Any:
-    """One element as float32, for arrays as in `load_float32`."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _to_float(context, builder, builder.load(_address(context, builder, sig, args)), array.dtype)
-
-    return types.float32(array, index), lower
-
-
-def _to_float(context: Any, builder: Any, value: Any, element: Any) -> Any:
-    if element == types.float32:
-        return value
-    if element == types.uint16:
-        return float_from_half(builder, value, has_half_instructions(context))
-    target = ir.VectorType(ir.FloatType(), LANES) if isinstance(value.type, ir.VectorType) else ir.FloatType()
-    return builder.uitofp(value, target)
-
-
-@intrinsic
 def store(typing_context: Any, array: Any, index: Any, vector: Any) -> Any:
-    """Write a vector to LANES consecutive elements; a float32 vector into a uint16 array becomes float16 bits."""
+    """Write a vector to LANES consecutive elements of its type, from array[index] on. Nothing is checked."""
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _to_storage(context, builder, args[2], array.dtype)
-        address = _address(context, builder, sig, args)
-        builder.store(value, builder.bitcast(address, value.type.as_pointer()), align=1)
+        _store(builder, args[2], _address(context, builder, sig, args))
         return context.get_dummy_value()
 
     return types.void(array, index, vector), lower
 
 
 @intrinsic
-def set_float32(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """Write one float32 into a float32 array, or as float16 bits into a uint16 array."""
+def load_row(typing_context: Any, array: Any, index: Any) -> Any:
+    """Up to LANES elements of a row (the last axis) from array[index] on, as float32; zeros beyond its end.
+
+    The array holds float32, or uint16 that are the bits of float16.
+    """
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store(_to_storage(context, builder, args[2], array.dtype), _address(context, builder, sig, args))
+        address = _address(context, builder, sig, args)
+        rest, fills = _rest_of_row(context, builder, sig, args)
+        type_ = ir.VectorType(context.get_value_type(array.dtype), LANES)
+        buffer = cgutils.alloca_once(builder, type_)
+        with builder.if_else(fills, likely=True) as (whole, part):
+            with whole:
+                loaded, loaded_in = _load(builder, address, type_), builder.basic_block
+            with part:
+                builder.store(ir.Constant(type_, None), buffer)
+                cgutils.memcpy(builder, builder.bitcast(buffer, address.type), address, rest)
+                copied, copied_in = builder.load(buffer), builder.basic_block
+        value = builder.phi(type_)
+        value.add_incoming(loaded, loaded_in)
+        value.add_incoming(copied, copied_in)
+        if array.dtype == types.uint16:
+            return float_from_half(builder, value, has_half_instructions(context))
+        return value
+
+    return FLOAT32(array, index), lower
+
+
+@intrinsic
+def store_row(typing_context: Any, array: Any, index: Any, vector: Any) -> Any:
+    """Write a float32 vector to a row from array[index] on; lanes beyond its end are dropped. Types as in `load_row`."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        address = _address(context, builder, sig, args)
+        rest, fills = _rest_of_row(context, builder, sig, args)
+        value = args[2]
+        if array.dtype == types.uint16:
+            value = half_from_float(builder, value, has_half_instructions(context))
+        buffer = cgutils.alloca_once(builder, value.type)
+        with builder.if_else(fills, likely=True) as (whole, part):
+            with whole:
+                _store(builder, value, address)
+            with part:
+                builder.store(value, buffer)
+                cgutils.memcpy(builder, address, builder.bitcast(buffer, address.type), rest)
         return context.get_dummy_value()
 
-    return types.void(array, index, types.float32), lower
-
-
-def _to_storage(context: Any, builder: Any, value: Any, element: Any) -> Any:
-    return half_from_float(builder, value, has_half_instructions(context)) if element == types.uint16 else value
+    return types.void(array, index, vector), lower
 
 
 def _splat_of(vector: Vector) -> Callable[..., Any]:

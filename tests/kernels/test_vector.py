@@ -11,19 +11,19 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from genai.kernels.cpu import half, vector
-from genai.kernels.cpu.functions import exp, load_row, sigmoid, store_row, tanh
+from genai.kernels.cpu.functions import exp, sigmoid, tanh
 
 
 def elementwise(function: Any, x: np.ndarray) -> np.ndarray:
     """function over whole vectors, compiled here and now."""
 
     @numba.njit
-    def run(x: Any, out: Any, scratch: Any) -> None:
+    def run(x: Any, out: Any) -> None:
         for first in range(0, x.shape[0], vector.LANES):
-            store_row(out, first, function(load_row(x, first, scratch)), scratch)
+            vector.store_row(out, (first,), function(vector.load_row(x, (first,))))
 
     out = np.empty_like(x)
-    run(x, out, np.empty(vector.LANES, np.float32))
+    run(x, out)
     return out
 
 

@@ -106,13 +106,13 @@ GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}
 {% set loop_messages = messages[1:] %}{% else %}{% set prefix = '' %}{% set loop_messages = messages %}{% endif %}
 {% for message in loop_messages %}
 {% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-{{ '<start_of_turn>' + role + '\n' + (prefix if loop.first else '') }}
-{% if message['content'] is string %}{{ message['content'] | trim }}
+{{ '<start_of_turn>' + role + '\n' + (prefix if loop.first else '') -}}
+{% if message['content'] is string %}{{ message['content'] | trim -}}
 {% elif message['content'] is iterable %}
 {% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<image>' }}{% continue %}{% endif %}
-{{ item['text'] | trim }}{% endfor %}
+{{ item['text'] | trim -}}{% endfor %}
 {% endif %}
-{{ '<end_of_turn>\n' }}
+{{ '<end_of_turn>\n' -}}
 {% endfor %}
 {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
 PHI3 = """{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>
@@ -203,6 +203,23 @@ class TestAgainstTransformers:
         self.both(
             tokenizer, theirs, "{{ documents }}{{ tools }}", TURNS[0], add_generation_prompt=True, documents=[{"a": 1}]
         )
+
+
+GOLDEN = {
+    CHATML: "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b> \n<|im_end|>\n<|im_start|>assistant\n",
+    LLAMA3: "<s><|start_header_id|>system<|end_header_id|>\n\nToday: 1 May\nBe brief.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nHi <b><|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    MISTRAL: "<s>[INST] Be brief.\n\nHi <b> \n[/INST]",
+    GEMMA: "<s><start_of_turn>user\nBe brief.\n\nHi <b><end_of_turn>\n<start_of_turn>model\n",
+    PHI3: "<|system|>\nBe brief.<|end|>\n<|user|>\nHi <b> \n<|end|>\n<|assistant|>\n",
+}
+
+
+@pytest.mark.parametrize("template", GOLDEN)
+def test_the_text_each_family_expects(tokenizer, template):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <b> \n"}]
+    text = tokenizer.apply_chat_template(messages, template_str=template, date_string="1 May")
+    assert text == GOLDEN[template]
 
 
 class TestSources:

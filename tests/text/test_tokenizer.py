@@ -339,3 +339,11 @@ class TestAgainstOnnxruntimeGenai:
         assert tokenizer.eos_token_ids.tolist() == theirs.eos_token_ids.tolist()
         assert tokenizer.to_token_id("<|im_end|>") == theirs.to_token_id("<|im_end|>")
         assert tokenizer.to_token_id("nowhere") == theirs.to_token_id("nowhere")
+
+
+def test_empty_template_and_tools_mean_none(model_folder):
+    """onnxruntime-genai's examples pass empty strings for what they do not have."""
+    (model_folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}{{ tools is none }}")
+    tokenizer = Tokenizer(model_folder)
+    messages = [{"role": "user", "content": "hi "}]
+    assert tokenizer.apply_chat_template(messages, template_str="", tools="") == "hi True"
