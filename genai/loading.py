@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.jit import warm_up
 from genai.kernels.cpu.team import Team
 from genai.kvcache import budget
 from genai.kvcache.groups import CacheGroup, CacheLayout
@@ -72,6 +73,7 @@ def load_decoder(
     infer_shapes(model)
     parameters, weight_bytes = count_weights(model.graph)
     kv_dtype = _kv_dtype(model.graph, kv_dtype, accuracy)
+    warm_up()
     team = Team(threads)
     options = PlanOptions(kernel={"accuracy": accuracy, "team": team})
     try:

@@ -7,6 +7,7 @@ the next pass starts from there, until nothing new is found. Weights are not cop
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import onnx
@@ -26,6 +27,9 @@ __all__ = ["NodeTypes", "SHAPE_RULES", "ShapeRule", "ShapeRules", "infer_shapes"
 _MAX_CONSTANT_BYTES = 1024
 # Each round types at least one more operator, and nearly always all of them.
 _MAX_ROUNDS = 16
+
+_TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 
 GraphTypes = dict[str, Type]
 
@@ -218,6 +222,11 @@ class _Inference:
 class _ConstantEncoder(Encoder):
     """Small tensors inline, wherever they come from; larger ones only by type and shape."""
 
+    def node(self, node: Node) -> onnx.NodeProto:
+        if node.key == ("", "Einsum"):
+            _check_equation(node)
+        return super().node(node)
+
     def fill_elements(self, proto: onnx.TensorProto, tensor: Tensor) -> None:
         if tensor.nbytes > _MAX_CONSTANT_BYTES:
             fill_external(proto, {"location": "left out"})
@@ -250,6 +259,17 @@ class _Skeleton(_ConstantEncoder):
         super()._fill_graph(proto, bare)
         given = self._given.get(graph, {})
         proto.value_info.extend(encode_value(Value(name, known)) for name, known in given.items())
+
+
+def _check_equation(node: Node) -> None:
+    """ONNX's inference never ends on some malformed Einsum equations, so they do not reach it."""
+    equation = node.attribute("equation")
+    if not isinstance(equation, str) or not _EQUATION.fullmatch(equation):
+        raise GraphError(
+            f"Einsum node {node.name!r} has the equation {equation!r:.80}",
+            "an equation is made of letters, commas, at most one '...' per term, and one '->'",
+            "export the model again",
+        )
 
 
 def _small_constant(graph: Graph, name: str) -> Tensor | None:

@@ -42,6 +42,11 @@ _LOWEST = np.float32(-3.0e38)
 
 
 @inline
+def _padded(size: int) -> int:
+    return -(-size // LANES) * LANES
+
+
+@inline
 def _load_chunk(pages: Any, head: int, tables: Any, sequence: int, first: int, last: int, rows: Any) -> None:
     """Positions [first, last) of one sequence and head, as float32 rows padded with zeros."""
     block_size = pages.shape[2]
@@ -56,13 +61,27 @@ def _load_chunk(pages: Any, head: int, tables: Any, sequence: int, first: int, l
 
 
 @inline
-def _check_pages(tables: Any, sequence: int, last: int, block_size: int, num_blocks: int) -> None:
-    """The pages of positions [0, last) are in the cache."""
+def _visible_span(positions: Any, token: int, count: int, length: int, window: int) -> Any:
+    """The keys [first, last) that any of these tokens sees."""
+    first, last = positions[token], np.int64(0)
+    for index in range(token, token + count):
+        position = positions[index]
+        if position < 0 or position >= length:
+            raise IndexError("position outside its sequence")
+        first = min(first, max(0, position - window + 1) if window > 0 else 0)
+        last = max(last, position + 1)
+    return first, last
+
+
+@inline
+def _check_pages(pages: Any, tables: Any, sequence: int, first: int, last: int) -> None:
+    """The pages of positions [first, last) are in the cache."""
+    block_size = pages.shape[2]
     needed = -(-last // block_size)
     if needed > tables.shape[1]:
         raise IndexError("context longer than its block table")
-    for index in range(needed):
-        if tables[sequence, index] < 0 or tables[sequence, index] >= num_blocks:
+    for index in range(first // block_size, needed):
+        if tables[sequence, index] < 0 or tables[sequence, index] >= pages.shape[0]:
             raise IndexError("block table entry outside the cache")
 
 
@@ -93,11 +112,10 @@ def _scores(queries: Any, row: int, keys: Any, first: int, last: int, softcap: f
 
 
 @inline
-def _add_chunk(
-    queries: Any, row: int, keys: Any, values: Any, first: int, last: int, softcap: float, scores: Any,
-    maxima: Any, sums: Any, means: Any,
-) -> None:  # fmt: skip
+def _add_chunk(rows: Any, row: int, chunk: Any, first: int, last: int, softcap: float) -> None:
     """Bring positions [first, last) of a chunk into a row's running softmax."""
+    queries, means, maxima, sums = rows
+    keys, values, scores = chunk
     old = maxima[row]
     new = max(old, _scores(queries, row, keys, first, last, softcap, scores))
     shrink = np.float32(math.exp(old - new))
@@ -116,36 +134,43 @@ def _add_chunk(
 
 
 @inline
-def _start_rows(
-    q: Any, token: int, first_head: int, group: int, scale: float, sinks: Any, row: int,
-    queries: Any, maxima: Any, sums: Any, means: Any,
-) -> None:  # fmt: skip
-    """The rows of one token: scaled queries and an empty softmax, or one that holds the sink (of value zero)."""
-    for member in range(group):
+def _start_rows(rows: Any, q: Any, token: int, count: int, head: int, group: int, scale: float, sinks: Any) -> None:
+    """Scaled queries, and softmaxes that are empty or hold the head's sink (of value zero)."""
+    queries, means, maxima, sums = rows
+    has_sink = sinks.shape[0] > 0
+    for row in range(count * group):
+        q_head = head * group + row % group
         for i in range(0, q.shape[2], LANES):
-            store(queries, (row + member, i), load_row(q, (token, first_head + member, i)) * scale)
-        has_sink = sinks.shape[0] > 0
-        maxima[row + member] = sinks[first_head + member] if has_sink else _LOWEST
-        sums[row + member] = 1 if has_sink else 0
+            store(queries, (row, i), load_row(q, (token + row // group, q_head, i)) * scale)
         for i in range(0, means.shape[1], LANES):
-            store(means, (row + member, i), splat_float32(0.0))
+            store(means, (row, i), splat_float32(0.0))
+        maxima[row] = sinks[q_head] if has_sink else _LOWEST
+        sums[row] = 1 if has_sink else 0
+
+
+@inline
+def _finish_rows(rows: Any, out: Any, token: int, count: int, head: int, group: int) -> None:
+    _, means, _, sums = rows
+    for row in range(count * group):
+        for i in range(0, out.shape[2], LANES):
+            result = load(means, (row, i)) / sums[row]
+            store_row(out, (token + row // group, head * group + row % group, i), result)
 
 
 def _make(name: str, storage: str) -> Kernel:
     def attend(
         q: Any, key_pages: Any, value_pages: Any, query_start: Any, context_lengths: Any, positions: Any,
-        block_tables: Any, sinks: Any, scale: float, softcap: float, window: int, out: Any, begin: int, end: int,
+        tables: Any, sinks: Any, scale: float, softcap: float, window: int, out: Any, begin: int, end: int,
     ) -> None:  # fmt: skip
         """Items [begin, end) of kv_heads * tokens, the tokens of a head being neighbours."""
-        tokens, kv_heads = q.shape[0], key_pages.shape[1]
-        group = q.shape[1] // kv_heads
-        rows = group * min(tokens, _QUERY_TOKENS)
-        width = -(-key_pages.shape[3] // LANES) * LANES
-        value_width = -(-value_pages.shape[3] // LANES) * LANES
-        queries, means = np.empty((rows, width), np.float32), np.empty((rows, value_width), np.float32)
-        maxima, sums = np.empty(rows, np.float32), np.empty(rows, np.float32)
+        tokens = q.shape[0]
+        group = q.shape[1] // key_pages.shape[1]
+        num_rows = group * min(tokens, _QUERY_TOKENS)
+        width, value_width = _padded(key_pages.shape[3]), _padded(value_pages.shape[3])
+        queries, means = np.empty((num_rows, width), np.float32), np.empty((num_rows, value_width), np.float32)
+        rows = (queries, means, np.empty(num_rows, np.float32), np.empty(num_rows, np.float32))
         keys, values = np.empty((CHUNK_TOKENS, width), np.float32), np.empty((CHUNK_TOKENS, value_width), np.float32)
-        scores = np.zeros(CHUNK_TOKENS, np.float32)
+        chunk = (keys, values, np.zeros(CHUNK_TOKENS, np.float32))
         item = begin
         while item < end:
             head, token = divmod(item, tokens)
@@ -153,32 +178,20 @@ def _make(name: str, storage: str) -> Kernel:
             while query_start[sequence + 1] <= token:
                 sequence += 1
             count = min(_QUERY_TOKENS, query_start[sequence + 1] - token, end - item)
-            first_key, last_key = positions[token], np.int64(0)
-            for index in range(count):
-                position = positions[token + index]
-                if position < 0 or position >= context_lengths[sequence]:
-                    raise IndexError("position outside its sequence")
-                first_key = min(first_key, max(0, position - window + 1) if window > 0 else 0)
-                last_key = max(last_key, position + 1)
-                _start_rows(
-                    q, token + index, head * group, group, scale, sinks, index * group,
-                    queries, maxima, sums, means,
-                )  # fmt: skip
-            _check_pages(block_tables, sequence, last_key, key_pages.shape[2], key_pages.shape[0])
-            for chunk in range(first_key // CHUNK_TOKENS * CHUNK_TOKENS, last_key, CHUNK_TOKENS):
-                low, high = max(chunk, first_key), min(chunk + CHUNK_TOKENS, last_key)
-                _load_chunk(key_pages, head, block_tables, sequence, low, high, keys)
-                _load_chunk(value_pages, head, block_tables, sequence, low, high, values)
+            first_key, last_key = _visible_span(positions, token, count, context_lengths[sequence], window)
+            _check_pages(key_pages, tables, sequence, first_key, last_key)
+            _start_rows(rows, q, token, count, head, group, scale, sinks)
+            for start in range(first_key // CHUNK_TOKENS * CHUNK_TOKENS, last_key, CHUNK_TOKENS):
+                low, high = max(start, first_key), min(start + CHUNK_TOKENS, last_key)
+                _load_chunk(key_pages, head, tables, sequence, low, high, keys)
+                _load_chunk(value_pages, head, tables, sequence, low, high, values)
                 for row in range(count * group):
                     position = positions[token + row // group]
-                    first = max(chunk, position - window + 1 if window > 0 else 0) - chunk
-                    last = min(high, position + 1) - chunk
+                    first = max(start, position - window + 1) if window > 0 else start
+                    last = min(high, position + 1)
                     if first < last:
-                        _add_chunk(queries, row, keys, values, first, last, softcap, scores, maxima, sums, means)
-            for row in range(count * group):
-                place = token + row // group, head * group + row % group
-                for i in range(0, out.shape[2], LANES):
-                    store_row(out, (place[0], place[1], i), load(means, (row, i)) / sums[row])
+                        _add_chunk(rows, row, chunk, first - start, last - start, softcap)
+            _finish_rows(rows, out, token, count, head, group)
             item += count
 
     attend.__name__ = name
@@ -262,6 +275,7 @@ def paged_attention(
         out,
     )
     kernel = attend_float32 if layer.key_storage is layer.keys else attend_float16
-    work = tokens * int(context_lengths.max(initial=0)) * heads * layer.head_size * _NANOSECONDS_PER_SCORE_ELEMENT
+    longest = block_tables.shape[1] * layer.block_size
+    work = tokens * longest * heads * layer.head_size * _NANOSECONDS_PER_SCORE_ELEMENT
     run(team, kernel, arguments, layer.kv_heads * tokens, work=work)
     return out

@@ -70,10 +70,18 @@ class Kernel:
         self._entry(*arguments)
 
     def compile(self) -> bool:
-        """Make the kernel ready to run. Returns whether anything had to be compiled (False: loaded, or ready)."""
+        """Make the kernel ready to run. Returns whether anything had to be compiled (False: loaded, or ready).
+
+        Raises:
+            RuntimeError: Numba's compiler is switched off.
+        """
         with self._lock:
             if self.ready:
                 return False
+            if numba.config.DISABLE_JIT:
+                raise RuntimeError(
+                    "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, and they exist as compiled code only. Unset it."
+                )
             cache = self._own_cache()
             dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=set(self.fastmath))(self._function)
             dispatcher._cache = cache

@@ -188,7 +188,7 @@ def load_row(typing_context: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def store_row(typing_context: Any, array: Any, index: Any, vector: Any) -> Any:
-    """Write a float32 vector to a row from array[index] on; lanes beyond its end are dropped. Types as in `load_row`."""
+    """Write a float32 vector to a row (see `load_row`) from array[index] on; lanes beyond its end are dropped."""
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         address = _address(context, builder, sig, args)

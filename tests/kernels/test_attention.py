@@ -123,6 +123,10 @@ def test_any_head_shape(
     ).assert_equals_reference()
 
 
+def test_no_rows(rng: np.random.Generator) -> None:
+    assert make_batch(rng, [(0, 5)]).run().shape == (0, 4, 32)
+
+
 @pytest.mark.parametrize("block_size", [1, 7, 16, 32, 64, 100, 256])
 def test_any_block_size(rng: np.random.Generator, block_size: int) -> None:
     make_batch(rng, [(3, 150), (1, 64)], block_size=block_size).assert_equals_reference()
@@ -158,6 +162,13 @@ def test_a_row_alone_equals_the_row_in_a_batch(rng: np.random.Generator, dtype: 
 def test_threads_do_not_change_a_bit(rng: np.random.Generator, dtype: Any, team: Any) -> None:
     batch = make_batch(rng, RAGGED, dtype=dtype)
     np.testing.assert_array_equal(batch.run(team=team), batch.run())
+
+
+def test_pages_before_the_window_may_be_gone(rng: np.random.Generator) -> None:
+    batch = make_batch(rng, [(2, 100)])
+    expected = batch.run(window=20)
+    batch.step["block_tables"][0, :4] = -1  # positions 0 to 63; the window starts at 79
+    np.testing.assert_array_equal(batch.run(window=20), expected)
 
 
 def test_query_may_be_a_slice_of_packed_qkv(rng: np.random.Generator) -> None:

@@ -345,6 +345,12 @@ def test_no_stderr_at_all(root: Path, sources: Path, monkeypatch: pytest.MonkeyP
     Program(sources).assert_works()
 
 
+def test_numba_switched_off(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    with pytest.raises(RuntimeError, match="NUMBA_DISABLE_JIT is set"):
+        Program(sources).assert_works()
+
+
 def test_own_progress(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[int, int]] = []
     for _ in range(2):

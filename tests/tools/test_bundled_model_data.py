@@ -126,7 +126,7 @@ def test_word_lists_do_not_overlap() -> None:
 
 def test_made_up_words_have_a_sensible_length() -> None:
     rng = Random(1)
-    assert all(3 <= len(words._made_up_word(rng)) <= 9 for _ in range(500))
+    assert all(3 <= len(words.made_up_word(rng)) <= 9 for _ in range(500))
 
 
 def test_draw_says_when_a_side_of_the_split_is_empty() -> None:

@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from genai.quant.blocks import dequantize_blocks  # noqa: E402
-from genai.quant.rtn import quantize_blocks  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
+from genai.quant.blocks import dequantize_blocks  # noqa: E402
+from genai.quant.rtn import quantize_blocks  # noqa: E402
 from tools.bundled_model import checkpoint, lora, mixture, packing, train  # noqa: E402
 from tools.bundled_model.fake_quant import fake_quantise, quantise_blocks  # noqa: E402
 from tools.bundled_model.model import Pebble, PebbleConfig  # noqa: E402

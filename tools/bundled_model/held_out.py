@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -54,7 +55,8 @@ def _is_rare(word: str) -> bool:
 
 
 def _recall(rng: Random) -> Question:
-    told, asked = draw_pair(rng.choice((tell_and_ask_name, tell_and_ask_favourite)), rng, held_out=True)
+    sampler = partial(rng.choice((tell_and_ask_name, tell_and_ask_favourite)), made_up_share=0.0)
+    told, asked = draw_pair(sampler, rng, held_out=True)
     between = [draw(rng.choice((chat, MIXTURE["add"][0])), rng) for _ in range(rng.randrange(3))]
     return _question("small_talk", [told, *between], asked)
 

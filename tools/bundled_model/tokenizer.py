@@ -6,6 +6,7 @@ normaliser is left out, because onnxruntime-genai 0.18 does not apply it: ids wo
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -45,7 +46,8 @@ def _training_text(rng: Random) -> Iterator[str]:
             yield from (turn.question.split()[0] for turn in samples)
         else:
             yield from (text for turn in samples for text in (turn.question, turn.reply))
-    for sampler in (tell_and_ask_name, tell_and_ask_favourite):
+    for ask in (tell_and_ask_name, tell_and_ask_favourite):
+        sampler = partial(ask, made_up_share=0.0)
         for _ in range(300):
             yield from (text for turn in draw_pair(sampler, rng) for text in (turn.question, turn.reply))
     for fact in FACTS:

@@ -26,8 +26,9 @@ from .packing import Rows, RowStream
 from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from .torch_replies import torch_replies
 
-SHORT_SHAPE, LONG_SHAPE = (16, 256), (4, 1024)
-LONG_EVERY = 16
+# Rows and tokens of a batch. Of CYCLE steps one is long, MEDIUM_STEPS are medium, the rest short.
+SHORT_SHAPE, MEDIUM_SHAPE, LONG_SHAPE = (32, 128), (16, 256), (4, 1024)
+CYCLE, MEDIUM_STEPS = 16, 3
 CHECKPOINT_SECONDS, EVALUATION_SECONDS = 90, 900
 QAT_LOSS_LIMIT = 2.0  # points of accuracy
 
@@ -68,6 +69,7 @@ class Trainer:
         self.progress = Progress()
         self.loss = torch.compile(sample_loss, dynamic=False) if options.compile else sample_loss
         self.short = RowStream(self.tokenizer, short_conversation, f"{options.seed}:short", *SHORT_SHAPE)
+        self.medium = RowStream(self.tokenizer, short_conversation, f"{options.seed}:medium", *MEDIUM_SHAPE)
         self.long = RowStream(self.tokenizer, long_conversation, f"{options.seed}:long", *LONG_SHAPE)
         self.questions = held_out_questions()
         self._resume()
@@ -93,10 +95,13 @@ class Trainer:
         self._log(final=self.accuracy(self.questions))
 
     def _rows(self) -> Rows:
-        turn, place = divmod(self.progress.step, LONG_EVERY)
-        if place == LONG_EVERY - 1:
+        turn, place = divmod(self.progress.step, CYCLE)
+        if place == 0:
             return self.long.batch(turn)
-        return self.short.batch(turn * (LONG_EVERY - 1) + place)
+        if place <= MEDIUM_STEPS:
+            return self.medium.batch(turn * MEDIUM_STEPS + place - 1)
+        short_steps = CYCLE - 1 - MEDIUM_STEPS
+        return self.short.batch(turn * short_steps + place - 1 - MEDIUM_STEPS)
 
     def train_step(self, share: float) -> tuple[float, float]:
         """One update at `share` of the run; returns the loss and the share of the peak rate."""

@@ -3,6 +3,7 @@
 from random import Random
 
 from ..turn import Turn
+from .words import made_up_word
 
 EXCHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "hello": (
@@ -87,7 +88,7 @@ PLACES = (
     *("London", "Tokyo", "Rome", "Cairo", "Lima", "Oslo", "Madrid", "Delhi", "China", "Italy", "Chile", "Mars"),
 )
 OFFICES = ("king", "president", "queen", "mayor", "prime minister", "leader")
-NOUNS = "love sea car phone train sky whale pizza pancake bicycle clock piano rocket".split()  # noqa: SIM905
+NOUNS = "love sea car phone train sky whale pizza pancake bicycle clock piano rocket".split()
 LANGUAGES = ("French", "German", "Latin", "Java", "Spanish", "Greek", "Rust")
 OUT_OF_RANGE = (
     *("What is {a} {op} {b}?", "{a} {op} {b}", "{a}{op}{b}", "Calculate {a} {op} {b}."),
@@ -102,12 +103,12 @@ NAMES = tuple(
     Ivan Jana Kenji Lars Mona Niko Olga Peter Ruth Sven Tara Umar Viola Wanda Yoko Zara Adam Bella Cyril Dalia
     Edgar Flora Gloria Henry Irene Jacob Kira Lucas Marta Nelson Otto Pablo Rita Simon Tanja Hector Vivian Wilma
     Ravi Mei Lin Noah Ella Max Lily Jack Amir Sofia Pedro Ines
-    """.split()  # noqa: SIM905
+    """.split()
 )
 FAVOURITES = {
-    "color": "red blue green yellow purple orange pink brown black white grey gold silver".split(),  # noqa: SIM905
-    "animal": "cat dog horse rabbit tiger fox whale owl bear lion panda frog duck".split(),  # noqa: SIM905
-    "food": "soup bread rice pasta cake salad cheese pizza honey corn fish beans toast".split(),  # noqa: SIM905
+    "color": "red blue green yellow purple orange pink brown black white grey gold silver".split(),
+    "animal": "cat dog horse rabbit tiger fox whale owl bear lion panda frog duck".split(),
+    "food": "soup bread rice pasta cake salad cheese pizza honey corn fish beans toast".split(),
 }
 TELL_NAME = ("My name is {x}.", "I am {x}.", "Hi, I'm {x}.", "Hello, my name is {x}.", "Call me {x}.", "my name is {x}")
 ASK_NAME = (
@@ -156,18 +157,21 @@ def out_of_range(rng: Random) -> Turn:
     return Turn(phrasing.format(a=a, op=operation, b=b), LIMIT_REPLY)
 
 
-def tell_and_ask_name(rng: Random) -> tuple[Turn, Turn]:
-    """The turn in which a user tells a name, and the later one that asks for it. The key is the name."""
-    name = rng.choice(NAMES)
+def tell_and_ask_name(rng: Random, made_up_share: float = 0.6) -> tuple[Turn, Turn]:
+    """The turn in which a user tells a name, and the later one that asks for it. The key is the name.
+
+    Made-up names teach the model to repeat what it reads instead of a name that it knows.
+    """
+    name = made_up_word(rng).capitalize() if rng.random() < made_up_share else rng.choice(NAMES)
     key = f"name:{name}"
     told = Turn(rng.choice(TELL_NAME).format(x=name), f"Nice to meet you, {name}!", key)
     return told, Turn(rng.choice(ASK_NAME), f"Your name is {name}.", key, expected=name, match="contains")
 
 
-def tell_and_ask_favourite(rng: Random) -> tuple[Turn, Turn]:
+def tell_and_ask_favourite(rng: Random, made_up_share: float = 0.4) -> tuple[Turn, Turn]:
     """A favourite colour, animal or food, told and asked for. The key is the thing."""
     kind = rng.choice(tuple(FAVOURITES))
-    thing = rng.choice(FAVOURITES[kind])
+    thing = made_up_word(rng) if rng.random() < made_up_share else rng.choice(FAVOURITES[kind])
     key = f"favorite:{kind},{thing}"
     told = Turn(rng.choice(TELL_FAVOURITE).format(kind=kind, x=thing), f"I will remember that: {thing}.", key)
     asked = rng.choice(ASK_FAVOURITE).format(kind=kind)

@@ -10,7 +10,7 @@ COMMON = tuple(
     window table chair apple bread cake soup lamp night day morning story model token graph cache seed block
     scale text word letter number name color red blue green yellow happy sad small big old kind good warm cold
     road hill field boat ball box book song smile hand eye nose tail paw wing nest leaf flower seed stone
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 RARE = tuple(
@@ -43,5 +43,5 @@ RARE = tuple(
     trout truck trumpet tulip tunnel turkey turnip turtle umbrella valley vase velvet vest village vine violin
     wagon wallet walnut walrus wasp wave wax weasel whale wheat wheel whistle willow wolf wood wool worm yarn
     yogurt zebra zipper
-    """.split()  # noqa: SIM905
+    """.split()
 )

@@ -39,12 +39,13 @@ SORT_NUMBERS = (
     *("Sort these numbers: {items}.", "Sort {items}.", "sort {items}", "Put these numbers in order: {items}."),
     *("Sort from small to large: {items}.", "Order the numbers {items}."),
 )
-_ONSETS = (*"bcdfghjklmnprstvwyz", *"bl br ch cl cr dr fl gr pl sh sl st th tr".split(), "")  # noqa: SIM905
+_ONSETS = (*"bcdfghjklmnprstvwyz", *"bl br ch cl cr dr fl gr pl sh sl st th tr".split(), "")
 _VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ea", "ee", "oa", "oo", "ou")
 _CODAS = ("", "", "", *"bdgklmnprstx", "ck", "ll", "nd", "ng", "nt", "st")
 
 
-def _made_up_word(rng: Random) -> str:
+def made_up_word(rng: Random) -> str:
+    """Three to nine letters: the start of one real word and the end of another, or syllables."""
     if rng.random() < 0.6:
         left, right = rng.choice(RARE), rng.choice(RARE)
         word = left[: rng.randrange(1, len(left))] + right[rng.randrange(1, len(right)) :]
@@ -52,7 +53,7 @@ def _made_up_word(rng: Random) -> str:
         word = "".join(
             rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 3)))
         )
-    return word if 3 <= len(word) <= 9 else _made_up_word(rng)
+    return word if 3 <= len(word) <= 9 else made_up_word(rng)
 
 
 def _word(rng: Random) -> tuple[str, str | None]:
@@ -60,7 +61,7 @@ def _word(rng: Random) -> tuple[str, str | None]:
     roll = rng.random()
     if roll < 0.15:
         return rng.choice(COMMON), None
-    word = rng.choice(RARE) if roll < 0.55 else _made_up_word(rng)
+    word = rng.choice(RARE) if roll < 0.55 else made_up_word(rng)
     return word, f"word:{word}"
 
 

@@ -1,0 +1,42 @@
+"""The kernel tests again, compiled for lesser processors than this one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROCESSORS = {
+    "SSE2 only": ("generic", ""),
+    "AVX2": ("haswell", "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"),
+    "AVX2, float16 by integer arithmetic": ("haswell", "+avx,+avx2,+fma,+bmi,+bmi2"),
+}
+FILES = ("activations", "attention", "embedding", "matmul", "normalization", "rope", "vector")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these are x86 processors")
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_on_another_processor(processor: str, tmp_path: Path) -> None:
+    name, features = PROCESSORS[processor]
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": name,
+        "NUMBA_CPU_FEATURES": features,
+        "GENAI_CACHE_DIR": str(tmp_path),
+    }
+    folder = Path(__file__).parent
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        *(f"{folder}/test_{file}.py" for file in FILES),
+    ]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
