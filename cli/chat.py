@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import options as opt
-from .terminal import emit, footer, say
+from .terminal import emit, footer, read_stdin, say
 
 if TYPE_CHECKING:
     from genai.chat import ChatSession
@@ -41,7 +41,7 @@ def chat(
     search = opt.search_options(temperature, top_k, top_p, seed, repeat_penalty)
     interactive = prompt is None and sys.stdin.isatty()
     if prompt is None and not interactive:
-        prompt = _read_stdin()
+        prompt = read_stdin()
     from genai.chat import ChatSession
     from genai.tokenizer import Tokenizer
 
@@ -54,15 +54,6 @@ def chat(
         return
     say(f"{loaded.folder.name} · /help for commands, Ctrl-D to leave")
     _converse(session, show_stats=stats is not False, seed=seed)
-
-
-def _read_stdin() -> str:
-    from genai.errors import InputError
-
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InputError("stdin is not UTF-8 text", str(error), "convert the text to UTF-8 first") from error
 
 
 def _answer(session: ChatSession, text: str) -> None:

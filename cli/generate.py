@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from . import options as opt
-from .terminal import emit, footer, say
+from .terminal import emit, footer, read_stdin, say
 
 
 def generate(
@@ -30,7 +29,7 @@ def generate(
 ) -> None:
     """Continue a text and print what the model writes."""
     search = opt.search_options(temperature, top_k, top_p, seed, repeat_penalty)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_stdin() if prompt == "-" else prompt
     from genai.generator import Generator, GeneratorParams
     from genai.reply import ReplyStats, stream_reply
     from genai.tokenizer import Tokenizer

@@ -23,6 +23,20 @@ def emit(text: str) -> None:
     sys.stdout.flush()
 
 
+def read_stdin() -> str:
+    """All of stdin, strictly as UTF-8: depending on the locale, Python would let other bytes through in disguise.
+
+    Raises:
+        InputError: it is not UTF-8.
+    """
+    from genai.errors import InputError
+
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError("stdin is not UTF-8 text", str(error), "convert the text to UTF-8 first") from error
+
+
 def footer(stats: ReplyStats, *, seed: int | None = None) -> str:
     """One line of figures: 182 tok · 41.3 tok/s · ttft 0.21 s · prompt 934 (812 cached) · ctx 1116/8192 · eos."""
     parts = [

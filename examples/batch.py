@@ -8,10 +8,8 @@ from genai.bundled import bundled_model
 model = og.Model(sys.argv[1] if len(sys.argv) > 1 else bundled_model())
 tokenizer = og.Tokenizer(model)
 questions = ["What is 12 + 7?", "Which is bigger, 31 or 13?", "What day comes after Monday?", "Spell the word cat."]
-prompts = [
-    tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True)).tolist()
-    for q in questions
-]
+chats = [[{"role": "user", "content": question}] for question in questions]
+prompts = [tokenizer.encode(tokenizer.apply_chat_template(chat, add_generation_prompt=True)).tolist() for chat in chats]
 
 params = og.GeneratorParams(model)
 params.set_search_options(batch_size=len(prompts), max_length=96)

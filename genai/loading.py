@@ -34,6 +34,8 @@ from .graph.shapes import infer_shapes
 from .runtime.plan import PlanOptions, build_plan
 
 BLOCK_SIZE = 32
+# MatMulNBits' accuracy_level for fp32 activations.
+FP32_LEVEL = 1
 DECODER_RULES = (RemoveIdentities(), FuseMatMulBias(), FuseSwiGLU(), RemoveDeadCode())
 # A pool larger than this many full contexts would only cost memory for its free list.
 MAX_CONTEXTS_IN_POOL = 256
@@ -155,10 +157,11 @@ def count_weights(graph: Graph) -> tuple[int, int]:
 
 
 def _kv_dtype(graph: Graph, wanted: str, accuracy: str) -> str:
+    """fp16 where products take int8 activations anyway; fp32 where the graph or the caller asks for fp32."""
     if wanted != "auto":
         return wanted
-    quantised = any(node.op_type == "MatMulNBits" for node in graph.nodes)
-    return "fp16" if quantised and accuracy != "fp32" else "fp32"
+    levels = {int(node.attribute("accuracy_level", 0)) for node in graph.nodes if node.op_type == "MatMulNBits"}
+    return "fp16" if levels - {FP32_LEVEL} and accuracy != "fp32" else "fp32"
 
 
 def _check_layers(flat: FlatDecoder, config: Config) -> None:

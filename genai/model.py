@@ -26,7 +26,7 @@ class Model:
     Args:
         source: the model folder, or a Config.
         threads: CPU threads for its kernels; None = the physical cores this process may use.
-        kv_dtype: "fp16", "fp32", or "auto": fp16 for quantised models, fp32 for float models.
+        kv_dtype: "fp16", "fp32", or "auto": fp16 where products take int8 activations, else fp32.
         accuracy: "auto" obeys each node's accuracy_level (int8 activations unless it says otherwise);
             "fp32" keeps activations, keys and values in fp32.
         cache_bytes: most bytes for the KV cache; None = half of the memory available now.

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from ..errors import GraphError
 from .node import Node
+from .tensor import Tensor
 from .types import DataType, Dim, Shape, TensorType, Type
 
 
@@ -40,8 +42,19 @@ class NodeTypes:
         return None if shape is None or (rank is not None and len(shape) != rank) else shape
 
     def attribute(self, name: str, default: int) -> int:
-        """An integer attribute of the node."""
-        return int(self.node.attribute(name, default))
+        """An integer attribute of the node.
+
+        Raises:
+            GraphError: if it is of another type.
+        """
+        value = self.node.attribute(name, default)
+        if isinstance(value, int):
+            return value
+        raise GraphError(
+            f"attribute {name!r} of {self.node!r:.120} is not an integer",
+            f"{self.node.op_type} defines it as one",
+            "export the model again",
+        )
 
 
 ShapeRule: TypeAlias = Callable[[NodeTypes], Sequence[Type | None]]
@@ -192,3 +205,99 @@ def _times(dim: Dim, factor: int) -> Dim:
 
 def _divided(dim: Dim, divisor: int) -> Dim:
     return dim // divisor if isinstance(dim, int) and divisor > 0 else None
+
+
+# Standard operators on which ONNX's own inference crashes the process when a type or attribute is not as expected.
+
+
+@shape_rule("LayerNormalization", domain="")
+def layer_normalization(types: NodeTypes) -> list[Type | None]:
+    """The normalised input, mean and inverse deviation."""
+    source = types.tensor(0)
+    if source is None:
+        return []
+    statistics = replace(
+        _statistics(source, types.attribute("axis", -1)), dtype=_data_type(types.attribute("stash_type", 1))
+    )
+    return [source, statistics, statistics]
+
+
+@shape_rule("RegexFullMatch", domain="")
+def regex_full_match(types: NodeTypes) -> list[Type | None]:
+    """One truth value per string."""
+    return [TensorType(DataType.BOOL, types.shape(0))]
+
+
+@shape_rule("Split", domain="")
+def split(types: NodeTypes) -> list[Type | None]:
+    """Parts of given sizes along an axis, or of equal size with a smaller last one."""
+    source, count = types.tensor(0), len(types.node.outputs)
+    if source is None:
+        return []
+    axis = types.attribute("axis", 0)
+    if source.shape is None or not -len(source.shape) <= axis < len(source.shape):
+        return [TensorType(source.dtype)] * count
+    axis %= len(source.shape)
+    sizes = _split_sizes(types, source.shape[axis], count)
+    return [replace(source, shape=(*source.shape[:axis], size, *source.shape[axis + 1 :])) for size in sizes]
+
+
+@shape_rule("LabelEncoder", domain="ai.onnx.ml")
+def label_encoder(types: NodeTypes) -> list[Type | None]:
+    """One label per element, of the type of the attribute that lists the labels."""
+    for name, dtype in (
+        ("values_strings", DataType.STRING),
+        ("values_int64s", DataType.INT64),
+        ("values_floats", DataType.FLOAT),
+    ):
+        if name in types.node.attributes:
+            return [TensorType(dtype, types.shape(0))]
+    labels = types.node.attribute("values_tensor")
+    return [TensorType(labels.dtype, types.shape(0))] if isinstance(labels, Tensor) else []
+
+
+@shape_rule("TreeEnsemble", domain="ai.onnx.ml")
+def tree_ensemble(types: NodeTypes) -> list[Type | None]:
+    """[N, features] to [N, targets]."""
+    source, shape = types.tensor(0), types.shape(0, rank=2)
+    if source is None:
+        return []
+    return [TensorType(source.dtype, (shape[0] if shape else None, types.attribute("n_targets", 1)))]
+
+
+@shape_rule("EyeLike", domain="")
+def eye_like(types: NodeTypes) -> list[Type | None]:
+    """A matrix of the input's shape, in the type of the attribute or of the input."""
+    source, dtype = types.tensor(0), _data_type(types.attribute("dtype", 0))
+    if dtype is DataType.UNDEFINED and source is None:
+        return []
+    return [TensorType(dtype or (source.dtype if source else DataType.FLOAT), types.shape(0, rank=2))]
+
+
+@shape_rule("GatherND", domain="")
+def gather_nd(types: NodeTypes) -> list[Type | None]:
+    """data [batch..., data...] at indices [batch..., more..., k]: [batch..., more..., data[k:]...]."""
+    source, data, indices = types.tensor(0), types.shape(0), types.shape(1)
+    if source is None:
+        return []
+    start = types.attribute("batch_dims", 0)
+    count = indices[-1] if indices else None
+    if data is None or not indices or not isinstance(count, int) or not 0 <= start + count <= len(data):
+        return [TensorType(source.dtype)]
+    return [TensorType(source.dtype, (*indices[:-1], *data[start + count :]))]
+
+
+def _split_sizes(types: NodeTypes, extent: Dim, count: int) -> list[Dim]:
+    listed = types.node.attribute("split")
+    given = types.constants[1] if len(types.constants) > 1 else None
+    sizes = listed if listed is not None else None if given is None else given.reshape(-1).tolist()
+    if sizes is not None:
+        return list(sizes) if len(sizes) == count else [None] * count
+    if not isinstance(extent, int) or types.node.input(1):
+        return [None] * count
+    size = -(-extent // count)
+    return [*[size] * (count - 1), max(extent - size * (count - 1), 0)]
+
+
+def _data_type(number: int) -> DataType:
+    return DataType(number) if number in set(DataType) else DataType.UNDEFINED

@@ -28,6 +28,7 @@ _MAX_CONSTANT_BYTES = 1024
 # Each round types at least one more operator, and nearly always all of them.
 _MAX_ROUNDS = 16
 
+_RULES_DOMAIN = "genai.shape_rules"
 _TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 
@@ -94,13 +95,13 @@ class _Inference:
         self._graphs = list(model.graphs())
         self._given = {graph: self._types_of_unknown_operators(graph) for graph in self._graphs}
         self._found: dict[Graph, GraphTypes] = {graph: {} for graph in self._graphs}
-        self._proto = _Skeleton(self._given).model(model)
+        self._proto = _Skeleton(self._given, rules).model(model)
         self._has_rules = any(rules.find(node) for graph in self._graphs for node in graph.nodes)
 
     def run_onnx(self) -> None:
         """One pass of ONNX's inference over the whole model, with what the rules gave."""
         try:
-            result = shape_inference.infer_shapes(self._proto, data_prop=True)
+            result = shape_inference.infer_shapes(self._proto)
         except Exception as error:  # ONNX raises several kinds, some of them bare.
             raise GraphError(
                 f"shapes cannot be inferred: {error!s:.300}",
@@ -120,7 +121,7 @@ class _Inference:
                 self._visit(graph, node, changed)
         if all(_same(before[graph], self._given[graph]) for graph in self._graphs):
             return False
-        self._proto = _Skeleton(self._given).model(self._model)
+        self._proto = _Skeleton(self._given, self._rules).model(self._model)
         return True
 
     def store(self) -> None:
@@ -237,10 +238,26 @@ class _ConstantEncoder(Encoder):
 
 
 class _Skeleton(_ConstantEncoder):
-    """A model without large weights, whose only types between nodes are those given."""
+    """A model without large weights, whose only types between nodes are those given.
 
-    def __init__(self, given: Mapping[Graph, GraphTypes]) -> None:
+    Operators with a rule get a domain that ONNX does not know: the rule replaces ONNX's inference, which crashes on
+    some of them.
+    """
+
+    def __init__(self, given: Mapping[Graph, GraphTypes], rules: ShapeRules) -> None:
         self._given = given
+        self._rules = rules
+
+    def model(self, model: Model) -> onnx.ModelProto:
+        proto = super().model(model)
+        proto.opset_import.append(onnx.helper.make_opsetid(_RULES_DOMAIN, 1))
+        return proto
+
+    def node(self, node: Node) -> onnx.NodeProto:
+        proto = super().node(node)
+        if self._rules.find(node) is not None:
+            proto.domain = _RULES_DOMAIN
+        return proto
 
     def graph(self, graph: Graph) -> onnx.GraphProto:
         proto = onnx.GraphProto()

@@ -12,7 +12,7 @@ from ..registry import Kernel, KernelError, NodeSpec, register
 
 MS = "com.microsoft"
 # MatMulNBits accuracy levels: 0 unset, 1 fp32, 2 fp16, 3 bf16, 4 int8 activations. Levels 2 and 3 allow less than
-# fp32, so fp32 serves them; unset means int8, as DESIGN of the toolkit says and onnxruntime's builder writes (4).
+# fp32, so fp32 serves them; unset means int8, as the architecture page says and onnxruntime's builder writes (4).
 _FP32_LEVELS = (1, 2, 3)
 
 
