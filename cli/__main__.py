@@ -8,7 +8,7 @@ import sys
 import typer
 
 from . import bench, chat, evaluate, generate, info
-from .terminal import say
+from .terminal import ReaderGone, say
 
 app = typer.Typer(
     name="genai",
@@ -63,8 +63,8 @@ def run(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    except BrokenPipeError:
-        # The reader went away, as `| head` does. Point stdout elsewhere, or the interpreter complains at exit.
+    except ReaderGone:
+        # Point stdout elsewhere, or the interpreter complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .terminal import emit
 
 app = typer.Typer(help="Measure speed: medians over several runs.", no_args_is_help=True)
 Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the median is reported.")]
@@ -54,7 +55,7 @@ def prefill(
 
 def _report(result: dict[str, object], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(result))
+        emit(json.dumps(result), "\n")
         return
     for name, value in result.items():
         typer.echo(

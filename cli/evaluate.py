@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
-from .terminal import say
+from .terminal import emit, say
 
 app = typer.Typer(help="Measure quality.", no_args_is_help=True)
 
@@ -44,10 +44,10 @@ def tasks(
     outcomes = evaluate(loaded, questions, batch_size=batch)
     table = summary(outcomes)
     if as_json:
-        typer.echo(json.dumps(table))
+        emit(json.dumps(table), "\n")
     else:
         for name, row in table.items():
-            typer.echo(f"{name:<16} {row['right']:>5} / {row['asked']:<5} {100 * row['accuracy']:6.1f} %")
+            emit(f"{name:<16} {row['right']:>5} / {row['asked']:<5} {100 * row['accuracy']:6.1f} %", "\n")
     for name in table if show_wrong else ():
         for outcome in [o for o in outcomes if o.question.task == name and not o.right][:show_wrong]:
             asked, expected = outcome.question.messages[-1]["content"], outcome.question.answer

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .terminal import emit
 
 
 def info(
@@ -19,8 +20,8 @@ def info(
 
     description = describe(opt.load(model, threads=None))
     if as_json:
-        typer.echo(json.dumps(description, indent=2))
+        emit(json.dumps(description, indent=2), "\n")
         return
     width = max(len(name) for name in description)
     for name, value in description.items():
-        typer.echo(f"{name.replace('_', ' '):<{width}}  {value if value is not None else '-'}")
+        emit(f"{name.replace('_', ' '):<{width}}  {value if value is not None else '-'}", "\n")

@@ -17,10 +17,21 @@ def say(message: str) -> None:
         return
 
 
-def emit(text: str) -> None:
-    """Print model text to stdout at once, without a newline."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+class ReaderGone(Exception):
+    """Whoever read stdout went away, as `| head` does. No OSError, so that typer leaves it to us."""
+
+
+def emit(text: str, end: str = "") -> None:
+    """Print to stdout at once.
+
+    Raises:
+        ReaderGone: nobody reads it any more.
+    """
+    try:
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
 
 
 def read_stdin() -> str:

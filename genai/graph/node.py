@@ -127,6 +127,21 @@ class Node:
         attribute = self.attributes.get(name)
         return default if attribute is None else attribute.python_value
 
+    def integer(self, name: str, default: int) -> int:
+        """An INT attribute, or `default` if the node has none.
+
+        Raises:
+            GraphError: if it is of another type.
+        """
+        value = self.attribute(name, default)
+        if isinstance(value, int):
+            return value
+        raise GraphError(
+            f"attribute {name!r} of {self!r:.120} is not an integer",
+            f"{self.op_type} defines it as one",
+            "export the model again",
+        )
+
     def set_attribute(self, name: str, value: Any, type: AttributeType | None = None) -> None:
         """Add or replace an attribute; see `Attribute.of`."""
         self.attributes[name] = Attribute.of(name, value, type)
