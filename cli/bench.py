@@ -58,8 +58,5 @@ def _report(result: dict[str, object], as_json: bool) -> None:
         emit(json.dumps(result), "\n")
         return
     for name, value in result.items():
-        typer.echo(
-            f"{name.replace('_', ' '):<24} {value:.1f}"
-            if isinstance(value, float)
-            else f"{name.replace('_', ' '):<24} {value}"
-        )
+        shown = f"{value:.1f}" if isinstance(value, float) else value
+        emit(f"{name.replace('_', ' '):<20} {shown}", "\n")
