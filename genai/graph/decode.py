@@ -24,7 +24,18 @@ from onnx import (
 from ..errors import GraphError
 from .device_protos import decode_configuration, decode_node_configuration
 from .external_data import ExternalData
-from .ir import Attribute, Function, Graph, Model, Node, QuantizationAnnotation, SparseTensor, Tensor, TrainingInfo, Value
+from .ir import (
+    Attribute,
+    Function,
+    Graph,
+    Model,
+    Node,
+    QuantizationAnnotation,
+    SparseTensor,
+    Tensor,
+    TrainingInfo,
+    Value,
+)
 from .packing import packed_size
 from .storage import FieldStorage, RawStorage, Storage, StringStorage
 from .type_protos import data_type, decode_type, text
@@ -211,7 +222,11 @@ class Decoder:
         external = proto.data_location == TensorProto.EXTERNAL
         if dtype is DataType.STRING:
             if external or proto.HasField("raw_data"):
-                raise GraphError(f"string tensor {name!r} has raw or external data", "strings must be in string_data")
+                raise GraphError(
+                    f"string tensor {name!r} has raw or external data",
+                    "strings have no fixed size and must be in string_data",
+                    "export the model again",
+                )
             strings = tuple(proto.string_data)
             _check_count(name, "strings", len(strings), count)
             return StringStorage(strings)

@@ -41,7 +41,7 @@ class Encoder:
         if model.model_version:
             proto.model_version = model.model_version
         _fill_opset_imports(proto.opset_import, model.opset_imports)
-        self._fill_graph(proto.graph, model.graph)
+        self.fill_graph(proto.graph, model.graph)
         fill_properties(proto.metadata_props, model.metadata)
         proto.functions.extend(self.function(function) for function in model.functions.values())
         proto.training_info.extend(map(self.training_info, model.training_info))
@@ -50,10 +50,10 @@ class Encoder:
 
     def graph(self, graph: Graph) -> GraphProto:
         proto = GraphProto()
-        self._fill_graph(proto, graph)
+        self.fill_graph(proto, graph)
         return proto
 
-    def _fill_graph(self, proto: GraphProto, graph: Graph) -> None:
+    def fill_graph(self, proto: GraphProto, graph: Graph) -> None:
         proto.SetInParent()
         _fill_text(proto, name=graph.name, doc_string=graph.doc_string)
         proto.input.extend(map(encode_value, graph.inputs))
@@ -84,9 +84,9 @@ class Encoder:
     def training_info(self, info: TrainingInfo) -> TrainingInfoProto:
         proto = TrainingInfoProto()
         if info.initialization is not None:
-            self._fill_graph(proto.initialization, info.initialization)
+            self.fill_graph(proto.initialization, info.initialization)
         if info.algorithm is not None:
-            self._fill_graph(proto.algorithm, info.algorithm)
+            self.fill_graph(proto.algorithm, info.algorithm)
         fill_properties(proto.initialization_binding, info.initialization_binding)
         fill_properties(proto.update_binding, info.update_binding)
         return proto

@@ -100,17 +100,19 @@ class ExternalData:
 
     def _map(self, tensor: str, location: str, path: Path) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
         if path not in self._by_path:
-            # A pipe or device would block or never end, so only regular files are opened.
-            if not path.is_file():
+            try:
+                # A pipe or device would block or never end, so only regular files are opened.
+                is_file = path.is_file()
+                if is_file:
+                    self._by_path[path] = _mapped(path)
+            except OSError as error:
+                raise _unreadable(tensor, location, error) from error
+            if not is_file:
                 raise ExternalDataError(
                     f"the external data file {location!r} of tensor {tensor!r} is missing",
                     f"there is no such file in {str(self._folder)!r}",
                     "copy or download the data file that belongs to the model; its name must not change",
                 )
-            try:
-                self._by_path[path] = _mapped(path)
-            except OSError as error:
-                raise _unreadable(tensor, location, error) from error
         return self._by_path[path]
 
 

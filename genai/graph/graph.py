@@ -327,9 +327,10 @@ class Graph:
         return self._index
 
     def _adopt(self, node: Node) -> None:
-        """Let a node's subgraphs know where they are, so that their edits reach this graph's index."""
+        """Let a node's subgraphs know where they are, at any depth, so that their edits reach this graph's index."""
         for subgraph in node.subgraphs():
             subgraph._owner = (weakref.ref(self), weakref.ref(node))
+            subgraph._uses()
 
     def _touch(self) -> None:
         """This graph changed, so what it captures may have: the holders' entries are stale, up to the root."""

@@ -61,7 +61,9 @@ class Attribute:
     def text(self) -> str:
         """The value of a STRING attribute as str; bytes that are not UTF-8 become lone surrogates."""
         if self.type is not AttributeType.STRING or not isinstance(self.value, bytes):
-            raise GraphError(f"attribute {self.name!r} is {self.type.name}, not a STRING")
+            raise GraphError(
+                f"attribute {self.name!r} is {self.type.name}, not a STRING", "only strings have text", "use value"
+            )
         return _decoded(self.value)
 
     @property

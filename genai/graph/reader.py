@@ -58,13 +58,14 @@ def read_model(
 
 
 def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise ModelFolderError(
-            f"there is no model file {str(path)!r}",
-            "it is a folder" if path.is_dir() else "no such file",
-            "check the path; an ONNX model is a file that ends in .onnx",
-        )
     try:
+        # A pipe or device would block or never end, so only regular files are opened.
+        if not path.is_file():
+            raise ModelFolderError(
+                f"there is no model file {str(path)!r}",
+                "it is a folder" if path.is_dir() else "no such file",
+                "check the path; an ONNX model is a file that ends in .onnx",
+            )
         if path.stat().st_size > MAX_PROTOBUF_BYTES:
             raise GraphError(
                 f"{str(path)!r} is larger than 2 GiB",
@@ -72,9 +73,11 @@ def _read(path: Path) -> bytes:
                 "export the model with external data",
             )
         return path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ModelFolderError(
-            f"the model file {str(path)!r} cannot be read: {error}", "the system refused it", "check its permissions"
+            f"the model file {str(path)!r:.300} cannot be read: {error!s:.300}",
+            "the system refused it",
+            "check the path and its permissions",
         ) from error
 
 
@@ -97,7 +100,7 @@ def _check_header(proto: onnx.ModelProto, origin: str) -> None:
     if proto.ir_version > onnx.IR_VERSION:
         raise GraphError(
             f"{origin} is of ONNX IR version {proto.ir_version}",
-            f"the installed onnx package {onnx.__version__} knows versions up to {onnx.IR_VERSION} and would lose the rest",
+            f"the installed onnx {onnx.__version__} knows versions up to {onnx.IR_VERSION} and would lose the rest",
             "update the onnx package, or export the model with an older IR version",
         )
     if proto.ir_version >= 3 and not proto.opset_import:

@@ -114,13 +114,12 @@ class Found:
     table_choices: list[Node]
 
 
-def analyse_rows(graph: Graph, inputs: dict[str, State], versions: dict[str, int] | None = None) -> RowAnalysis:
+def analyse_rows(graph: Graph, inputs: dict[str, State]) -> RowAnalysis:
     """Interpret a graph (topologically sorted) from the states of its inputs.
 
     Args:
         graph: the decoder graph.
         inputs: the state of every graph input by name.
-        versions: operator set versions (reduction and squeeze axes moved from attributes to inputs).
 
     Raises:
         NotFlattenable: with the node and the reason.

@@ -83,7 +83,7 @@ def group_query_attention(types: NodeTypes) -> list[Type | None]:
 
 @shape_rule("MultiHeadAttention")
 def multi_head_attention(types: NodeTypes) -> list[Type | None]:
-    """Y [batch, sequence, value width], for separate, packed QKV [B, S, N, 3, H] and packed KV [B, L, N, 2, H] inputs."""
+    """Y [batch, sequence, value width]; inputs may be separate, packed QKV [B, S, N, 3, H] or KV [B, L, N, 2, H]."""
     query, heads = types.tensor(0), types.attribute("num_heads", 0)
     if query is None or not query.shape or len(query.shape) not in (3, 5):
         return [] if query is None else [TensorType(query.dtype)]

@@ -39,9 +39,7 @@ def constant_value(array: NDArray[Any] | None) -> ShapeValue | None:
     return ShapeValue(tuple(array.reshape(-1).tolist()), is_scalar=array.ndim == 0)
 
 
-def computed_value(
-    node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]
-) -> ShapeValue | None:
+def computed_value(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
     """What a node computes from shape values and types; None where it is no shape computation or nothing is known."""
     domain, op_type = node.key
     rule = _RULES.get(op_type) if domain == "" else None
@@ -135,9 +133,7 @@ def _elementwise(calculate: Callable[[Dim, Dim], Dim]) -> ValueRule:
         count = max(len(first.dims), len(second.dims), 1)
         if len(first.dims) not in (1, count) or len(second.dims) not in (1, count):
             return None
-        pairs = zip(
-            first.dims * (count // len(first.dims)), second.dims * (count // len(second.dims)), strict=True
-        )
+        pairs = zip(first.dims * (count // len(first.dims)), second.dims * (count // len(second.dims)), strict=True)
         return ShapeValue(tuple(calculate(*pair) for pair in pairs), first.is_scalar and second.is_scalar)
 
     return rule

@@ -94,8 +94,10 @@ class FieldStorage:
             return self.values.view(target)
         if dtype.is_sub_byte and dtype.bits != 6:
             return unpack(self.values.astype(np.uint8), dtype.bits, count, target)
-        codes = self.values.astype(np.dtype(f"u{target.itemsize}"))
-        return (codes & np.uint8(0x3F)).view(target) if dtype.bits == 6 else codes.view(target)
+        codes: NDArray[Any] = self.values.astype(np.dtype(f"u{target.itemsize}"))
+        if dtype.bits == 6:
+            codes &= np.uint8(0x3F)
+        return codes.view(target)
 
     def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
         return raw_of_elements(self.elements(dtype, count), dtype)

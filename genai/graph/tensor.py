@@ -101,7 +101,9 @@ class Tensor:
             GraphError: for strings, which have no raw layout.
         """
         if self.dtype is DataType.STRING:
-            raise GraphError(f"string tensor {self.name!r} has no raw layout", "its elements have no fixed size")
+            raise GraphError(
+                f"string tensor {self.name!r} has no raw layout", "its elements have no fixed size", "use array()"
+            )
         return self.storage.raw(self.dtype, self.num_elements)
 
     def renamed(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks that a model read from a file is a graph at all: names defined once and before use, no cycles, no recursion."""
+"""Checks that what was read is a graph at all: names defined once and before use, no cycles, no recursion."""
 
 from __future__ import annotations
 

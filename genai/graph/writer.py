@@ -61,7 +61,7 @@ def _check_options(path: Path, external_data: str | None, size_threshold: int) -
     if size_threshold < 0:
         raise OptionError(f"size_threshold is {size_threshold}", "a size in bytes is not negative", "pass 0 or more")
     if external_data is not None and (
-        not external_data or Path(external_data).name != external_data or external_data == path.name
+        Path(external_data).name != external_data or external_data in ("", ".", "..", path.name)
     ):
         raise OptionError(
             f"external_data is {external_data!r}",
@@ -88,7 +88,7 @@ def _write_split(model: Model, path: Path, external_data: str, size_threshold: i
 
 def _serialized(proto: onnx.ModelProto, path: Path) -> bytes:
     try:
-        data = proto.SerializeToString()
+        data: bytes = proto.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise _too_large(path, None) from error
     if len(data) > MAX_PROTOBUF_BYTES:
@@ -111,9 +111,7 @@ class _SplittingEncoder(Encoder):
             super().fill_elements(proto, tensor)
         elif tensor.nbytes >= self._size_threshold:
             offset = self._offset(tensor)
-            fill_external(
-                proto, {"location": self._location, "offset": str(offset), "length": str(tensor.nbytes)}
-            )
+            fill_external(proto, {"location": self._location, "offset": str(offset), "length": str(tensor.nbytes)})
         elif tensor.is_external:
             proto.raw_data = tensor.raw().tobytes()
         else:
@@ -145,10 +143,10 @@ class _Replacing:
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         try:
-            if failure is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._file.close()
+            with self._file:
+                if failure is None:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
             if failure is None:
                 self._temporary.chmod(_default_mode(self._path))
                 self._temporary.replace(self._path)
@@ -173,4 +171,3 @@ def _too_large(path: Path, nbytes: int | None) -> GraphError:
         "protobuf holds at most 2 GiB",
         f"write the weights beside it: write_model(..., external_data={path.name + '.data'!r})",
     )
-

@@ -1,0 +1,162 @@
+"""ONNX's own shape inference, for a whole model or one node: what goes in and what comes out.
+
+Weights are left out, and so is what would hang or crash ONNX's native code: operators with rules of our own get a
+domain that ONNX does not know, and malformed Einsum equations are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import onnx
+from onnx import shape_inference
+
+from ..errors import GraphError
+from .encode import Encoder, encode_value, fill_external
+from .ir import Function, Graph, Model, Node, Tensor, Value
+from .type_protos import decode_type, encode_type
+from .types import Type
+
+GraphTypes: TypeAlias = dict[str, Type]
+
+# Constants up to this size may be shapes, axes or scales, and take part in the inference.
+MAX_CONSTANT_BYTES = 1024
+
+_HIDDEN_DOMAIN = "genai.shape_rules"
+_TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+
+
+def infer_model(
+    model: Model, given: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]
+) -> dict[Graph, GraphTypes]:
+    """The types that ONNX finds for the values of every graph.
+
+    Args:
+        given: types to start from, for outputs of operators that ONNX does not know.
+        is_hidden: which nodes ONNX is not to see.
+
+    Raises:
+        GraphError: if ONNX rejects the model.
+    """
+    skeleton = _Skeleton(given, is_hidden).model(model)
+    try:
+        result = shape_inference.infer_shapes(skeleton)
+    except Exception as error:  # ONNX raises several kinds, some of them bare.
+        raise GraphError(
+            f"shapes cannot be inferred: {error!s:.300}",
+            "ONNX's shape inference rejects the model",
+            "check the model with onnx.checker; export it again",
+        ) from error
+    found: dict[Graph, GraphTypes] = {}
+    _collect(model.graph, result.graph, found)
+    return found
+
+
+def infer_single(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, Tensor]) -> GraphTypes:
+    """The types that ONNX finds for the outputs of one node; empty where it does not know enough.
+
+    Args:
+        version: of the node's operator set.
+        types: of every input.
+        constants: the inputs that are constant; large ones are left aside.
+    """
+    domain, op_type = node.key
+    if any(True for _ in node.subgraphs()):
+        return {}
+    encoder = _ConstantEncoder()
+    small = {name: tensor for name, tensor in constants.items() if tensor.nbytes <= MAX_CONSTANT_BYTES}
+    try:
+        outputs = shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(op_type, version, domain),
+            encoder.node(node),
+            {name: encode_type(known) for name, known in types.items()},
+            {name: encoder.tensor(tensor.renamed(name)) for name, tensor in small.items()},
+            opset_imports=[onnx.helper.make_opsetid(domain, version)],
+        )
+    except Exception:  # ONNX raises several kinds; a node that it cannot type stays untyped.
+        return {}
+    return {name: known for name, proto in outputs.items() if (known := decode_type(proto)) is not None}
+
+
+class _ConstantEncoder(Encoder):
+    """Small tensors inline, wherever they come from; larger ones only by type and shape."""
+
+    def node(self, node: Node) -> onnx.NodeProto:
+        if node.key == ("", "Einsum"):
+            _check_equation(node)
+        return super().node(node)
+
+    def fill_elements(self, proto: onnx.TensorProto, tensor: Tensor) -> None:
+        if tensor.nbytes > MAX_CONSTANT_BYTES:
+            fill_external(proto, {"location": "left out"})
+        elif tensor.is_external:
+            proto.raw_data = tensor.raw().tobytes()
+        else:
+            super().fill_elements(proto, tensor)
+
+
+class _Skeleton(_ConstantEncoder):
+    """A model whose only types between nodes are those given."""
+
+    def __init__(self, given: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]) -> None:
+        self._given = given
+        self._is_hidden = is_hidden
+
+    def model(self, model: Model) -> onnx.ModelProto:
+        proto = super().model(model)
+        proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN_DOMAIN, 1))
+        return proto
+
+    def function(self, function: Function) -> onnx.FunctionProto:
+        proto = super().function(function)
+        proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN_DOMAIN, 1))
+        return proto
+
+    def node(self, node: Node) -> onnx.NodeProto:
+        proto = super().node(node)
+        if self._is_hidden(node):
+            proto.domain = _HIDDEN_DOMAIN
+        return proto
+
+    def fill_graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
+        bare = Graph(
+            graph.name or "graph",
+            graph.inputs,
+            [Value(value.name) for value in graph.outputs],
+            graph.nodes,
+            graph.initializers,
+            graph.sparse_initializers,
+        )
+        super().fill_graph(proto, bare)
+        given = self._given.get(graph, {})
+        proto.value_info.extend(encode_value(Value(name, known)) for name, known in given.items())
+
+
+def _collect(graph: Graph, proto: onnx.GraphProto, found: dict[Graph, GraphTypes]) -> None:
+    types = found[graph] = {}
+    for item in (*proto.value_info, *proto.output, *proto.input):
+        known = decode_type(item.type)
+        if known is not None:
+            types[item.name] = known
+    for node, node_proto in zip(graph.nodes, proto.node, strict=True):
+        if not any(True for _ in node.subgraphs()):
+            continue
+        by_name = {attribute.name: attribute for attribute in node_proto.attribute}
+        for name, attribute in node.attributes.items():
+            messages = by_name[name].graphs or [by_name[name].g]
+            for subgraph, subgraph_proto in zip(attribute.graphs(), messages, strict=False):
+                _collect(subgraph, subgraph_proto, found)
+
+
+def _check_equation(node: Node) -> None:
+    """ONNX's inference never ends on some malformed Einsum equations, so they do not reach it."""
+    equation = node.attribute("equation")
+    if not isinstance(equation, str) or not _EQUATION.fullmatch(equation):
+        raise GraphError(
+            f"Einsum node {node.name!r} has the equation {equation!r:.80}",
+            "an equation is made of letters, commas, at most one '...' per term, and one '->'",
+            "export the model again",
+        )
