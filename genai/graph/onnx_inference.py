@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import onnx
@@ -17,13 +18,14 @@ from ..errors import GraphError
 from .encode import Encoder, encode_value, fill_external
 from .ir import Function, Graph, Model, Node, Tensor, Value
 from .type_protos import decode_type, encode_type
-from .types import Type
+from .types import ArrayTypes, Type
 
 GraphTypes: TypeAlias = dict[str, Type]
 
 # Constants up to this size may be shapes, axes or scales, and take part in the inference.
 MAX_CONSTANT_BYTES = 1024
 
+_GENERATED = re.compile(r"unk__\d+")
 _HIDDEN_DOMAIN = "genai.shape_rules"
 _TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
@@ -52,7 +54,11 @@ def infer_model(
         ) from error
     found: dict[Graph, GraphTypes] = {}
     _collect(model.graph, result.graph, found)
-    return found
+    symbols = _declared_symbols(model)
+    return {
+        graph: {name: _without_generated(known, symbols) for name, known in types.items()}
+        for graph, types in found.items()
+    }
 
 
 def infer_single(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, Tensor]) -> GraphTypes:
@@ -122,17 +128,19 @@ class _Skeleton(_ConstantEncoder):
         return proto
 
     def fill_graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
+        given = self._given.get(graph, {})
+        outputs = [Value(value.name, given.get(value.name)) for value in graph.outputs]
         bare = Graph(
             graph.name or "graph",
             graph.inputs,
-            [Value(value.name) for value in graph.outputs],
+            outputs,
             graph.nodes,
             graph.initializers,
             graph.sparse_initializers,
         )
         super().fill_graph(proto, bare)
-        given = self._given.get(graph, {})
-        proto.value_info.extend(encode_value(Value(name, known)) for name, known in given.items())
+        between = given.keys() - {value.name for value in outputs}
+        proto.value_info.extend(encode_value(Value(name, given[name])) for name in given if name in between)
 
 
 def _collect(graph: Graph, proto: onnx.GraphProto, found: dict[Graph, GraphTypes]) -> None:
@@ -149,6 +157,27 @@ def _collect(graph: Graph, proto: onnx.GraphProto, found: dict[Graph, GraphTypes
             messages = by_name[name].graphs or [by_name[name].g]
             for subgraph, subgraph_proto in zip(attribute.graphs(), messages, strict=False):
                 _collect(subgraph, subgraph_proto, found)
+
+
+def _declared_symbols(model: Model) -> set[str]:
+    """Names of extents that the model itself uses for its inputs."""
+    types = [value.type for graph in model.graphs() for value in graph.inputs]
+    return {
+        dim for known in types if isinstance(known, ArrayTypes) for dim in known.shape or () if isinstance(dim, str)
+    }
+
+
+def _without_generated(known: Type, declared: set[str]) -> Type:
+    """A type without the symbols that ONNX makes up for open extents: they change with every pass."""
+    if not isinstance(known, ArrayTypes) or known.shape is None:
+        return known
+    if not any(isinstance(dim, str) and dim not in declared for dim in known.shape):
+        return known
+    shape = tuple(
+        None if isinstance(dim, str) and dim not in declared and _GENERATED.fullmatch(dim) else dim
+        for dim in known.shape
+    )
+    return replace(known, shape=shape)
 
 
 def _check_equation(node: Node) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .ir import Attribute, Graph, Model, Node, SparseTensor, Tensor, Value
-from .types import AttributeType, SparseTensorType, TensorType, Type
+from .types import ArrayTypes, AttributeType, SparseTensorType, Type
 
 _MAX_ITEMS = 8
 _MAX_TEXT = 40
@@ -43,7 +43,7 @@ def format_type(known: Type | None) -> str:
     """A type as in `float16[batch, 8, ?]`; "?" where nothing is known."""
     if known is None:
         return "?"
-    if not isinstance(known, TensorType | SparseTensorType):
+    if not isinstance(known, ArrayTypes):
         return str(known)
     kind = "sparse " if isinstance(known, SparseTensorType) else ""
     if known.shape is None:

@@ -8,14 +8,17 @@ onnx 1.23 crashes the process or never ends when a type or attribute is not as e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .shape_rules import NodeTypes, shape_rule
+from .shape_values import ShapeValue
 from .tensor import Tensor
 from .types import DataType, Dim, Shape, TensorType, Type
 
 _MAX_RANK = 64
+_MAX_INT32 = 2**31 - 1
+_MAX_INDEX = 2**62
 
 
 @shape_rule("Reshape", domain="")
@@ -40,7 +43,7 @@ def reshape(types: NodeTypes) -> list[Type | None]:
         position = dims.index(-1)
         rest = (*resolved[:position], *resolved[position + 1 :])
         resolved[position] = None if source.shape is None else _left_over(source.shape, rest)
-    return [TensorType(source.dtype, _valid(resolved))]
+    return [TensorType(source.dtype, tuple(resolved))]
 
 
 @shape_rule("Expand", domain="")
@@ -54,7 +57,7 @@ def expand(types: NodeTypes) -> list[Type | None]:
     rank = max(len(source.shape), len(target.dims))
     first: Shape = (1,) * (rank - len(source.shape)) + source.shape
     second: Shape = (1,) * (rank - len(target.dims)) + target.dims
-    return [TensorType(source.dtype, _valid([_broadcast(a, b) for a, b in zip(first, second, strict=True)]))]
+    return [TensorType(source.dtype, tuple(_broadcast(a, b) for a, b in zip(first, second, strict=True)))]
 
 
 @shape_rule("ConstantOfShape", domain="")
@@ -62,7 +65,39 @@ def constant_of_shape(types: NodeTypes) -> list[Type | None]:
     """A constant in every element of a shape."""
     value, target = types.node.attribute("value"), types.value(0)
     dtype = value.dtype if isinstance(value, Tensor) else DataType.FLOAT
-    return [TensorType(dtype, _open_shape(types.shape(0)) if target is None else _valid(target.dims))]
+    return [TensorType(dtype, _open_shape(types.shape(0)) if target is None else target.dims)]
+
+
+@shape_rule("Range", domain="")
+def number_range(types: NodeTypes) -> list[Type | None]:
+    """Numbers from a start, below a limit, in steps; counting from 0 to an extent gives that many."""
+    source = types.tensor(0) or types.tensor(1) or types.tensor(2)
+    if source is None:
+        return []
+    start, limit, step = (_only(types.value(index)) for index in range(3))
+    if start == 0 and step == 1 and isinstance(limit, str):
+        return [TensorType(source.dtype, (limit,))]
+    # Of fractions the count depends on rounding at run time, so only whole numbers are counted.
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step != 0:
+        return [TensorType(source.dtype, (max(-((start - limit) // step), 0),))]
+    return [TensorType(source.dtype, (None,))]
+
+
+@shape_rule("Slice", domain="")
+def slice_(types: NodeTypes) -> list[Type | None]:
+    """Part of some axes; the others stay."""
+    source = types.tensor(0)
+    if source is None or source.shape is None:
+        return [] if source is None else [TensorType(source.dtype)]
+    starts, ends = _listed(types, "starts", 1), _listed(types, "ends", 2)
+    steps = _listed(types, "steps", 4) if types.node.input(4) else (1,) * _MAX_RANK
+    axes = _sliced_axes(types, starts, len(source.shape))
+    if axes is None:
+        return [TensorType(source.dtype, (None,) * len(source.shape))]
+    shape = list(source.shape)
+    for position, axis in enumerate(axes):
+        shape[axis] = _sliced(shape[axis], _item(starts, position), _item(ends, position), _item(steps, position))
+    return [TensorType(source.dtype, tuple(shape))]
 
 
 @shape_rule("LayerNormalization", domain="")
@@ -167,15 +202,46 @@ def statistics_type(source: TensorType, axis: int) -> TensorType:
     return TensorType(DataType.FLOAT, (*shape[:start], *(1 for _ in shape[start:])))
 
 
+def _only(value: ShapeValue | None) -> Dim:
+    return value.dims[0] if value is not None and len(value.dims) == 1 else None
+
+
+def _listed(types: NodeTypes, name: str, index: int) -> Sequence[Dim] | None:
+    """A parameter that older operator sets keep in an attribute."""
+    listed = types.node.attribute(name)
+    if isinstance(listed, list):
+        return listed
+    value = types.value(index)
+    return None if value is None else value.dims
+
+
+def _item(listed: Sequence[Dim] | None, position: int) -> Dim:
+    return listed[position] if listed is not None and position < len(listed) else None
+
+
+def _sliced_axes(types: NodeTypes, starts: Sequence[Dim] | None, rank: int) -> list[int] | None:
+    """Which axes a Slice cuts: those given, or the first ones; None where that is open or impossible."""
+    if types.node.input(3) or "axes" in types.node.attributes:
+        given = _listed(types, "axes", 3)
+    else:
+        given = None if starts is None else list(range(len(starts)))
+    axes = [axis for axis in given or () if isinstance(axis, int) and -rank <= axis < rank]
+    return axes if given is not None and len(axes) == len(given) else None
+
+
+def _sliced(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
+    if not isinstance(start, int) or not isinstance(end, int) or not isinstance(step, int) or step == 0:
+        return None
+    if isinstance(extent, int):
+        stop = None if step < 0 and end < -extent else end
+        return len(range(*slice(start, stop, step).indices(extent))) if extent < _MAX_INDEX else None
+    return extent if start == 0 and step == 1 and end >= _MAX_INT32 else None
+
+
 def _open_shape(shape_of_shape: Shape | None) -> Shape | None:
     """A shape of which only the rank is known, if that much."""
     rank = shape_of_shape[0] if shape_of_shape is not None and len(shape_of_shape) == 1 else None
     return (None,) * rank if isinstance(rank, int) and 0 <= rank <= _MAX_RANK else None
-
-
-def _valid(dims: Iterable[Dim]) -> Shape:
-    """Extents, with what cannot be one left open."""
-    return tuple(None if isinstance(dim, int) and dim < 0 else dim for dim in dims)
 
 
 def _left_over(source: Shape, rest: Shape) -> Dim:

@@ -14,7 +14,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .node import Node
-from .types import DataType, Dim, Shape, SparseTensorType, TensorType, Type
+from .tensor import Tensor
+from .types import ArrayTypes, DataType, Dim, Shape, Type
 
 # More dimensions than NumPy has; longer vectors are data, not shapes.
 _MAX_ELEMENTS = 64
@@ -34,16 +35,21 @@ ValueRule = Callable[[Node, Sequence[ShapeValue | None], Sequence[Type | None]],
 
 def constant_value(array: NDArray[Any] | None) -> ShapeValue | None:
     """A constant as a shape value, if it can be one."""
-    if array is None or array.dtype.kind != "i" or array.ndim > 1 or array.size > _MAX_ELEMENTS:
+    if array is None or array.dtype.kind not in "ib" or array.ndim > 1 or array.size > _MAX_ELEMENTS:
         return None
-    return ShapeValue(tuple(array.reshape(-1).tolist()), is_scalar=array.ndim == 0)
+    return ShapeValue(tuple(map(int, array.reshape(-1).tolist())), is_scalar=array.ndim == 0)
+
+
+def is_shape_computation(node: Node) -> bool:
+    """Whether `computed_value` has a rule for a node."""
+    return node.op_type in _RULES and node.key[0] == ""
 
 
 def computed_value(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
     """What a node computes from shape values and types; None where it is no shape computation or nothing is known."""
-    domain, op_type = node.key
-    rule = _RULES.get(op_type) if domain == "" else None
-    found = rule(node, values, types) if rule and node.inputs else None
+    if not is_shape_computation(node) or not node.inputs:
+        return None
+    found = _RULES[node.op_type](node, values, types)
     return found if found is None or len(found.dims) <= _MAX_ELEMENTS else None
 
 
@@ -53,7 +59,7 @@ def _first(values: Sequence[ShapeValue | None]) -> ShapeValue | None:
 
 def _shape(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
     source = types[0]
-    if not isinstance(source, TensorType | SparseTensorType) or source.shape is None:
+    if not isinstance(source, ArrayTypes) or source.shape is None:
         return None
     end = node.integer("end", len(source.shape))
     return ShapeValue(source.shape[node.integer("start", 0) : end])
@@ -61,7 +67,7 @@ def _shape(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type
 
 def _size(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
     source = types[0]
-    count = source.num_elements if isinstance(source, TensorType | SparseTensorType) else None
+    count = source.num_elements if isinstance(source, ArrayTypes) else None
     return ShapeValue((count,), is_scalar=True)
 
 
@@ -165,6 +171,40 @@ def _quotient(first: Dim, second: Dim) -> Dim:
     return None
 
 
+def _equals(first: Dim, second: Dim) -> Dim:
+    """1, 0 or open. A symbol is an extent, so it never equals a negative number."""
+    if first is None or second is None:
+        return None
+    if type(first) is type(second):
+        return int(first == second) if isinstance(first, int) or first == second else None
+    number = first if isinstance(first, int) else second
+    return 0 if isinstance(number, int) and number < 0 else None
+
+
+def _where(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
+    if len(values) != 3 or any(value is None or value.is_scalar for value in values):
+        return None
+    columns = [value.dims for value in values if value is not None]
+    if len({len(column) for column in columns}) != 1:
+        return None
+    return ShapeValue(
+        tuple(
+            (yes if condition else no) if isinstance(condition, int) else (yes if yes == no else None)
+            for condition, yes, no in zip(*columns, strict=True)
+        )
+    )
+
+
+def _filled(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
+    """A vector of one number, as ConstantOfShape makes it."""
+    shape, fill = _first(values), node.attribute("value")
+    count = shape.dims[0] if shape is not None and len(shape.dims) == 1 and not shape.is_scalar else None
+    if not isinstance(count, int) or not 0 <= count <= _MAX_ELEMENTS or not isinstance(fill, Tensor):
+        return None
+    number = constant_value(fill.array()) if fill.nbytes <= _MAX_ELEMENTS else None
+    return ShapeValue(number.dims * count) if number is not None and len(number.dims) == 1 else None
+
+
 _RULES: dict[str, ValueRule] = {
     "Shape": _shape,
     "Size": _size,
@@ -181,6 +221,9 @@ _RULES: dict[str, ValueRule] = {
     "Sub": _integers(operator.sub, 0, commutes=False),
     "Mul": _integers(operator.mul, 1, commutes=True),
     "Div": _elementwise(_quotient),
+    "Equal": _elementwise(_equals),
+    "Where": _where,
+    "ConstantOfShape": _filled,
 }
 
 

@@ -8,6 +8,7 @@ until nothing new is found. Two passes are enough for nearly every model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx
 
@@ -15,9 +16,9 @@ from . import shape_rules_contrib, shape_rules_standard
 from .ir import Graph, Model, Node, Tensor, Value
 from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, infer_model, infer_single
 from .shape_rules import SHAPE_RULES, NodeTypes, ShapeRule, ShapeRules, shape_rule
-from .shape_values import ShapeValue, computed_value, constant_value
+from .shape_values import ShapeValue, computed_value, constant_value, is_shape_computation
 from .type_merge import completed, merged
-from .types import Type
+from .types import ArrayTypes, Type
 
 __all__ = [
     "SHAPE_RULES",
@@ -31,6 +32,7 @@ __all__ = [
     "shape_rules_standard",
 ]
 
+_MAX_EXTENT = 2**63 - 1
 # Each round carries types through one more level of subgraphs or functions that hold operators with rules.
 _MAX_ROUNDS = 8
 
@@ -144,15 +146,18 @@ class _Inference:
     def _visit(self, graph: Graph, node: Node) -> None:
         """Apply a node's rule, or carry new input types through another operator; follow shape values."""
         rule = self._rule(node)
+        follows_values = rule is not None or is_shape_computation(node)
+        if not follows_values and self._changed.isdisjoint(node.inputs):
+            return
         types = [self._type_of(graph, name) for name in node.inputs]
-        values = [self._value_of(graph, name) for name in node.inputs]
+        values = [self._value_of(graph, name) for name in node.inputs] if follows_values else []
         if rule is not None:
             small = [_small(graph.constant_tensor(name) if name else None) for name in node.inputs]
             for name, known in _apply(rule, node, types, small, values).items():
                 if known is not None and self._given[graph].get(name) != known:
                     self._given[graph][name] = known
                     self._changed.add(name)
-        elif any(name in self._changed for name in node.inputs):
+        elif not self._changed.isdisjoint(node.inputs):
             for name, known in self._through(graph, node, types).items():
                 if self._found[graph].get(name) != known:
                     self._found[graph][name] = known
@@ -207,7 +212,20 @@ def _apply(
     arrays = [None if tensor is None else tensor.array() for tensor in constants]
     known = [value or constant_value(array) for value, array in zip(values, arrays, strict=True)]
     found = rule(NodeTypes(node, types, arrays, known))
-    return {name: result for name, result in zip(node.outputs, found, strict=False) if name}
+    return {name: _possible(result) for name, result in zip(node.outputs, found, strict=False) if name}
+
+
+def _possible(known: Type | None) -> Type | None:
+    """A type whose numbers are extents; what a rule computed from impossible numbers is open."""
+    if not isinstance(known, ArrayTypes) or known.shape is None:
+        return known
+    if all(isinstance(dim, str | None) or _is_extent(dim) for dim in known.shape):
+        return known
+    return replace(known, shape=tuple(dim if isinstance(dim, str) or _is_extent(dim) else None for dim in known.shape))
+
+
+def _is_extent(dim: object) -> bool:
+    return isinstance(dim, int) and 0 <= dim <= _MAX_EXTENT
 
 
 def _small(tensor: Tensor | None) -> Tensor | None:

@@ -89,7 +89,7 @@ class FieldStorage:
     def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
         target = dtype.numpy_dtype
         if dtype is DataType.BOOL:
-            return self.values != 0
+            return self.values.astype(np.bool_)
         if dtype in (DataType.COMPLEX64, DataType.COMPLEX128) or self.values.dtype.itemsize == target.itemsize:
             return self.values.view(target)
         if dtype.is_sub_byte and dtype.bits != 6:

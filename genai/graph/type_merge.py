@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .types import Dim, SparseTensorType, TensorType, Type
-
-_Arrays = TensorType | SparseTensorType
+from .types import ArrayTypes, Dim, Type
 
 
 def merged(found: Type, declared: Type | None) -> Type:
     """What was found, with declared extents and symbols where it left them open."""
-    if not isinstance(found, _Arrays) or not isinstance(declared, _Arrays) or type(found) is not type(declared):
+    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or type(found) is not type(declared):
         return found
     if declared.dtype is not found.dtype or declared.shape is None:
         return found
@@ -27,7 +25,7 @@ def completed(declared: Type | None, found: Type) -> Type:
     """What was declared, with what was found where it left extents open."""
     if declared is None:
         return found
-    if not isinstance(found, _Arrays) or not isinstance(declared, _Arrays) or found.shape is None:
+    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or found.shape is None:
         return declared
     if declared.shape is None:
         return replace(declared, shape=found.shape)

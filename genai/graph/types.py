@@ -202,7 +202,7 @@ class _ArrayType:
         """Number of elements, or None unless every extent is a known integer."""
         if self.shape is None:
             return None
-        extents = [dim for dim in self.shape if isinstance(dim, int)]
+        extents = [dim for dim in self.shape if isinstance(dim, int) and dim >= 0]
         return math.prod(extents) if len(extents) == len(self.shape) else None
 
 
@@ -269,3 +269,6 @@ class OpaqueType:
 
 
 Type: TypeAlias = TensorType | SparseTensorType | SequenceType | OptionalType | MapType | OpaqueType
+
+ArrayTypes = TensorType | SparseTensorType
+"""The types that have an element type and a shape, for isinstance."""

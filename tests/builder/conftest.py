@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from genai.quant.blocks import dequantize_blocks
-from genai.quant.rtn import quantize_blocks
 from numpy.typing import NDArray
 
 from genai.builder.options import BITS, ExportOptions
 from genai.builder.spec import DecoderSpec, Llama3Scaling, LongRope
+from genai.quant.blocks import dequantize_blocks
+from genai.quant.rtn import quantize_blocks
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

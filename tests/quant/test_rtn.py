@@ -8,10 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from genai.kernels.formats import dequantize, pack_matmul_nbits
 from genai.quant.blocks import BLOCK_SIZES, QuantizationError, QuantizedBlocks, dequantize_blocks, unpack_nibbles
 from genai.quant.rtn import quantize_blocks
-from numpy.typing import NDArray
 
 FORMATS = list(product((4, 8), BLOCK_SIZES, (True, False)))
 
