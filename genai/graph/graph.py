@@ -228,6 +228,7 @@ class Graph:
         for annotation in self.quantization_annotation:
             if annotation.tensor_name == old:
                 annotation.tensor_name = new
+            annotation.parameters.update({key: new for key, name in annotation.parameters.items() if name == old})
         self.replace_uses(old, new, include_outputs=True)
         self._touch()
 

@@ -76,7 +76,7 @@ def infer_node(
     if rule is None:
         return infer_single(node, version, types, constants)
     small = [_small(constants.get(name)) for name in node.inputs]
-    found = _apply(rule, node, [types.get(name) for name in node.inputs], small, [None] * len(small))
+    found = _apply(rule, node, [_possible(types.get(name)) for name in node.inputs], small, [None] * len(small))
     return {name: known for name, known in found.items() if known is not None}
 
 
@@ -149,7 +149,7 @@ class _Inference:
         follows_values = rule is not None or is_shape_computation(node)
         if not follows_values and self._changed.isdisjoint(node.inputs):
             return
-        types = [self._type_of(graph, name) for name in node.inputs]
+        types = [_possible(self._type_of(graph, name)) for name in node.inputs]
         values = [self._value_of(graph, name) for name in node.inputs] if follows_values else []
         if rule is not None:
             small = [_small(graph.constant_tensor(name) if name else None) for name in node.inputs]
@@ -216,7 +216,7 @@ def _apply(
 
 
 def _possible(known: Type | None) -> Type | None:
-    """A type whose numbers are extents; what a rule computed from impossible numbers is open."""
+    """A type whose numbers are extents: where a model declares or a rule computes anything else, the extent is open."""
     if not isinstance(known, ArrayTypes) or known.shape is None:
         return known
     if all(isinstance(dim, str | None) or _is_extent(dim) for dim in known.shape):

@@ -10,7 +10,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.ir import DataType, Graph, Model, Tensor, Value, make_node
+from genai.graph.ir import (
+    Attribute,
+    AttributeType,
+    DataType,
+    Graph,
+    Model,
+    QuantizationAnnotation,
+    Tensor,
+    TrainingInfo,
+    Value,
+    make_node,
+)
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, Rewrite, pass_through, run_rewrites
 from genai.graph.rewrites.constant_folding import FoldConstants
@@ -255,6 +266,20 @@ def test_dead_chains_constants_and_types_go(unchanged_outputs):
     assert model.graph.values == {}
 
 
+def test_annotations_keep_their_parameters_and_go_with_their_value():
+    nodes = [make_node("Relu", ["x"], ["y"]), make_node("Neg", ["x"], ["dead"])]
+    model = model_of(nodes, initializers=[constant("y_scale", 1), constant("dead_scale", 1)])
+    model.graph.quantization_annotation += [
+        QuantizationAnnotation("y", {"SCALE_TENSOR": "y_scale"}),
+        QuantizationAnnotation("dead", {"SCALE_TENSOR": "dead_scale"}),
+    ]
+    assert RemoveDeadCode().apply(model) == 2
+    assert list(model.graph.initializers) == ["y_scale"]
+    assert [annotation.tensor_name for annotation in model.graph.quantization_annotation] == ["y"]
+    model.graph.rename("y_scale", "s")
+    assert model.graph.quantization_annotation[0].parameters == {"SCALE_TENSOR": "s"}
+
+
 def test_nodes_with_one_wanted_output_stay(unchanged_outputs):
     model = model_of([make_node("Dropout", ["x"], ["y", "mask"])], outputs=["mask"])
     assert unchanged_outputs(RemoveDeadCode(), model) == 0
@@ -295,8 +320,6 @@ def test_functions_that_nothing_calls_go(make_model):
 
 
 def test_what_training_needs_stays():
-    from genai.graph.ir import TrainingInfo
-
     model = model_of(
         [make_node("Relu", ["x"], ["y"])], initializers=[constant("w", 1), constant("v", 2), constant("u", 3)]
     )
@@ -424,16 +447,11 @@ def test_results_of_the_wrong_type_are_not_used(result):
     assert FoldConstants(lambda *_: result).apply(model) == 0
 
 
-def test_function_parameters_do_not_fold(make_model):
-    node = helper.make_node("LeakyRelu", ["w"], ["a"])
-    node.attribute.add(name="alpha", type=1, ref_attr_name="slope")
-    graph = model_of([make_node("Relu", ["x"], ["y"])], initializers=[constant("w", 3)]).graph
-    from genai.graph.ir import Attribute, AttributeType
-
-    reference = make_node("LeakyRelu", ["w"], ["a"])
-    reference.attributes["alpha"] = Attribute("alpha", AttributeType.FLOAT, ref_attr_name="slope")
-    graph.insert_before(graph.nodes[0], reference)
-    assert FoldConstants().apply(Model(graph, 10, {"": 20})) == 0
+def test_function_parameters_do_not_fold():
+    node = make_node("LeakyRelu", ["w"], ["a"])
+    node.attributes["alpha"] = Attribute("alpha", AttributeType.FLOAT, ref_attr_name="slope")
+    model = model_of([node, make_node("Relu", ["x"], ["y"])], initializers=[constant("w", 3)])
+    assert FoldConstants().apply(model) == 0
 
 
 # All together

@@ -214,6 +214,17 @@ def test_slices(starts, ends, axes, steps, expected):
         assert shape_of(old, "y") == expected
 
 
+def test_negative_declared_extents_are_open():
+    """Some exporters write -1 for an unknown extent."""
+    nodes = [
+        make_node("Slice", ["x", "zero", "two", "zero"], ["a"]),
+        make_node("Shape", ["x"], ["shape"]),
+        make_node("ConstantOfShape", ["shape"], ["b"]),
+    ]
+    model = model_of(nodes, {"x": floats(-1, 3)}, ["a", "b"], [vector("zero", 0), vector("two", 2)])
+    assert shape_of(model, "a") == shape_of(model, "b") == (None, 3)
+
+
 def test_impossible_extents_are_open():
     shape = Tensor.from_array("shape", np.array([2**62, 2**62], np.int64))
     nodes = [

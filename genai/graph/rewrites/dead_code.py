@@ -33,20 +33,23 @@ def _clean(graph: Graph, needed_elsewhere: set[str]) -> int:
         else:
             dead.append(node)
     graph.remove_nodes(dead)
-    inputs = {value.name for value in graph.inputs}
-    unused = [name for name in (*graph.initializers, *graph.sparse_initializers) if name not in needed | inputs]
+    return len(dead) + _remove_unused_constants(graph, needed)
+
+
+def _remove_unused_constants(graph: Graph, needed: set[str]) -> int:
+    """Remove initializers, then the types and annotations of values that are no more."""
+    kept = needed | {value.name for value in graph.inputs}
+    kept.update(name for node in graph.nodes for name in node.outputs)
+    annotations = [a for a in graph.quantization_annotation if a.tensor_name in kept]
+    for annotation in annotations:
+        kept.update(annotation.parameters.values())
+    unused = [name for name in (*graph.initializers, *graph.sparse_initializers) if name not in kept]
     for name in unused:
         graph.remove_initializer(name)
-    _remove_stale_types(graph)
-    return len(dead) + len(unused)
-
-
-def _remove_stale_types(graph: Graph) -> None:
-    made = {name for node in graph.nodes for name in node.outputs}
-    made.update(graph.initializers, graph.sparse_initializers, (value.name for value in graph.inputs))
-    for name in graph.values.keys() - made:
+    for name in graph.values.keys() - kept:
         del graph.values[name]
-    graph.quantization_annotation[:] = [a for a in graph.quantization_annotation if a.tensor_name in made]
+    graph.quantization_annotation[:] = annotations
+    return len(unused)
 
 
 def _names_needed_for_training(model: Model) -> set[str]:

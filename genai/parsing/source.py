@@ -1,0 +1,148 @@
+"""The unread text of a growing reply, and the ways to read it.
+
+A reader is a generator: it yields events, or None when it cannot go on before more text arrives, and returns what it
+read. It decides only on text that later text cannot change, so the result does not depend on where pieces are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias, TypeVar
+
+from .events import Event, Text
+from .json_scanner import JsonScanner
+
+Result = TypeVar("Result")
+Reader: TypeAlias = Generator[Event | None, None, Result]
+
+
+class Source:
+    """Text that has arrived and is not read yet.
+
+    Attributes:
+        text: the unread text.
+        ended: nothing will be added any more.
+        ended_in_reasoning: set by the reader that met the end inside reasoning.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ended = False
+        self.ended_in_reasoning = False
+
+    def take(self, length: int) -> str:
+        """Read `length` characters."""
+        taken, self.text = self.text[:length], self.text[length:]
+        return taken
+
+    def give_back(self, text: str) -> None:
+        """Undo a `take`."""
+        self.text = text + self.text
+
+
+def show_until(source: Source, markers: Sequence[str], show: Callable[[str], Event]) -> Reader[str | None]:
+    """Yield text as soon as it is certain not to belong to a marker.
+
+    Returns:
+        The marker found, with the line breaks in front of it, read; None at the end of the reply.
+    """
+    while (found := find_first(source.text, markers)) is None:
+        held = 0 if source.ended else held_length(source.text, markers)
+        if shown := source.take(len(source.text) - held):
+            yield show(shown)
+        if source.ended:
+            return None
+        yield None
+    start, marker = found
+    end = start + len(marker)
+    start = len(source.text[:start].rstrip("\n"))
+    if start:
+        yield show(source.take(start))
+    return source.take(end - start)
+
+
+def take_until(source: Source, markers: Sequence[str]) -> Reader[tuple[str, str | None]]:
+    """Read up to a marker or the end, showing nothing.
+
+    Returns:
+        The text, and the marker found behind it (not read) or None.
+    """
+    while (found := find_first(source.text, markers)) is None:
+        if source.ended:
+            return source.take(len(source.text)), None
+        yield None
+    start, marker = found
+    return source.take(start), marker
+
+
+def starts_with(source: Source, markers: Sequence[str]) -> Reader[str | None]:
+    """Wait until it is certain whether one of `markers` comes next; it is not read."""
+    while True:
+        for marker in markers:
+            if source.text.startswith(marker):
+                return marker
+        if source.ended or not any(marker.startswith(source.text) for marker in markers):
+            return None
+        yield None
+
+
+def take_run(source: Source, characters: str = " \t\r\n") -> Reader[str]:
+    """Read all of the given characters that come next."""
+    parts = []
+    while True:
+        parts.append(source.take(len(source.text) - len(source.text.lstrip(characters))))
+        if source.text or source.ended:
+            return "".join(parts)
+        yield None
+
+
+def take_json(source: Source) -> Reader[tuple[str, str]]:
+    """Read one JSON object or array.
+
+    Returns:
+        What was read, and why it is not a whole value ("" when it is).
+    """
+    scanner = JsonScanner()
+    parts = []
+    while True:
+        parts.append(source.take(scanner.feed(source.text)))
+        if scanner.complete or scanner.problem:
+            return "".join(parts), scanner.problem
+        if source.ended:
+            return "".join(parts), "the reply ended inside a tool call"
+        yield None
+
+
+def show_failed(
+    source: Source, text: str, problem: str, stops: Sequence[str], closing: str | None = None
+) -> Reader[None]:
+    """Give a malformed tool call back as flagged text, up to one of `stops` (not read) or through `closing`."""
+
+    def flag(piece: str) -> Text:
+        return Text(piece, problem)
+
+    if text:
+        yield flag(text)
+    stop = yield from show_until(source, (*stops, *([closing] if closing else [])), flag)
+    if stop is not None and closing and stop.endswith(closing):
+        yield flag(stop)
+    elif stop is not None:
+        source.give_back(stop)
+
+
+def find_first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
+    """Where the first marker in `text` starts, and which it is."""
+    found = [(start, marker) for marker in markers if (start := text.find(marker)) >= 0]
+    return min(found, default=None)
+
+
+def held_length(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest end of `text` that may begin a marker, with the line breaks in front of it."""
+    if not markers:
+        return 0
+    for length in range(min(len(text), max(map(len, markers)) - 1), 0, -1):
+        if any(marker.startswith(text[-length:]) for marker in markers):
+            break
+    else:
+        length = 0
+    return len(text) - len(text[: len(text) - length].rstrip("\n"))
