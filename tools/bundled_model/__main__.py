@@ -9,6 +9,7 @@ evaluate  measure float32 and INT4 accuracy and write both into the model card
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from . import train
@@ -27,7 +28,7 @@ def make_float(_: list[str]) -> None:
     print(f"{CHECKPOINT}: after step {progress['step']}, {progress['seconds'] / 60:.0f} minutes of training")
 
 
-STAGES = {
+STAGES: dict[str, Callable[[list[str]], None]] = {
     "data": lambda _: write_held_out(QUESTIONS),
     "train": train.main,
     "float": make_float,

@@ -1,6 +1,6 @@
 """Measures held-out accuracy, float32 against the exported folder, and writes both into the model card.
 
-float32: the PyTorch model from the float checkpoint. INT4: the shipped folder through onnxruntime-genai.
+float32: the PyTorch model from the float checkpoint. INT4: the shipped folder through this toolkit.
 """
 
 import argparse
@@ -21,14 +21,14 @@ TABLE_START, TABLE_END = "<!-- accuracy: written by tools/bundled_model/evaluate
 
 
 def measure(checkpoint: Path, folder: Path, questions_file: Path) -> dict[str, dict[str, float]]:
-    """Accuracy in per cent: {"fp32": {task: ...}, "int4": {...}, "rounded": {...}}, each with "all".
+    """Accuracy in per cent: {"fp32": {task: ...}, "rounded": {...}, "int4": {...}}, each with "all".
 
     "rounded" is the PyTorch model with every weight rounded as in the folder, but float32 activations.
     """
     questions = read_questions(questions_file)
     model, tokenizer = load_checkpoint(checkpoint)
     replies = {"fp32": torch_replies(model, tokenizer, questions)}
-    model.set_fake_quantisation(True)
+    model.round_weights()
     replies["rounded"] = torch_replies(model, tokenizer, questions)
     replies["int4"] = genai_replies(folder, questions)
     for question, reply in zip(questions, replies["int4"], strict=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.builder.options import Precision
 
 KEPT = ("MODEL_CARD.md",)  # written by people; survives a new export
 
@@ -35,10 +36,10 @@ def decoder_spec(checkpoint: Path) -> DecoderSpec:
     )
 
 
-def export_folder(checkpoint: Path, folder: Path, *, precision: str = "int4", accuracy_level: int = 4) -> None:
+def export_folder(checkpoint: Path, folder: Path, *, precision: Precision = "int4", accuracy_level: int = 4) -> None:
     """Replaces `folder`, keeping its model card. precision: "int4" as shipped, or "fp32" to compare with."""
-    head = "int8" if precision == "int4" else precision
-    options = ExportOptions(precision=precision, head_precision=head, accuracy_level=accuracy_level)  # type: ignore[arg-type]
+    head: Precision = "int8" if precision == "int4" else precision
+    options = ExportOptions(precision=precision, head_precision=head, accuracy_level=accuracy_level)
     kept = {name: (folder / name).read_bytes() for name in KEPT if (folder / name).exists()}
     if folder.exists():
         shutil.rmtree(folder)

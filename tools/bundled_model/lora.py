@@ -87,7 +87,7 @@ def train_adapter(model: Pebble, examples: list[tuple[list[int], list[float]]], 
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    return loss.item()
+    return float(loss.detach())
 
 
 def save_adapter(model: Pebble, folder: Path, rank: int, alpha: float, targets: tuple[str, ...] = TARGETS) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fake_quant import fake_quantise
+from .fake_quant import fake_quantise, quantise_blocks
 
 SHORT_ROW = 128
 
@@ -47,6 +47,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
 
+class Past:
+    """Keys and values of one layer for the tokens so far; only used to reply, not to train."""
+
+    def __init__(self) -> None:
+        self._keys_values: tuple[Tensor, Tensor] | None = None
+
+    def extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds new tokens [batch, heads, tokens, size]; returns all."""
+        if self._keys_values is not None:
+            key = torch.cat((self._keys_values[0], key), 2)
+            value = torch.cat((self._keys_values[1], value), 2)
+        self._keys_values = key, value
+        return key, value
+
+
 class Attention(nn.Module):
     def __init__(self, config: PebbleConfig) -> None:
         super().__init__()
@@ -59,11 +74,13 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.view(*x.shape[:2], num_heads, self.config.head_size).transpose(1, 2)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Past | None) -> Tensor:
         query = rotate(self._heads(self.q_proj(x), self.config.num_heads), cos, sin)
         key = rotate(self._heads(self.k_proj(x), self.config.num_kv_heads), cos, sin)
         value = self._heads(self.v_proj(x), self.config.num_kv_heads)
-        attend = short_attention if x.shape[1] <= SHORT_ROW else long_attention
+        if past is not None:
+            key, value = past.extended(key, value)
+        attend = short_attention if past is None and x.shape[1] <= SHORT_ROW else long_attention
         return self.o_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
 
 
@@ -107,8 +124,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Past | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, past)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -152,18 +169,31 @@ class Pebble(nn.Module):
             if isinstance(module, Projection):
                 module.bits = 4 if enabled else None
 
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Rounds every weight for good, as `set_fake_quantisation` does at each use."""
+        for module in self.modules():
+            if isinstance(module, Projection):
+                module.weight.copy_(quantise_blocks(module.weight, 4))
+        self.model.embed_tokens.weight.copy_(quantise_blocks(self.model.embed_tokens.weight, 8))
+
     def embedding(self) -> Tensor:
         weight = self.model.embed_tokens.weight
         return weight if self.embedding_bits is None else fake_quantise(weight, self.embedding_bits)
 
-    def forward(self, ids: Tensor, documents: Tensor) -> Tensor:
-        """ids, documents: int64 [batch, tokens]; a token sees earlier tokens of its own document only."""
-        tokens = ids.shape[1]
-        same = documents[:, :, None] == documents[:, None, :]
-        mask = torch.where(same.tril(), 0.0, float("-inf"))[:, None]
+    def forward(self, ids: Tensor, documents: Tensor, past: list[Past] | None = None) -> Tensor:
+        """ids: int64 [batch, new tokens]; documents: int64 [batch, past and new tokens].
+
+        A token sees earlier tokens of its own document only.
+        """
+        total = documents.shape[1]
+        start = total - ids.shape[1]
+        same = documents[:, start:, None] == documents[:, None, :]
+        mask = torch.where(same.tril(start), 0.0, float("-inf"))[:, None]
         x = F.embedding(ids, self.embedding())
-        for layer in self.model.layers:
-            x = layer(x, self.cos[:tokens], self.sin[:tokens], mask)
+        for number, layer in enumerate(self.model.layers):
+            layer_past = None if past is None else past[number]
+            x = layer(x, self.cos[start:total], self.sin[start:total], mask, layer_past)
         return self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

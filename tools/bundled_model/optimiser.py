@@ -1,5 +1,7 @@
 """Muon for the hidden matrices, AdamW for the rest, and the learning-rate curve that both follow."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -33,12 +35,12 @@ class Optimiser:
         self._adamw.zero_grad(set_to_none=True)
         return share
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         return {"muon": self._muon.state_dict(), "adamw": self._adamw.state_dict()}
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        self._muon.load_state_dict(state["muon"])  # type: ignore[arg-type]
-        self._adamw.load_state_dict(state["adamw"])  # type: ignore[arg-type]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._muon.load_state_dict(state["muon"])
+        self._adamw.load_state_dict(state["adamw"])
 
 
 def rate_share(step: int, progress: float) -> float:

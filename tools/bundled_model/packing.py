@@ -94,14 +94,14 @@ class RowStream:
     ) -> None:
         self._tokenizer, self._sample, self._seed = tokenizer, sample, seed
         self._rows, self._length = rows, length
-        self._shard_number, self._shard = -1, None
+        self._shard_number = -1
+        self._shard = pack([], length)
         self._batches_per_shard = 32
 
     def batch(self, number: int) -> Rows:
         shard_number, place = divmod(number, self._batches_per_shard)
         if shard_number != self._shard_number:
             self._shard, self._shard_number = self._make_shard(shard_number), shard_number
-        assert self._shard is not None
         rows = slice(place * self._rows, (place + 1) * self._rows)
         return Rows(self._shard.ids[rows], self._shard.documents[rows], self._shard.weights[rows])
 

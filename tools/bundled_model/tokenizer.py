@@ -47,9 +47,9 @@ def _training_text(rng: Random) -> Iterator[str]:
         else:
             yield from (text for turn in samples for text in (turn.question, turn.reply))
     for ask in (tell_and_ask_name, tell_and_ask_favourite):
-        sampler = partial(ask, made_up_share=0.0)
+        ask_real = partial(ask, made_up_share=0.0)
         for _ in range(300):
-            yield from (text for turn in draw_pair(sampler, rng) for text in (turn.question, turn.reply))
+            yield from (text for turn in draw_pair(ask_real, rng) for text in (turn.question, turn.reply))
     for fact in FACTS:
         yield from (fact.reply, *fact.things, *fact.actions, *fact.questions)
 

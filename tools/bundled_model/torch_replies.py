@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer
 
 from .held_out import Question
-from .model import Pebble
+from .model import Past, Pebble
 from .tokenizer import IM_END_ID, PAD_ID, chat_prompt
 
 _BATCH = 64
@@ -25,18 +25,17 @@ def greedy_continuations(model: Pebble, prompts: list[list[int]], max_tokens: in
     ids = torch.tensor([[PAD_ID] * (width - len(prompt)) + prompt for prompt in prompts])
     documents = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     replies: list[list[int]] = [[] for _ in prompts]
-    alive = torch.arange(len(prompts))
+    alive = torch.ones(len(prompts), dtype=torch.bool)
+    past = [Past() for _ in model.model.layers]
     for _ in range(max_tokens):
-        best = model.logits(model(ids[alive], documents[alive])[:, -1]).argmax(-1)
-        column = torch.full((len(prompts), 1), PAD_ID)
-        column[alive, 0] = best
-        ids = torch.cat((ids, column), 1)
-        documents = torch.cat((documents, torch.ones_like(column)), 1)
-        alive, kept = alive[best != IM_END_ID], best[best != IM_END_ID]
-        for row, token in zip(alive.tolist(), kept.tolist(), strict=True):
-            replies[row].append(token)
-        if not len(alive):
+        best = model.logits(model(ids, documents, past)[:, -1]).argmax(-1)
+        alive &= best != IM_END_ID
+        if not alive.any():
             break
+        for row in alive.nonzero()[:, 0].tolist():
+            replies[row].append(int(best[row]))
+        ids = best[:, None]
+        documents = torch.cat((documents, torch.ones_like(ids)), 1)
     return replies
 
 

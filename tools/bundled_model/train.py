@@ -42,10 +42,9 @@ class Progress:
     qat: bool | None = None  # None: not decided yet
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def share(self, options: argparse.Namespace) -> float:
-        if options.steps is not None:
-            return self.step / options.steps
-        return self.seconds / (60.0 * options.minutes)
+    def share(self, steps: int | None, minutes: float) -> float:
+        """Part of the run that is done: by steps if their number is given, else by time."""
+        return self.seconds / (60.0 * minutes) if steps is None else self.step / steps
 
 
 def sample_loss(model: Pebble, ids: Tensor, documents: Tensor, weights: Tensor) -> Tensor:
@@ -76,7 +75,7 @@ class Trainer:
 
     def run(self) -> None:
         last = saved = evaluated = time.monotonic()  # evaluation and compilation count as training time
-        while (share := self.progress.share(self.options)) < 1.0:
+        while (share := self.progress.share(self.options.steps, self.options.minutes)) < 1.0:
             if self.progress.qat is None and share >= 1.0 - self.options.qat_share:
                 self._decide_qat()
             loss, rate = self.train_step(share)
@@ -122,8 +121,10 @@ class Trainer:
         """Measures what INT4 rounding costs now; switches it on for the rest of the run when that is too much."""
         questions = self.questions[::4]
         plain = self.accuracy(questions)
-        self.model.set_fake_quantisation(True)
+        float_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.model.round_weights()
         rounded = self.accuracy(questions)
+        self.model.load_state_dict(float_weights)
         worst = max(plain[task] - rounded[task] for task in plain)
         self.progress.qat = {"auto": worst > QAT_LOSS_LIMIT, "always": True, "never": False}[self.options.qat]
         self.progress.extra["before_qat"] = {"float": plain, "rounded": rounded}

@@ -74,13 +74,13 @@ def calendar(rng: Random) -> Turn:
     words = {"unit": "day" if use_days else "month", "whole": "week" if use_days else "year"}
     index = rng.randrange(len(names))
     roll = rng.random()
-    if roll < 0.2:
+    if roll < 0.12:
         return _turn(rng.choice(NEXT).format(x=names[index], **words), names[(index + 1) % len(names)])
-    if roll < 0.4:
+    if roll < 0.24:
         return _turn(rng.choice(PREVIOUS).format(x=names[index], **words), names[index - 1])
-    if roll < 0.55:
+    if roll < 0.34:
         return _turn(rng.choice(NTH).format(n=ORDINALS[index], **words), names[index])
-    if roll < 0.82:
+    if roll < 0.8:
         return _shifted(rng, names, words)
     if roll < 0.95:
         month = rng.randrange(12)
