@@ -17,7 +17,7 @@ HELP = """\
 /help        this text
 /clear       forget the conversation
 /bye         leave (also Ctrl-D)
-Ctrl-C stops a reply and keeps what was said; at the prompt it leaves."""
+Ctrl-C stops a reply and keeps what was said; twice at the prompt it leaves."""
 
 
 def chat(
@@ -68,12 +68,21 @@ def _answer(session: ChatSession, text: str) -> None:
 def _converse(session: ChatSession, *, show_stats: bool, seed: int | None) -> None:
     from genai.errors import GenaiError
 
+    interrupted = False
     while True:
         try:
             text = input(">>> ")
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             say("")
             return
+        except KeyboardInterrupt:
+            if interrupted:
+                say("")
+                return
+            say("\n(Ctrl-C again, Ctrl-D or /bye to leave)")
+            interrupted = True
+            continue
+        interrupted = False
         if text.strip() == "/bye":
             return
         if text.startswith("/"):
