@@ -12,13 +12,14 @@ from typing import Any
 from . import config_schema
 from .config_schema import Key, Use
 from .errors import ConfigError, ModelFolderError, NotSupportedYetError
+from .graph.names import GraphNames
 
 CONFIG_NAME = "genai_config.json"
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder block: file name, sizes, and the names of the graph's inputs and outputs ("%d" = layer)."""
+    """The decoder block: file name, sizes, and what the graph calls its inputs and outputs."""
 
     filename: str
     head_size: int
@@ -26,14 +27,7 @@ class DecoderConfig:
     num_attention_heads: int
     num_key_value_heads: int
     num_hidden_layers: int
-    input_ids: str
-    attention_mask: str
-    position_ids: str
-    past_key: str
-    past_value: str
-    logits: str
-    present_key: str
-    present_value: str
+    names: GraphNames
     sliding_window: int | None
 
 
@@ -250,14 +244,16 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         num_hidden_layers=_positive(decoder, "model.decoder", "num_hidden_layers"),
-        input_ids=inputs.get("input_ids", "input_ids"),
-        attention_mask=inputs.get("attention_mask", "attention_mask"),
-        position_ids=inputs.get("position_ids", "position_ids"),
-        past_key=_template(inputs, "past_key_names", "past_key_values.%d.key"),
-        past_value=_template(inputs, "past_value_names", "past_key_values.%d.value"),
-        logits=outputs.get("logits", "logits"),
-        present_key=_template(outputs, "present_key_names", "present.%d.key"),
-        present_value=_template(outputs, "present_value_names", "present.%d.value"),
+        names=GraphNames(
+            input_ids=inputs.get("input_ids", "input_ids"),
+            attention_mask=inputs.get("attention_mask", "attention_mask"),
+            position_ids=inputs.get("position_ids", "position_ids"),
+            past_key=_template(inputs, "past_key_names", "past_key_values.%d.key"),
+            past_value=_template(inputs, "past_value_names", "past_key_values.%d.value"),
+            logits=outputs.get("logits", "logits"),
+            present_key=_template(outputs, "present_key_names", "present.%d.key"),
+            present_value=_template(outputs, "present_value_names", "present.%d.value"),
+        ),
         sliding_window=window if window and window > 0 else None,
     )
 

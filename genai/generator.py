@@ -46,6 +46,9 @@ class GeneratorParams:
         self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
         self._options["max_length"] = model.config.model.context_length
         configured = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
+        # A folder's own default, often 50, may exceed a tiny vocabulary; a caller's may not.
+        if "top_k" in configured:
+            configured["top_k"] = min(configured["top_k"], model.config.model.vocab_size)
         self.set_search_options(**configured)
 
     def set_search_options(self, **options: Any) -> None:
@@ -63,15 +66,11 @@ class GeneratorParams:
                 f"the model's context_length is {context}",
                 f"use at most {context}",
             )
-        if new.get("top_k", 0) > vocab and "top_k" in options and options is not self.model.config.search:
-            new["top_k"] = self._clipped_top_k(new["top_k"], vocab)
+        if new.get("top_k", 0) > vocab:
+            raise OptionError(
+                f"top_k = {new['top_k']}", f"the model's vocabulary has {vocab} tokens", f"use 0 (all) to {vocab}"
+            )
         self._options.update(new)
-
-    def _clipped_top_k(self, top_k: int, vocab: int) -> int:
-        """A folder's own default may exceed a tiny vocabulary; a caller's may not."""
-        if top_k == self.model.config.search.get("top_k"):
-            return vocab
-        raise OptionError(f"top_k = {top_k}", f"the model's vocabulary has {vocab} tokens", f"use 0 (all) to {vocab}")
 
     def get_search_options(self) -> dict[str, Any]:
         """The options as they stand."""

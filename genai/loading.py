@@ -16,13 +16,14 @@ from genai.kvcache.groups import CacheGroup, CacheLayout
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import PagedStorage
 
-from .config import Config, DecoderConfig
+from .config import Config
 from .engine.decoder import Decoder
 from .engine.dense import DenseDecoder, DenseInput
 from .engine.paged import PagedDecoder
 from .errors import CacheCapacityError, ConfigError, UnsupportedModelError
-from .graph.flatten import AttentionLayer, FlatDecoder, GraphNames, flatten_decoder
+from .graph.flatten import AttentionLayer, FlatDecoder, flatten_decoder
 from .graph.ir import DataType, Graph, Model, Value
+from .graph.names import GraphNames
 from .graph.reader import read_model
 from .graph.rewrites.base import Level, run_rewrites
 from .graph.rewrites.dead_code import RemoveDeadCode
@@ -70,7 +71,7 @@ def load_decoder(
 ) -> tuple[Decoder, DecoderInfo]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
     model = read_model(config.folder / config.model.decoder.filename)
-    names = graph_names(config.model.decoder)
+    names = config.model.decoder.names
     _check_interface(model.graph, names, config)
     infer_shapes(model)
     parameters, weight_bytes = count_weights(model.graph)
@@ -103,20 +104,6 @@ def load_decoder(
         parameters, weight_bytes, len(flat.layers), layout.bytes_per_token, kv_dtype, num_blocks * BLOCK_SIZE, True
     )
     return decoder, info
-
-
-def graph_names(decoder: DecoderConfig) -> GraphNames:
-    """The names that genai_config.json gives to the graph's inputs and outputs."""
-    return GraphNames(
-        input_ids=decoder.input_ids,
-        attention_mask=decoder.attention_mask,
-        position_ids=decoder.position_ids,
-        past_key=decoder.past_key,
-        past_value=decoder.past_value,
-        logits=decoder.logits,
-        present_key=decoder.present_key,
-        present_value=decoder.present_value,
-    )
 
 
 def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedModelError
-from ..graph.flatten import GraphNames
+from ..graph.names import GraphNames
 from ..runtime.plan import Plan
 from ..runtime.python_loop import run
 from .decoder import Logits

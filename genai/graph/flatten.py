@@ -11,24 +11,11 @@ import re
 from dataclasses import dataclass
 
 from .ir import Attribute, Graph, Model, Node
+from .names import GraphNames
 from .rewrites.dead_code import RemoveDeadCode
 from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, analyse_rows, rows
 
 DOMAIN = "genai"
-
-
-@dataclass(frozen=True)
-class GraphNames:
-    """Names of a decoder's inputs and outputs; "%d" stands for the layer."""
-
-    input_ids: str
-    attention_mask: str
-    position_ids: str
-    past_key: str
-    past_value: str
-    logits: str
-    present_key: str
-    present_value: str
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def set_key(value: dict[str, Any], path: str, item: Any) -> dict[str, Any]:
 def test_reads_what_the_engine_needs(tmp_path: Path) -> None:
     config = Config(write(tmp_path, minimal()))
     assert config.model.eos_token_ids == (2, 0)
-    assert config.model.decoder.past_key == "past_key_values.%d.key"
+    assert config.model.decoder.names.past_key == "past_key_values.%d.key"
     assert config.search == {"top_k": 5, "do_sample": True}
     assert config.ignored_keys == ("model.decoder.session_options",)
 
