@@ -9,6 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+# The same examples in every run: what a change breaks shows in the change's own run.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

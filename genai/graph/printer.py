@@ -97,6 +97,8 @@ def _format_tensor(tensor: Tensor) -> str:
     text = format_type(tensor.type)
     if tensor.is_external:
         return f"{text} external"
+    if tensor.num_elements == 0:
+        return f"{text} = []"  # Not tolist(): [100000000, 0] would be a hundred million empty lists.
     if tensor.num_elements <= _MAX_ITEMS and tensor.segment is None:
         return f"{text} = {_short(str(tensor.array().tolist()))}"
     return text

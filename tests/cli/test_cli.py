@@ -259,6 +259,7 @@ def test_ctrl_c_stops_the_reply_and_keeps_the_chat() -> None:
     terminal.wait_for(r"(stopped|to leave)\).*>>> ")
     terminal.type("What is 12 + 7?\n")
     terminal.wait_for(r"tok/s.*>>> ")
+    time.sleep(0.3)  # The prompt is shown a moment before the line editor listens for signals.
     os.kill(terminal.pid, signal.SIGINT)
     terminal.wait_for(r"to leave\).*>>> ")
     os.kill(terminal.pid, signal.SIGINT)

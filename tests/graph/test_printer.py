@@ -108,3 +108,10 @@ def test_a_diff_shows_what_changed_and_nothing_else(if_model):
     changed = [line for line in diff.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
     assert changed == ["-  a = Relu(x)", "+  a = Abs(x)"]
     assert len(diff.splitlines()) < len(format_graph(model).splitlines())
+
+
+def test_an_empty_constant_costs_nothing_however_long_its_other_side():
+    graph = Graph("g")
+    none = Tensor.from_array("t", np.zeros((0,), np.float32))
+    graph.initializers["t"] = Tensor("t", none.dtype, (2**40, 0), none.storage)
+    assert "constant t: float[1099511627776, 0] = []" in format_graph(graph)
