@@ -28,9 +28,11 @@ _KERNEL_MODULES = (
     "block_products",
     "embedding",
     "kv",
+    "logprobs",
     "normalization",
     "quantize",
     "rope",
+    "sampling",
 )
 
 Progress = Callable[[int, int], None]
