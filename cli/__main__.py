@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
+import typer.main
 
-from . import bench, chat, evaluate, generate, info
+from . import bench, evaluate, generate, info
+from .chat.command import chat
 from .terminal import ReaderGone, say
 
 app = typer.Typer(
     name="genai",
     help="Run, chat with and measure generative language models from ONNX graphs.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("chat")(chat.chat)
+app.command("chat")(chat)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
 app.add_typer(bench.app, name="bench")
 app.add_typer(evaluate.app, name="eval")
+
+
+def command() -> Any:
+    """The whole command line. Every option can also be set by a variable: --top-k by GENAI_TOP_K."""
+    root = typer.main.get_command(app)
+    _bind_variables(root)
+    return root
+
+
+def _bind_variables(command: Any) -> None:
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and parameter.name not in _NOT_FROM_ENVIRONMENT:
+            longest = max(parameter.opts, key=len)
+            parameter.envvar = "GENAI_" + longest.removeprefix("--").replace("-", "_").upper()
+        elif parameter.name == "model":
+            parameter.envvar = "GENAI_MODEL"
+    for child in getattr(command, "commands", {}).values():
+        _bind_variables(child)
+
+
+_NOT_FROM_ENVIRONMENT = ("help", "version", "install_completion", "show_completion")
 
 
 def _version(wanted: bool) -> None:
@@ -53,7 +76,7 @@ def run(arguments: list[str] | None = None) -> int:
     from genai.errors import GenaiError, OptionError
 
     try:
-        app(arguments, standalone_mode=True)
+        command().main(arguments, prog_name="genai", standalone_mode=True)
     except OptionError as error:
         say(f"error: {error}")
         return 2

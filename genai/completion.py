@@ -24,6 +24,11 @@ class Timings:
     time_to_first_token: float = 0.0
     decode_seconds: float = 0.0
 
+    def followed_by(self, *later: Timings) -> Timings:
+        """Together with what came after: the later prompts count as decoding."""
+        more = sum(one.time_to_first_token + one.decode_seconds for one in later)
+        return Timings(self.time_to_first_token, self.decode_seconds + more)
+
     def tokens_per_second(self, num_tokens: int) -> float:
         """Decode speed: the tokens after the first one, per second; 0 where there are none."""
         return (num_tokens - 1) / self.decode_seconds if num_tokens > 1 and self.decode_seconds > 0 else 0.0

@@ -131,6 +131,15 @@ class LLM:
         """`stream` for async code: an async iterator."""
         return AsyncCompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
 
+    def stream_tokens(self, prompt: Sequence[int], **options: Any) -> CompletionStream:
+        """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls."""
+        return CompletionStream(self._requests.single(prompt, None, options, self.parser.markers), self._worker)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a prompt text."""
+        ids: list[int] = self.tokenizer.encode(text).tolist()
+        return ids
+
     # --- conversations -------------------------------------------------------------------------------------------
 
     def chat(

@@ -163,6 +163,15 @@ class Tokenizer:
         found = self._backend.token_to_id(token)
         return -1 if found is None else int(found)
 
+    def token_text(self, token: int) -> str:
+        """The vocabulary entry of an id, as the tokenizer's files write it; "" if it has none.
+
+        Raises:
+            InputError: an id that the model does not have.
+        """
+        self._check_id(token, "token_text")
+        return self._backend.id_to_token(token) or ""
+
     def apply_chat_template(
         self,
         messages: str | Sequence[Mapping[str, Any]],
