@@ -29,11 +29,13 @@ class Model:
         kv_dtype: "fp16", "fp32", or "auto": fp16 where products take int8 activations, else fp32.
         accuracy: "auto" obeys each node's accuracy_level (int8 activations unless it says otherwise);
             "fp32" keeps activations, keys and values in fp32.
-        cache_bytes: most bytes for the KV cache; None = half of the memory available now.
+        cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
+        context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
         OptionError: an argument out of range.
+        CacheCapacityError: weights and context need more memory than there is.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Model:
         kv_dtype: str = "auto",
         accuracy: str = "auto",
         cache_bytes: int | None = None,
+        context_size: int | None = None,
     ) -> None:
         _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
         _check_choice("accuracy", accuracy, ACCURACIES)
-        for name, value in (("threads", threads), ("cache_bytes", cache_bytes)):
+        for name, value in (("threads", threads), ("cache_bytes", cache_bytes), ("context_size", context_size)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(
                     f"{name} = {value!r}",
@@ -60,7 +63,12 @@ class Model:
         self.folder = self.config.folder
         self._decoder: Decoder | None
         self._decoder, self.info = load_decoder(
-            self.config, threads=threads, kv_dtype=kv_dtype, accuracy=accuracy, cache_bytes=cache_bytes
+            self.config,
+            threads=threads,
+            kv_dtype=kv_dtype,
+            accuracy=accuracy,
+            cache_bytes=cache_bytes,
+            context_size=context_size,
         )
 
     info: DecoderInfo
@@ -75,6 +83,11 @@ class Model:
     def device_type(self) -> str:
         """Where it runs: "CPU"."""
         return "CPU"
+
+    @property
+    def context_size(self) -> int:
+        """Most tokens that one sequence may have, prompt and output together."""
+        return self.info.context_size
 
     @property
     def decoder(self) -> Decoder:

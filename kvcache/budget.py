@@ -150,12 +150,15 @@ def _guessed_bound() -> MemoryBound:
     return MemoryBound("half of the physical memory", physical, physical // 2)
 
 
-def _free_percent() -> int | None:
+def _free_percent(platform: str = sys.platform) -> int | None:
     """Of the physical memory, what macOS calls free (page cache included); None on other systems."""
-    if sys.platform != "darwin":
+    if platform != "darwin":
         return None
     value, size = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-    sysctl = ctypes.CDLL(None).sysctlbyname
+    try:
+        sysctl = ctypes.CDLL(None).sysctlbyname
+    except (AttributeError, OSError):
+        return None
     failed = sysctl(b"kern.memorystatus_level", ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
     return value.value if not failed and 0 <= value.value <= 100 else None
 
