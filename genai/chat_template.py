@@ -76,6 +76,15 @@ class ChatTemplates:
         }
         return _render(self._template(source), values, source.origin)
 
+    def source(self, *, with_tools: bool = False) -> TemplateSource:
+        """The folder's own template, uncompiled.
+
+        Raises:
+            ChatTemplateError: there is none.
+            TokenizerError: a file cannot be read.
+        """
+        return self._source(None, with_tools)
+
     def _source(self, template_str: object, with_tools: bool) -> TemplateSource:
         if template_str is not None:
             if not isinstance(template_str, str):

@@ -98,12 +98,11 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
     return context
 
 
-def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
-    """Check a context that was asked for.
+def check_limit(plan: MemoryPlan, context_size: int) -> None:
+    """Check a context against what the model was made for.
 
     Raises:
         OptionError: below 1, or above the model's limit.
-        CacheCapacityError: more memory than is free.
     """
     if not 1 <= context_size <= plan.context_limit:
         raise OptionError(
@@ -111,6 +110,16 @@ def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
             f"the model's context_length is {plan.context_limit}",
             f"use 1 to {plan.context_limit}, or leave it out",
         )
+
+
+def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
+    """Check a context that was asked for.
+
+    Raises:
+        OptionError: below 1, or above the model's limit.
+        CacheCapacityError: more memory than is free.
+    """
+    check_limit(plan, context_size)
     if plan.needed(context_size) > free_bytes:
         most = plan.context_within(free_bytes - plan.fixed)
         raise CacheCapacityError(
@@ -146,7 +155,7 @@ def budget_cache(
         return CacheBudget(context_size, max(half, plan.cache(context_size)))
     fits = plan.context_within(cache_bytes)
     if context_size is not None:
-        check_context(plan, context_size, plan.needed(context_size))
+        check_limit(plan, context_size)
     if fits < (context_size or 1):
         raise CacheCapacityError(
             f"the KV cache may take {cache_bytes} bytes, a context of {context_size or 1} tokens needs "

@@ -48,15 +48,9 @@ class Model:
         cache_bytes: int | None = None,
         context_size: int | None = None,
     ) -> None:
-        _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
-        _check_choice("accuracy", accuracy, ACCURACIES)
-        for name, value in (("threads", threads), ("cache_bytes", cache_bytes), ("context_size", context_size)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise OptionError(
-                    f"{name} = {value!r}",
-                    "a whole number of at least 1 is expected",
-                    f"pass {name}=None for the default",
-                )
+        check_model_options(
+            threads=threads, kv_dtype=kv_dtype, accuracy=accuracy, cache_bytes=cache_bytes, context_size=context_size
+        )
         from .loading import load_decoder
 
         self.config = source if isinstance(source, Config) else Config(source)
@@ -116,6 +110,23 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({str(self.folder)!r}, type={self.type!r})"
+
+
+def check_model_options(*, kv_dtype: str = "auto", accuracy: str = "auto", **numbers: int | None) -> None:
+    """Check options of Model without loading one; `numbers` are those that are whole numbers or None.
+
+    Raises:
+        OptionError: naming the option and what is allowed.
+    """
+    _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
+    _check_choice("accuracy", accuracy, ACCURACIES)
+    for name, value in numbers.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise OptionError(
+                f"{name} = {value!r}",
+                "a whole number of at least 1 is expected",
+                f"pass {name}=None for the default",
+            )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
