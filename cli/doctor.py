@@ -13,7 +13,7 @@ from .terminal import emit
 
 if TYPE_CHECKING:
     from genai.machine.checkup import Place
-    from genai.machine.findings import Finding
+    from genai.machine.findings import Finding, Mark
 
 _WIDTH = 118
 
@@ -41,10 +41,14 @@ def report(place: Place | None = None, *, as_json: bool) -> int:
         _emit_json({"usable": is_usable, "findings": [finding.as_dict() for finding in findings]})
         return 0 if is_usable else 1
     emit("\n".join(_lines(findings)), "\n")
-    counts = {mark: sum(finding.mark is mark for finding in findings) for mark in Mark}
-    verdict = "usable" if is_usable else "not usable"
-    emit(f"{verdict}: {counts[Mark.PROBLEM]} problems, {counts[Mark.NOTE]} notes", "\n")
+    counts = ", ".join(_count(findings, mark) for mark in (Mark.PROBLEM, Mark.NOTE))
+    emit(f"{'usable' if is_usable else 'not usable'}: {counts}", "\n")
     return 0 if is_usable else 1
+
+
+def _count(findings: list[Finding], mark: Mark) -> str:
+    count = sum(finding.mark is mark for finding in findings)
+    return f"{count} {mark}{'' if count == 1 else 's'}"
 
 
 def clean(*, as_json: bool) -> int:

@@ -145,10 +145,8 @@ def _kernel_finding(path: KernelPath) -> Finding:
         return Finding("kernels", Mark.PROBLEM, f"{text}; the compiler is off", "unset NUMBA_DISABLE_JIT", facts)
     if path.vector_bits < path.host_vector_bits:
         text += f"; the processor itself has registers of {path.host_vector_bits} bits"
-        fix = (
-            f"unset {' and '.join(path.overrides)}" if path.overrides else "check Numba's settings (.numba_config.yaml)"
-        )
-        return Finding("kernels", Mark.NOTE, text, settings, facts)
+        fix = f"unset {' and '.join(path.overrides)}" if path.overrides else "see Numba's .numba_config.yaml"
+        return Finding("kernels", Mark.NOTE, text, fix, facts)
     return Finding("kernels", Mark.OK, text, facts=facts)
 
 
