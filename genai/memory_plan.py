@@ -14,8 +14,9 @@ from .engine.paged import DEFAULT_TOKEN_BUDGET
 from .errors import CacheCapacityError, OptionError
 from .graph.ir import Graph, Node
 
-# Rows of activations that the int8 products and the attention keep beside the graph's own values: about one more copy.
-_SCRATCH_FACTOR = 2
+# Kernels keep some arrays beside the graph's own values (quantised activations, rotated heads). In measured prefills
+# the values alone were 90 to 98 % of the peak.
+_SCRATCH_SHARE = 1 / 4
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def workspace_bytes(graph: Graph, tokens: int, hidden_size: int) -> int:
             alive[name] = _value_bytes(graph, name, 1 if name in single_rows else tokens, hidden_size)
         most = max(most, sum(alive.values()))
         alive = {name: size for name, size in alive.items() if last_use.get(name, -1) > index}
-    return _SCRATCH_FACTOR * most
+    return int(most * (1 + _SCRATCH_SHARE))
 
 
 def _value_bytes(graph: Graph, name: str, tokens: int, hidden_size: int) -> int:

@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
@@ -66,7 +67,7 @@ def _guarded(name: str, check: Callable[[Place], Finding], place: Place) -> Find
 
 
 def check_versions(place: Place) -> Finding:
-    """Python, this toolkit and what it stands on; one that is missing is a problem."""
+    """Python, this toolkit and what it stands on; a package that is missing or broken is a problem."""
     versions = {name: _version(name) for name in PACKAGES}
     python = platform.python_version()
     facts = {"genai": genai.__version__, "python": python, "platform": platform.platform(), **versions}
@@ -76,6 +77,10 @@ def check_versions(place: Place) -> Finding:
     missing = [name for name, number in versions.items() if number is None]
     if missing:
         return Finding("versions", Mark.PROBLEM, text, f"pip install {' '.join(missing)}", facts)
+    broken = [f"{name} ({error})" for name in versions if (error := _import_error(name))]
+    if broken:
+        fix = f"pip install --force-reinstall {' '.join(name.split()[0] for name in broken)}"
+        return Finding("versions", Mark.PROBLEM, f"{text}; broken: {', '.join(broken)}", fix, facts)
     if sys.version_info[:2] < _OLDEST_PYTHON:
         return Finding(
             "versions", Mark.PROBLEM, text, f"use Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer", facts
@@ -88,6 +93,15 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _import_error(name: str) -> str:
+    """Why a package cannot be imported; empty if it can."""
+    try:
+        import_module(name)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def check_processor(place: Place) -> Finding:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from genai.kernels.formats import TILE_ROWS
-
 _SWITCHES = ("CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "OPT", "DISABLE_JIT", "LOOP_VECTORIZE", "SLP_VECTORIZE")
 
 
@@ -39,6 +37,8 @@ class KernelPath:
     @property
     def lanes(self) -> str:
         """How a kernel's vector lies in registers."""
+        from genai.kernels.formats import TILE_ROWS
+
         return f"{TILE_ROWS} float32 lanes in {TILE_ROWS * 32 // self.vector_bits} registers of {self.vector_bits} bits"
 
 
