@@ -152,7 +152,8 @@ def check_kernels(place: Place) -> Finding:
 def _kernel_finding(path: KernelPath) -> Finding:
     facts = asdict(path)
     halves = "by instructions" if path.half_instructions else "by integer arithmetic (portable path)"
-    text = f"{path.registers} for {path.processor}: {path.lanes}; float16 {halves}"
+    origin = "set by NUMBA_CPU_NAME" if "NUMBA_CPU_NAME" in path.overrides else "as LLVM calls this processor"
+    text = f"{path.registers} for {path.processor} ({origin}): {path.lanes}; float16 {halves}"
     if path.overrides:
         text += f"; set: {', '.join(f'{name}={value}' for name, value in path.overrides.items())}"
     if not path.compiled:

@@ -33,9 +33,7 @@ def test_no_driver(root: Path) -> None:
 
 
 def test_two_gpus(root: Path, write: Write) -> None:
-    write(
-        "proc/driver/nvidia/version", "NVRM version: NVIDIA x86_64 Kernel Module  550.54.15  Tue\nGCC version: 12"
-    )
+    write("proc/driver/nvidia/version", "NVRM version: NVIDIA x86_64 Kernel Module  550.54.15  Tue\nGCC version: 12")
     for place in ("0000:01:00.0", "0000:02:00.0"):
         write(f"proc/driver/nvidia/gpus/{place}/information", "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 5")
     found = find_gpus(root, find_module=present)
