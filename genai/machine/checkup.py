@@ -107,7 +107,7 @@ def _import_error(name: str) -> str:
 def check_processor(place: Place) -> Finding:
     """Name and cores, and what of them this process may use."""
     cpu = read_processor(place.root)
-    text = f"{cpu.name} ({cpu.architecture}), {_cores(cpu.physical_cores, cpu.logical_cores)}; {cpu.threads} threads"
+    text = f"{cpu.name} ({cpu.architecture}), {_cores(cpu.physical_cores, cpu.logical_cores)}; {_threads(cpu.threads)}"
     limits = []
     if cpu.allowed_cores < cpu.logical_cores:
         limits.append(f"affinity allows {cpu.allowed_cores} of {cpu.logical_cores} logical cores")
@@ -201,6 +201,8 @@ def check_bandwidth(place: Place) -> Finding:
         f"{found.bytes_per_second / 1e9:.1f}/N tokens/s ({ceiling:.1f} at {_EXAMPLE_WEIGHT_BYTES / 1e9:g} GB)"
     )
     facts = {**asdict(found), "last_level_cache": cpu.last_level_cache}
+    if found.slowest < found.fastest / 2:
+        text += f"; passes varied from {found.slowest / 1e9:.1f} to {found.fastest / 1e9:.1f} GB/s: something else runs"
     if cpu.last_level_cache >= size // 2:
         text += (
             f"; the cache of {format_bytes(cpu.last_level_cache)} may hold part of the {format_bytes(size)} read, "

@@ -106,6 +106,16 @@ def test_a_large_cache_is_said(place: Place, write: Write) -> None:
     assert "may hold part of" in checkup.check_bandwidth(place).text
 
 
+def test_an_unsteady_measurement_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genai.machine import bandwidth
+
+    unsteady = bandwidth.Bandwidth(20e9, 5e9, 30e9, 2**28, 1)
+    monkeypatch.setattr(bandwidth, "measure_bandwidth", lambda *arguments, **options: unsteady)
+    found = checkup.check_bandwidth(place)
+    assert "varied from 5.0 to 30.0 GB/s" in found.text
+    assert "at most 20.0/N tokens/s (5.0 at 4 GB)" in found.text
+
+
 PATH = KernelPath("znver9", "AVX-512", 512, True, 512, {})
 
 
