@@ -76,14 +76,12 @@ class ChatTemplates:
         }
         return _render(self._template(source), values, source.origin)
 
-    def source(self, *, with_tools: bool = False) -> TemplateSource:
-        """The folder's own template, uncompiled.
-
-        Raises:
-            ChatTemplateError: there is none.
-            TokenizerError: a file cannot be read.
-        """
-        return self._source(None, with_tools)
+    def text(self) -> str:
+        """The source of the folder's default template; "" if it has none."""
+        try:
+            return self._source(None, with_tools=False).text
+        except ChatTemplateError:
+            return ""
 
     def _source(self, template_str: object, with_tools: bool) -> TemplateSource:
         if template_str is not None:

@@ -10,7 +10,7 @@ from genai.kvcache.budget import available_memory, format_bytes
 from .chat_template import ChatTemplates
 from .config import Config, ModelConfig
 from .decoder_graph import read_decoder
-from .errors import CacheCapacityError, ChatTemplateError, ModelFolderError
+from .errors import CacheCapacityError, ModelFolderError
 from .machine.footprint import PROGRAM_BYTES
 from .memory_plan import MemoryPlan, check_limit, default_context, plan_memory
 from .parsing import detect, get_parser
@@ -127,9 +127,8 @@ def _architecture(model: ModelConfig) -> dict[str, Any]:
 
 def _text_interface(config: Config) -> dict[str, Any]:
     """The chat template, and what its text says about replies."""
-    try:
-        template = ChatTemplates(config.folder).source().text
-    except ChatTemplateError:
+    template = ChatTemplates(config.folder).text()
+    if not template:
         return {"chat_template": False, "reply_format": None, "reasoning": False, "tool_calls": False}
     name = detect(template)
     marks_reasoning = any(marker in template for marker in get_parser(name).reasoning or ())
