@@ -167,18 +167,20 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def packed_matrices() -> list[BlockQuantizedMatrix]:
+    """All that are alive in this process; `type` because isinstance would ask dead weak references."""
+    return [item for item in gc.get_objects() if type(item) is BlockQuantizedMatrix]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_as_loaded(write_folder: Folder, form: str) -> None:
     """Packed matrices that loading makes, and the initializers that stay as they are, add up to the estimate."""
     changes, export = FORMS[form]
     config = Config(write_folder(changes, **export))
     source = read_decoder(config)
-    before = {id(item) for item in gc.get_objects() if isinstance(item, BlockQuantizedMatrix)}
+    before = {id(matrix) for matrix in packed_matrices()}
     with og.Model(config):
-        matrices = [
-            item for item in gc.get_objects() if isinstance(item, BlockQuantizedMatrix) and id(item) not in before
-        ]
-        packed = sum(matrix.nbytes for matrix in matrices)
+        packed = sum(matrix.nbytes for matrix in packed_matrices() if id(matrix) not in before)
     quantised = {
         node.input(i)
         for node in source.model.graph.nodes
