@@ -178,9 +178,10 @@ def test_weights_as_loaded(write_folder: Folder, form: str) -> None:
     changes, export = FORMS[form]
     config = Config(write_folder(changes, **export))
     source = read_decoder(config)
-    before = {id(matrix) for matrix in packed_matrices()}
+    before = packed_matrices()
+    known = {id(matrix) for matrix in before}
     with og.Model(config):
-        packed = sum(matrix.nbytes for matrix in packed_matrices() if id(matrix) not in before)
+        packed = sum(matrix.nbytes for matrix in packed_matrices() if id(matrix) not in known)
     quantised = {
         node.input(i)
         for node in source.model.graph.nodes
