@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from genai.kvcache.groups import ITEM_BYTES, CacheGroup, CacheLayout
 
 from .config import Config
-from .errors import ConfigError
+from .errors import ConfigError, GraphError
 from .graph.flatten import AttentionLayer, FlatDecoder, flatten_decoder
-from .graph.ir import DataType, Graph, Model
+from .graph.ir import DataType, Graph, Model, Node
 from .graph.names import GraphNames
 from .graph.reader import read_model
 from .graph.rewrites.base import Level, run_rewrites
@@ -126,7 +126,7 @@ def count_weights(graph: Graph) -> tuple[int, int]:
     """Parameters and bytes of a graph's weights; scales, zero points and RoPE tables count as bytes only."""
     side = {node.input(i) for node in graph.nodes for i in _SIDE_INPUTS.get(node.op_type, ())}
     packed = {
-        node.input(index): int(node.attribute("bits", 4))
+        node.input(index): whole_number(node, "bits", 4)
         for node in graph.nodes
         for op_type, index in (("MatMulNBits", 1), ("GatherBlockQuantized", 0))
         if node.op_type == op_type
@@ -143,8 +143,24 @@ def _kv_dtype(graph: Graph, wanted: str, accuracy: str) -> str:
     """fp16 where products take int8 activations anyway; fp32 where the graph or the caller asks for fp32."""
     if wanted != "auto":
         return wanted
-    levels = {int(node.attribute("accuracy_level", 0)) for node in graph.nodes if node.op_type == "MatMulNBits"}
+    levels = {whole_number(n, "accuracy_level", 0, least=0) for n in graph.nodes if n.op_type == "MatMulNBits"}
     return "fp16" if levels - {FP32_LEVEL} and accuracy != "fp32" else "fp32"
+
+
+def whole_number(node: Node, name: str, default: int, *, least: int = 1) -> int:
+    """An attribute that sizes are computed from.
+
+    Raises:
+        GraphError: it is something else than a whole number, or too small.
+    """
+    value = node.attribute(name, default)
+    if not isinstance(value, int) or value < least:
+        raise GraphError(
+            f"{node.op_type} {node.name!r}: {name} is {value!r:.40}",
+            f"a whole number of at least {least} is expected",
+            "export the model again",
+        )
+    return value
 
 
 def _check_layers(flat: FlatDecoder, config: Config) -> None:
@@ -155,6 +171,14 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
             "both must agree",
             f"set model.decoder.num_hidden_layers to {len(flat.layers)}",
         )
+    for layer in flat.layers:
+        if min(layer.kv_heads, layer.head_size, layer.v_head_size) < 1:
+            raise GraphError(
+                f"attention layer {layer.layer} has {layer.kv_heads} key/value heads of size {layer.head_size}, values "
+                f"of size {layer.v_head_size}",
+                "the MatMul or MatMulNBits before it gives too few features, or its own attributes are wrong",
+                "export the model again",
+            )
 
 
 def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout:

@@ -9,7 +9,7 @@ from genai.kernels.formats import TILE_ROWS
 from genai.kvcache.budget import format_bytes
 
 from .config import Config
-from .decoder_graph import BLOCK_SIZE, DecoderGraph
+from .decoder_graph import BLOCK_SIZE, DecoderGraph, whole_number
 from .engine.paged import DEFAULT_TOKEN_BUDGET
 from .errors import CacheCapacityError, OptionError
 from .graph.ir import Graph, Node
@@ -183,7 +183,7 @@ def loaded_weight_bytes(graph: Graph) -> int:
         if place is None or source is None:
             continue
         rows, columns, bits = _matrix_shape(graph, node, source)
-        block_size = int(node.attribute("block_size", 128))
+        block_size = whole_number(node, "block_size", 128)
         points = node.input(3)
         inside |= {source, node.input(2), points}
         packed[source, rows, columns, bits, block_size] = packed_bytes(rows, columns, bits, block_size, bool(points))
@@ -211,9 +211,9 @@ def _initializer(graph: Graph, name: str) -> str | None:
 
 
 def _matrix_shape(graph: Graph, node: Node, source: str) -> tuple[int, int, int]:
-    bits = int(node.attribute("bits", 4))
+    bits = whole_number(node, "bits", 4)
     if node.op_type == "MatMulNBits":
-        return int(node.attribute("N", 0)), int(node.attribute("K", 0)), bits
+        return whole_number(node, "N", 0), whole_number(node, "K", 0), bits
     tensor = graph.initializers[source]
     known = getattr(graph.type_of(node.input(0)), "shape", None)
     rows = known[0] if known and isinstance(known[0], int) else tensor.shape[0] if tensor.shape else 0

@@ -268,6 +268,38 @@ def test_damaged_things(folder: Path) -> None:
     refused(folder, ConfigError, "not JSON")
 
 
+@pytest.mark.parametrize("name", ["bits", "block_size", "N", "K"])
+@pytest.mark.parametrize("value", [0, -4, "four", None])
+def test_attributes_that_no_size_follows_from(folder: Path, name: str, value: object) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
+        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        node.ClearField("attribute")
+        node.attribute.extend(kept)
+        if value is not None:
+            node.attribute.append(helper.make_attribute(name, value))
+
+    edit_graph(folder, change)
+    if value is None and name in ("bits", "block_size"):
+        describe(folder)  # the operator's own default
+    else:
+        refused(folder, GraphError, "MatMulNBits")
+
+
+@pytest.mark.parametrize("name", ["num_heads", "kv_num_heads"])
+def test_attention_without_heads(folder: Path, name: str) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == name:
+                    attribute.i = 0
+
+    edit_graph(folder, change)
+    facts = describe(folder)
+    assert not facts["batched"]
+    assert f"{name} 0" in facts["not_batched_because"]
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 def test_a_folder_that_cannot_be_listed(folder: Path) -> None:
     folder.chmod(0o100)
