@@ -24,7 +24,7 @@ KvType = Annotated[str, typer.Option("--kv-type", help="Type of cached keys and 
 CtxSize = Annotated[
     int | None,
     typer.Option(
-        "-c", "--ctx-size", help="Most tokens of a conversation [default: what fits in memory].", show_default=False
+        "-c", "--ctx-size", help="Tokens of context [default: what fits in half of free memory].", show_default=False
     ),
 ]
 DumpPrompt = Annotated[bool, typer.Option("--dump-prompt", help="Show the exact prompt text and tokens, on stderr.")]
@@ -55,7 +55,7 @@ def load_llm(
     """Load a model folder, or the bundled model, to generate with."""
     from genai.llm import LLM
 
-    llm = LLM(folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+    llm = LLM(folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size)
     model = llm.model
     voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
     if model.config.ignored_keys:

@@ -46,11 +46,14 @@ class GeneratorParams:
             )
         self.model = model
         self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
-        self._options["max_length"] = model.config.model.context_length
+        self._options["max_length"] = model.context_size
         configured = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
         # A folder's own default, often 50, may exceed a tiny vocabulary; a caller's may not.
         if "top_k" in configured:
             configured["top_k"] = min(configured["top_k"], model.config.model.vocab_size)
+        # So may its max_length, usually the model's whole context, exceed the context that there is memory for.
+        if model.context_size < configured.get("max_length", 0) <= model.config.model.context_length:
+            configured["max_length"] = model.context_size
         self.set_search_options(**configured)
 
     def set_search_options(self, **options: Any) -> None:
@@ -61,11 +64,11 @@ class GeneratorParams:
             NotSupportedYetError: beams or several sequences per prompt.
         """
         new = {name: checked(name, value) for name, value in options.items()}
-        context, vocab = self.model.config.model.context_length, self.model.config.model.vocab_size
+        context, vocab = self.model.context_size, self.model.config.model.vocab_size
         if new.get("max_length", 0) > context:
             raise OptionError(
                 f"max_length = {new['max_length']}",
-                f"the model's context_length is {context}",
+                f"the context holds {context}; the model's context_length is {self.model.config.model.context_length}",
                 f"use at most {context}",
             )
         if new.get("top_k", 0) > vocab:

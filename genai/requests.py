@@ -45,7 +45,7 @@ class RequestBuilder:
     def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._config = model.config.model
-        self.context_size = model.config.model.context_length
+        self.context_size = model.context_size
         self.defaults = model_defaults(model.config.search, self._config.vocab_size)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
@@ -111,10 +111,13 @@ class RequestBuilder:
         return row
 
     def _plan(self, params: SamplingParams) -> SamplingPlan:
+        vocab_size = self._config.vocab_size
+        if params.top_k > vocab_size:
+            raise OptionError(
+                f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
+            )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
-        return plan_sampling(
-            params, vocab_size=self._config.vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers
-        )
+        return plan_sampling(params, vocab_size=vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers)
 
     def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         if breakers not in self._breakers:

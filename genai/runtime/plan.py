@@ -55,16 +55,21 @@ def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
         UnsupportedOpError: operators without a kernel, all of them named; or a node outside what its kernel supports.
     """
     options = options or PlanOptions()
-    registry = load_ops()
-    _check_operators(model, model.graph, registry, options.device)
-    compiler = _Compiler(model, registry, options)
+    _check_operators(model, options.device)
+    compiler = _Compiler(model, load_ops(), options)
     return compiler.compile(model.graph, captured={})
 
 
-def _check_operators(model: Model, graph: Graph, registry: Registry, device: str) -> None:
-    missing = sorted(
-        {_operator(model, node) for node in _all_nodes(graph) if not _has_kernel(model, node, registry, device)}
+def missing_operators(model: Model, device: str = "cpu") -> list[str]:
+    """Operators of a model, subgraphs included, for which there is no kernel: "domain::Op (version n)", sorted."""
+    registry = load_ops()
+    return sorted(
+        {_operator(model, node) for node in _all_nodes(model.graph) if not _has_kernel(model, node, registry, device)}
     )
+
+
+def _check_operators(model: Model, device: str) -> None:
+    missing = missing_operators(model, device)
     if missing:
         raise UnsupportedOpError(
             f"no kernel for {', '.join(missing)}",

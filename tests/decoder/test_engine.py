@@ -271,7 +271,7 @@ def test_dropped_generators_give_their_blocks_back(small: og.Model) -> None:
 def test_a_full_cache_raises_and_leaves_the_sequence_as_it_was(form_folder: Callable[..., Path]) -> None:
     bytes_per_token = 2 * 2 * 2 * 16 * 2
     with og.Model(form_folder("int4"), cache_bytes=3 * 32 * bytes_per_token) as loaded:
-        with generator(loaded) as one, generator(loaded) as other:
+        with generator(loaded, max_length=96) as one, generator(loaded, max_length=96) as other:
             one.append_tokens(prompt(0, 60))
             logits = one.get_logits()
             with pytest.raises(CacheCapacityError, match="no room"):

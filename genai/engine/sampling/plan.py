@@ -80,8 +80,7 @@ def plan_sampling(
     """
     _check_ids("logit_bias", [token for token, _ in _pairs(params)], vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-    counts = {"top_k": params.top_k, "logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
-    for name, count in counts.items():
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
             what = f"the vocabulary has {vocab_size} tokens"
             raise OptionError(f"{name} = {count}", what, f"use 0 to {vocab_size}")
