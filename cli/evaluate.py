@@ -37,7 +37,7 @@ def tasks(
 ) -> None:
     """Ask held-out questions, greedily, and report the share of right answers per task."""
     from genai.bundled import bundled_tasks
-    from genai.task_evaluation import evaluate, read_questions, summary
+    from genai.evaluation.tasks import evaluate, read_questions, summary
 
     questions = read_questions(file or bundled_tasks())
     loaded = opt.load(model, threads, accuracy, kv_type)
