@@ -1,0 +1,139 @@
+"""The same values from onnxruntime, which runs the model's own graph with every wanted value as an extra output.
+
+onnxruntime is no dependency of this toolkit: it is imported here, and only when a comparison with it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from ..errors import UnsupportedModelError
+from .errors import MissingPackageError, ModelOutputError
+
+if TYPE_CHECKING:
+    from ..config import DecoderConfig
+    from ..model import Model
+
+_TYPES: dict[str, type[Any]] = {
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+
+
+def onnxruntime_values(
+    model: Model, tokens: NDArray[np.int64], names: Collection[str], *, threads: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """Values of the model's unchanged graph for one prompt from an empty past, computed by onnxruntime on the CPU.
+
+    Its graph optimisations are off, so that each operator is computed as the graph says. Nothing is written: the model
+    file with its extra outputs stays in memory, and weights are read from the model's own folder.
+
+    Args:
+        tokens: int64 [T].
+        names: values wanted; those that the graph does not compute are left out.
+        threads: None = onnxruntime's own choice.
+
+    Raises:
+        MissingPackageError: onnxruntime is not installed.
+        UnsupportedModelError: the graph wants inputs of unknown meaning.
+        ModelOutputError: onnxruntime cannot load or run the model.
+    """
+    library = import_onnxruntime()
+    path = model.folder / model.config.model.decoder.filename
+    proto = onnx.load(path, load_external_data=False)
+    computed = [name for node in proto.graph.node for name in node.output]
+    wanted = [name for name in computed if name in set(names)]
+    _add_outputs(proto, wanted)
+    try:
+        session = library.InferenceSession(
+            proto.SerializeToString(), _options(library, model, threads), providers=["CPUExecutionProvider"]
+        )
+        feeds = {value.name: _feed(value, tokens, model.config.model.decoder) for value in session.get_inputs()}
+        results = session.run(wanted, feeds)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise ModelOutputError(
+            f"onnxruntime {library.__version__} cannot run {path}: {error}",
+            f"it raised {type(error).__name__}",
+            "check that this version of onnxruntime knows the model's operators",
+        ) from error
+    return dict(zip(wanted, results, strict=True))
+
+
+def import_onnxruntime() -> Any:
+    """The onnxruntime package, with its telemetry off.
+
+    Raises:
+        MissingPackageError: it is not installed, or does not load.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingPackageError(
+            "onnxruntime cannot be imported",
+            f"{error}; it is needed only for comparisons with it, so it is not installed with this toolkit",
+            "pip install onnxruntime",
+        ) from error
+    return onnxruntime
+
+
+def _add_outputs(proto: onnx.ModelProto, names: Collection[str]) -> None:
+    present = {value.name for value in proto.graph.output}
+    # A name is enough: onnxruntime infers the types.
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+
+
+def _options(library: Any, model: Model, threads: int | None) -> Any:
+    options = library.SessionOptions()
+    options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads or 0
+    folder = str(model.folder.resolve())
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return options
+
+
+def _feed(value: Any, tokens: NDArray[np.int64], decoder: DecoderConfig) -> NDArray[Any]:
+    """One input at prefill: the prompt, a mask of ones, positions from 0, or an empty past."""
+    names = decoder.names
+    count = len(tokens)
+    dtype = _TYPES.get(value.type)
+    plain = {
+        names.input_ids: tokens[None, :],
+        names.attention_mask: np.ones((1, count)),
+        names.position_ids: np.arange(count)[None, :],
+    }
+    if dtype is not None and value.name in plain:
+        return plain[value.name].astype(dtype)
+    if dtype is not None and len(value.shape) == 4 and _is_past(value.name, decoder):
+        heads, head_size = value.shape[1], value.shape[3]
+        return np.zeros(
+            (
+                1,
+                heads if isinstance(heads, int) else decoder.num_key_value_heads,
+                0,
+                head_size if isinstance(head_size, int) else decoder.head_size,
+            ),
+            dtype,
+        )
+    raise UnsupportedModelError(
+        f"the graph wants input {value.name!r}, {value.type} {value.shape}",
+        "its meaning is not known, so it cannot be fed",
+        "name it in genai_config.json (model.decoder.inputs) or export the decoder without it",
+    )
+
+
+def _is_past(name: str, decoder: DecoderConfig) -> bool:
+    templates = (decoder.names.past_key, decoder.names.past_value)
+    return any(re.fullmatch(re.escape(template).replace("%d", r"\d+"), name) for template in templates)
