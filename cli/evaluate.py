@@ -8,10 +8,14 @@ from typing import Annotated
 
 import typer
 
+from . import evaluate_diff, evaluate_text
 from . import options as opt
 from .terminal import emit, say
 
 app = typer.Typer(help="Measure quality.", no_args_is_help=True)
+app.command()(evaluate_text.ppl)
+app.command()(evaluate_text.kld)
+app.command()(evaluate_diff.diff)
 
 
 @app.callback()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..model import Model
     from ..runtime.plan import Plan, Step
 
-Observer = Callable[["Step", Sequence[Any]], None]
+Observer = Callable[["Step", Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,13 @@ class TracedValue:
     array: NDArray[Any]
 
 
-def trace_values(model: Model, tokens: NDArray[np.int64], memory: int | None = None) -> dict[str, TracedValue]:
+def trace_values(
+    model: Model,
+    tokens: NDArray[np.int64],
+    *,
+    instead: Mapping[str, NDArray[Any]] | None = None,
+    memory: int | None = None,
+) -> dict[str, TracedValue]:
     """Every value that a prompt's prefill computes, by name, in the order of computation.
 
     The prompt is computed in one step from an empty cache, with the logits of every token. Values that a fusion left
@@ -40,7 +46,9 @@ def trace_values(model: Model, tokens: NDArray[np.int64], memory: int | None = N
 
     Args:
         tokens: int64 [T].
-        memory: most bytes for the values; None = half of the memory available now.
+        instead: values to go on with in place of those of the same name and size that this model computed; then an
+            operator's result shows its own error alone, not what those before it did.
+        memory: most bytes for the values; None = a third of the memory available now.
 
     Raises:
         ContextOverflowError: more tokens than the model's context.
@@ -51,39 +59,49 @@ def trace_values(model: Model, tokens: NDArray[np.int64], memory: int | None = N
         raise ContextOverflowError(
             f"the prompt has {len(tokens)} tokens", f"the model's context_length is {limit}", "shorten the prompt"
         )
-    found = _Collector(available_memory() // 2 if memory is None else memory)
+    tracer = _Tracer(instead or {}, available_memory() // 3 if memory is None else memory)
     decoder = copy.copy(model.decoder)
     if not isinstance(decoder, (PagedDecoder, DenseDecoder)):
         raise UnsupportedModelError(
             f"the values inside a {type(decoder).__name__} cannot be seen", "it has no plan of steps", "use another"
         )
-    decoder.plan = _observed(decoder.plan, found.keep)
+    decoder.plan = _observed(decoder.plan, tracer.see)
     sequence = decoder.open()
     try:
         sequence.tokens.extend(tokens.tolist())
         pending_logits(decoder, sequence, all_rows=True, token_budget=len(tokens))
     finally:
         sequence.close()
-    return found.values
+    return tracer.values
 
 
-class _Collector:
-    def __init__(self, memory: int) -> None:
+class _Tracer:
+    def __init__(self, instead: Mapping[str, NDArray[Any]], memory: int) -> None:
         self.values: dict[str, TracedValue] = {}
-        self._memory, self._kept = memory, 0
+        self._instead, self._memory, self._kept = instead, memory, 0
 
-    def keep(self, step: Step, results: Sequence[Any]) -> None:
-        for name, value in zip(step.names, results, strict=False):
+    def see(self, step: Step, results: Sequence[Any]) -> list[Any]:
+        """Keep a step's results; returns those to go on with."""
+        going_on = list(results)
+        for index, name in enumerate(step.names[: len(going_on)]):
+            value = results[index]
             if name and isinstance(value, (np.ndarray, np.generic)) and is_number(np.asarray(value)):
-                self._kept += value.nbytes
-                if self._kept > self._memory:
-                    raise InputError(
-                        f"the values inside the model take more than {format_bytes(self._memory)}",
-                        "all of them are kept, to be compared",
-                        "shorten the prompt: a few tokens show where models part",
-                    )
-                # Kernels may use their memory again, so this must be a copy.
-                self.values[name] = TracedValue(step.op_type, np.array(value))
+                self._keep(name, step.op_type, value)
+                replacement = self._instead.get(name)
+                if replacement is not None and replacement.size == value.size:
+                    going_on[index] = np.array(replacement, value.dtype).reshape(value.shape)
+        return going_on
+
+    def _keep(self, name: str, op_type: str, value: Any) -> None:
+        self._kept += value.nbytes
+        if self._kept > self._memory:
+            raise InputError(
+                f"the values inside the model take more than {format_bytes(self._memory)}",
+                "all of them are kept, to be compared",
+                "shorten the prompt: a few tokens show where models part",
+            )
+        # Kernels may use their memory again, so this must be a copy.
+        self.values[name] = TracedValue(op_type, np.array(value))
 
 
 def is_number(array: NDArray[Any]) -> bool:
@@ -92,15 +110,13 @@ def is_number(array: NDArray[Any]) -> bool:
 
 
 def _observed(plan: Plan, observer: Observer) -> Plan:
-    """The same plan, whose steps show their results. Bodies of If and Loop stay unseen."""
+    """The same plan, whose steps hand their results to the observer and go on with what it returns. Bodies of If and Loop stay unseen."""
     return replace(plan, steps=tuple(_observed_step(step, observer) for step in plan.steps))
 
 
 def _observed_step(step: Step, observer: Observer) -> Step:
     def kernel(context: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-        results: Sequence[Any] = step.kernel(context, inputs)
-        observer(step, results)
-        return results
+        return observer(step, step.kernel(context, inputs))
 
     return replace(step, kernel=kernel)
 
