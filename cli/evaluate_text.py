@@ -65,9 +65,7 @@ def kld(
 
     both = sides(base, other, accuracy, kv_type, other_accuracy, other_kv_type)
     with loaded(*both, threads) as (reference, subject), _ProgressLine() as line:
-        result = kl_divergence(
-            reference, subject, text, window=window, stride=stride, bos=bos, progress=line.show
-        )
+        result = kl_divergence(reference, subject, text, window=window, stride=stride, bos=bos, progress=line.show)
     emit(to_json(result) if as_json else _divergence_table(result), "\n")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .divergence import Divergence, kl_divergence
 from .errors import MissingPackageError, ModelOutputError, VocabularyMismatchError
 from .model_diff import ModelDiff, ValueDiff, diff_models, diff_with_onnxruntime
-from .perplexity import Perplexity, perplexity
+from .prediction import Perplexity, perplexity
 from .scored_text import Progress, encode_prompt, read_text_file
 from .tasks import Outcome, Question, evaluate, read_questions, summary
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..tokenizer_files import load_tokenizer
 from .errors import VocabularyMismatchError
 from .logprobs import Float32, Float64, kl_rows, log_softmax, row_blocks
-from .perplexity import exp, mean_and_error
+from .prediction import exp, mean_and_error
 from .scored_text import Meter, ProgressCallback, ScoredText, prepare_text, rope_thresholds, scored_rows
 from .windows import checked_window
 
@@ -108,9 +108,7 @@ def _compare(base: Float32, other: Float32, targets: NDArray[np.int64]) -> _Posi
         p, q = log_softmax(base[block]), log_softmax(other[block])
         rows = np.arange(len(p))
         wanted = targets[block]
-        blocks.append(
-            _Positions(kl_rows(p, q), p.argmax(axis=1) == q.argmax(axis=1), p[rows, wanted], q[rows, wanted])
-        )
+        blocks.append(_Positions(kl_rows(p, q), p.argmax(axis=1) == q.argmax(axis=1), p[rows, wanted], q[rows, wanted]))
     return _joined(blocks)
 
 
