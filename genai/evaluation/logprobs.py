@@ -64,4 +64,5 @@ def kl_rows(base: Float64, other: Float64) -> Float64:
     possible = base > -np.inf
     with np.errstate(invalid="ignore"):
         terms = np.where(possible, np.exp(base) * (base - other), 0.0)
-    return np.maximum(terms.sum(axis=1), 0.0)
+    result: Float64 = np.maximum(terms.sum(axis=1), 0.0)
+    return result

@@ -76,16 +76,16 @@ class ModelDiff:
     @property
     def layers_only_in_base(self) -> tuple[int, ...]:
         """Layers of which the other run has no value."""
-        return self._layers_without(self.only_in_base)
+        return self._layers_without(self.only_in_base, self.only_in_other)
 
     @property
     def layers_only_in_other(self) -> tuple[int, ...]:
         """Layers of which base's run has no value."""
-        return self._layers_without(self.only_in_other)
+        return self._layers_without(self.only_in_other, self.only_in_base)
 
-    def _layers_without(self, names: tuple[str, ...]) -> tuple[int, ...]:
-        shared = {value.layer for value in self.values}
-        return tuple(sorted({layer for layer in map(layer_of, names) if layer is not None and layer not in shared}))
+    def _layers_without(self, names: tuple[str, ...], opposite: tuple[str, ...]) -> tuple[int, ...]:
+        present = {value.layer for value in self.values} | {layer_of(name) for name in opposite}
+        return tuple(sorted({layer for layer in map(layer_of, names) if layer is not None and layer not in present}))
 
 
 def diff_models(

@@ -50,14 +50,19 @@ def onnxruntime_values(
     library = import_onnxruntime()
     path = model.folder / model.config.model.decoder.filename
     proto = onnx.load(path, load_external_data=False)
+    decoder = model.config.model.decoder
+    room = _past_room(proto)
+    left_out = (
+        {value.name for value in proto.graph.output if _matches(value.name, _present(decoder))} if room else set()
+    )
     computed = [name for node in proto.graph.node for name in node.output]
-    wanted = [name for name in computed if name in set(names)]
+    wanted = [name for name in computed if name in names and name not in left_out]
     _add_outputs(proto, wanted)
     try:
         session = library.InferenceSession(
             proto.SerializeToString(), _options(library, model, threads), providers=["CPUExecutionProvider"]
         )
-        feeds = {value.name: _feed(value, tokens, model.config.model.decoder) for value in session.get_inputs()}
+        feeds = {value.name: _feed(value, tokens, decoder, room) for value in session.get_inputs()}
         results = session.run(wanted, feeds)
     except UnsupportedModelError:
         raise
@@ -104,36 +109,41 @@ def _options(library: Any, model: Model, threads: int | None) -> Any:
     return options
 
 
-def _feed(value: Any, tokens: NDArray[np.int64], decoder: DecoderConfig) -> NDArray[Any]:
+def _past_room(proto: onnx.ModelProto) -> int:
+    """Length of the past tensors. onnxruntime wants room for a whole window, even if none of it is in use yet.
+
+    The mask tells that the past is empty. Presents then hold that room too, so they are not compared.
+    """
+    attributes = (attribute for node in proto.graph.node for attribute in node.attribute)
+    return max((int(a.i) for a in attributes if a.name == "local_window_size" and a.i > 0), default=0)
+
+
+def _feed(value: Any, tokens: NDArray[np.int64], decoder: DecoderConfig, room: int) -> NDArray[Any]:
     """One input at prefill: the prompt, a mask of ones, positions from 0, or an empty past."""
-    names = decoder.names
-    count = len(tokens)
-    dtype = _TYPES.get(value.type)
-    plain = {
+    names, count = decoder.names, len(tokens)
+    plain: dict[str, NDArray[Any]] = {
         names.input_ids: tokens[None, :],
         names.attention_mask: np.ones((1, count)),
         names.position_ids: np.arange(count)[None, :],
     }
+    dtype, shape = _TYPES.get(value.type), value.shape
     if dtype is not None and value.name in plain:
         return plain[value.name].astype(dtype)
-    if dtype is not None and len(value.shape) == 4 and _is_past(value.name, decoder):
-        heads, head_size = value.shape[1], value.shape[3]
-        return np.zeros(
-            (
-                1,
-                heads if isinstance(heads, int) else decoder.num_key_value_heads,
-                0,
-                head_size if isinstance(head_size, int) else decoder.head_size,
-            ),
-            dtype,
-        )
+    if dtype is not None and len(shape) == 4 and _matches(value.name, (names.past_key, names.past_value)):
+        heads = shape[1] if isinstance(shape[1], int) else decoder.num_key_value_heads
+        head_size = shape[3] if isinstance(shape[3], int) else decoder.head_size
+        return np.zeros((1, heads, room, head_size), dtype)
     raise UnsupportedModelError(
-        f"the graph wants input {value.name!r}, {value.type} {value.shape}",
+        f"the graph wants input {value.name!r}, {value.type} {shape}",
         "its meaning is not known, so it cannot be fed",
         "name it in genai_config.json (model.decoder.inputs) or export the decoder without it",
     )
 
 
-def _is_past(name: str, decoder: DecoderConfig) -> bool:
-    templates = (decoder.names.past_key, decoder.names.past_value)
+def _present(decoder: DecoderConfig) -> tuple[str, str]:
+    return decoder.names.present_key, decoder.names.present_value
+
+
+def _matches(name: str, templates: tuple[str, str]) -> bool:
+    """Whether a name is one of the templates with a layer in place of %d."""
     return any(re.fullmatch(re.escape(template).replace("%d", r"\d+"), name) for template in templates)

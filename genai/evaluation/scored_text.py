@@ -150,7 +150,8 @@ def prepare_text(model: Model, text: str, window: int | None, stride: int | None
     tokens, beginning = _encode(model, tokenizer, text, bos)
     if len(tokens) < 2:
         raise InputError("the text has 1 token", "only a token after another one can be scored", "give a longer text")
-    # The first token is not scored, so its bytes do not count; BOS has none.
+    # The first token is not scored, so its bytes do not count; a BOS that was put in front has none.
+    tokenizer.update_options(skip_special_tokens=False)
     unscored = tokenizer.decode(tokens[:1])
     num_bytes = len(text.encode("utf-8")) - (len(unscored.encode("utf-8")) if text.startswith(unscored) else 0)
     return ScoredText(tokens, beginning, num_bytes, size, step, tuple(plan_windows(len(tokens), size, step)))

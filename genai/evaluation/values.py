@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..model import Model
     from ..runtime.plan import Plan, Step
 
-Observer = Callable[["Step", Sequence[Any]], Sequence[Any]]
+Observer = Callable[["Step", Sequence[Any]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _Tracer:
         self.values: dict[str, TracedValue] = {}
         self._instead, self._memory, self._kept = instead, memory, 0
 
-    def see(self, step: Step, results: Sequence[Any]) -> list[Any]:
+    def see(self, step: Step, results: Sequence[Any]) -> tuple[Any, ...]:
         """Keep a step's results; returns those to go on with."""
         going_on = list(results)
         for index, name in enumerate(step.names[: len(going_on)]):
@@ -90,7 +90,7 @@ class _Tracer:
                 replacement = self._instead.get(name)
                 if replacement is not None and replacement.size == value.size:
                     going_on[index] = np.array(replacement, value.dtype).reshape(value.shape)
-        return going_on
+        return tuple(going_on)
 
     def _keep(self, name: str, op_type: str, value: Any) -> None:
         self._kept += value.nbytes
@@ -110,12 +110,12 @@ def is_number(array: NDArray[Any]) -> bool:
 
 
 def _observed(plan: Plan, observer: Observer) -> Plan:
-    """The same plan, whose steps hand their results to the observer and go on with what it returns. Bodies of If and Loop stay unseen."""
+    """The same plan, whose steps go on with what the observer returns. Bodies of If and Loop stay unseen."""
     return replace(plan, steps=tuple(_observed_step(step, observer) for step in plan.steps))
 
 
 def _observed_step(step: Step, observer: Observer) -> Step:
-    def kernel(context: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         return observer(step, step.kernel(context, inputs))
 
     return replace(step, kernel=kernel)
