@@ -51,7 +51,7 @@ def onnxruntime_values(
     path = model.folder / model.config.model.decoder.filename
     proto = onnx.load(path, load_external_data=False)
     decoder = model.config.model.decoder
-    room = _past_room(proto)
+    room = _past_room(proto, len(tokens))
     left_out = (
         {value.name for value in proto.graph.output if _matches(value.name, _present(decoder))} if room else set()
     )
@@ -109,13 +109,19 @@ def _options(library: Any, model: Model, threads: int | None) -> Any:
     return options
 
 
-def _past_room(proto: onnx.ModelProto) -> int:
-    """Length of the past tensors. onnxruntime wants room for a whole window, even if none of it is in use yet.
+def _past_room(proto: onnx.ModelProto, num_tokens: int) -> int:
+    """Length of the past tensors: onnxruntime wants room for an attention window even if none of it is in use yet.
 
-    The mask tells that the past is empty. Presents then hold that room too, so they are not compared.
+    The mask tells that the past is empty. Presents then hold that room too, so they are not compared. Windows that hide
+    nothing of this prompt are taken out of the graph, for they may be of any length.
     """
-    attributes = (attribute for node in proto.graph.node for attribute in node.attribute)
-    return max((int(a.i) for a in attributes if a.name == "local_window_size" and a.i > 0), default=0)
+    room = 0
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "local_window_size":
+                attribute.i = -1 if attribute.i >= num_tokens else attribute.i
+                room = max(room, attribute.i)
+    return room
 
 
 def _feed(value: Any, tokens: NDArray[np.int64], decoder: DecoderConfig, room: int) -> NDArray[Any]:

@@ -138,6 +138,13 @@ def test_fp32_activations_equal_onnxruntime(form_model: Callable[..., Model], fo
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize("length", [1, 6, 7, 8])
+def test_prompts_around_the_length_of_a_window(form_model: Callable[..., Model], length: int) -> None:
+    diff = diff_with_onnxruntime(form_model("window"), TOKENS[:length], tolerance=2e-5)
+    assert diff.first is None
+
+
+@pytest.mark.oracle
 def test_a_pruned_head_is_compared_at_the_last_token(form_model: Callable[..., Model]) -> None:
     diff = diff_with_onnxruntime(form_model("prune-head"), TOKENS)
     logits = diff.values[-1]
