@@ -112,14 +112,14 @@ def _options(library: Any, model: Model, threads: int | None) -> Any:
 def _past_room(proto: onnx.ModelProto, num_tokens: int) -> int:
     """Length of the past tensors: onnxruntime wants room for an attention window even if none of it is in use yet.
 
-    The mask tells that the past is empty. Presents then hold that room too, so they are not compared. Windows that hide
-    nothing of this prompt are taken out of the graph, for they may be of any length.
+    The mask tells that the past is empty. Presents then hold that room too, so they are not compared. Windows longer
+    than this prompt hide nothing of it; they are cut to its length, for they may be of any.
     """
     room = 0
     for node in proto.graph.node:
         for attribute in node.attribute:
             if attribute.name == "local_window_size":
-                attribute.i = -1 if attribute.i >= num_tokens else attribute.i
+                attribute.i = min(attribute.i, num_tokens)
                 room = max(room, attribute.i)
     return room
 
