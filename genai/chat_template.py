@@ -76,6 +76,13 @@ class ChatTemplates:
         }
         return _render(self._template(source), values, source.origin)
 
+    def text(self) -> str:
+        """The source of the folder's default template; "" if it has none."""
+        try:
+            return self._source(None, with_tools=False).text
+        except ChatTemplateError:
+            return ""
+
     def _source(self, template_str: object, with_tools: bool) -> TemplateSource:
         if template_str is not None:
             if not isinstance(template_str, str):

@@ -206,7 +206,8 @@ def _dense(
     }
     decoder = config.model.decoder
     past_shape = decoder.num_key_value_heads, decoder.head_size
-    return DenseDecoder(build_plan(model, options), inputs, names, config.model.vocab_size, past_shape), info
+    plan, team = build_plan(model, options), options.kernel["team"]
+    return DenseDecoder(plan, team, inputs, names, config.model.vocab_size, past_shape), info
 
 
 def _input_dtype(graph: Graph, name: str) -> np.dtype[Any]:

@@ -12,6 +12,7 @@ from .errors import OptionError, StateError
 
 if TYPE_CHECKING:
     from .engine.decoder import Decoder
+    from .engine.sampling.batch import BatchSampler
     from .loading import DecoderInfo
 
 KV_DTYPES = ("auto", "fp16", "fp32")
@@ -58,6 +59,7 @@ class Model:
 
         self.config = source if isinstance(source, Config) else Config(source)
         self.folder = self.config.folder
+        self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
         self._decoder, self.info = load_decoder(
             self.config, threads=threads, kv_dtype=kv_dtype, accuracy=accuracy, cache_bytes=cache_bytes
@@ -86,6 +88,15 @@ class Model:
         if self._decoder is None:
             raise StateError("the model is closed", "close() gave its memory back", "load the model again")
         return self._decoder
+
+    @property
+    def sampler(self) -> BatchSampler:
+        """Chooses tokens over this model's vocabulary; made at the first use."""
+        if self._sampler is None:
+            from .engine.sampling.batch import BatchSampler
+
+            self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.team)
+        return self._sampler
 
     def close(self) -> None:
         """Give weights and cache back. Generators of this model cannot be used afterwards."""

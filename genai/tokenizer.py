@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -193,13 +194,21 @@ class Tokenizer:
             variables=variables,
         )
 
-    def create_stream(self) -> TokenizerStream:
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template; "" if there is none."""
+        return self._templates.text()
+
+    def create_stream(self, *, keep: Collection[str] = ()) -> TokenizerStream:
         """A stream that decodes one token at a time, with the options as they are now.
+
+        Args:
+            keep: special tokens that are shown also when special tokens are skipped.
 
         Raises:
             TokenizerError: the tokenizer's decoder needs the whole text.
         """
-        return TokenizerStream(self)
+        return TokenizerStream(self, keep)
 
     def _checked_ids(self, tokens: ArrayLike, call: str) -> NDArray[np.int64]:
         try:
@@ -231,11 +240,17 @@ class Tokenizer:
 class TokenizerStream:
     """Decodes a generation token by token; made by Tokenizer.create_stream()."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, keep: Collection[str] = ()) -> None:
         decoder = tokenizer._backend.decoder
         self._tokenizer = tokenizer
-        self._skipped = tokenizer._special if tokenizer._options["skip_special_tokens"] else frozenset()
+        self._skipped = tokenizer._special - set(keep) if tokenizer._options["skip_special_tokens"] else frozenset()
         self._detokenizer = Detokenizer(None if decoder is None else json.loads(decoder.__getstate__()))
+
+    def copy(self) -> TokenizerStream:
+        """A stream in the same state that goes its own way."""
+        other = copy.copy(self)
+        other._detokenizer = copy.deepcopy(self._detokenizer)
+        return other
 
     def decode(self, token: SupportsIndex) -> str:
         """The text that has become certain with this token: whole characters, or "" until one is complete.

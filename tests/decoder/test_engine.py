@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +135,12 @@ def test_rewind_equals_fresh(small: og.Model, length: int) -> None:
         one.append_tokens(prompt(7, 3))
         fresh.append_tokens(prompt(7, 3))
         np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
+
+
+def test_no_ngram_comes_twice(small: og.Model) -> None:
+    tokens = greedy(small, prompt(8, 12), 60, no_repeat_ngram_size=2)
+    pairs = list(itertools.pairwise(tokens))
+    assert len(set(pairs)) == len(pairs)
 
 
 def test_generate_after_rewind_adds_one_token(small: og.Model) -> None:
@@ -337,7 +344,7 @@ def test_misuse(small: og.Model, action: Callable[[og.Generator], Any], error: t
         ({"batch_size": 0}, OptionError, "1 or greater"),
         ({"num_beams": 2}, NotSupportedYetError, "beam search"),
         ({"num_return_sequences": 2}, NotSupportedYetError, "several sequences"),
-        ({"no_repeat_ngram_size": 2}, NotSupportedYetError, "n-gram"),
+        ({"no_repeat_ngram_size": -1}, OptionError, "0 or greater"),
     ],
 )
 def test_search_options_are_checked(

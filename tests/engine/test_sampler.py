@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.engine.sampler import Sampling, sample
+from genai.engine.sampling.search import Sampling, sample
 
 
 def logits(*rows: list[float]) -> np.ndarray:

@@ -1,0 +1,217 @@
+"""How a caller waits for generations: until all are over, piece by piece, or without blocking an event loop.
+
+Whoever stops waiting (Ctrl-C, a cancelled task, a closed stream) cancels what it waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+
+from .completion import Completion
+from .engine.worker import Worker
+from .generation import Generation
+from .requests import MakeGenerations
+
+_END = None
+
+
+class _Group:
+    """Generations of one call, which are over when all of them are. A failing one cancels the others."""
+
+    def __init__(self, make: MakeGenerations, worker: Worker, on_done: Callable[[], None]) -> None:
+        self._worker = worker
+        self._on_done = on_done
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+        self.leaders = make(self)
+        self.all = [one for leader in self.leaders for one in leader.samples]
+        self._num_left = len(self.all)
+        worker.submit(self.leaders)
+
+    def text(self, generation: Generation, piece: str) -> None:
+        """See Sink."""
+
+    def finished(self, generation: Generation, error: BaseException | None) -> None:
+        """See Sink."""
+        with self._lock:
+            self._num_left -= 1
+            first_error = error is not None and self.error is None
+            self.error = self.error or error
+            done = self._num_left == 0
+        if first_error:
+            self.cancel()
+        if done:
+            self._on_done()
+
+    def cancel(self) -> None:
+        """Drop those that are not over yet."""
+        for one in self.all:
+            one.cancelled = True
+        self._worker.wake()
+
+    def completions(self) -> list[Completion]:
+        """In order of prompts and samples."""
+        if self.error is not None:
+            raise self.error
+        return [one.completion() for one in self.all]
+
+
+def wait_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
+    """Run a request and wait until it is over."""
+    done = threading.Event()
+    group = _Group(make, worker, done.set)
+    try:
+        done.wait()
+    except BaseException:
+        group.cancel()
+        raise
+    return group.completions()
+
+
+async def await_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
+    """Run a request; other tasks go on."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def set_done() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    group = _Group(make, worker, lambda: _call_soon(loop, set_done))
+    try:
+        await done
+    except BaseException:
+        group.cancel()
+        raise
+    return group.completions()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    # A loop that was closed has nobody waiting.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback)
+
+
+class _Stream:
+    """One generation, delivered in pieces through a queue."""
+
+    def __init__(self, make: MakeGenerations, worker: Worker, put: Callable[[str | None], None]) -> None:
+        self._worker = worker
+        self._put = put
+        self._error: BaseException | None = None
+        self._over = False
+        (self._generation,) = make(self)
+        worker.submit([self._generation])
+
+    def text(self, generation: Generation, piece: str) -> None:
+        """See Sink."""
+        self._put(piece)
+
+    def finished(self, generation: Generation, error: BaseException | None) -> None:
+        """See Sink."""
+        self._error = error
+        self._put(_END)
+
+    @property
+    def completion(self) -> Completion:
+        """Text, tokens and figures: so far, or of the whole once the stream has ended."""
+        return self._generation.completion()
+
+    def _cancel(self) -> None:
+        if not self._over:
+            self._generation.cancelled = True
+            self._worker.wake()
+
+    def _took(self, piece: str | None) -> bool:
+        """Whether there is a piece; raises what ended the generation."""
+        self._over = piece is _END
+        if self._over and self._error is not None:
+            raise self._error
+        return not self._over
+
+
+class CompletionStream(_Stream):
+    """An iterator over pieces of text, made by LLM.stream."""
+
+    def __init__(self, make: MakeGenerations, worker: Worker) -> None:
+        self._pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        super().__init__(make, worker, self._pieces.put)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._over:
+            raise StopIteration
+        try:
+            piece = self._pieces.get()
+        except BaseException:
+            self.close()
+            raise
+        if not self._took(piece) or piece is None:
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """Cancel what is left, and wait until the engine has let go of it. `completion` keeps what there was."""
+        self._cancel()
+        while not self._over:
+            self._over = self._pieces.get() is _END
+
+    def __enter__(self) -> CompletionStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_generation"):
+            self._cancel()
+
+
+class AsyncCompletionStream(_Stream):
+    """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
+
+    def __init__(self, make: MakeGenerations, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        super().__init__(make, worker, lambda piece: _call_soon(loop, lambda: self._pieces.put_nowait(piece)))
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            piece = await self._pieces.get()
+        except BaseException:
+            self._cancel()
+            raise
+        if not self._took(piece) or piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Cancel what is left; see CompletionStream.close."""
+        self._cancel()
+        while not self._over:
+            self._over = await self._pieces.get() is _END
+
+    async def __aenter__(self) -> AsyncCompletionStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_generation"):
+            self._cancel()

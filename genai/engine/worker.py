@@ -1,0 +1,103 @@
+"""The thread that drives an Engine, so that callers of any kind can wait for it: blocking, interrupted, or async."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..errors import StateError
+from .engine import Engine, Job
+
+
+class Worker:
+    """Runs an engine while it has work. Jobs of several threads share its steps.
+
+    The thread starts with the first job and ends with `close`, with the last reference to the worker, or with the
+    interpreter.
+
+    Args:
+        make_engine: called once, in the first submit.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+        self._make_engine = make_engine
+        self._inbox = _Inbox()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        # Also run at exit: a thread inside a kernel must not outlive the memory that it reads.
+        self._finalizer = weakref.finalize(self, _stop, self._inbox)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs; their `finish` is called when they are over.
+
+        Raises:
+            StateError: the worker is closed.
+        """
+        with self._lock:
+            if self._inbox.stopped:
+                raise StateError("the model is closed", "close() ended its worker", "load the model again")
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_run, args=(self._make_engine(), self._inbox), name="genai-worker", daemon=True
+                )
+                self._inbox.thread = self._thread
+                self._thread.start()
+        self._inbox.put(jobs)
+
+    def wake(self) -> None:
+        """Something changed that the engine should see, such as a job being cancelled."""
+        self._inbox.put(())
+
+    def close(self) -> None:
+        """End the thread; jobs that are not over are dropped as cancelled."""
+        self._finalizer()
+
+
+class _Inbox:
+    """What the callers and the thread share."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.jobs: deque[Job] = deque()
+        self.stopped = False
+        self.thread: threading.Thread | None = None
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        with self.condition:
+            self.jobs.extend(jobs)
+            self.condition.notify()
+
+    def take(self, *, wait: bool) -> list[Job] | None:
+        """New jobs; None when it is time to stop."""
+        with self.condition:
+            while wait and not self.jobs and not self.stopped:
+                self.condition.wait()
+            if self.stopped:
+                return None
+            jobs = list(self.jobs)
+            self.jobs.clear()
+            return jobs
+
+
+def _run(engine: Engine, inbox: _Inbox) -> None:
+    while (jobs := inbox.take(wait=not engine.has_work)) is not None:
+        for job in jobs:
+            engine.submit(job)
+        try:
+            engine.step()
+        except BaseException as error:
+            # A failing step leaves no sequence in a known state; the waiting callers must hear of it.
+            engine.abandon(error)
+    for job in inbox.jobs:
+        engine.submit(job)
+    engine.cancel_all()
+
+
+def _stop(inbox: _Inbox) -> None:
+    with inbox.condition:
+        inbox.stopped = True
+        inbox.condition.notify()
+    if inbox.thread is not None and inbox.thread is not threading.current_thread():
+        inbox.thread.join()

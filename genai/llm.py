@@ -1,0 +1,284 @@
+"""LLM: prompts or conversations in, completions out; batches, streams and their async twins.
+
+>>> import genai
+>>> with genai.LLM() as llm:
+...     print(llm.chat("What is 12 + 7?").text)
+12 + 7 = 19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .bundled import bundled_model
+from .completion import ChatReply, Completion
+from .delivery import AsyncCompletionStream, CompletionStream, await_for, wait_for
+from .engine.engine import DEFAULT_MAX_SEQUENCES, Engine
+from .engine.worker import Worker
+from .errors import OptionError
+from .model import Model
+from .parsing import Event, Reply, ReplySplitter, detect, get_parser
+from .requests import Prompt, RequestBuilder
+from .sampling_params import SamplingParams
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .config import Config
+
+Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
+"""A conversation: a list of {"role", "content"}; a text is one user message."""
+
+
+class LLM:
+    """A model with its tokenizer, ready to generate. Safe to use from several threads and tasks: whatever runs at the
+    same time shares the steps of one engine, and gives the same tokens as alone.
+
+    Args:
+        model: a model folder, a Config or a loaded Model; None = the bundled model.
+        max_sequences: sequences that run side by side; more wait.
+        model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes; see genai.Model.
+
+    Raises:
+        ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
+        OptionError: an argument out of range.
+
+    >>> llm = LLM()
+    >>> completions = llm.generate(["Monday, Tuesday,", "One, two,"], max_tokens=4)
+    >>> [completion.finish_reason for completion in completions]
+    ['length', 'length']
+    >>> llm.close()
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Config | Model | None = None,
+        *,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        **model_options: Any,
+    ) -> None:
+        if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
+            raise OptionError(
+                f"max_sequences = {max_sequences!r}", "a whole number of at least 1 is expected", "leave it out"
+            )
+        self._owns_model = not isinstance(model, Model)
+        self.model = loaded = _loaded(model, model_options)
+        self.tokenizer = Tokenizer(loaded)
+        self.parser = get_parser(detect(self.tokenizer.chat_template))
+        self._requests = RequestBuilder(loaded, self.tokenizer)
+        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences))
+
+    # --- whole completions ---------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Complete one prompt or many; many run as one batch.
+
+        Args:
+            prompts: texts or lists of token ids.
+            params: options, for all prompts or one each; None = the model's defaults.
+            options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
+                `params`, or the model's defaults.
+
+        Returns:
+            One completion per prompt and sample, in order: all samples of the first prompt, then of the second.
+
+        Raises:
+            InputError: no prompt, an empty one, or one that is neither text nor token ids.
+            OptionError: options out of range, contradictory or unknown.
+            ContextOverflowError: a prompt that leaves no room for an answer.
+            CacheCapacityError: a sequence that the cache cannot hold even alone.
+            SamplingError, LogitsProcessorError: no next token could be chosen.
+        """
+        return wait_for(self._requests.batch(prompts, params, options), self._worker)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work."""
+        return await await_for(self._requests.batch(prompts, params, options), self._worker)
+
+    def stream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Any
+    ) -> CompletionStream:
+        """Complete one prompt, or answer one conversation, piece by piece.
+
+        Args:
+            prompt: a text, token ids, or a list of messages.
+            params, options: as for generate; n is 1.
+
+        Returns:
+            An iterator over pieces of text, whole characters only. Its `completion` says the rest, also before the end.
+            Closing it (or leaving its `with` block) cancels what is left.
+
+        Raises:
+            As generate.
+        """
+        return CompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
+
+    def astream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncCompletionStream:
+        """`stream` for async code: an async iterator."""
+        return AsyncCompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
+
+    # --- conversations -------------------------------------------------------------------------------------------
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> ChatReply:
+        """Answer a conversation.
+
+        Args:
+            messages: the conversation so far, or one user message as text.
+            tools: JSON schemas of tools that the model may call.
+            template: further variables of the chat template, such as documents or enable_thinking.
+            params, options: as for generate; n is 1.
+
+        Raises:
+            ChatTemplateError: there is no chat template, or it refuses the messages.
+            Otherwise as generate.
+        """
+        prompt = self.render(messages, tools=tools, template=template)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        (completion,) = wait_for(request, self._worker)
+        return self.parsed(prompt, completion)
+
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> ChatReply:
+        """`chat` for async code."""
+        prompt = self.render(messages, tools=tools, template=template)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        (completion,) = await await_for(request, self._worker)
+        return self.parsed(prompt, completion)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """Answer a conversation piece by piece, split into genai.parsing's events: Text, Reasoning, ToolCall, ….
+
+        Arguments and errors as for chat.
+        """
+        prompt = self.render(messages, tools=tools, template=template)
+        splitter = self.splitter(prompt)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        with CompletionStream(request, self._worker) as stream:
+            for piece in stream:
+                yield from splitter.feed(piece)
+        yield from splitter.finish()
+
+    async def astream_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Event]:
+        """`stream_chat` for async code."""
+        prompt = self.render(messages, tools=tools, template=template)
+        splitter = self.splitter(prompt)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        async with AsyncCompletionStream(request, self._worker) as stream:
+            async for piece in stream:
+                for event in splitter.feed(piece):
+                    yield event
+        for event in splitter.finish():
+            yield event
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The exact prompt text of a conversation."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.tokenizer.apply_chat_template(messages, tools=tools, **dict(template or {}))
+
+    def _prompt(self, prompt: Prompt | Messages) -> Prompt:
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+            return self.render(prompt)  # type: ignore[arg-type]
+        return prompt  # type: ignore[return-value]
+
+    def params(self, params: SamplingParams | None = None, **options: Any) -> SamplingParams:
+        """The options that a request with these arguments would have.
+
+        Raises:
+            OptionError: out of range, contradictory or unknown.
+        """
+        return self._requests.params(params, options)
+
+    @property
+    def context_size(self) -> int:
+        """Most tokens of a sequence, prompt and answer together."""
+        return self._requests.context_size
+
+    def splitter(self, prompt: str) -> ReplySplitter:
+        """Splits the reply to a rendered prompt while it is generated."""
+        return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
+
+    def parsed(self, prompt: str, completion: Completion) -> ChatReply:
+        """The parts of a reply to a rendered prompt."""
+        splitter = self.splitter(prompt)
+        return ChatReply(Reply.from_events([*splitter.feed(completion.text), *splitter.finish()]), completion)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel what runs and give the memory back; a Model given by the caller stays loaded."""
+        self._worker.close()
+        if self._owns_model:
+            self.model.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({str(self.model.folder)!r})"
+
+
+def _loaded(model: str | Path | Config | Model | None, options: Mapping[str, Any]) -> Model:
+    if not isinstance(model, Model):
+        return Model(bundled_model() if model is None else model, **options)
+    if options:
+        raise OptionError(
+            f"{', '.join(options)} given with a Model", "it is loaded already", "pass them to Model(...) instead"
+        )
+    return model

@@ -1,0 +1,160 @@
+"""From prompts and options, as callers give them, to checked jobs for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from .engine.sampling.breakers import breaker_tokens
+from .engine.sampling.plan import SamplingPlan, plan_sampling, request_seed
+from .errors import ContextOverflowError, InputError, OptionError
+from .generation import Generation
+from .sampling_defaults import model_defaults, with_defaults
+from .sampling_params import SamplingParams
+from .token_input import token_row
+
+if TYPE_CHECKING:
+    from .model import Model
+    from .tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+class Sink(Protocol):
+    """Where generations deliver; called on the engine's thread."""
+
+    def text(self, generation: Generation, piece: str) -> None:
+        """A piece of text is certain."""
+
+    def finished(self, generation: Generation, error: BaseException | None) -> None:
+        """It is over."""
+
+
+MakeGenerations: TypeAlias = Callable[[Sink], list[Generation]]
+"""Makes the jobs of a checked request: the first sample of each prompt, which leads the others."""
+
+
+class RequestBuilder:
+    """Makes requests for one model.
+
+    Args:
+        model, tokenizer: of the same folder.
+    """
+
+    def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._config = model.config.model
+        self.context_size = model.config.model.context_length
+        self.defaults = model_defaults(model.config.search, self._config.vocab_size)
+        self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+
+    def params(self, params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
+        """The options of a request: those named replace `params`, or the model's defaults.
+
+        Raises:
+            OptionError: out of range, contradictory or unknown.
+        """
+        if params is None:
+            return with_defaults(self.defaults, options)
+        if not isinstance(params, SamplingParams):
+            raise OptionError(
+                f"params is a {type(params).__name__}", "a SamplingParams is expected", "pass single options by name"
+            )
+        return params.replace(**options) if options else params
+
+    def batch(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        options: Mapping[str, Any],
+    ) -> MakeGenerations:
+        """A request of one prompt or many; see LLM.generate."""
+        rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
+        shared = params is None or isinstance(params, SamplingParams)
+        given = [params] if params is None or isinstance(params, SamplingParams) else list(params)
+        chosen = [self.params(one, options) for one in given]
+        if not shared and len(chosen) != len(rows):
+            raise OptionError(
+                f"{len(chosen)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
+            )
+        plans = [self._plan(one) for one in chosen] * (len(rows) if shared else 1)
+        return lambda sink: [
+            self._generation(row, plan, sink, index, ())
+            for index, (row, plan) in enumerate(zip(rows, plans, strict=True))
+        ]
+
+    def single(
+        self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], keep: Sequence[str] = ()
+    ) -> MakeGenerations:
+        """A request of one prompt and one sample.
+
+        Args:
+            keep: special tokens that the text shows.
+        """
+        chosen = self.params(params, options)
+        if chosen.n != 1:
+            raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
+        row, plan = self._prompt(prompt), self._plan(chosen)
+        return lambda sink: [self._generation(row, plan, sink, 0, keep)]
+
+    def _prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids that leave room for an answer."""
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        row = token_row(ids, self._config.vocab_size)
+        if len(row) >= self.context_size:
+            raise ContextOverflowError(
+                f"the prompt has {len(row)} tokens",
+                f"the context holds {self.context_size}, the answer included",
+                "shorten it, or load the model with a larger context",
+            )
+        return row
+
+    def _plan(self, params: SamplingParams) -> SamplingPlan:
+        breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
+        return plan_sampling(
+            params, vocab_size=self._config.vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers
+        )
+
+    def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        if breakers not in self._breakers:
+            vocabulary = [self._tokenizer.decode([token]) for token in range(self._tokenizer.vocab_size)]
+            self._breakers[breakers] = breaker_tokens(
+                breakers, vocabulary, lambda text: self._tokenizer.encode(text).tolist()
+            )
+        return self._breakers[breakers]
+
+    def _generation(
+        self, prompt: Sequence[int], plan: SamplingPlan, sink: Sink, index: int, keep: Sequence[str]
+    ) -> Generation:
+        seed = request_seed(plan.params)
+
+        def make(sample: int, siblings: Sequence[Generation] = ()) -> Generation:
+            return Generation(
+                prompt,
+                plan,
+                seed=seed,
+                sample=sample,
+                stream=self._tokenizer.create_stream(keep=keep),
+                context_size=self.context_size,
+                on_text=sink.text,
+                on_finish=sink.finished,
+                prompt_index=index,
+                siblings=siblings,
+            )
+
+        return make(0, [make(sample) for sample in range(1, plan.params.n)])
+
+
+def _as_list(prompts: Any) -> Sequence[Prompt]:
+    """One prompt as a list of one. A row of ids is one prompt; a list of rows or texts is many."""
+    if isinstance(prompts, str) or getattr(prompts, "ndim", 2) == 1:
+        return [prompts]
+    if not isinstance(prompts, Sequence) and not hasattr(prompts, "shape"):
+        raise InputError(
+            f"prompts is a {type(prompts).__name__}", "texts or lists of token ids are expected", "pass a list"
+        )
+    if not len(prompts):
+        raise InputError("there are no prompts", "there is nothing to complete", "pass at least one")
+    many = isinstance(prompts[0], str) or hasattr(prompts[0], "__len__")
+    return prompts if many else [prompts]

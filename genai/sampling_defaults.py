@@ -1,0 +1,59 @@
+"""A model's own sampling defaults, and what a caller's options make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .engine.sampling.order import SAMPLERS, parse_order
+from .sampling_params import SamplingParams
+
+# What chooses among several tokens; meaningless when the most likely one is taken.
+DRAWING = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+
+
+def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Sampling options from the "search" block of a genai_config.json: only those that it sets."""
+    penalties = {
+        name: search[name] for name in ("repetition_penalty", "no_repeat_ngram_size", "min_length") if search.get(name)
+    }
+    if not search.get("do_sample", False) or search.get("temperature") == 0 or search.get("top_k") == 1:
+        return {"temperature": 0.0, **penalties}
+    drawing = {name: search[name] for name in ("temperature", "top_k", "top_p") if search.get(name)}
+    if "top_k" in drawing:
+        drawing["top_k"] = min(drawing["top_k"], vocab_size)
+    return {**drawing, **penalties}
+
+
+def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> SamplingParams:
+    """The options asked for; the rest are the model's defaults, as far as they go together.
+
+    Asking for a temperature of 0 leaves the model's drawing options out. Asking a model that is greedy by default for a
+    drawing option, or for several samples, asks for drawing, at a temperature of 1. Mirostat replaces
+    the model's truncation.
+
+    Raises:
+        OptionError: unknown, out of range, or contradictory among those asked for.
+    """
+    kept = dict(defaults)
+    if asked.get("temperature") == 0 or asked.get("mirostat"):
+        kept = {name: value for name, value in kept.items() if name not in DRAWING}
+    if "samplers" in asked:
+        order = parse_order(asked["samplers"])
+        unused = {name for sampler in SAMPLERS if sampler.name not in order for name in sampler.options}
+        kept = {name: value for name, value in kept.items() if name not in unused or value == 0}
+    draws = any(name in asked for name in DRAWING) or asked.get("n", 1) != 1
+    if kept.get("temperature") == 0 and "temperature" not in asked and draws:
+        del kept["temperature"]
+    return SamplingParams.from_options({**kept, **asked})
