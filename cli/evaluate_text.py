@@ -14,6 +14,8 @@ from .terminal import emit, read_stdin, say
 if TYPE_CHECKING:
     from genai.evaluation import Divergence, Perplexity, Progress
 
+_SECONDS_BETWEEN_DRAWINGS = 0.1
+
 TextFile = Annotated[str, typer.Option("-f", "--file", help="The text, UTF-8; - reads stdin.", show_default=False)]
 WindowOption = Annotated[
     int | None,
@@ -120,7 +122,7 @@ class _ProgressLine:
     """One line on stderr: rewritten in a terminal; elsewhere only its last state is written."""
 
     def __init__(self) -> None:
-        self._last = ""
+        self._last, self._drawn = "", 0.0
         self._live = sys.stderr is not None and sys.stderr.isatty()
 
     def __enter__(self) -> _ProgressLine:
@@ -131,7 +133,9 @@ class _ProgressLine:
         left = (progress.total - progress.scored) * progress.seconds / progress.scored if progress.scored else 0.0
         ending = f" · {left:.0f} s left" if progress.scored < progress.total else f" in {progress.seconds:.1f} s"
         self._last = f"{progress.scored}/{progress.total} tokens scored · {speed:.0f} tok/s{ending}"
-        if self._live:
+        done = progress.scored == progress.total
+        if self._live and (done or progress.seconds - self._drawn > _SECONDS_BETWEEN_DRAWINGS):
+            self._drawn = progress.seconds
             print(f"\r{self._last}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: object) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.decoder import compute
 from ..errors import InputError, OptionError
 from ..tokenizer import Tokenizer
 from .windows import Window, checked_window, chunks, plan_windows
@@ -196,7 +197,7 @@ def pending_logits(
     decoder: Decoder, sequence: Any, *, all_rows: bool = False, token_budget: int | None = None
 ) -> Logits:
     """Compute one sequence's pending tokens: float32 [rows, vocab], of the last token or of all."""
-    return decoder.compute([sequence], all_rows=all_rows, token_budget=token_budget)[0]
+    return compute(decoder, [sequence], all_rows=all_rows, token_budget=token_budget)[0]
 
 
 class Meter:
