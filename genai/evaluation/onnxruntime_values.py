@@ -102,7 +102,8 @@ def _add_outputs(proto: onnx.ModelProto, names: Collection[str]) -> None:
 def _options(library: Any, model: Model, threads: int | None) -> Any:
     options = library.SessionOptions()
     options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
+    # What goes wrong is raised; only what is fatal is worth a line of its own.
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads or 0
     folder = str(model.folder.resolve())
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)

@@ -16,6 +16,7 @@ import pytest
 from genai import Model
 from genai.cli.__main__ import run as run_here
 from genai.evaluation import kl_divergence, perplexity
+from genai.evaluation.model_diff import DEFAULT_TOLERANCE
 
 
 def run(*arguments: str, text: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -97,7 +98,7 @@ def test_diff_of_two_folders(form_folder: Callable[[str], Path]) -> None:
     assert len(everything.splitlines()) > len(shown.splitlines()) and "…" not in everything
     figures = json.loads(ok("diff", *folders, "-p", "What is 12 + 7?", "--isolate", "--json"))
     first = figures["values"][figures["first"]]
-    assert first["name"] in marked[0] and first["relative_rms"] > figures["tolerance"] == 0.05
+    assert first["name"] in marked[0] and first["relative_rms"] > figures["tolerance"] == DEFAULT_TOLERANCE
     assert figures["layers_only_in_base"] == figures["layers_only_in_other"] == []
 
 

@@ -145,6 +145,13 @@ def test_prompts_around_the_length_of_a_window(form_model: Callable[..., Model],
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize("length", [100, 101, 256])
+def test_prompts_around_the_threshold_of_long_rope(form_model: Callable[..., Model], length: int) -> None:
+    tokens = np.random.default_rng(1).integers(3, 800, length)
+    assert diff_with_onnxruntime(form_model("long-rope"), tokens, tolerance=2e-5).first is None
+
+
+@pytest.mark.oracle
 def test_a_pruned_head_is_compared_at_the_last_token(form_model: Callable[..., Model]) -> None:
     diff = diff_with_onnxruntime(form_model("prune-head"), TOKENS)
     logits = diff.values[-1]
