@@ -9,13 +9,15 @@ import numpy as np
 
 from ..tokenizer_files import load_tokenizer
 from .errors import VocabularyMismatchError
-from .logprobs import Float32, Float64, kl_rows, log_softmax, row_blocks
+from .logprobs import Float32, Float64, kl_rows, log_softmax, normalizers, row_blocks
 from .prediction import exp, mean_and_error
 from .scored_text import Meter, ProgressCallback, ScoredText, prepare_text, rope_thresholds, scored_rows
 from .windows import checked_window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from genai.kernels.cpu.team import Team
 
     from ..model import Model
 
@@ -97,18 +99,19 @@ def kl_divergence(
     thresholds = rope_thresholds(base.decoder, other.decoder)
     both = (scored_rows(model.decoder, prepared, thresholds) for model in (base, other))
     for mine, theirs in zip(*both, strict=True):
-        parts.append(_compare(mine.logits, theirs.logits, mine.targets))
+        parts.append(_compare(mine.logits, theirs.logits, mine.targets, base.decoder.team))
         meter.add(len(mine.targets), mine.computed)
     return _result(parts, prepared, meter)
 
 
-def _compare(base: Float32, other: Float32, targets: NDArray[np.int64]) -> _Positions:
+def _compare(base: Float32, other: Float32, targets: NDArray[np.int64], team: Team) -> _Positions:
+    of_base, of_other = normalizers(base, team), normalizers(other, team)
     blocks = []
     for block in row_blocks(*base.shape):
-        p, q = log_softmax(base[block]), log_softmax(other[block])
-        rows = np.arange(len(p))
-        wanted = targets[block]
-        blocks.append(_Positions(kl_rows(p, q), p.argmax(axis=1) == q.argmax(axis=1), p[rows, wanted], q[rows, wanted]))
+        p, q = log_softmax(base[block], of_base[block]), log_softmax(other[block], of_other[block])
+        rows, wanted = np.arange(len(p)), targets[block]
+        same_top = base[block].argmax(axis=1) == other[block].argmax(axis=1)
+        blocks.append(_Positions(kl_rows(p, q), same_top, p[rows, wanted], q[rows, wanted]))
     return _joined(blocks)
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities in float64, a few rows at a time: the only place where evaluations turn logits into them."""
+"""Log-probabilities of whole rows and of a text's tokens, in float64, with the normalizers that samplers use too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.logprobs import log_normalizers
+from genai.kernels.cpu.sampling_steps.batch import Workspace
+from genai.kernels.cpu.team import Team
+
 from .errors import ModelOutputError
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-# float64 copies of more logits than this are not made at once: 150k tokens x 111 rows of float32 are 64 MiB.
+# float64 copies of more logits than this are not made at once.
 _BLOCK_LOGITS = 1 << 20
 
 
@@ -22,8 +26,8 @@ def row_blocks(num_rows: int, vocab_size: int) -> Iterator[slice]:
     return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step))
 
 
-def log_softmax(logits: Float32) -> Float64:
-    """ln softmax of each row, float64 [rows, vocab]: logit - max - ln(sum(exp(logit - max))).
+def normalizers(logits: Float32, team: Team | None = None) -> Float64:
+    """ln(sum(exp(logits))) of each row, float64 [rows].
 
     Args:
         logits: float32 [rows, vocab]. -inf excludes a token.
@@ -31,28 +35,31 @@ def log_softmax(logits: Float32) -> Float64:
     Raises:
         ModelOutputError: a row has NaN or infinity, or nothing but -inf.
     """
-    highest = logits.max(axis=1, keepdims=True).astype(np.float64)
-    if not np.isfinite(highest).all():
-        row = int(np.flatnonzero(~np.isfinite(highest[:, 0]))[0])
+    workspace = Workspace.allocate(2 * (team.threads if team else 1), logits.shape[1])
+    result, _ = log_normalizers(np.ascontiguousarray(logits), np.arange(len(logits)), 0, workspace, team=team)
+    if np.isnan(result).any():
+        row = int(np.flatnonzero(np.isnan(result))[0])
         raise ModelOutputError(
-            f"row {row} of the logits has the maximum {highest[row, 0]}",
-            "NaN, infinity, or nothing but -inf is no distribution over tokens",
-            "check the model: compare it with another engine by `genai eval diff MODEL --against onnxruntime`",
+            f"row {row} of the logits is no distribution; its maximum is {logits[row].max()}",
+            "it holds NaN or infinity, or nothing but -inf",
+            "look for the operator: `genai eval diff MODEL --against onnxruntime`",
         )
-    shifted = logits - highest
-    result: Float64 = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return result
 
 
-def target_logprobs(logits: Float32, targets: NDArray[np.int64]) -> Float64:
+def log_softmax(logits: Float32, of_rows: Float64) -> Float64:
+    """ln softmax of each row, float64 [rows, vocab]; of_rows: their normalizers."""
+    result: Float64 = logits.astype(np.float64) - of_rows[:, None]
+    return result
+
+
+def target_logprobs(logits: Float32, targets: NDArray[np.int64], team: Team | None = None) -> Float64:
     """The natural log-probability of one token per row, float64 [rows].
 
     Raises:
-        ModelOutputError: see log_softmax.
+        ModelOutputError: see normalizers.
     """
-    result = np.empty(len(targets))
-    for block in row_blocks(*logits.shape):
-        result[block] = log_softmax(logits[block])[np.arange(block.stop - block.start), targets[block]]
+    result: Float64 = logits[np.arange(len(targets)), targets].astype(np.float64) - normalizers(logits, team)
     return result
 
 

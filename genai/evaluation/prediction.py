@@ -81,7 +81,7 @@ def perplexity(
     meter = Meter(prepared.num_scored, progress)
     logprobs = []
     for rows in scored_rows(model.decoder, prepared, rope_thresholds(model.decoder)):
-        logprobs.append(target_logprobs(rows.logits, rows.targets))
+        logprobs.append(target_logprobs(rows.logits, rows.targets, model.decoder.team))
         meter.add(len(rows.targets), rows.computed)
     return _result(np.concatenate(logprobs), prepared, meter)
 
