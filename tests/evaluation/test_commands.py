@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,7 +16,8 @@ import pytest
 
 from genai import Model
 from genai.cli.__main__ import run as run_here
-from genai.evaluation import kl_divergence, perplexity
+from genai.cli.evaluate_text import _ProgressLine
+from genai.evaluation import Progress, kl_divergence, perplexity
 from genai.evaluation.model_diff import DEFAULT_TOLERANCE
 
 
@@ -156,6 +158,23 @@ def test_bad_input(
     shown = capsys.readouterr()
     assert said in shown.err and shown.out == ""
     assert code == 2 or "  why: " in shown.err
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_in_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with _ProgressLine() as line:
+        for scored, seconds in ((10, 0.2), (11, 0.21), (20, 0.22)):
+            line.show(Progress(scored, 20, 2 * scored, seconds))
+    # The second came too soon after the first to be drawn; the last one always is.
+    assert screen.getvalue() == (
+        "\r10/20 tokens scored · 100 tok/s · 0 s left\x1b[K\r20/20 tokens scored · 182 tok/s in 0.2 s\x1b[K\n"
+    )
 
 
 def test_bytes_that_are_not_utf8_on_stdin() -> None:

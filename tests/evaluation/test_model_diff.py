@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai import Model
-from genai.errors import ContextOverflowError, InputError, OptionError
+from genai.errors import ContextOverflowError, InputError, OptionError, UnsupportedModelError
 from genai.evaluation import (
     MissingPackageError,
     ModelDiff,
@@ -23,8 +24,9 @@ from genai.evaluation import (
     diff_with_onnxruntime,
     encode_prompt,
 )
-from genai.evaluation.model_diff import _errors, layer_of
-from genai.evaluation.values import trace_values
+from genai.evaluation.model_diff import _compared, _errors, layer_of
+from genai.evaluation.onnxruntime_values import _feed
+from genai.evaluation.values import TracedValue, trace_values
 
 PROMPT = "What is 12 + 7? Count from 3 to 7."
 TOKENS = np.random.default_rng(0).integers(3, 800, 23)
@@ -241,7 +243,44 @@ def test_other_vocabulary(form_model: Callable[..., Model], bundled: Any) -> Non
         diff_models(bundled, form_model("small-vocabulary"), TOKENS)
 
 
-def test_no_common_names(form_folder: Callable[[str], Path], altered: Callable[..., Path], form_model: Any) -> None:
+def test_a_decoder_without_a_plan() -> None:
+    model: Any = SimpleNamespace(
+        config=SimpleNamespace(model=SimpleNamespace(context_length=64)), decoder=SimpleNamespace(vocab_size=8)
+    )
+    with pytest.raises(UnsupportedModelError, match="SimpleNamespace"):
+        trace_values(model, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "shape"),
+    [
+        ("pixels", "tensor(float)", [1, 3]),
+        ("input_ids", "tensor(string)", ["batch", "sequence"]),
+        ("past_key_values.0.key", "tensor(float)", ["batch", "past"]),
+    ],
+)
+def test_an_input_that_onnxruntime_wants_and_nobody_knows(
+    bundled: Any, name: str, type_: str, shape: list[object]
+) -> None:
+    value = SimpleNamespace(name=name, type=type_, shape=shape)
+    with pytest.raises(UnsupportedModelError, match=name):
+        _feed(value, TOKENS, bundled.config.model.decoder, 0)
+
+
+def test_no_name_in_common() -> None:
+    other = {"b": TracedValue("Add", np.ones(3))}
+    with pytest.raises(InputError, match="no value has the same name in left and right"):
+        _compared({"a": np.ones(3)}, other, ("left", "right"), 1, 0.1, False)
+
+
+def test_values_of_other_sizes_part() -> None:
+    other = {"x": TracedValue("Add", np.ones((1, 3, 4))), "y": TracedValue("Mul", np.ones(5))}
+    diff = _compared({"x": np.ones((3, 4)), "y": np.ones(6)}, other, ("left", "right"), 3, 0.1, False)
+    assert [value.relative_rms for value in diff.values] == [0, np.inf]
+    assert diff.first == 1 and (diff.values[1].shape, diff.values[1].base_shape) == ((5,), (6,))
+
+
+def test_few_common_names(form_folder: Callable[[str], Path], altered: Callable[..., Path], form_model: Any) -> None:
     def rename(model: onnx.ModelProto) -> None:
         kept = {value.name for value in (*model.graph.input, *model.graph.output)} | {
             tensor.name for tensor in model.graph.initializer
