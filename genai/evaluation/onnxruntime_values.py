@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +33,10 @@ _TYPES: dict[str, type[Any]] = {
 def onnxruntime_values(
     model: Model, tokens: NDArray[np.int64], names: Collection[str], *, threads: int | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Values of the model's unchanged graph for one prompt from an empty past, computed by onnxruntime on the CPU.
+    """Values of the model's own graph for one prompt from an empty past, computed by onnxruntime on the CPU.
 
     Its graph optimisations are off, so that each operator is computed as the graph says. Nothing is written: the model
-    file with its extra outputs stays in memory, and weights are read from the model's own folder.
+    file with its extra outputs stays in memory, and weights are read from the folder that it lies in.
 
     Args:
         tokens: int64 [T].
@@ -48,19 +49,15 @@ def onnxruntime_values(
         ModelOutputError: onnxruntime cannot load or run the model.
     """
     library = import_onnxruntime()
-    path = model.folder / model.config.model.decoder.filename
-    proto = onnx.load(path, load_external_data=False)
     decoder = model.config.model.decoder
-    room = _past_room(proto, len(tokens))
-    left_out = (
-        {value.name for value in proto.graph.output if _matches(value.name, _present(decoder))} if room else set()
-    )
-    computed = [name for node in proto.graph.node for name in node.output]
-    wanted = [name for name in computed if name in names and name not in left_out]
-    _add_outputs(proto, wanted)
+    path = model.folder / decoder.filename
     try:
+        proto = onnx.load(path, load_external_data=False)
+        room = _past_room(proto, len(tokens))
+        wanted = _wanted(proto, names, without=_present(decoder) if room else ())
+        _add_outputs(proto, wanted)
         session = library.InferenceSession(
-            proto.SerializeToString(), _options(library, model, threads), providers=["CPUExecutionProvider"]
+            proto.SerializeToString(), _options(library, path.parent, threads), providers=["CPUExecutionProvider"]
         )
         feeds = {value.name: _feed(value, tokens, decoder, room) for value in session.get_inputs()}
         results = session.run(wanted, feeds)
@@ -93,20 +90,25 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
+def _wanted(proto: onnx.ModelProto, names: Collection[str], without: tuple[str, ...]) -> list[str]:
+    """Those of `names` that the graph's nodes give, less those of the templates `without`."""
+    computed = (name for node in proto.graph.node for name in node.output)
+    return [name for name in computed if name in names and not _matches(name, without)]
+
+
 def _add_outputs(proto: onnx.ModelProto, names: Collection[str]) -> None:
     present = {value.name for value in proto.graph.output}
     # A name is enough: onnxruntime infers the types.
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
 
 
-def _options(library: Any, model: Model, threads: int | None) -> Any:
+def _options(library: Any, folder: Path, threads: int | None) -> Any:
     options = library.SessionOptions()
     options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
     # What goes wrong is raised; only what is fatal is worth a line of its own.
     options.log_severity_level = 4
     options.intra_op_num_threads = threads or 0
-    folder = str(model.folder.resolve())
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     return options
 
 
@@ -151,6 +153,6 @@ def _present(decoder: DecoderConfig) -> tuple[str, str]:
     return decoder.names.present_key, decoder.names.present_value
 
 
-def _matches(name: str, templates: tuple[str, str]) -> bool:
+def _matches(name: str, templates: tuple[str, ...]) -> bool:
     """Whether a name is one of the templates with a layer in place of %d."""
     return any(re.fullmatch(re.escape(template).replace("%d", r"\d+"), name) for template in templates)

@@ -199,11 +199,16 @@ def test_nothing_is_written_into_the_folder(
 
 
 @pytest.mark.oracle
-def test_what_onnxruntime_cannot_load(form_folder: Callable[[str], Path], altered: Callable[..., Path]) -> None:
-    """A model file that has become empty since it was loaded here."""
+@pytest.mark.parametrize("content", [b"", b"no model", None])
+def test_what_onnxruntime_cannot_load(
+    form_folder: Callable[[str], Path], altered: Callable[..., Path], content: bytes | None
+) -> None:
+    """A model file that has become empty, something else, or nothing since it was loaded here."""
     folder = altered(form_folder("fp32"), lambda model: None)
     with Model(folder, threads=2) as model:
-        (folder / "model.onnx").write_bytes(b"")
+        (folder / "model.onnx").unlink()
+        if content is not None:
+            (folder / "model.onnx").write_bytes(content)
         with pytest.raises(ModelOutputError, match="onnxruntime"):
             diff_with_onnxruntime(model, TOKENS)
 
