@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,10 @@ ABSENT = -1
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it."""
+    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it.
+
+    `names` are the graph's names of the outputs ("" = absent).
+    """
 
     label: str
     op_type: str
@@ -28,6 +31,7 @@ class Step:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     release: tuple[int, ...]
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class _Compiler:
             return
         label = f"{node.op_type} {node.name!r}"
         inputs, outputs = (tuple(self._slot(name) for name in group) for group in (names, node.outputs))
-        self.steps.append(Step(label, node.op_type, kernel, inputs, outputs, ()))
+        self.steps.append(Step(label, node.op_type, kernel, inputs, outputs, (), tuple(node.outputs)))
 
     def _is_constant(self, node: Node, names: Sequence[str]) -> bool:
         known = all(name in self.constants for name in names if name)
@@ -215,7 +219,7 @@ def _with_lifetimes(steps: Sequence[Step], keep: set[int]) -> tuple[Step, ...]:
         touched = set(step.inputs) | set(step.outputs)
         dying = tuple(sorted(touched - alive))
         alive |= touched
-        result.append(Step(step.label, step.op_type, step.kernel, step.inputs, step.outputs, dying))
+        result.append(replace(step, release=dying))
     return tuple(reversed(result))
 
 

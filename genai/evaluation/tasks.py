@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
-from .generator import Generator, GeneratorParams
-from .model import Model
-from .tokenizer import Tokenizer
+from ..errors import InputError
+from ..generator import Generator, GeneratorParams
+from ..model import Model
+from ..tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 32
 
