@@ -55,7 +55,7 @@ def load_llm(
     """Load a model folder, or the bundled model, to generate with."""
     from genai.llm import LLM
 
-    llm = LLM(folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size)
+    llm = LLM(folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size, quiet=voice.quiet)
     model = llm.model
     voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
     if model.config.ignored_keys:

@@ -18,7 +18,7 @@ it, and several values are separated by spaces. Shell completion: `genai --insta
 
 def reference() -> str:
     """The whole reference in Markdown."""
-    from .__main__ import command
+    from .app import command
 
     return "\n".join([_HEAD, *_sections(command(), "genai")])
 

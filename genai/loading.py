@@ -63,10 +63,11 @@ def load_decoder(
     accuracy: str,
     cache_bytes: int | None,
     context_size: int | None,
+    quiet: bool,
 ) -> tuple[Decoder, DecoderInfo]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
     source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-    warm_up()
+    warm_up(_say_nothing if quiet else None)
     cache = budget_cache(
         plan_memory(source, config),
         free_bytes=budget.available_memory(),
@@ -76,6 +77,8 @@ def load_decoder(
     team = Team(threads)
     options = PlanOptions(kernel={"accuracy": accuracy, "team": team})
     if source.flat is None or source.layout is None:
+        if not quiet:
+            print(f"genai: running sequence by sequence, without batching: {source.reason}", file=sys.stderr)
         return _dense(source, config, options), _info(source, cache, cache_tokens=0)
     graph, names = source.model.graph, config.model.decoder.names
     num_blocks = _num_blocks(source.layout, cache)
@@ -91,6 +94,10 @@ def load_decoder(
         rope_threshold=source.flat.rope_threshold,
     )
     return decoder, _info(source, cache, cache_tokens=num_blocks * BLOCK_SIZE)
+
+
+def _say_nothing(current: int, total: int) -> None:
+    """Progress that nobody wants to see."""
 
 
 def _info(source: DecoderGraph, cache: CacheBudget, *, cache_tokens: int) -> DecoderInfo:
@@ -113,7 +120,6 @@ def _num_blocks(layout: CacheLayout, cache: CacheBudget) -> int:
 
 
 def _dense(source: DecoderGraph, config: Config, options: PlanOptions) -> DenseDecoder:
-    print(f"genai: running sequence by sequence, without batching: {source.reason}", file=sys.stderr)
     graph, decoder = source.model.graph, config.model.decoder
     inputs = {
         value.name: DenseInput(_numpy_dtype(value), _static_shape(value))

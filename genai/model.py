@@ -32,6 +32,8 @@ class Model:
             "fp32" keeps activations, keys and values in fp32.
         cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
         context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
+        quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
+            (`info.reason` says that too).
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
@@ -48,6 +50,7 @@ class Model:
         accuracy: str = "auto",
         cache_bytes: int | None = None,
         context_size: int | None = None,
+        quiet: bool = False,
     ) -> None:
         check_model_options(
             threads=threads, kv_dtype=kv_dtype, accuracy=accuracy, cache_bytes=cache_bytes, context_size=context_size
@@ -65,6 +68,7 @@ class Model:
             accuracy=accuracy,
             cache_bytes=cache_bytes,
             context_size=context_size,
+            quiet=quiet,
         )
 
     info: DecoderInfo

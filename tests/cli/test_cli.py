@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from genai.cli.app import run as run_here
 
 GENAI = [sys.executable, "-m", "genai"]
 
@@ -144,8 +148,12 @@ def assert_three_part_error(result: subprocess.CompletedProcess[str], code: int)
         (["eval", "tasks", "-f", "/no/such/file"], 1),
     ],
 )
-def test_errors_have_three_parts_and_an_exit_code(arguments: list[str], code: int) -> None:
-    assert_three_part_error(run(*arguments), code)
+def test_errors_have_three_parts_and_an_exit_code(
+    arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_here(arguments)
+    shown = capsys.readouterr()
+    assert_three_part_error(subprocess.CompletedProcess(arguments, found, shown.out, shown.err), code)
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["chat", "--nonsense"], ["bench"], ["chat", "--seed", "x"]])
@@ -190,6 +198,20 @@ def test_ctrl_c_in_a_one_shot_exits_130() -> None:
     assert code in (0, 130)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("command", [["chat", "-p"], ["generate", "--chat", "--ignore-eos", "-p"]], ids=str)
+def test_ctrl_c_at_any_moment_ends_without_a_traceback(command: list[str], seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(4):
+        process = subprocess.Popen([*GENAI, *command, "Tell me a story."], stdout=-1, stderr=-1, start_new_session=True)
+        time.sleep(0.05 + rng.random() * 1.2)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+        assert b"Traceback" not in stderr, stderr.decode()
+        # Killed by the signal itself where Python had not begun, or had ended.
+        assert process.returncode in (0, 130, -signal.SIGINT)
+
+
 @pytest.mark.parametrize(
     "topic", [[], ["chat"], ["generate"], ["info"], ["bench"], ["bench", "decode"], ["eval"], ["eval", "tasks"]]
 )
@@ -199,6 +221,7 @@ def test_help_everywhere(topic: list[str]) -> None:
     assert "Usage" in result.stdout
 
 
+@pytest.mark.slow  # compiles all kernels
 def test_read_only_home_and_unwritable_cache_do_not_matter(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")

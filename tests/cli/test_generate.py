@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from genai.cli.app import run as run_here
+
 
 def run(*arguments: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -82,6 +84,12 @@ def test_variables_stand_for_flags() -> None:
     assert (result.returncode, "GENAI_TOP_K" in result.stderr) == (2, True)
 
 
+@pytest.mark.slow
+def test_quiet_also_where_kernels_are_compiled(tmp_path: Path) -> None:
+    assert run("generate", *QUESTION, "-q", GENAI_CACHE_DIR=str(tmp_path)).stderr == ""
+    assert "Compiling" not in run("generate", *QUESTION, GENAI_CACHE_DIR=str(tmp_path)).stderr
+
+
 def test_quiet_and_verbose() -> None:
     assert run("generate", *QUESTION, "-q").stderr == ""
     assert "parameters" in run("generate", *QUESTION, "-v").stderr
@@ -109,10 +117,10 @@ def test_quiet_and_verbose() -> None:
         (["--stop-token", "99999"], "vocabulary has 1536"),
     ],
 )
-def test_bad_options_are_named(arguments: list[str], message: str) -> None:
+def test_bad_options_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = [] if "-p" in arguments or "-f" in arguments else ["-p", "hi"]
-    result = run("generate", *prompt, *arguments, text="x")
-    assert result.returncode in (1, 2)
-    assert result.stdout in ("", "\n")
-    assert message in result.stderr
-    assert re.search(r"error: .+\n  why: .+\n  fix: .+", result.stderr)
+    assert run_here(["generate", *prompt, *arguments]) in (1, 2)
+    shown = capsys.readouterr()
+    assert shown.out in ("", "\n")
+    assert message in shown.err
+    assert re.search(r"error: .+\n  why: .+\n  fix: .+", shown.err)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from genai.cli.__main__ import command
+from genai.cli.app import command
 from genai.cli.reference import reference
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from genai import Model
-from genai.cli.__main__ import run as run_here
+from genai.cli.app import run as run_here
 from genai.cli.evaluate_text import _ProgressLine
 from genai.evaluation import Progress, kl_divergence, perplexity
 from genai.evaluation.model_diff import DEFAULT_TOLERANCE
