@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .chat_template import ChatTemplates
-from .detokenizer import Detokenizer
 from .errors import InputError, OptionError, TokenizerError
 from .tensor import Tensor
-from .tokenizer_files import configured_ids, find_folder, library_errors, load_tokenizer, named_ids
+from .text.chat_template import ChatTemplates
+from .text.detokenizer import Detokenizer
+from .text.files import configured_ids, find_folder, library_errors, load_tokenizer, named_ids
 
 if TYPE_CHECKING:
     from .config import Config

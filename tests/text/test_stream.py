@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tokenizers import decoders
 
-from genai.detokenizer import Detokenizer
 from genai.errors import InputError, TokenizerError
+from genai.text.detokenizer import Detokenizer
 from genai.tokenizer import Tokenizer
 
 

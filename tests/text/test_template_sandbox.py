@@ -3,8 +3,8 @@
 import pytest
 from jinja2.exceptions import SecurityError, UndefinedError
 
-from genai.template_limits import MAX_SIZE, LimitExceeded, RenderLimits
-from genai.template_sandbox import compile_template, render
+from genai.text.template_limits import MAX_SIZE, LimitExceeded, RenderLimits
+from genai.text.template_sandbox import compile_template, render
 
 
 def run(source: str, limits: RenderLimits | None = None, **variables: object) -> str:

@@ -303,7 +303,7 @@ def test_a_panic_of_the_library_is_an_error(model_folder, capfd):
 
 
 def test_an_interrupt_is_not_swallowed(tokenizer):
-    from genai.tokenizer_files import library_errors
+    from genai.text.files import library_errors
 
     with pytest.raises(KeyboardInterrupt), library_errors("encode"):
         raise KeyboardInterrupt

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ChatTemplateError, InputError
-from .tokenizer_files import CONFIG_NAME, read_object, read_text, special_tokens
+from ..errors import ChatTemplateError, InputError
+from .files import CONFIG_NAME, read_object, read_text, special_tokens
 
 if TYPE_CHECKING:
     from jinja2 import Template

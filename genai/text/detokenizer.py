@@ -11,7 +11,7 @@ import codecs
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 
 
 class Stage(Protocol):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import CONFIG_NAME as GENAI_CONFIG_NAME
-from .config import Config
-from .errors import ConfigError, InputError, ModelFolderError, TokenizerError
+from ..config import CONFIG_NAME as GENAI_CONFIG_NAME
+from ..config import Config
+from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError
 
 if TYPE_CHECKING:
     import tokenizers
