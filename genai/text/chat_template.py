@@ -1,36 +1,25 @@
-"""Chat messages to prompt text: which template a folder has, what messages must look like, and the rendering."""
+"""Chat messages to prompt text: the template is chosen, compiled, and rendered within limits."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ChatTemplateError, InputError
-from .files import CONFIG_NAME, read_object, read_text, special_tokens
+from .files import special_tokens
+from .template_continuation import check_mode, cut_at_mark, mark_final
+from .template_messages import checked_messages, checked_tools, from_json, plain
+from .template_sources import TemplateSource, choose_template
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-TEMPLATE_NAME = "chat_template.jinja"
 _MAX_TEMPLATE_CHARACTERS = 2**20
 
 
-@dataclass(frozen=True)
-class TemplateSource:
-    """A template and where it came from."""
-
-    text: str
-    origin: str
-
-
 class ChatTemplates:
-    """The chat templates of a folder.
-
-    A folder's template is in chat_template.jinja, or else in tokenizer_config.json under "chat_template": one text, or
-    a list of {"name", "template"} of which "tool_use" serves conversations with tools and "default" all others.
+    """The chat templates of a folder, compiled when first used; see template_sources for where they come from.
 
     Args:
         folder: where the tokenizer files are; read when first needed.
@@ -45,8 +34,10 @@ class ChatTemplates:
         messages: object,
         *,
         template_str: str | None = None,
+        template_name: str | None = None,
         tools: object = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation; see Tokenizer.apply_chat_template.
@@ -55,60 +46,40 @@ class ChatTemplates:
             InputError: messages, tools or variables are not what a template can read.
             ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
         """
+        field, begins_reply = check_mode(continue_final_message, add_generation_prompt)
         try:
-            conversation = _checked_messages(_from_json("messages", messages))
-            tool_list = _checked_tools(_from_json("tools", tools))
-            extra = {name: _plain(value, name) for name, value in (variables or {}).items()}
+            conversation = checked_messages(from_json("messages", messages))
+            tool_list = checked_tools(from_json("tools", tools))
+            extra = {name: plain(value, name) for name, value in (variables or {}).items()}
         except RecursionError as error:
             raise InputError("the messages or tools are nested too deeply", str(error), "flatten them") from error
-        if not isinstance(add_generation_prompt, bool):
-            raise InputError(
-                f"add_generation_prompt = {add_generation_prompt!r}", "True or False is expected", "pass a bool"
-            )
-        source = self._source(template_str, tool_list is not None)
+        text = ""
+        if field is not None:
+            conversation, text = mark_final(conversation, field)
+        source = self.source(template_str, template_name, with_tools=tool_list is not None)
         values = {
             **special_tokens(self._folder),
             "documents": None,
             **extra,
             "messages": conversation,
             "tools": tool_list,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": begins_reply,
         }
-        return _render(self._template(source), values, source.origin)
+        prompt = _render(self._template(source), values, source.origin)
+        return prompt if field is None else cut_at_mark(prompt, text, source.origin)
 
-    def _source(self, template_str: object, with_tools: bool) -> TemplateSource:
-        if template_str is not None:
-            if not isinstance(template_str, str):
-                raise InputError(
-                    f"template_str is a {type(template_str).__name__}", "a template text is expected", "pass a str"
-                )
-            return TemplateSource(template_str, "template_str")
-        path = self._folder / TEMPLATE_NAME
-        text = read_text(path)
-        if text is not None:
-            return TemplateSource(text, str(path))
-        return self._configured_source(with_tools)
+    def source(
+        self, template_str: object = None, template_name: object = None, *, with_tools: bool = False
+    ) -> TemplateSource:
+        """The template that `render` would use.
 
-    def _configured_source(self, with_tools: bool) -> TemplateSource:
-        path = self._folder / CONFIG_NAME
-        template = read_object(path).get("chat_template")
-        if isinstance(template, str):
-            return TemplateSource(template, str(path))
-        if template is None:
-            raise ChatTemplateError(
-                f"{self._folder}: there is no chat template",
-                f"neither {TEMPLATE_NAME} nor chat_template in {CONFIG_NAME} exists; the model may be a base model",
-                "pass template_str, or format the prompt yourself and encode() it",
-            )
-        named = _named_templates(template, path)
-        name = "tool_use" if with_tools and "tool_use" in named else "default"
-        if name not in named:
-            raise ChatTemplateError(
-                f"{path}: chat_template has no template named {name!r}",
-                f"its names are {', '.join(sorted(named)) or 'none'}",
-                "pass the text of one of them as template_str",
-            )
-        return TemplateSource(named[name], f"{path}, template {name!r}")
+        Raises:
+            InputError: template_str or template_name is not a text, or both are given.
+            ChatTemplateError: there is no such template.
+        """
+        return choose_template(
+            self._folder, template_str=template_str, template_name=template_name, with_tools=with_tools
+        )
 
     def _template(self, source: TemplateSource) -> Template:
         template = self._compiled.get(source.text)
@@ -117,22 +88,6 @@ class ChatTemplates:
             if source.origin != "template_str":
                 self._compiled[source.text] = template
         return template
-
-
-def _named_templates(template: object, path: Path) -> dict[str, str]:
-    entries = template if isinstance(template, list) else [template]
-    named: dict[str, str] = {}
-    for entry in entries:
-        name = entry.get("name") if isinstance(entry, dict) else None
-        text = entry.get("template") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise ChatTemplateError(
-                f"{path}: chat_template has an entry of type {type(entry).__name__} that is not a named template",
-                "a text, or a list of objects with name and template, is expected",
-                "correct the file, or pass template_str",
-            )
-        named[name] = text
-    return named
 
 
 def _compile(source: TemplateSource) -> Template:
@@ -191,88 +146,3 @@ def _failed_line(error: BaseException) -> int | str:
             line = traceback.tb_lineno
         traceback = traceback.tb_next
     return line
-
-
-def _from_json(name: str, value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        parsed: object = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is a text that is not JSON", str(error), f"pass JSON, or {name} as a list") from error
-    return parsed
-
-
-def _checked_messages(messages: object) -> list[dict[str, Any]]:
-    if not isinstance(messages, (list, tuple)):
-        raise InputError(
-            f"messages is a {type(messages).__name__}",
-            "a list of messages, or its JSON text, is expected",
-            'for example [{"role": "user", "content": "Hello"}]',
-        )
-    if not messages:
-        raise InputError("messages is empty", "a conversation has at least one message", "add a user message")
-    return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _checked_message(message: object, where: str) -> dict[str, Any]:
-    """A copy without keys whose value is None: templates ask whether a key is there."""
-    if not isinstance(message, Mapping):
-        raise InputError(f"{where} is a {type(message).__name__}", "an object is expected", 'with "role" and "content"')
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise InputError(
-            f"{where} has the role {role!r}", "a role is a text", 'add a "role", such as "user" or "assistant"'
-        )
-    content = message.get("content")
-    if content is None and not message.get("tool_calls"):
-        raise InputError(f"{where} has no content", "only a message with tool_calls may lack it", 'add a "content"')
-    if content is not None and not isinstance(content, (str, list, tuple)):
-        raise InputError(
-            f"{where} has content of type {type(content).__name__}",
-            "a text, or a list of parts, is expected",
-            "convert it to a str",
-        )
-    plain: dict[str, Any] = _plain(message, where)
-    return {name: value for name, value in plain.items() if value is not None}
-
-
-def _checked_tools(tools: object) -> list[Any] | None:
-    if tools is None:
-        return None
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise InputError(
-            f"tools is a {type(tools).__name__}",
-            "a list of objects (JSON schemas), or its JSON text, is expected",
-            'for example [{"type": "function", "function": {"name": …}}]',
-        )
-    return [_plain(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-
-
-def _plain(value: object, where: str) -> Any:
-    """A copy made of plain JSON types: an untrusted template must not meet objects with methods of their own."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, Mapping):
-        return dict(_plain_items(value, where))
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    # Subclasses (enumerations, numpy.float64) become the plain type; str() would call a method of theirs.
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    raise InputError(
-        f"{where} holds a {type(value).__name__}",
-        "a template reads JSON types only",
-        "convert it to text, number or list",
-    )
-
-
-def _plain_items(value: Mapping[Any, Any], where: str) -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise InputError(f"{where} has the key {key!r}", "keys are texts", "convert the key to a str")
-        yield str(key), _plain(item, f"{where}.{key}")

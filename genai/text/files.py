@@ -150,6 +150,12 @@ def library_errors(what: str) -> Iterator[None]:
         raise TokenizerError(what, why, f"check {TOKENIZER_NAME}, or copy it again from the original model") from error
 
 
+def cleans_up(folder: Path, backend: tokenizers.Tokenizer) -> bool:
+    """Whether decoded texts are cleaned up: as in transformers, BPE ignores the setting, which would spoil it."""
+    wanted = read_object(folder / CONFIG_NAME).get("clean_up_tokenization_spaces", False)
+    return bool(wanted) and type(backend.model).__name__ != "BPE"
+
+
 def configured_ids(config: Config) -> SpecialIds:
     """The special ids that genai_config.json gives."""
     model = config.model

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import decoders
 
 from genai.errors import InputError, TokenizerError
-from genai.text.detokenizer import Detokenizer
+from genai.text.detokenizer import Detokenizer, clean_up
 from genai.tokenizer import Tokenizer
 
 
@@ -140,6 +140,41 @@ def test_strips_at_both_ends(fused, tokens):
     assert "".join([*map(detokenizer.feed, tokens), detokenizer.flush()]) == reference.decode(tokens)
 
 
+@pytest.mark.parametrize("old", ["ab", "aab", "aa", "abab"])
+def test_a_replacement_in_the_whole_text(old):
+    """Behind "Fuse", what is replaced may lie across tokens."""
+    reference = decoders.Sequence([decoders.Fuse(), decoders.Replace(old, "<>")])
+    rng = random.Random(1)
+    for _ in range(200):
+        tokens = ["".join(rng.choices("ab", k=rng.randrange(4))) for _ in range(rng.randrange(8))]
+        detokenizer = Detokenizer(json.loads(reference.__getstate__()))
+        pieces = [*map(detokenizer.feed, tokens), detokenizer.flush()]
+        assert "".join(pieces) == (reference.decode(tokens) if tokens else "")
+
+
+def test_cleaned_up_pieces_are_the_cleaned_up_text():
+    rng = random.Random(2)
+    parts = [" ", ".", "'", " n't", "n", "'s", " '", "re", "do", " not", "?", " ' ", "\u00a0", "x"]
+    for _ in range(500):
+        tokens = rng.choices(parts, k=rng.randrange(12))
+        detokenizer = Detokenizer({"type": "Fuse"}, cleanup=True)
+        assert "".join([*map(detokenizer.feed, tokens), detokenizer.flush()]) == clean_up("".join(tokens))
+
+
+def test_kept_special_tokens_are_shown_and_others_are_not(model_folder):
+    tokenizer = Tokenizer(model_folder)
+    ids = tokenizer.encode("<|im_start|>a<|im_end|>").tolist()
+    stream = tokenizer.create_stream(keep=["<|im_end|>", "no token of this tokenizer"])
+    assert "".join([*map(stream.decode, ids), stream.flush()]) == "a<|im_end|>"
+    assert pieces_of(tokenizer, ids) == ["", "a", "", ""]
+
+
+@pytest.mark.parametrize("keep", ["<|im_end|>", [1], None, [b"x"], 5])
+def test_what_is_kept_is_a_list_of_texts(model_folder, keep):
+    with pytest.raises(InputError, match="keep"):
+        Tokenizer(model_folder).create_stream(keep=keep)
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -148,7 +183,7 @@ def test_strips_at_both_ends(fused, tokens):
         {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteFallback"}]},
         {
             "type": "Sequence",
-            "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"}],
+            "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"Regex": "a+b"}, "content": "c"}],
         },
     ],
 )
