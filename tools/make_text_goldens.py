@@ -1,8 +1,8 @@
 """Writes tests/text/goldens: what transformers and sentencepiece make of hard text, per model family.
 
-    python tools/make_text_goldens.py
+    python tools/make_text_goldens.py [--train]
 
-Run it from a checkout with transformers 5 and sentencepiece installed. The tests that read the goldens need neither.
+The vocabularies are kept unless --train asks for new ones, which differ from run to run. Run it from a checkout with transformers 5 and sentencepiece installed. The tests that read the goldens need neither.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ GOLDENS = Path(__file__).resolve().parent.parent / "tests" / "text" / "goldens"
 def main() -> None:
     """Write every golden anew."""
     transformers.utils.logging.set_verbosity_error()
-    vocabularies = train_all()
-    _write("vocabularies", vocabularies)
+    if "--train" in sys.argv[1:]:
+        _write("vocabularies", train_all())
+    vocabularies = json.loads((GOLDENS / "vocabularies.json").read_text(encoding="utf-8"))
     _write("texts", {"torture": TORTURE, "conversations": CONVERSATIONS})
     for family in FAMILIES:
         golden = family_golden(family, vocabularies)

@@ -8,7 +8,17 @@ from typing import Any
 
 Json = dict[str, Any]
 
-GPT4_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4_SPLIT = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
 QWEN2_SPLIT = GPT4_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -38,8 +48,8 @@ def token(content: str, *, special: bool = True, **flags: bool) -> Json:
     return {"content": content, **plain, **flags, "special": special}
 
 
-def specials(*contents: str) -> tuple[Json, ...]:
-    return tuple(token(content) for content in contents)
+def specials(*contents: str, **flags: bool) -> tuple[Json, ...]:
+    return tuple(token(content, **flags) for content in contents)
 
 
 def sequence(kind: str, parts: Sequence[Json]) -> Json:
@@ -200,8 +210,10 @@ FAMILIES = (
         "phi3",
         "sentencepiece_bpe",
         {"normalizer": PREPEND_MARK, "post_processor": around(None), "decoder": LLAMA_DECODER},
-        (*specials("<unk>", "<s>"), token("</s>", special=False, rstrip=True), *specials("<|endoftext|>"))
-        + tuple(token(name, rstrip=True) for name in ("<|assistant|>", "<|system|>", "<|end|>", "<|user|>")),
+        specials("<unk>", "<s>")
+        + specials("</s>", special=False, rstrip=True)
+        + specials("<|endoftext|>")
+        + specials("<|assistant|>", "<|system|>", "<|end|>", "<|user|>", rstrip=True),
         {
             "tokenizer_class": "LlamaTokenizer",
             "legacy": False,
@@ -317,7 +329,8 @@ FAMILIES = (
         "olmo2",
         "byte_level",
         BYTES | {"pre_tokenizer": split_then_bytes(GPT4_SPLIT), "post_processor": byte_level(prefix=True, trim=False)},
-        (token("|||IP_ADDRESS|||", special=False), *specials("<|endoftext|>"))
+        specials("|||IP_ADDRESS|||", special=False)
+        + specials("<|endoftext|>")
         + specials("<|im_start|>", "<|im_end|>", "<|pad|>"),
         _gpt2_like("GPT2Tokenizer", bos_token="<|endoftext|>", eos_token="<|endoftext|>", pad_token="<|pad|>"),
     ),
@@ -350,7 +363,8 @@ FAMILIES = (
         "stablelm",
         "byte_level",
         BYTES | {"normalizer": NFC, "pre_tokenizer": byte_level(), "post_processor": byte_level()},
-        (*specials("<|endoftext|>", "<|padding|>"), token("  ", special=False, normalized=True))
+        specials("<|endoftext|>", "<|padding|>")
+        + specials("  ", special=False, normalized=True)
         + specials("<|user|>", "<|assistant|>"),
         _gpt2_like("GPTNeoXTokenizer", bos_token="<|endoftext|>", eos_token="<|endoftext|>", unk_token="<|endoftext|>"),
     ),
