@@ -13,9 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import InputError, OptionError, TokenizerError
 from .tensor import Tensor
+from .text.backend import library_errors, load_tokenizer
 from .text.chat_template import ChatTemplates
 from .text.detokenizer import Detokenizer, clean_up
-from .text.files import cleans_up, configured_ids, find_folder, library_errors, load_tokenizer, named_ids
+from .text.files import cleans_up, find_folder
+from .text.special_ids import configured_ids, folder_ids
 
 if TYPE_CHECKING:
     from .config import Config
@@ -26,26 +28,28 @@ class Tokenizer:
     """Encodes text, decodes token ids, and formats chats.
 
     Args:
-        source: a Model, a Config, or a folder with tokenizer.json. A folder's genai_config.json, where there is one,
-            gives the special ids; otherwise tokenizer_config.json does.
+        source: a Model, a Config, or a folder with tokenizer.json or a SentencePiece tokenizer.model. A folder's
+            genai_config.json, where there is one, gives the special ids; otherwise generation_config.json and
+            tokenizer_config.json do.
 
     Raises:
         ModelFolderError: the folder does not exist.
-        TokenizerError: tokenizer.json is missing or cannot be used.
+        TokenizerError: the tokenizer's files are missing or cannot be used.
         ConfigError: genai_config.json is wrong.
     """
 
     def __init__(self, source: Model | Config | str | Path) -> None:
         self.folder, config = find_folder(source)
-        self._backend = load_tokenizer(self.folder)
-        self._ids = configured_ids(config) if config is not None else named_ids(self.folder, self._backend)
+        loaded = load_tokenizer(self.folder)
+        self._backend, names = loaded.backend, loaded.special
+        self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, names, self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
         # A model's vocabulary is often padded beyond its tokenizer's; ids in between are valid and have no text.
         self._num_ids = max(sizes)
         self._cleanup = cleans_up(self.folder, self._backend)
-        self._templates = ChatTemplates(self.folder)
+        self._templates = ChatTemplates(self.folder, names)
         self._options = {"add_special_tokens": False, "skip_special_tokens": True}
 
     @property

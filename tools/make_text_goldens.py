@@ -2,7 +2,7 @@
 
     python tools/make_text_goldens.py [--train]
 
-The vocabularies are kept unless --train asks for new ones, which differ from run to run. Run it from a checkout with transformers 5 and sentencepiece installed. The tests that read the goldens need neither.
+The vocabularies are kept unless --train asks for new ones, which differ from run to run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import transformers
 
+from tools.text_goldens import sentencepiece_models
 from tools.text_goldens.families import FAMILIES, Family, Json
 from tools.text_goldens.layout import family_files, read_templates, write_folder
 from tools.text_goldens.texts import CONVERSATIONS, TORTURE
@@ -30,8 +31,11 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     if "--train" in sys.argv[1:]:
         _write("vocabularies", train_all())
+        sentencepiece_models.train_all(GOLDENS / "sentencepiece")
     vocabularies = json.loads((GOLDENS / "vocabularies.json").read_text(encoding="utf-8"))
     _write("texts", {"torture": TORTURE, "conversations": CONVERSATIONS})
+    models = sorted((GOLDENS / "sentencepiece").glob("*.model"))
+    _write("sentencepiece", {path.stem: sentencepiece_models.golden(path) for path in models})
     for family in FAMILIES:
         golden = family_golden(family, vocabularies)
         _write(family.name, golden)

@@ -23,10 +23,12 @@ class ChatTemplates:
 
     Args:
         folder: where the tokenizer files are; read when first needed.
+        special: the tokenizer's special tokens by role; what the files name comes first.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, special: Mapping[str, str]) -> None:
         self._folder = folder
+        self._special = special
         self._compiled: dict[str, Template] = {}
 
     def render(
@@ -58,6 +60,7 @@ class ChatTemplates:
             conversation, text = mark_final(conversation, field)
         source = self.source(template_str, template_name, with_tools=tool_list is not None)
         values = {
+            **self._special,
             **special_tokens(self._folder),
             "documents": None,
             **extra,
