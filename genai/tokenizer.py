@@ -15,7 +15,8 @@ from .errors import InputError, OptionError, TokenizerError
 from .tensor import Tensor
 from .text.backend import library_errors, load_tokenizer
 from .text.chat_template import ChatTemplates
-from .text.detokenizer import Detokenizer, clean_up
+from .text.cleanup import clean_up
+from .text.detokenizer import Detokenizer
 from .text.files import cleans_up, find_folder
 from .text.special_ids import configured_ids, folder_ids
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import TokenizerError
+from .cleanup import CleanUp
 from .decoder_stages import (
     ByteFallback,
     ByteLevel,
@@ -23,27 +24,6 @@ from .decoder_stages import (
     StripToken,
     WordPiece,
 )
-
-CLEANUP = (
-    (" .", "."),
-    (" ?", "?"),
-    (" !", "!"),
-    (" ,", ","),
-    (" ' ", "'"),
-    (" n't", "n't"),
-    (" 'm", "'m"),
-    (" 's", "'s"),
-    (" 've", "'ve"),
-    (" 're", "'re"),
-)
-"""What transformers does to a decoded text where tokenizer_config.json sets clean_up_tokenization_spaces."""
-
-
-def clean_up(text: str) -> str:
-    """The text without the spaces English does not want."""
-    for old, new in CLEANUP:
-        text = text.replace(old, new)
-    return text
 
 
 class Detokenizer:
@@ -75,8 +55,7 @@ class Detokenizer:
         return "".join(tokens)
 
     def _new_stages(self) -> list[Stage]:
-        last = [ReplaceText(old, new) for old, new in CLEANUP] if self._cleanup else []
-        return [*_build_stages(self._decoder), *last]
+        return [*_build_stages(self._decoder), *([CleanUp()] if self._cleanup else [])]
 
 
 def _run(stages: list[Stage], tokens: Iterable[str]) -> Iterable[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,19 @@ def test_texts_whole_and_streamed(family: tuple[Tokenizer, dict[str, Any]], skip
         assert tokenizer.decode(ids) == expected
         stream = tokenizer.create_stream()
         assert "".join([*(stream.decode(id_) for id_ in ids), stream.flush()]) == expected
+    tokenizer.update_options(skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_random_ids_stream_as_they_decode(family: tuple[Tokenizer, dict[str, Any]], skip_special_tokens: bool) -> None:
+    tokenizer, _ = family
+    tokenizer.update_options(skip_special_tokens=skip_special_tokens)
+    rng = random.Random(3)
+    for _ in range(150):
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(30))]
+        stream = tokenizer.create_stream()
+        pieces = [*(stream.decode(id_) for id_ in ids), stream.flush()]
+        assert "".join(pieces) == tokenizer.decode(ids), ids
     tokenizer.update_options(skip_special_tokens=True)
 
 

@@ -9,7 +9,8 @@ import pytest
 from tokenizers import decoders
 
 from genai.errors import InputError, TokenizerError
-from genai.text.detokenizer import Detokenizer, clean_up
+from genai.text.cleanup import clean_up
+from genai.text.detokenizer import Detokenizer
 from genai.tokenizer import Tokenizer
 
 
@@ -155,7 +156,7 @@ def test_a_replacement_in_the_whole_text(old):
 def test_cleaned_up_pieces_are_the_cleaned_up_text():
     rng = random.Random(2)
     parts = [" ", ".", "'", " n't", "n", "'s", " '", "re", "do", " not", "?", " ' ", "\u00a0", "x"]
-    for _ in range(500):
+    for _ in range(20_000):
         tokens = rng.choices(parts, k=rng.randrange(12))
         detokenizer = Detokenizer({"type": "Fuse"}, cleanup=True)
         assert "".join([*map(detokenizer.feed, tokens), detokenizer.flush()]) == clean_up("".join(tokens))
