@@ -188,6 +188,22 @@ def _split_head(text: str, content: str, most: int) -> tuple[str, str]:
     return text[:length], text[length:]
 
 
+class WordSuffix:
+    """A suffix ends a word: it stands for a space, except in the last token, which is therefore held back."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._held: str | None = None
+
+    def feed(self, token: str) -> Iterable[str]:
+        held, self._held = self._held, token
+        return [] if held is None else [held.replace(self._suffix, " ")]
+
+    def end(self) -> Iterable[str]:
+        held, self._held = self._held, None
+        return [] if held is None else [held.replace(self._suffix, "")]
+
+
 class JoinWords:
     """Without a decoder, tokens are words."""
 

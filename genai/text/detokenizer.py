@@ -23,6 +23,7 @@ from .decoder_stages import (
     StripText,
     StripToken,
     WordPiece,
+    WordSuffix,
 )
 
 
@@ -80,6 +81,8 @@ def _build_stages(decoder: Mapping[str, Any] | None) -> list[Stage]:
             stages.append(Metaspace(part["replacement"], part.get("prepend_scheme", "always") != "never"))
         elif kind == "WordPiece" and not fused:
             stages.append(WordPiece(part["prefix"], part["cleanup"]))
+        elif kind == "BPEDecoder" and not fused:
+            stages.append(WordSuffix(part["suffix"]))
         elif kind == "Replace" and not fused:
             stages.append(Replace(part["pattern"], part["content"]))
         elif kind == "Replace" and part["pattern"].get("String"):
