@@ -58,7 +58,7 @@ def _from_text(text: str) -> tokenizers.Tokenizer:
 def _from_sentencepiece(
     folder: Path, declared: Mapping[int, DeclaredToken], names: Mapping[str, str]
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    from .sentencepiece_model import ModelFormatError, ModelType, parse_model
+    from .sentencepiece_model import ModelFormatError, parse_model
     from .sentencepiece_tokenizer import tokenizer_json
 
     path = next((folder / name for name in MODEL_NAMES if (folder / name).exists()), None)
@@ -73,9 +73,7 @@ def _from_sentencepiece(
     try:
         model = parse_model(data)
         renamed = {id_: token.content for id_, token in declared.items() if id_ < len(model.pieces)}
-        # transformers' defaults: its Llama and Gemma classes (BPE) are not "legacy", those for Unigram models are.
-        is_legacy = config.get("legacy", model.type == ModelType.UNIGRAM) is True
-        text = tokenizer_json(model, prefix_everywhere=is_legacy, renamed=renamed)
+        text = tokenizer_json(model, prefix_everywhere=config.get("legacy") is True, renamed=renamed)
     except ModelFormatError as error:
         raise TokenizerError(
             f"{path}: is not a SentencePiece model that can be used",
@@ -107,21 +105,26 @@ def _add_tokens(
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    next_id = backend.get_vocab_size(with_added_tokens=True)
+    added = []
     for id_, token in sorted(declared.items()):
         if token.content in known:
             continue
         found = backend.token_to_id(token.content)
-        if (backend.get_vocab_size(with_added_tokens=True) if found is None else found) != id_:
+        if id_ != (next_id if found is None else found):
             raise TokenizerError(
                 f"{folder}: the added token {token.content!r} has the id {id_} in {CONFIG_NAME}",
-                f"the tokenizer gives it {'no id, and the next free one is another' if found is None else found}",
+                f"the tokenizer gives it {f'the next free id, {next_id}' if found is None else found}",
                 "copy both files again from the same model",
             )
-        backend.add_tokens([AddedToken(**token.flags, content=token.content)])
+        next_id += found is None
+        added.append(AddedToken(**token.flags, content=token.content))
+    backend.add_tokens(added)
     # A token with a role is special even where the tokenizer only has it as a word.
-    for content in names.values():
-        if content not in known and backend.token_to_id(content) is not None:
-            backend.add_special_tokens([AddedToken(content, normalized=False, special=True)])
+    words = (content for content in names.values() if content not in known)
+    backend.add_special_tokens(
+        [AddedToken(word, normalized=False, special=True) for word in words if backend.token_to_id(word) is not None]
+    )
 
 
 @contextmanager

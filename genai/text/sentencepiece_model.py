@@ -14,6 +14,8 @@ from typing import TypeVar
 
 MAX_PIECES = 2**24
 """More pieces than any tokenizer has: a file that claims more is not one."""
+MAX_PIECE_BYTES = 512
+"""Every way to cut a piece in two is looked at, so a long one would take for ever."""
 
 
 Kind = TypeVar("Kind", bound=IntEnum)
@@ -120,8 +122,11 @@ def parse_model(data: bytes) -> SentencePieceModel:
 
 def _piece(data: bytes, index: int) -> Piece:
     fields = dict(_fields(data))
+    encoded = _bytes(fields.get(1, b""))
+    if len(encoded) > MAX_PIECE_BYTES:
+        raise ModelFormatError(f"piece {index} has {len(encoded)} bytes; at most {MAX_PIECE_BYTES} are allowed")
     try:
-        text = _bytes(fields.get(1, b"")).decode()
+        text = encoded.decode()
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"piece {index} is not UTF-8: {error}") from error
     score = struct.unpack("<f", _bytes(fields.get(2, b"\0\0\0\0")))[0]

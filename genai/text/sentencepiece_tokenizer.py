@@ -15,6 +15,7 @@ from .sentencepiece_model import ModelFormatError, ModelType, Piece, PieceType, 
 
 MARK = "\u2581"
 _MOST_LEADING_SPACES = 2**16
+_NEVER_CHOSEN = 1e4
 Json = dict[str, Any]
 
 
@@ -115,7 +116,9 @@ def _decoders(model: SentencePieceModel) -> Iterator[Json]:
 
 
 def _unigram(pieces: list[Piece], model: SentencePieceModel) -> Json:
-    vocab = [[piece.text, piece.score] for piece in pieces]
+    # Texts such as "<0x41>" are no byte pieces: these come only from unknown characters.
+    never = min(piece.score for piece in pieces) - _NEVER_CHOSEN
+    vocab = [[piece.text, never if piece.type == PieceType.BYTE else piece.score] for piece in pieces]
     return {"type": "Unigram", "unk_id": model.unk_id, "vocab": vocab, "byte_fallback": model.byte_fallback}
 
 
