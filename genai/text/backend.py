@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TokenizerError
 from .added_tokens import DeclaredToken, declared_tokens
-from .files import CONFIG_NAME, TOKENIZER_NAME, read_bytes, read_object, read_text, special_tokens
+from .files import (
+    CONFIG_NAME,
+    TOKENIZER_NAME,
+    further_special_tokens,
+    read_bytes,
+    read_object,
+    read_text,
+    special_tokens,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -42,7 +50,8 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
     else:
         backend, names = _from_sentencepiece(folder, declared, names)
     with library_errors(f"{folder}: the added tokens of {CONFIG_NAME} cannot be used"):
-        _add_tokens(backend, folder, declared, names)
+        _add_tokens(backend, folder, declared)
+        _mark_special(backend, {*names.values(), *further_special_tokens(folder)})
     # Files may carry settings of their own, which would cut texts silently or fill them.
     backend.no_truncation()
     backend.no_padding()
@@ -81,7 +90,9 @@ def _from_sentencepiece(
             f"copy it again, or save {TOKENIZER_NAME} with transformers' save_pretrained()",
         ) from error
     roles = {"bos_token": model.bos_id, "eos_token": model.eos_id}
-    pieces = {name: model.pieces[id_].text for name, id_ in roles.items() if 0 <= id_ < len(model.pieces)}
+    pieces = {
+        name: renamed.get(id_, model.pieces[id_].text) for name, id_ in roles.items() if 0 <= id_ < len(model.pieces)
+    }
     with library_errors(f"{path}: is not a usable tokenizer"):
         backend = _from_text(text)
         _surround(backend, config, {**pieces, **names})
@@ -99,12 +110,10 @@ def _surround(backend: tokenizers.Tokenizer, config: Mapping[str, Any], names: M
         backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
 
 
-def _add_tokens(
-    backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[int, DeclaredToken], names: Mapping[str, str]
-) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[int, DeclaredToken]) -> None:
     from tokenizers import AddedToken
 
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known = _added_contents(backend)
     next_id = backend.get_vocab_size(with_added_tokens=True)
     added = []
     for id_, token in sorted(declared.items()):
@@ -120,11 +129,20 @@ def _add_tokens(
         next_id += found is None
         added.append(AddedToken(**token.flags, content=token.content))
     backend.add_tokens(added)
-    # A token with a role is special even where the tokenizer only has it as a word.
-    words = (content for content in names.values() if content not in known)
+
+
+def _mark_special(backend: tokenizers.Tokenizer, contents: Collection[str]) -> None:
+    """What the files call special is special even where the tokenizer only has it as a word."""
+    from tokenizers import AddedToken
+
+    words = sorted(set(contents) - _added_contents(backend))
     backend.add_special_tokens(
         [AddedToken(word, normalized=False, special=True) for word in words if backend.token_to_id(word) is not None]
     )
+
+
+def _added_contents(backend: tokenizers.Tokenizer) -> set[str]:
+    return {token.content for token in backend.get_added_tokens_decoder().values()}
 
 
 @contextmanager

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 TOKENIZER_NAME = "tokenizer.json"
 CONFIG_NAME = "tokenizer_config.json"
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -66,15 +65,28 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens a folder names, such as {"eos_token": "<|im_end|>"}."""
+    """The special tokens a folder names, such as {"eos_token": "<|im_end|>"}: every key that ends in _token."""
     found: dict[str, str] = {}
     for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
-        for name in _SPECIAL_NAMES:
-            value = source.get(name)
-            content = value.get("content") if isinstance(value, Mapping) else value
-            if isinstance(content, str):
-                found[name] = content
+        named = ((name, _content(value)) for name, value in source.items() if name.endswith("_token"))
+        found |= {name: content for name, content in named if content is not None}
     return found
+
+
+def further_special_tokens(folder: Path) -> list[str]:
+    """Special tokens without a role: additional_special_tokens, or extra_special_tokens as newer files call them."""
+    found: list[str] = []
+    for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            listed = source.get(name)
+            values = listed.values() if isinstance(listed, Mapping) else listed if isinstance(listed, list) else ()
+            found += [content for value in values if (content := _content(value)) is not None]
+    return found
+
+
+def _content(value: object) -> str | None:
+    content = value.get("content") if isinstance(value, Mapping) else value
+    return content if isinstance(content, str) else None
 
 
 def find_folder(source: object) -> tuple[Path, Config | None]:

@@ -231,6 +231,19 @@ def test_a_malformed_generation_config_is_an_error(model_folder, values):
     assert_three_parts(caught.value)
 
 
+def test_words_that_the_config_calls_special_are_special(model_folder):
+    word = "the"
+    assert Tokenizer(model_folder).decode(Tokenizer(model_folder).encode("a the b")) == "a the b"
+    for names in ({"mask_token": word}, {"image_token": {"content": word}}, {"additional_special_tokens": [word]}):
+        (model_folder / "special_tokens_map.json").write_text(json.dumps(names))
+        tokenizer = Tokenizer(model_folder)
+        ids = tokenizer.encode("a the b").tolist()
+        assert tokenizer.to_token_id(word) in ids
+        assert tokenizer.decode(ids) == "a  b"
+    (model_folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": "no such word"}))
+    assert Tokenizer(model_folder).to_token_id("no such word") == -1
+
+
 def test_config_and_model_are_sources(model_folder):
     config = Config(model_folder)
 
