@@ -156,6 +156,7 @@ def test_output_has_a_limit_of_its_own():
         ("{{ 'year 2024: %s and {}' % 5 }}", "year 2024: 5 and {}"),
         ("{{ {'a': {'b': 1}} | tojson(indent=2) }}", '{\n  "a": {\n    "b": 1\n  }\n}'),
         ("{{ [1, 2] | batch(2) | list }}", "[[1, 2]]"),
+        ("{{ dict(a=1) }}{{ dict.fromkeys(['b'], 2) }}{{ dict.__class__ }}{{ dict.mro }}", "{'a': 1}{'b': 2}"),
         ("{{ text | length }}", str(MAX_SIZE)),
     ],
 )
