@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -169,6 +170,15 @@ class Tokenizer:
         found = self._backend.token_to_id(token)
         return -1 if found is None else int(found)
 
+    def token_text(self, token: int) -> str:
+        """The vocabulary entry of an id, as the tokenizer's files write it; "" if it has none.
+
+        Raises:
+            InputError: an id that the model does not have.
+        """
+        self._check_id(token, "token_text")
+        return self._backend.id_to_token(token) or ""
+
     def apply_chat_template(
         self,
         messages: str | Sequence[Mapping[str, Any]],
@@ -209,8 +219,13 @@ class Tokenizer:
             variables=variables,
         )
 
-    def chat_template(self, *, template_name: str | None = None, with_tools: bool = False) -> str:
-        """The jinja2 text of the chat template that apply_chat_template would use, for `genai.parsing.detect`.
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template for conversations without tools; "" if there is none."""
+        return self._templates.text()
+
+    def template_text(self, *, template_name: str | None = None, with_tools: bool = False) -> str:
+        """The jinja2 source of the chat template that apply_chat_template would use, for `genai.parsing.detect`.
 
         Raises:
             ChatTemplateError: there is none of that name, or none at all.
@@ -269,6 +284,12 @@ class TokenizerStream:
         self._skipped = tokenizer._special - keep if tokenizer._options["skip_special_tokens"] else frozenset()
         state = None if decoder is None else json.loads(decoder.__getstate__())
         self._detokenizer = Detokenizer(state, cleanup=tokenizer._cleanup)
+
+    def copy(self) -> TokenizerStream:
+        """A stream in the same state that goes its own way."""
+        other = copy.copy(self)
+        other._detokenizer = copy.deepcopy(self._detokenizer)
+        return other
 
     def decode(self, token: SupportsIndex) -> str:
         """The text that has become certain with this token: whole characters, or "" until one is complete.

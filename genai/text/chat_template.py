@@ -26,9 +26,9 @@ class ChatTemplates:
         special: the tokenizer's special tokens by role; what the files name comes first.
     """
 
-    def __init__(self, folder: Path, special: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, special: Mapping[str, str] | None = None) -> None:
         self._folder = folder
-        self._special = special
+        self._special = dict(special or {})
         self._compiled: dict[str, Template] = {}
 
     def render(
@@ -83,6 +83,13 @@ class ChatTemplates:
         return choose_template(
             self._folder, template_str=template_str, template_name=template_name, with_tools=with_tools
         )
+
+    def text(self) -> str:
+        """The source of the template for conversations without tools; "" if there is none."""
+        try:
+            return self.source().text
+        except ChatTemplateError:
+            return ""
 
     def _template(self, source: TemplateSource) -> Template:
         template = self._compiled.get(source.text)

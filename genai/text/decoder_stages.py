@@ -141,6 +141,10 @@ class Replace:
     def end(self) -> Iterable[str]:
         return []
 
+    def __deepcopy__(self, memo: object) -> Replace:
+        # Without state there is nothing to copy, and the library's objects cannot be.
+        return self
+
 
 class StripToken:
     """Takes up to `start` and `stop` characters like `content` off the ends of each token."""

@@ -64,8 +64,8 @@ def test_the_parser_is_chosen_by_the_chat_template(tokenizer: genai.Tokenizer, t
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("<tool_call>{{ tools }}")
     named = genai.Tokenizer(tmp_path)
-    assert detect(named.chat_template()) == "think"
-    assert detect(named.chat_template(with_tools=True)) == "hermes"
+    assert detect(named.chat_template) == "think"
+    assert detect(named.template_text(with_tools=True)) == "hermes"
 
 
 def test_long_replies_in_one_piece_are_split_alike() -> None:

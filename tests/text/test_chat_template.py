@@ -272,9 +272,13 @@ class TestSources:
         configure(
             tokenizer, [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "<tool_call>"}]
         )
-        assert tokenizer.chat_template() == "plain"
-        assert tokenizer.chat_template(with_tools=True) == "<tool_call>"
-        assert tokenizer.chat_template(template_name="tool_use") == "<tool_call>"
+        assert tokenizer.chat_template == "plain"
+        assert tokenizer.template_text(with_tools=True) == "<tool_call>"
+        assert tokenizer.template_text(template_name="tool_use") == "<tool_call>"
+        (tokenizer.folder / "tokenizer_config.json").unlink()
+        assert tokenizer.chat_template == ""
+        with pytest.raises(ChatTemplateError, match="no chat template"):
+            tokenizer.template_text()
 
     @pytest.mark.parametrize("template", [5, [5], [{"name": "default"}], {"template": "x"}])
     def test_a_template_entry_of_another_form(self, tokenizer, template):

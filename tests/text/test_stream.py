@@ -163,6 +163,25 @@ def test_cleaned_up_pieces_are_the_cleaned_up_text():
         assert "".join([*map(detokenizer.feed, tokens), detokenizer.flush()]) == clean_up("".join(tokens))
 
 
+def test_a_copy_of_a_stream_goes_its_own_way(kind_folder):
+    tokenizer = Tokenizer(kind_folder)
+    ids = tokenizer.encode("the cat 漢😂 é sat . 'm").tolist()
+    for cut in range(len(ids)):
+        stream = tokenizer.create_stream()
+        before = "".join(map(stream.decode, ids[:cut]))
+        other = stream.copy()
+        ends = ["".join([*map(each.decode, ids[cut:]), each.flush()]) for each in (stream, other)]
+        assert [before + end for end in ends] == [tokenizer.decode(ids)] * 2
+
+
+def test_the_text_of_a_token(model_folder):
+    tokenizer = Tokenizer(model_folder)
+    assert tokenizer.token_text(tokenizer.to_token_id("<|im_end|>")) == "<|im_end|>"
+    assert tokenizer.token_text(511) == ""
+    with pytest.raises(InputError, match="token_text"):
+        tokenizer.token_text(512)
+
+
 def test_kept_special_tokens_are_shown_and_others_are_not(model_folder):
     tokenizer = Tokenizer(model_folder)
     ids = tokenizer.encode("<|im_start|>a<|im_end|>").tolist()
