@@ -7,7 +7,6 @@ from typing import Any
 
 from genai.kvcache.budget import available_memory, format_bytes
 
-from .chat_template import ChatTemplates
 from .config import Config, ModelConfig
 from .decoder_graph import read_decoder
 from .errors import CacheCapacityError, ModelFolderError
@@ -15,6 +14,7 @@ from .machine.footprint import PROGRAM_BYTES
 from .memory_plan import MemoryPlan, check_limit, default_context, plan_memory
 from .parsing import detect, get_parser
 from .runtime.plan import missing_operators
+from .text.chat_template import ChatTemplates
 
 
 def describe(

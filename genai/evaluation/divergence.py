@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..tokenizer_files import load_tokenizer
+from ..text.backend import load_tokenizer
 from .errors import VocabularyMismatchError
 from .logprobs import Float32, Float64, kl_rows, log_softmax, normalizers, row_blocks
 from .prediction import exp, mean_and_error
@@ -172,7 +172,7 @@ def check_same_vocabulary(base: Model, other: Model) -> None:
 
 
 def _texts_by_id(model: Model) -> dict[int, str]:
-    vocabulary = load_tokenizer(model.folder).get_vocab(with_added_tokens=True)
+    vocabulary = load_tokenizer(model.folder).backend.get_vocab(with_added_tokens=True)
     return {id_: text for text, id_ in vocabulary.items()}
 
 

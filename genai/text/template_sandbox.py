@@ -105,6 +105,16 @@ class _Generation(Extension):
         return str(caller())
 
 
+class _TemplateDict:
+    """What a template may do with `dict`: not the type itself, behind which Python's internals lie."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
 class _TemplateNamespace(Namespace):
     """Jinja's namespace without underscore names, behind which Python's internals lie."""
 
@@ -139,7 +149,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
-            "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+            "dict": _TemplateDict(),
             "namespace": _TemplateNamespace,
         }
 

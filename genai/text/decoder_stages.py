@@ -1,17 +1,10 @@
-"""Tokens to text, one token at a time: whole characters only, and the pieces add up to the full decode exactly.
-
-A tokenizer.json names a chain of decoders. Each becomes a stage that keeps just the state it needs (bytes of an
-unfinished character, whether a token is the first), so a token costs the same however long the text is. The stages
-state what the decoders of the `tokenizers` library do; tests compare the two on every kind.
-"""
+"""The decoders of a tokenizer.json, one token at a time: each stage keeps just the state it needs."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
-
-from .errors import TokenizerError
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 
 class Stage(Protocol):
@@ -24,78 +17,6 @@ class Stage(Protocol):
         """Give what was held back."""
 
 
-class Detokenizer:
-    """Turns a stream of vocabulary entries into text.
-
-    Args:
-        decoder: the "decoder" object of a tokenizer.json; None joins tokens with spaces.
-
-    Raises:
-        TokenizerError: a decoder that cannot work token by token.
-    """
-
-    def __init__(self, decoder: Mapping[str, Any] | None) -> None:
-        self._decoder = decoder
-        self._stages = _build_stages(decoder)
-
-    def feed(self, token: str) -> str:
-        """The text that has become certain with this token: whole characters, often none."""
-        return "".join(_run(self._stages, [token]))
-
-    def flush(self) -> str:
-        """The rest of the text (an unfinished character becomes U+FFFD); the next token starts a new text."""
-        tokens: list[str] = []
-        for index, stage in enumerate(self._stages):
-            tokens += _run(self._stages[index + 1 :], stage.end())
-        self._stages = _build_stages(self._decoder)
-        return "".join(tokens)
-
-
-def _run(stages: list[Stage], tokens: Iterable[str]) -> Iterable[str]:
-    for stage in stages:
-        tokens = [output for token in tokens for output in stage.feed(token)]
-    return tokens
-
-
-def _build_stages(decoder: Mapping[str, Any] | None) -> list[Stage]:
-    if decoder is None:
-        return [_JoinWords()]
-    stages: list[Stage] = []
-    # Behind "Fuse" and "ByteLevel" the text is one single token, which arrives here in pieces.
-    fused = False
-    for part in _flatten(decoder):
-        kind = part["type"]
-        if kind == "ByteLevel" and not fused:
-            stages.append(_ByteLevel())
-        elif kind == "ByteFallback" and not fused:
-            stages.append(_ByteFallback())
-        elif kind == "Metaspace" and not fused:
-            stages.append(_Metaspace(part["replacement"], part.get("prepend_scheme", "always") != "never"))
-        elif kind == "WordPiece" and not fused:
-            stages.append(_WordPiece(part["prefix"], part["cleanup"]))
-        elif kind == "Replace" and (not fused or len(part["pattern"].get("String", "")) == 1):
-            stages.append(_Replace(part["pattern"], part["content"]))
-        elif kind == "Strip":
-            strip = _StripText if fused else _StripToken
-            stages.append(strip(part["content"], part["start"], part["stop"]))
-        elif kind != "Fuse":
-            raise TokenizerError(
-                f"the decoder {kind!r} of tokenizer.json cannot work token by token",
-                "it needs the whole text" + (" behind a decoder that joins tokens" if fused else ""),
-                "decode() the complete token list instead of streaming it",
-            )
-        fused = fused or kind in ("Fuse", "ByteLevel")
-    return stages
-
-
-def _flatten(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if decoder["type"] == "Sequence":
-        for part in decoder["decoders"]:
-            yield from _flatten(part)
-    else:
-        yield decoder
-
-
 def byte_of_character() -> dict[str, int]:
     """GPT-2's printable stand-in for each byte: printable Latin-1 stands for itself, the rest for U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -105,7 +26,7 @@ def byte_of_character() -> dict[str, int]:
     return table
 
 
-class _ByteLevel:
+class ByteLevel:
     """Characters stand for bytes, bytes for UTF-8."""
 
     def __init__(self) -> None:
@@ -124,7 +45,7 @@ class _ByteLevel:
         return [self._utf8.decode(b"", final=True)]
 
 
-class _ByteFallback:
+class ByteFallback:
     """A run of tokens like <0xE2> is UTF-8 as a whole, or else one U+FFFD per byte: it must end to become text."""
 
     def __init__(self) -> None:
@@ -154,7 +75,7 @@ def _byte_value(token: str) -> int | None:
     return None
 
 
-class _Metaspace:
+class Metaspace:
     """A mark stands for a space; in the first token it stands for the prepended one, which is dropped."""
 
     def __init__(self, mark: str, prepended: bool) -> None:
@@ -170,7 +91,7 @@ class _Metaspace:
         return []
 
 
-class _WordPiece:
+class WordPiece:
     """Tokens with the prefix continue a word, others start one; cleanup removes the spaces English does not want."""
 
     CLEANUP = (
@@ -206,7 +127,7 @@ class _WordPiece:
         return []
 
 
-class _Replace:
+class Replace:
     """Replaces a text or a regular expression inside each token; the library itself does it, for its regex dialect."""
 
     def __init__(self, pattern: Mapping[str, str], content: str) -> None:
@@ -220,8 +141,12 @@ class _Replace:
     def end(self) -> Iterable[str]:
         return []
 
+    def __deepcopy__(self, memo: object) -> Replace:
+        # Without state there is nothing to copy, and the library's objects cannot be.
+        return self
 
-class _StripToken:
+
+class StripToken:
     """Takes up to `start` and `stop` characters like `content` off the ends of each token."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
@@ -238,7 +163,7 @@ class _StripToken:
         return []
 
 
-class _StripText:
+class StripText:
     """Takes up to `start` and `stop` characters like `content` off the ends of the whole text."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
@@ -267,7 +192,23 @@ def _split_head(text: str, content: str, most: int) -> tuple[str, str]:
     return text[:length], text[length:]
 
 
-class _JoinWords:
+class WordSuffix:
+    """A suffix ends a word: it stands for a space, except in the last token, which is therefore held back."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._held: str | None = None
+
+    def feed(self, token: str) -> Iterable[str]:
+        held, self._held = self._held, token
+        return [] if held is None else [held.replace(self._suffix, " ")]
+
+    def end(self) -> Iterable[str]:
+        held, self._held = self._held, None
+        return [] if held is None else [held.replace(self._suffix, "")]
+
+
+class JoinWords:
     """Without a decoder, tokens are words."""
 
     def __init__(self) -> None:
@@ -280,3 +221,23 @@ class _JoinWords:
 
     def end(self) -> Iterable[str]:
         return []
+
+
+class ReplaceText:
+    """Replaces a text wherever it stands in the whole text; what may begin it at the end is held back."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old = old
+        self._new = new
+        self._held = ""
+
+    def feed(self, token: str) -> Iterable[str]:
+        *parts, tail = (self._held + token).split(self._old)
+        lengths = range(min(len(tail), len(self._old) - 1), 0, -1)
+        held = next((length for length in lengths if self._old.startswith(tail[-length:])), 0)
+        self._held = tail[len(tail) - held :]
+        return [self._new.join([*parts, tail[: len(tail) - held]])]
+
+    def end(self) -> Iterable[str]:
+        held, self._held = self._held, ""
+        return [held]
