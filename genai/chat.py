@@ -69,6 +69,7 @@ class ChatSession:
         self.messages: list[dict[str, Any]] = []
         self.last_reply: ChatReply | None = None
         self.num_left_out = 0
+        self._running: CompletionStream | None = None
 
     # --- options and messages ------------------------------------------------------------------------------------
 
@@ -156,6 +157,17 @@ class ChatSession:
         del self.messages[self._last_user_message() + 1 :]
         return self._answer()
 
+    def cancel(self) -> bool:
+        """Let the running reply end where it is. May be called from a signal handler or another thread.
+
+        Returns:
+            Whether there was one.
+        """
+        stream = self._running
+        if stream is not None:
+            stream.cancel()
+        return stream is not None
+
     def _reply(self) -> ChatReply:
         if self.last_reply is None:
             raise StateError("there is no reply yet", "nothing was answered", "send a message first")
@@ -170,10 +182,12 @@ class ChatSession:
             try:
                 while prompt is not None:
                     with self._stream(prompt, parts) as stream:
+                        self._running = stream
                         try:
                             for piece in stream:
                                 yield from splitter.feed(piece)
                         finally:
+                            self._running = None
                             stream.close()
                             parts.append(stream.completion)
                     prompt = self._shifted(parts)

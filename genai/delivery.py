@@ -121,7 +121,8 @@ class _Stream:
         """Text, tokens and figures: so far, or of the whole once the stream has ended."""
         return self._generation.completion()
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Let it end where it is; what was made until then still arrives. May be called from a signal handler."""
         if not self._over:
             self._generation.cancelled = True
             self._worker.wake()
@@ -158,7 +159,7 @@ class CompletionStream(_Stream):
 
     def close(self) -> None:
         """Cancel what is left, and wait until the engine has let go of it. `completion` keeps what there was."""
-        self._cancel()
+        self.cancel()
         while not self._over:
             self._over = self._pieces.get() is _END
 
@@ -172,7 +173,7 @@ class CompletionStream(_Stream):
 
     def __del__(self) -> None:
         if hasattr(self, "_generation"):
-            self._cancel()
+            self.cancel()
 
 
 class AsyncCompletionStream(_Stream):
@@ -192,7 +193,7 @@ class AsyncCompletionStream(_Stream):
         try:
             piece = await self._pieces.get()
         except BaseException:
-            self._cancel()
+            self.cancel()
             raise
         if not self._took(piece) or piece is None:
             raise StopAsyncIteration
@@ -200,7 +201,7 @@ class AsyncCompletionStream(_Stream):
 
     async def aclose(self) -> None:
         """Cancel what is left; see CompletionStream.close."""
-        self._cancel()
+        self.cancel()
         while not self._over:
             self._over = await self._pieces.get() is _END
 
@@ -214,4 +215,4 @@ class AsyncCompletionStream(_Stream):
 
     def __del__(self) -> None:
         if hasattr(self, "_generation"):
-            self._cancel()
+            self.cancel()

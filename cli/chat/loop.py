@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from genai.errors import GenaiError
@@ -101,10 +104,9 @@ class Loop:
         before = self.session.num_left_out
         if self.dump:
             self.show_prompt()
-        try:
+        with _interrupts(self.session) as interrupted:
             show_reply(events, self.voice, markdown=self.markdown)
-        except KeyboardInterrupt:
-            events.close()  # type: ignore[attr-defined]
+        if interrupted:
             self.voice.say("(stopped)")
         self._report(before)
 
@@ -126,6 +128,24 @@ class Loop:
         elif session.context_used > _NEARLY_FULL * limit:
             used = f"{session.context_used} of {limit} tokens"
             self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")
+
+
+@contextmanager
+def _interrupts(session: ChatSession) -> Iterator[list[int]]:
+    """Ctrl-C ends the reply instead of raising wherever the program happens to be; gives those that came."""
+    came: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        # Nothing to stop yet, or it does not stop: then as ever.
+        if not session.cancel() or len(came) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _ADVICE = {

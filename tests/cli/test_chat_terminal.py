@@ -20,7 +20,7 @@ STORY = "Tell me a story about Luna and Tom."
 
 def chat(terminal: Open, *arguments: str, **environment: str) -> Any:
     opened = terminal("chat", "-t", "1", *arguments, **environment)
-    opened.wait_for("context 1,024 tokens.*>>>")
+    opened.wait_for("context 1,024 tokens.*>>>", seconds=120)  # kernels may have to be compiled
     return opened
 
 
