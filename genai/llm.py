@@ -11,22 +11,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .bundled import bundled_model
 from .completion import ChatReply, Completion
+from .config import Config
 from .delivery import AsyncCompletionStream, CompletionStream, await_for, wait_for
 from .engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from .engine.worker import Worker
-from .errors import OptionError
+from .errors import InputError, OptionError
 from .model import Model
 from .parsing import Event, Reply, ReplySplitter, detect, get_parser
 from .requests import Prompt, RequestBuilder
 from .sampling_params import SamplingParams
 from .tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from .config import Config
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
@@ -228,7 +226,7 @@ class LLM:
         return self.tokenizer.apply_chat_template(messages, tools=tools, **dict(template or {}))
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
-        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             return self.render(prompt)  # type: ignore[arg-type]
         return prompt  # type: ignore[return-value]
 
@@ -275,6 +273,10 @@ class LLM:
 
 
 def _loaded(model: str | Path | Config | Model | None, options: Mapping[str, Any]) -> Model:
+    if model is not None and not isinstance(model, (str, Path, Config, Model)):
+        raise InputError(
+            f"model is a {type(model).__name__}", "a folder, a Config or a Model is expected", "pass the model's folder"
+        )
     if not isinstance(model, Model):
         return Model(bundled_model() if model is None else model, **options)
     if options:

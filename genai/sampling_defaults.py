@@ -7,6 +7,7 @@ from typing import Any
 
 from .engine.sampling.order import SAMPLERS, parse_order
 from .sampling_params import SamplingParams
+from .search import SEARCH_OPTIONS, checked
 
 # What chooses among several tokens; meaningless when the most likely one is taken.
 DRAWING = (
@@ -24,16 +25,24 @@ DRAWING = (
 
 
 def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Sampling options from the "search" block of a genai_config.json: only those that it sets."""
-    penalties = {
+    """Sampling options from the "search" block of a genai_config.json: only those that it sets.
+
+    Raises:
+        OptionError: a value out of range.
+        NotSupportedYetError: it asks for something that this version does not do, such as beams.
+    """
+    search = {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
+    others = {
         name: search[name] for name in ("repetition_penalty", "no_repeat_ngram_size", "min_length") if search.get(name)
     }
+    if search.get("random_seed", -1) >= 0:
+        others["seed"] = search["random_seed"] % 2**64
     if not search.get("do_sample", False) or search.get("temperature") == 0 or search.get("top_k") == 1:
-        return {"temperature": 0.0, **penalties}
+        return {"temperature": 0.0, **others}
     drawing = {name: search[name] for name in ("temperature", "top_k", "top_p") if search.get(name)}
     if "top_k" in drawing:
         drawing["top_k"] = min(drawing["top_k"], vocab_size)
-    return {**drawing, **penalties}
+    return {**drawing, **others}
 
 
 def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> SamplingParams:

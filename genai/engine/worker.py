@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -33,22 +34,44 @@ class Worker:
         """Queue jobs; their `finish` is called when they are over.
 
         Raises:
-            StateError: the worker is closed.
+            StateError: the worker is closed, belongs to the process that this one was forked from, or would have to
+                wait for itself.
         """
+        self.check_usable()
         with self._lock:
-            if self._inbox.stopped:
-                raise StateError("the model is closed", "close() ended its worker", "load the model again")
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=_run, args=(self._make_engine(), self._inbox), name="genai-worker", daemon=True
-                )
-                self._inbox.thread = self._thread
-                self._thread.start()
+            if self._thread is None and not self._inbox.stopped:
+                self._start()
         self._inbox.put(jobs)
+
+    def check_usable(self) -> None:
+        """Raise if whoever waits for this worker would wait for ever.
+
+        Raises:
+            StateError: see submit.
+        """
+        if self._inbox.is_foreign:
+            raise StateError(
+                f"this LLM worked in process {self._inbox.process}, and this is process {os.getpid()}",
+                "a fork does not copy the thread that generates",
+                "load the model in the child process, or start it by spawning",
+            )
+        if self._thread is threading.current_thread():
+            raise StateError(
+                "a logits processor called the LLM that runs it",
+                "it would wait for itself",
+                "use another LLM of the same Model inside the processor",
+            )
+
+    def _start(self) -> None:
+        self._inbox.process = os.getpid()
+        engine = self._make_engine()
+        self._thread = threading.Thread(target=_run, args=(engine, self._inbox), name="genai-worker", daemon=True)
+        self._inbox.thread = self._thread
+        self._thread.start()
 
     def wake(self) -> None:
         """Something changed that the engine should see, such as a job being cancelled."""
-        self._inbox.put(())
+        self._inbox.notify()
 
     def close(self) -> None:
         """End the thread; jobs that are not over are dropped as cancelled."""
@@ -63,11 +86,24 @@ class _Inbox:
         self.jobs: deque[Job] = deque()
         self.stopped = False
         self.thread: threading.Thread | None = None
+        self.process = os.getpid()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the thread was left behind by a fork; it may have held the lock, so nobody may wait for that."""
+        return self.thread is not None and self.process != os.getpid()
 
     def put(self, jobs: Sequence[Job]) -> None:
         with self.condition:
+            if self.stopped:
+                raise StateError("the model is closed", "close() ended its worker", "load the model again")
             self.jobs.extend(jobs)
             self.condition.notify()
+
+    def notify(self) -> None:
+        if not self.is_foreign:
+            with self.condition:
+                self.condition.notify()
 
     def take(self, *, wait: bool) -> list[Job] | None:
         """New jobs; None when it is time to stop."""
@@ -96,6 +132,8 @@ def _run(engine: Engine, inbox: _Inbox) -> None:
 
 
 def _stop(inbox: _Inbox) -> None:
+    if inbox.is_foreign:
+        return
     with inbox.condition:
         inbox.stopped = True
         inbox.condition.notify()
