@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from .engine.sampling.option_rules import RULES
 from .engine.sampling.order import SAMPLERS, parse_order
 from .sampling_params import SamplingParams
 from .search import SEARCH_OPTIONS, checked
@@ -49,12 +51,13 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
     """The options asked for; the rest are the model's defaults, as far as they go together.
 
     Asking for a temperature of 0 leaves the model's drawing options out. Asking a model that is greedy by default for a
-    drawing option, or for several samples, asks for drawing, at a temperature of 1. Mirostat replaces
-    the model's truncation.
+    drawing option (other than its neutral value), or for several samples, asks for drawing, at a temperature of 1.
+    Mirostat replaces the model's truncation.
 
     Raises:
         OptionError: unknown, out of range, or contradictory among those asked for.
     """
+    asked = {name: RULES[name](name, value) if name in RULES else value for name, value in asked.items()}
     kept = dict(defaults)
     if asked.get("temperature") == 0 or asked.get("mirostat"):
         kept = {name: value for name, value in kept.items() if name not in DRAWING}
@@ -62,7 +65,8 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
         order = parse_order(asked["samplers"])
         unused = {name for sampler in SAMPLERS if sampler.name not in order for name in sampler.options}
         kept = {name: value for name, value in kept.items() if name not in unused or value == 0}
-    draws = any(name in asked for name in DRAWING) or asked.get("n", 1) != 1
+    neutral = {field.name: field.default for field in fields(SamplingParams)}
+    draws = any(name in asked and asked[name] != neutral[name] for name in (*DRAWING, "n"))
     if kept.get("temperature") == 0 and "temperature" not in asked and draws:
         del kept["temperature"]
     return SamplingParams.from_options({**kept, **asked})
