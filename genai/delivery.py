@@ -19,6 +19,8 @@ from .generation import Generation
 from .requests import MakeGenerations
 
 _END = None
+# A signal that arrives just before a thread blocks is seen when the thread wakes, so that no wait is longer than this.
+_SIGNAL_SECONDS = 0.1
 
 
 class _Group:
@@ -71,7 +73,8 @@ def wait_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
     group = _Group(make, worker, done.set)
     try:
         group.submit()
-        done.wait()
+        while not done.wait(_SIGNAL_SECONDS):
+            pass
     except BaseException:
         group.cancel()
         raise
@@ -172,7 +175,7 @@ class CompletionStream(_Stream):
             raise StopIteration
         self._worker.check_usable()
         try:
-            piece = self._pieces.get()
+            piece = self._get()
         except BaseException:
             self.close()
             raise
@@ -186,7 +189,12 @@ class CompletionStream(_Stream):
             self._worker.check_usable()
         self._cancel()
         while not self._over:
-            self._over = self._pieces.get() is _END
+            self._over = self._get() is _END
+
+    def _get(self) -> str | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._pieces.get(timeout=_SIGNAL_SECONDS)
 
     def __enter__(self) -> CompletionStream:
         return self

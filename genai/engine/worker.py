@@ -105,29 +105,24 @@ class _Inbox:
             with self.condition:
                 self.condition.notify()
 
-    def take(self, *, wait: bool) -> list[Job] | None:
-        """New jobs; None when it is time to stop."""
+    def pass_on(self, engine: Engine) -> bool:
+        """Give new jobs to the engine, and wait for some if it has none. False when it is time to stop."""
         with self.condition:
-            while wait and not self.jobs and not self.stopped:
+            while not self.jobs and not engine.has_work and not self.stopped:
                 self.condition.wait()
-            if self.stopped:
-                return None
-            jobs = list(self.jobs)
-            self.jobs.clear()
-            return jobs
+            while self.jobs:
+                engine.submit(self.jobs.popleft())
+            return not self.stopped
 
 
 def _run(engine: Engine, inbox: _Inbox) -> None:
-    while (jobs := inbox.take(wait=not engine.has_work)) is not None:
-        for job in jobs:
-            engine.submit(job)
+    # No job is named here: it would keep its caller, and with it the worker, from being collected.
+    while inbox.pass_on(engine):
         try:
             engine.step()
         except BaseException as error:
             # A failing step leaves no sequence in a known state; the waiting callers must hear of it.
             engine.abandon(error)
-    for job in inbox.jobs:
-        engine.submit(job)
     engine.cancel_all()
 
 
