@@ -73,14 +73,12 @@ class RequestBuilder:
     ) -> MakeGenerations:
         """A request of one prompt or many; see LLM.generate."""
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
-        shared = params is None or isinstance(params, SamplingParams)
-        given = [params] if params is None or isinstance(params, SamplingParams) else list(params)
-        chosen = [self.params(one, options) for one in given]
-        if not shared and len(chosen) != len(rows):
+        given = [params] * len(rows) if not isinstance(params, (list, tuple)) else params
+        if len(given) != len(rows):
             raise OptionError(
-                f"{len(chosen)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
+                f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        plans = [self._plan(one) for one in chosen] * (len(rows) if shared else 1)
+        plans = [self._plan(self.params(one, options)) for one in given]
         for row, plan in zip(rows, plans, strict=True):
             self._check_room(row, plan)
         return lambda sink: [
