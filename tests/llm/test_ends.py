@@ -157,7 +157,7 @@ def test_stop_and_banned_strings_together(llm: genai.LLM, free: str, seed: int) 
 def test_a_stop_string_ends_the_output_although_a_banned_one_may_have_begun(
     llm: genai.LLM, free: str, seed: int
 ) -> None:
-    """"b" of the stop string "ab" begins the banned "bc": the output ends, and no token more is computed."""
+    """ "b" of the stop string "ab" begins the banned "bc": the output ends, and no token more is computed."""
     stop = free[30:36]
     (plain,) = llm.generate(PROMPT, seed=seed, stop=stop, **FREE)
     (both,) = llm.generate(PROMPT, seed=seed, stop=stop, banned_strings=stop[-2:] + "\x01", **FREE)

@@ -25,7 +25,14 @@ MIXED: list[dict[str, Any]] = [
     {"temperature": 0.8, "top_p": 0.9, "seed": 1, "max_tokens": 25, "logprobs": 3},
     {"temperature": 1.2, "min_p": 0.05, "repetition_penalty": 1.2, "seed": 2, "max_tokens": 40, "ignore_eos": True},
     {"mirostat": 2, "seed": 3, "max_tokens": 20, "n": 3},
-    {"temperature": 1, "dry_multiplier": 0.8, "top_k": 50, "seed": 4, "max_tokens": 35, "banned_strings": ["the", "a "]},
+    {
+        "temperature": 1,
+        "dry_multiplier": 0.8,
+        "top_k": 50,
+        "seed": 4,
+        "max_tokens": 35,
+        "banned_strings": ["the", "a "],
+    },
 ]
 
 
@@ -104,7 +111,14 @@ def test_token_ids_as_prompts(llm: genai.LLM) -> None:
     ids = llm.tokenizer.encode(PROMPTS[0])
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 10}
     expected = outputs(llm.generate(PROMPTS[0], **options))
-    for form in (ids, ids.tolist(), tuple(ids.tolist()), [ids], np.array([ids]), llm.tokenizer.encode_batch([PROMPTS[0]])):
+    for form in (
+        ids,
+        ids.tolist(),
+        tuple(ids.tolist()),
+        [ids],
+        np.array([ids]),
+        llm.tokenizer.encode_batch([PROMPTS[0]]),
+    ):
         assert outputs(llm.generate(form, **options)) == expected
     assert len(llm.generate([ids.tolist(), [5, 6]], **options)) == 2
     assert "".join(llm.stream(ids, **options)) == expected[0][0]

@@ -29,8 +29,10 @@ def expected(bundled: genai.Model, llm: genai.LLM, completion: genai.Completion)
             generator.append_tokens([token])
             rows.append(generator.get_logits()[0, 0].astype(np.float64))
     logits = np.array(rows)
-    return logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True)) - logits.max(
-        1, keepdims=True
+    return (
+        logits
+        - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+        - logits.max(1, keepdims=True)
     )
 
 

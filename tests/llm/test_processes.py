@@ -20,10 +20,8 @@ LONG = {"max_tokens": 900, "ignore_eos": True}
 EXITS = {
     "never closed": "print(llm.chat('What is 12 + 7?', temperature=0).text)",
     "dropped": "print(llm.chat('What is 12 + 7?', temperature=0).text); del llm; gc.collect()",
-    "never used": "print('x')",
     "an open stream": "s = llm.stream('Once', **LONG); print(next(s))",
     "an open stream, dropped LLM": "s = llm.stream('Once', **LONG); print(next(s)); del llm; gc.collect()",
-    "an open chat": "s = llm.stream_chat('Tell me a story.', **LONG); print(next(s))",
     "sys.exit": "s = llm.stream('Once', **LONG); print(next(s)); sys.exit(0)",
     "a daemon thread generates": """
 def work():
@@ -33,10 +31,6 @@ def work():
         pass  # the exit closed the LLM
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.2); print('leaving')
-""",
-    "a thread generates": """
-threading.Thread(target=lambda: llm.generate('Once', max_tokens=100, ignore_eos=True)).start()
-print('leaving')
 """,
     "a thread's stream": """
 threading.Thread(target=lambda: print(len(list(llm.stream('Once', max_tokens=50, ignore_eos=True))))).start()
