@@ -128,7 +128,7 @@ def iter_common(first: str, second: str) -> list[str]:
 
 
 def test_banned_strings_in_samples(llm: genai.LLM, free: str, seed: int) -> None:
-    banned = banned_in(free)[:2] + ["Tom"]
+    banned = [*banned_in(free)[:2], "Tom"]
     together = llm.generate(PROMPT, seed=seed, n=4, banned_strings=banned, **FREE)
     assert not any(string in one.text for one in together for string in banned)
     alone = llm.generate(PROMPT, seed=seed, banned_strings=banned, **FREE)
