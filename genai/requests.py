@@ -73,7 +73,7 @@ class RequestBuilder:
     ) -> MakeGenerations:
         """A request of one prompt or many; see LLM.generate."""
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
-        given = [params] * len(rows) if not isinstance(params, (list, tuple)) else params
+        given: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
         if len(given) != len(rows):
             raise OptionError(
                 f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"

@@ -33,12 +33,14 @@ LONG_ROPE = LongRope(
     long_factor=tuple(1.0 + 1.5 * i for i in range(8)),
     original_max_position_embeddings=96,
 )
-FORMS: dict[str, tuple[dict[str, Any], str]] = {
-    "int4": ({}, "int4"),
-    "fp32": ({}, "fp32"),
-    "window": ({"sliding_window": 7, "model_type": "mistral"}, "int4"),
-    "long-rope": ({"rope_scaling": LONG_ROPE, "model_type": "phi3"}, "int4"),
-    "dense": ({}, "int4"),
+# name -> (changes of the spec, export options)
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "int4": ({}, {"precision": "int4"}),
+    "fp32": ({}, {"precision": "fp32"}),
+    "window": ({"sliding_window": 7, "model_type": "mistral"}, {"precision": "int4"}),
+    "long-rope": ({"rope_scaling": LONG_ROPE, "model_type": "phi3"}, {"precision": "int4"}),
+    "dense": ({}, {"precision": "int4"}),
+    "dense-last-row": ({}, {"precision": "int4", "prune_lm_head": True}),
 }
 
 
@@ -50,11 +52,11 @@ def form_folder(tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path) 
     def build(name: str) -> Path:
         folder = root / name
         if not folder.exists():
-            changes, precision = FORMS[name]
+            changes, export = FORMS[name]
             spec = DecoderSpec(**{**SPEC, **changes})
             weights = RandomWeights(spec, seed=1)
-            write_model_folder(folder, spec, ExportOptions(precision=precision), weights, tokenizer_dir=bundled_folder)
-            if name == "dense":
+            write_model_folder(folder, spec, ExportOptions(**export), weights, tokenizer_dir=bundled_folder)
+            if name.startswith("dense"):
                 _keep_from_being_flattened(folder / "model.onnx")
         return folder
 

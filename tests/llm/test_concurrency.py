@@ -56,10 +56,8 @@ def test_tasks(llm: genai.LLM) -> None:
     expected = alone(llm)
 
     async def stream(prompt: str, options: dict[str, Any]) -> tuple[int, ...]:
-        pieces = []
         async with llm.astream(prompt, **options) as found:
-            async for piece in found:
-                pieces.append(piece)
+            pieces = [piece async for piece in found]
         assert "".join(pieces) == found.completion.text
         return found.completion.token_ids
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from genai.errors import (
     NotSupportedYetError,
     OptionError,
     TokenizerError,
+    UnsupportedModelError,
 )
 
 PROMPTS: list[tuple[Any, type[Exception], str]] = [
@@ -218,6 +220,19 @@ def test_folders(bundled_folder: Path, tmp_path: Path) -> None:
         with pytest.raises(ChatTemplateError):
             llm.chat("A")
         assert llm.generate("A", max_tokens=1)
+
+
+def test_a_step_that_fails_for_one_goes_on_for_the_others(form_folder: Callable[[str], Path]) -> None:
+    """This graph gives the last row of logits only, and cannot be flattened: it has no log-probabilities of prompts."""
+    with genai.LLM(form_folder("dense-last-row")) as llm:
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
+        (expected,) = llm.generate("Once upon", **options)
+        with llm.stream("Once upon", **options) as good:
+            next(good)
+            with pytest.raises(UnsupportedModelError, match="rows of logits"):
+                llm.generate("What is 12 + 7?", prompt_logprobs=1)
+            list(good)
+        assert good.completion.token_ids == expected.token_ids
 
 
 def test_the_engine_goes_on(llm: genai.LLM) -> None:
