@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from ..errors import StateError
 from .engine import Engine, Job
 
+# The garbage collector may end a worker on any thread, also on one that the worker itself waits for.
+_FAREWELL_SECONDS = 5.0
+
 
 class Worker:
     """Runs an engine while it has work. Jobs of several threads share its steps.
@@ -76,6 +79,8 @@ class Worker:
     def close(self) -> None:
         """End the thread; jobs that are not over are dropped as cancelled."""
         self._finalizer()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 class _Inbox:
@@ -133,4 +138,4 @@ def _stop(inbox: _Inbox) -> None:
         inbox.stopped = True
         inbox.condition.notify()
     if inbox.thread is not None and inbox.thread is not threading.current_thread():
-        inbox.thread.join()
+        inbox.thread.join(_FAREWELL_SECONDS)

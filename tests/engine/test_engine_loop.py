@@ -177,7 +177,7 @@ def test_random_loads(seed: int) -> None:
     """Whatever the capacity, the chunks and the number of places: every job gets its tokens, once."""
     rng = random.Random(seed)
     jobs = []
-    for index in range(rng.randrange(1, 12)):
+    for _ in range(rng.randrange(1, 12)):
         prompt = [rng.randrange(40) for _ in range(rng.randrange(1, 30))]
         count = rng.randrange(1, 20)
         siblings = [FakeJob(prompt, count, sample=i) for i in range(1, rng.choice([1, 1, 3, 6]))]

@@ -101,3 +101,14 @@ def test_one_that_calls_its_own_llm_is_told_so(llm: genai.LLM) -> None:
     llm.generate(PROMPT, logits_processors=recursive, max_tokens=1)
     assert len(found) == 3
     inner.close()
+
+
+def test_one_may_call_another_llm(llm: genai.LLM, bundled: genai.Model) -> None:
+    answers: list[str] = []
+    with genai.LLM(bundled) as other:
+
+        def consult(token_ids: tuple[int, ...], logits: np.ndarray) -> None:
+            answers.append(other.chat("What is 12 + 7?", temperature=0).text)
+
+        llm.generate(PROMPT, logits_processors=consult, **{**OPTIONS, "max_tokens": 2, "ignore_eos": True})
+    assert answers == ["19"] * 2
