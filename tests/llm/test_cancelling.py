@@ -140,6 +140,17 @@ def test_a_model_closed_under_its_llm(bundled_folder: Path) -> None:
             llm.generate("A", max_tokens=1)
 
 
+@pytest.mark.parametrize("pieces", [1, 20])
+def test_a_model_closed_in_the_middle(bundled_folder: Path, pieces: int) -> None:
+    model = genai.Model(bundled_folder)
+    with genai.LLM(model) as llm, llm.stream("Once", **LONG) as stream:
+        for _ in range(pieces):
+            next(stream)
+        model.close()
+        with pytest.raises(StateError, match="closed"):
+            list(stream)
+
+
 def test_closing_and_submitting_at_once(bundled: genai.Model) -> None:
     """Every call ends: with completions, or with StateError."""
     for _ in range(30):

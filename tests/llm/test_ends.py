@@ -16,7 +16,7 @@ PROMPT = "<|im_start|>user\nTell me a story about Luna and Tom.<|im_end|>\n<|im_
 FREE: dict[str, Any] = {"temperature": 0.9, "max_tokens": 60, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=range(3))
+@pytest.fixture(scope="module", params=range(2))
 def seed(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -32,8 +32,8 @@ def free(llm: genai.LLM, seed: int) -> str:
 # --- stop strings ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", range(5, 50, 7))
-@pytest.mark.parametrize("length", [1, 2, 5, 13])
+@pytest.mark.parametrize("start", range(5, 50, 9))
+@pytest.mark.parametrize("length", [1, 3, 13])
 def test_a_stop_string_anywhere_in_the_text(llm: genai.LLM, free: str, seed: int, start: int, length: int) -> None:
     """Characters cut out of the text lie across tokens in every way."""
     stop = free[start : start + length]

@@ -20,7 +20,6 @@ LONG = {"max_tokens": 900, "ignore_eos": True}
 EXITS = {
     "never closed": "print(llm.chat('What is 12 + 7?', temperature=0).text)",
     "dropped": "print(llm.chat('What is 12 + 7?', temperature=0).text); del llm; gc.collect()",
-    "an open stream": "s = llm.stream('Once', **LONG); print(next(s))",
     "an open stream, dropped LLM": "s = llm.stream('Once', **LONG); print(next(s)); del llm; gc.collect()",
     "sys.exit": "s = llm.stream('Once', **LONG); print(next(s)); sys.exit(0)",
     "a daemon thread generates": """

@@ -1,0 +1,26 @@
+"""The program that measures sampling runs, and prints a row per set of options."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.bench_sampling import OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_on_a_tiny_model() -> None:
+    result = subprocess.run(
+        [sys.executable, "tools/bench_sampling.py", "--batch=2", "--vocab=2000", "--layers=1", "--repeat=1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "decode step of 2 rows" in result.stdout
+    assert all(f"| {name} | " in result.stdout for name in OPTIONS)
