@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.bench_sampling import OPTIONS
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,4 +21,5 @@ def test_on_a_tiny_model() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "decode step of 2 rows" in result.stdout
-    assert all(f"| {name} | " in result.stdout for name in OPTIONS)
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| ")]
+    assert rows[1].startswith("| greedy | ") and len(rows) > 10 and all(row.count(" ms, ") == 2 for row in rows[1:])
