@@ -10,7 +10,7 @@ import pytest
 
 import genai
 import genai.errors
-from genai.engine.sampling.errors import SamplingError
+from genai.errors import SamplingError
 
 PROMPT = "<|im_start|>user\nTell me a story about Luna and Tom.<|im_end|>\n<|im_start|>assistant\n"
 FREE: dict[str, Any] = {"temperature": 0.9, "max_tokens": 60, "ignore_eos": True}

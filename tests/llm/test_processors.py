@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import genai
-from genai.engine.sampling.errors import LogitsProcessorError
-from genai.errors import StateError
+from genai.errors import LogitsProcessorError, StateError
 
 PROMPT = "What is 12 + 7?"
 OPTIONS: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
