@@ -129,14 +129,13 @@ class RequestBuilder:
             )
 
     def _plan(self, params: SamplingParams) -> SamplingPlan:
+        vocab_size = self._model.decoder.vocab_size  # raises if the model was closed
+        if params.top_k > vocab_size:
+            raise OptionError(
+                f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
+            )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
-        # The decoder raises if the model was closed.
-        return plan_sampling(
-            params,
-            vocab_size=self._model.decoder.vocab_size,
-            eos_token_ids=self._config.eos_token_ids,
-            breakers=breakers,
-        )
+        return plan_sampling(params, vocab_size=vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers)
 
     def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         if breakers not in self._breakers:
