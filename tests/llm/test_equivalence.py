@@ -235,16 +235,19 @@ def test_preempted_samples_and_prompt_logprobs(form_folder: Callable[[str], Path
 def test_only_what_cannot_fit_alone_fails(
     form_folder: Callable[[str], Path], assert_all_given_back: Callable[[genai.Model], None]
 ) -> None:
+    """A Generator holds half of the cache: the engine cannot take it back."""
     with genai.Model(form_folder("int4")) as model:
-        size = tiny_cache(model, 3)
-    with genai.LLM(form_folder("int4"), cache_bytes=size) as llm:
-        fits = llm.stream([5] * 40, temperature=0, max_tokens=50, ignore_eos=True)
-        too_long = llm.stream([6] * 60, temperature=0, max_tokens=100, ignore_eos=True)
-        with pytest.raises(genai.errors.CacheCapacityError, match="no room"):
-            list(too_long)
-        assert too_long.completion.token_ids
-        list(fits)
-        assert len(fits.completion.token_ids) == 50
-        with pytest.raises(genai.errors.CacheCapacityError):
-            llm.generate([7] * 100)
+        size = tiny_cache(model, 6)
+    with genai.Model(form_folder("int4"), cache_bytes=size) as model, genai.LLM(model) as llm:
+        with genai.Generator(model, genai.GeneratorParams(model)) as generator:
+            generator.append_tokens([9] * 90)
+            fits = llm.stream([5] * 40, temperature=0, max_tokens=50, ignore_eos=True)
+            too_long = llm.stream([6] * 60, temperature=0, max_tokens=100, ignore_eos=True)
+            with pytest.raises(genai.errors.CacheCapacityError, match="no room"):
+                list(too_long)
+            assert too_long.completion.token_ids
+            list(fits)
+            assert len(fits.completion.token_ids) == 50
+            with pytest.raises(genai.errors.CacheCapacityError):
+                llm.generate([7] * 120)
         assert_all_given_back(llm.model)
