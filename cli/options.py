@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .terminal import interrupts_end_the_process
 
 if TYPE_CHECKING:
     from genai.llm import LLM
@@ -40,7 +43,8 @@ def load(folder: Path | None, threads: int | None, accuracy: str = "auto", kv_ty
     from genai.bundled import bundled_model
     from genai.model import Model
 
-    return Model(folder or bundled_model(), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+    with interrupts_end_the_process():
+        return Model(folder or bundled_model(), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
 
 
 def load_llm(
@@ -51,11 +55,19 @@ def load_llm(
     accuracy: str,
     kv_type: str,
     ctx_size: int | None,
+    alone: bool = True,
 ) -> LLM:
-    """Load a model folder, or the bundled model, to generate with."""
+    """Load a model folder, or the bundled model, to generate with.
+
+    Args:
+        alone: nothing else is going on, so that Ctrl-C may end the process.
+    """
     from genai.llm import LLM
 
-    llm = LLM(folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size, quiet=voice.quiet)
+    with interrupts_end_the_process() if alone else nullcontext():
+        llm = LLM(
+            folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size, quiet=voice.quiet
+        )
     model = llm.model
     voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
     if model.config.ignored_keys:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +38,17 @@ def emit(text: str, end: str = "") -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderGone from None
+
+
+@contextmanager
+def interrupts_end_the_process() -> Iterator[None]:
+    """Ctrl-C ends the process at once, without an exception: while a model is loaded there is nothing to save, and an
+    exception inside a callback of the compiler would be lost."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def read_stdin() -> str:

@@ -51,6 +51,10 @@ class Completion:
         timings: where the time went.
         seed: of the random numbers; with it the same request gives the same tokens again.
         prompt_index, sample_index: which prompt of the call, and which of its n samples.
+
+    >>> (completion,) = llm.generate(llm.render("What is 20 - 5?"), logprobs=1)
+    >>> completion.text, completion.finish_reason, len(completion.logprobs) == len(completion.token_ids)
+    ('15', 'stop', True)
     """
 
     text: str
@@ -103,7 +107,12 @@ class ChatReply:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The reply as a message that can be appended to the conversation."""
+        """The reply as a message that can be appended to the conversation.
+
+        >>> reply = llm.chat("What is 20 - 5?")
+        >>> reply.message
+        {'role': 'assistant', 'content': '15'}
+        """
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning

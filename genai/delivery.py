@@ -9,14 +9,18 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 
 from .completion import Completion
 from .engine.worker import Worker
+from .errors import StateError
 from .generation import Generation
 from .requests import MakeGenerations
 
 _END = None
+# A signal that arrives just before a thread blocks is seen when the thread wakes, so that no wait is longer than this.
+_SIGNAL_SECONDS = 0.1
 
 
 class _Group:
@@ -30,7 +34,10 @@ class _Group:
         self.leaders = make(self)
         self.all = [one for leader in self.leaders for one in leader.samples]
         self._num_left = len(self.all)
-        worker.submit(self.leaders)
+
+    def submit(self) -> None:
+        """Let the engine begin."""
+        self._worker.submit(self.leaders)
 
     def text(self, generation: Generation, piece: str) -> None:
         """See Sink."""
@@ -65,7 +72,9 @@ def wait_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
     done = threading.Event()
     group = _Group(make, worker, done.set)
     try:
-        done.wait()
+        group.submit()
+        while not done.wait(_SIGNAL_SECONDS):
+            pass
     except BaseException:
         group.cancel()
         raise
@@ -83,6 +92,7 @@ async def await_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
 
     group = _Group(make, worker, lambda: _call_soon(loop, set_done))
     try:
+        group.submit()
         await done
     except BaseException:
         group.cancel()
@@ -90,22 +100,27 @@ async def await_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
     return group.completions()
 
 
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise StateError(
+            "no event loop is running", "an async stream delivers to one", "use stream, or await"
+        ) from None
+
+
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    # A loop that was closed has nobody waiting.
-    if not loop.is_closed():
+    # A loop that was closed (its error is a RuntimeError) has nobody waiting.
+    with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
 
 
-class _Stream:
-    """One generation, delivered in pieces through a queue."""
+class _Mailbox:
+    """Where a streamed generation delivers. It does not know the stream, so that a dropped stream can be collected."""
 
-    def __init__(self, make: MakeGenerations, worker: Worker, put: Callable[[str | None], None]) -> None:
-        self._worker = worker
+    def __init__(self, put: Callable[[str | None], None]) -> None:
         self._put = put
-        self._error: BaseException | None = None
-        self._over = False
-        (self._generation,) = make(self)
-        worker.submit([self._generation])
+        self.error: BaseException | None = None
 
     def text(self, generation: Generation, piece: str) -> None:
         """See Sink."""
@@ -113,8 +128,19 @@ class _Stream:
 
     def finished(self, generation: Generation, error: BaseException | None) -> None:
         """See Sink."""
-        self._error = error
+        self.error = error
         self._put(_END)
+
+
+class _Stream:
+    """One generation, delivered in pieces through a queue."""
+
+    def __init__(self, make: MakeGenerations, worker: Worker, put: Callable[[str | None], None]) -> None:
+        self._worker = worker
+        self._mailbox = _Mailbox(put)
+        self._over = False
+        (self._generation,) = make(self._mailbox)
+        worker.submit([self._generation])
 
     @property
     def completion(self) -> Completion:
@@ -130,8 +156,8 @@ class _Stream:
     def _took(self, piece: str | None) -> bool:
         """Whether there is a piece; raises what ended the generation."""
         self._over = piece is _END
-        if self._over and self._error is not None:
-            raise self._error
+        if self._over and self._mailbox.error is not None:
+            raise self._mailbox.error
         return not self._over
 
 
@@ -148,8 +174,9 @@ class CompletionStream(_Stream):
     def __next__(self) -> str:
         if self._over:
             raise StopIteration
+        self._worker.check_usable()
         try:
-            piece = self._pieces.get()
+            piece = self._get()
         except BaseException:
             self.close()
             raise
@@ -159,9 +186,16 @@ class CompletionStream(_Stream):
 
     def close(self) -> None:
         """Cancel what is left, and wait until the engine has let go of it. `completion` keeps what there was."""
+        if not self._over:
+            self._worker.check_usable()
         self.cancel()
         while not self._over:
-            self._over = self._pieces.get() is _END
+            self._over = self._get() is _END
+
+    def _get(self) -> str | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._pieces.get(timeout=_SIGNAL_SECONDS)
 
     def __enter__(self) -> CompletionStream:
         return self
@@ -180,9 +214,10 @@ class AsyncCompletionStream(_Stream):
     """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
 
     def __init__(self, make: MakeGenerations, worker: Worker) -> None:
-        loop = asyncio.get_running_loop()
+        loop = _running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        super().__init__(make, worker, lambda piece: _call_soon(loop, lambda: self._pieces.put_nowait(piece)))
+        put = self._pieces.put_nowait
+        super().__init__(make, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self

@@ -67,7 +67,7 @@ class Generation:
         self._stream = stream
         self._stops = StopStrings(params.stop)
         self._banned = BannedStrings(params.banned_strings) if params.banned_strings else None
-        self._streams: list[TokenizerStream] = []  # before each output token, where some may be taken back
+        self._streams: list[TokenizerStream] = []  # before each output token that may be taken back
         self._finish_reason: FinishReason = "cancelled"
         self._stopped_by: int | str | None = None
         self._cached_tokens = 0
@@ -117,24 +117,23 @@ class Generation:
         if self._first_token == 0.0:
             self._first_token = self._last_token
         reason = self.row.finish_reason(token)
-        if reason == "stop":
-            self._end("stop", token)
-            return False
-        self.sequence.tokens.append(token)
-        self._output.append(token)
-        if logprob is not None:
-            self._logprobs.append(logprob)
-        rewind = self._read(token)
+        if reason != "stop":
+            self.sequence.tokens.append(token)
+            self._output.append(token)
+            if logprob is not None:
+                self._logprobs.append(logprob)
+            if len(self.sequence.tokens) >= self._context_size:
+                reason = "length"
+        rewind = self._read(token, reason)
         if rewind is not None:
             self._go_back(rewind)
             return True
+        if reason is not None:
+            self._finish_reason, self._stopped_by = reason, token if reason == "stop" else None
+            self._flush()
         if self._stops.found is not None:
             self._finish_reason, self._stopped_by = "stop", self._stops.found
-            return False
-        if reason == "length" or len(self.sequence.tokens) >= self._context_size:
-            self._end("length", None)
-            return False
-        return True
+        return self._finish_reason == "cancelled"
 
     def finish(self, error: BaseException | None) -> None:
         """See Job.finish."""
@@ -145,20 +144,29 @@ class Generation:
 
     # --- text ----------------------------------------------------------------------------------------------------
 
-    def _read(self, token: int) -> Rewind | None:
-        """The token's text; or what to take back because of it."""
-        if self._banned is None:
-            self._show(self._stream.decode(token))
+    def _read(self, token: int, reason: FinishReason | None) -> Rewind | None:
+        """The text of a token, which may be the last; or what to take back because of it."""
+        before = self._stream.copy() if self._banned is not None else None
+        text = "" if reason == "stop" else self._stream.decode(token)
+        if reason is not None:
+            text += self._stream.flush()
+        if self._banned is None or before is None:
+            self._show(text)
             return None
-        self._streams.append(self._stream.copy())
-        verdict = self._banned.feed(token, self._stream.decode(token))
+        self._streams.append(before)
+        verdict = self._banned.feed(token, text)
         if verdict.rewind is None:
             self._show(verdict.text)
+            # A stop string in what is held back ends the output now, whatever a banned string would need to follow.
+            if self._looks_for_stops and self._stops.would_end(self._banned.held):
+                self._show(self._banned.flush())
+            del self._streams[: len(self._streams) - self._banned.num_held]
         return verdict.rewind
 
     def _go_back(self, rewind: Rewind) -> None:
-        self._stream = self._streams[rewind.position]
-        del self._streams[rewind.position :]
+        kept = len(self._streams) - rewind.num_tokens
+        self._stream = self._streams[kept]
+        del self._streams[kept:]
         del self._output[rewind.position :]
         del self._logprobs[rewind.position :]
         length = len(self.prompt) + rewind.position
@@ -167,26 +175,22 @@ class Generation:
 
     def _show(self, text: str) -> None:
         """Pass text on, up to a stop string. Before min_tokens there is none to look for."""
-        if len(self._output) >= self.plan.params.min_tokens:
-            text = self._stops.feed(text)
-        if text:
-            self._text.append(text)
-            self._on_text(self, text)
-
-    def _end(self, reason: FinishReason, stopped_by: int | None) -> None:
-        self._finish_reason, self._stopped_by = reason, stopped_by
-        self._flush()
+        self._pass_on(self._stops.feed(text) if self._looks_for_stops else text)
 
     def _flush(self) -> None:
         """Show what was held back: no later token can change it."""
         if self._banned is not None:
             self._show(self._banned.flush())
-        self._show(self._stream.flush())
-        if self._stops.found is not None:
-            self._finish_reason, self._stopped_by = "stop", self._stops.found
-        elif held := self._stops.flush():
-            self._text.append(held)
-            self._on_text(self, held)
+        self._pass_on(self._stops.flush())
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self._on_text(self, text)
+
+    @property
+    def _looks_for_stops(self) -> bool:
+        return len(self._output) >= self.plan.params.min_tokens
 
     # --- results -------------------------------------------------------------------------------------------------
 

@@ -43,9 +43,11 @@ class RequestBuilder:
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
+        self._model = model
         self._tokenizer = tokenizer
         self._config = model.config.model
-        self.context_size = model.context_size
+        limit = model.config.search.get("max_length") or model.context_size
+        self.context_size = min(model.context_size, limit)
         self.defaults = model_defaults(model.config.search, self._config.vocab_size)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
@@ -71,14 +73,14 @@ class RequestBuilder:
     ) -> MakeGenerations:
         """A request of one prompt or many; see LLM.generate."""
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
-        shared = params is None or isinstance(params, SamplingParams)
-        given = [params] if params is None or isinstance(params, SamplingParams) else list(params)
-        chosen = [self.params(one, options) for one in given]
-        if not shared and len(chosen) != len(rows):
+        given: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
+        if len(given) != len(rows):
             raise OptionError(
-                f"{len(chosen)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
+                f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        plans = [self._plan(one) for one in chosen] * (len(rows) if shared else 1)
+        plans = [self._plan(self.params(one, options)) for one in given]
+        for row, plan in zip(rows, plans, strict=True):
+            self._check_room(row, plan)
         return lambda sink: [
             self._generation(row, plan, sink, index, ())
             for index, (row, plan) in enumerate(zip(rows, plans, strict=True))
@@ -96,10 +98,17 @@ class RequestBuilder:
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
         row, plan = self._prompt(prompt), self._plan(chosen)
+        self._check_room(row, plan)
         return lambda sink: [self._generation(row, plan, sink, 0, keep)]
 
     def _prompt(self, prompt: Prompt) -> list[int]:
         """Token ids that leave room for an answer."""
+        if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
+            raise InputError(
+                f"a prompt is a {type(prompt).__name__}",
+                "a text or a list of token ids is expected",
+                "pass a str; messages go to chat",
+            )
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         row = token_row(ids, self._config.vocab_size)
         if len(row) >= self.context_size:
@@ -110,8 +119,17 @@ class RequestBuilder:
             )
         return row
 
+    def _check_room(self, prompt: Sequence[int], plan: SamplingPlan) -> None:
+        least = max(len(prompt) + plan.params.min_tokens, plan.params.min_length)
+        if least > self.context_size:
+            raise ContextOverflowError(
+                f"min_tokens = {plan.params.min_tokens}, min_length = {plan.params.min_length} ask for {least} tokens",
+                f"the prompt has {len(prompt)}, and the context holds {self.context_size} together with the answer",
+                "lower them, or load the model with a larger context",
+            )
+
     def _plan(self, params: SamplingParams) -> SamplingPlan:
-        vocab_size = self._config.vocab_size
+        vocab_size = self._model.decoder.vocab_size  # raises if the model was closed
         if params.top_k > vocab_size:
             raise OptionError(
                 f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
@@ -151,13 +169,18 @@ class RequestBuilder:
 
 def _as_list(prompts: Any) -> Sequence[Prompt]:
     """One prompt as a list of one. A row of ids is one prompt; a list of rows or texts is many."""
-    if isinstance(prompts, str) or getattr(prompts, "ndim", 2) == 1:
+    if isinstance(prompts, (str, bytes)) or not _is_row(prompts):
         return [prompts]
-    if not isinstance(prompts, Sequence) and not hasattr(prompts, "shape"):
-        raise InputError(
-            f"prompts is a {type(prompts).__name__}", "texts or lists of token ids are expected", "pass a list"
-        )
-    if not len(prompts):
+    rows = prompts.as_numpy() if hasattr(prompts, "as_numpy") else prompts
+    if not len(rows):
         raise InputError("there are no prompts", "there is nothing to complete", "pass at least one")
-    many = isinstance(prompts[0], str) or hasattr(prompts[0], "__len__")
-    return prompts if many else [prompts]
+    return [prompts] if _is_number(rows[0]) else rows
+
+
+def _is_row(value: Any) -> bool:
+    """Whether it is text, or things in a row."""
+    return isinstance(value, Sequence) or hasattr(value, "as_numpy") or getattr(value, "ndim", 0) > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or getattr(value, "ndim", 1) == 0

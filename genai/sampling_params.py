@@ -119,6 +119,12 @@ class SamplingParams:
 
         Raises:
             OptionError: also for unknown names.
+
+        >>> SamplingParams.from_options({"temprature": 0.7})
+        Traceback (most recent call last):
+        genai.errors.OptionError: unknown sampling option 'temprature' = 0.7
+          why: it is not part of the API
+          fix: did you mean 'temperature'?
         """
         known = [field.name for field in fields(cls)]
         for name, value in options.items():
@@ -139,6 +145,9 @@ class SamplingParams:
         Args:
             options: do_sample, temperature, top_k, top_p, repetition_penalty, min_length, random_seed and
                 no_repeat_ngram_size, where they differ from the defaults of `SEARCH_OPTIONS`; others are for others.
+
+        >>> SamplingParams.from_search_options({"do_sample": True, "top_k": 40}).samplers
+        ('penalties', 'top_k', 'temperature', 'top_p')
         """
         seed = options.get("random_seed", -1)
         kept: dict[str, Any] = {
@@ -158,9 +167,16 @@ class SamplingParams:
 
         Raises:
             OptionError: unknown, out of range or contradictory.
+
+        >>> SamplingParams(top_k=40).replace(temperature=0.7).top_k
+        40
         """
         return self.from_options({**self.as_dict(), **changes})
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values."""
+        """Names and values.
+
+        >>> SamplingParams(stop="END").as_dict()["stop"]
+        ('END',)
+        """
         return {field.name: getattr(self, field.name) for field in fields(self)}

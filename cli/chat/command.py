@@ -50,10 +50,11 @@ def chat(
         prompt = read_stdin()
     from genai.chat import ChatSession
 
-    def load(folder: Path | None) -> LLM:
-        return opt.load_llm(folder, voice, threads=threads, accuracy=accuracy, kv_type=kv_type, ctx_size=ctx_size)
+    def load(folder: Path | None, *, alone: bool = False) -> LLM:
+        options = {"threads": threads, "ctx_size": ctx_size}
+        return opt.load_llm(folder, voice, accuracy=accuracy, kv_type=kv_type, alone=alone, **options)
 
-    session = ChatSession(load(model), system=system, on_overflow=on_overflow, **sampling)
+    session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
     try:
         if prompt is None:
             from .loop import Loop

@@ -91,10 +91,16 @@ class DenseDecoder:
         self, sequences: Sequence[DenseSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
     ) -> list[Logits | None]:
         """See Decoder.step; it computes every pending token, one sequence after another, whatever the budget."""
-        return [
-            self._run(sequence, index in all_rows) if sequence.num_computed < len(sequence.tokens) else None
-            for index, sequence in enumerate(sequences)
-        ]
+        before = [(sequence.past, sequence.num_computed) for sequence in sequences]
+        try:
+            return [
+                self._run(sequence, index in all_rows) if sequence.num_computed < len(sequence.tokens) else None
+                for index, sequence in enumerate(sequences)
+            ]
+        except BaseException:
+            for sequence, state in zip(sequences, before, strict=True):
+                sequence.past, sequence.num_computed = state
+            raise
 
     def reuse(self, sequence: DenseSequence) -> int:
         """See Decoder.reuse: dense state belongs to its sequence, there is nothing to find."""

@@ -90,18 +90,16 @@ class Engine:
     def step(self) -> None:
         """Start what fits, compute one step, and choose the tokens of the sequences that are up to date.
 
-        Raises:
-            Nothing of a job's own: what fails is given to its `finish`. Errors of the model itself come out; the caller
-            ends the jobs with `abandon`.
+        What fails for a job is given to its `finish`; the others go on.
         """
         self._drop_cancelled()
         self._admit()
         if not self._running:
             return
-        logits = self._compute()
+        computed = self._compute()
         ready = [
             (job, rows[-1])
-            for job, rows in zip(self._running, logits, strict=True)
+            for job, rows in computed
             if rows is not None and job.sequence.num_computed == len(job.sequence.tokens)
         ]
         if ready:
@@ -148,28 +146,48 @@ class Engine:
             if first:
                 job.note_reused(reused)
 
-    def _compute(self) -> list[Logits | None]:
-        """One step of the running jobs; fewer of them if the cache has no room."""
-        while True:
-            asking = [index for index, job in enumerate(self._running) if job.wants_prompt_logits]
-            budget = max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)) if asking else None
+    def _compute(self) -> list[tuple[Job, Logits | None]]:
+        """One step of the running jobs; fewer of them if the cache has no room, or if some fail."""
+        while self._running:
             try:
-                logits = self._decoder.step(
-                    [job.sequence for job in self._running], all_rows=asking, token_budget=budget
-                )
+                return self._compute_step(list(self._running))
             except CacheCapacityError as error:
                 self._preempt(error)
-                if not self._running:
-                    return []
-                continue
-            for index in asking:
-                self._hand_prompt_logits(self._running[index], logits[index])
-            return logits
+            except Exception:
+                return self._compute_apart()
+        return []
 
-    def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> None:
-        if logits is not None:
+    def _compute_apart(self) -> list[tuple[Job, Logits | None]]:
+        """A sequence that cannot be computed must not end the others."""
+        computed = []
+        for job in list(self._running):
+            try:
+                computed += self._compute_step([job])
+            except CacheCapacityError:
+                continue  # its turn comes with the others, in the next step
+            except Exception as error:
+                self._running.remove(job)
+                self._end(job, error)
+        return computed
+
+    def _compute_step(self, jobs: list[Job]) -> list[tuple[Job, Logits | None]]:
+        asking = [index for index, job in enumerate(jobs) if job.wants_prompt_logits]
+        budget = max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)) if asking else None
+        logits = self._decoder.step([job.sequence for job in jobs], all_rows=asking, token_budget=budget)
+        return [(job, rows) for job, rows in zip(jobs, logits, strict=True) if self._hand_prompt_logits(job, rows)]
+
+    def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> bool:
+        """Whether the job goes on."""
+        if not job.wants_prompt_logits or logits is None:
+            return True
+        try:
             job.take_prompt_logits(logits, job.sequence.num_computed - len(logits))
-            job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
+        except Exception as error:
+            self._running.remove(job)
+            self._end(job, error)
+            return False
+        job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
+        return True
 
     def _preempt(self, error: CacheCapacityError) -> None:
         job = self._running.pop()
@@ -189,10 +207,14 @@ class Engine:
             together.append((job, row))
             if not job.row.num_generated:
                 self._decoder.publish(job.sequence)
-            for sibling in job.take_siblings():
+            siblings = job.take_siblings()
+            room = max(0, self._max_sequences - len(self._running))
+            for sibling in siblings[:room]:
                 sibling.adopt(self._decoder.fork(job.sequence))
                 self._running.append(sibling)
                 together.append((sibling, row))
+            # The rest find the prompt in the prefix cache later.
+            self._waiting.extendleft(reversed(siblings[room:]))
         return together
 
     def _choose(self, ready: list[tuple[Job, Logits]]) -> None:

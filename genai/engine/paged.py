@@ -16,7 +16,7 @@ from genai.kvcache.prefix import PrefixCache, PrefixOrigin
 from genai.kvcache.storage import PagedStorage
 from genai.kvcache.table import BlockTable
 
-from ..errors import CacheCapacityError, ConfigError
+from ..errors import CacheCapacityError, ConfigError, StateError
 from ..runtime.plan import Plan
 from ..runtime.python_loop import run
 from .decoder import Logits
@@ -72,6 +72,7 @@ class PagedDecoder:
 
     def __post_init__(self) -> None:
         self._layers = tuple(cache and PagedLayer(cache.keys, cache.values) for cache in self.storage.layers)
+        self.closed = False
         self.prefixes = PrefixCache(self.pool, self.storage.layout.block_size)
 
     def open(self) -> PagedSequence:
@@ -89,6 +90,7 @@ class PagedDecoder:
         self, sequences: Sequence[PagedSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
     ) -> list[Logits | None]:
         """See Decoder.step."""
+        self._check_open()
         for sequence in sequences:
             self._choose_rope_table(sequence)
         pending = [len(sequence.tokens) - sequence.num_computed for sequence in sequences]
@@ -129,6 +131,7 @@ class PagedDecoder:
             if self.position_ids is not None:
                 feeds[self.position_ids] = context.positions[None, :]
             (logits,) = run(self.plan, feeds, context).values()
+            self._check_open()  # closed meanwhile, it has read pages that were given back
         logits = np.asarray(logits, np.float32).reshape(len(context.wanted_rows), logits.shape[-1])
         if logits.shape[1] != self.vocab_size:
             raise ConfigError(
@@ -201,8 +204,13 @@ class PagedDecoder:
         )
         return context, np.concatenate(tokens), owners
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StateError("the model is closed", "close() gave its memory back", "load the model again")
+
     def close(self) -> None:
         """Give the cache's memory and the threads back."""
+        self.closed = True
         self._layers = ()
         self.storage.close()
         self.team.close()

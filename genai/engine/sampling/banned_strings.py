@@ -43,6 +43,8 @@ class BannedStrings:
     place, and feeds what is chosen instead. The text of tokens that may still be taken back is held back, so what was
     shown stays. A place at which every token leads to a banned string runs out of tokens, and the sampler says so.
 
+    Tokens whose text becomes certain only later (the bytes of a character) belong to the text that follows them.
+
     Args:
         banned: the strings; none is empty. Characters are compared as they are.
     """
@@ -61,10 +63,20 @@ class BannedStrings:
             found = [matcher.text for matcher in self._matchers if matcher.feed(character)]
             if found:
                 return self._rewind(found[0], len(piece) - i - 1)
-        num_held = max((matcher.matched for matcher in self._matchers), default=0)
+        first_held = self._beginning(max((matcher.matched for matcher in self._matchers), default=0))
         # A rewind to a token also brings back what was held when it came.
-        keep_from = self._tokens[self._token_at(num_held)].held_from if num_held else self._end
+        keep_from = self._tokens[first_held].held_from if first_held < len(self._tokens) else self._end
         return Verdict(self._release(keep_from))
+
+    @property
+    def held(self) -> str:
+        """The text that may still be taken back."""
+        return "".join(token.piece for token in self._tokens)
+
+    @property
+    def num_held(self) -> int:
+        """How many tokens may still be taken back."""
+        return len(self._tokens)
 
     def flush(self) -> str:
         """The output is over: what was held back may be shown."""
@@ -76,12 +88,14 @@ class BannedStrings:
     def _end(self) -> int:
         return self._position + len(self._tokens)
 
-    def _token_at(self, num_behind: int) -> int:
-        """Index of the token that holds the character `num_behind` before the end of the text."""
+    def _beginning(self, num_behind: int) -> int:
+        """Index of the token that begins the character `num_behind` before the end of the text."""
         index = len(self._tokens)
         while num_behind > 0:
             index -= 1
             num_behind -= len(self._tokens[index].piece)
+        while index > 0 and not self._tokens[index - 1].piece:
+            index -= 1
         return index
 
     def _release(self, position: int) -> str:
@@ -95,7 +109,7 @@ class BannedStrings:
 
     def _rewind(self, banned: str, num_behind: int) -> Verdict:
         """Go back to the token with the first character of the string, whose last is `num_behind` before the end."""
-        first = self._token_at(num_behind + len(banned))
+        first = self._beginning(num_behind + len(banned))
         position, dropped = self._position + first, self._tokens[first:]
         del self._tokens[first:]
         self._forbidden = {place: ids for place, ids in self._forbidden.items() if place <= position}

@@ -16,9 +16,8 @@ from genai.kernels.cpu.sampling_steps.batch import SamplingBatch, Workspace
 from genai.kernels.cpu.sampling_steps.row import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 from genai.kernels.cpu.team import Team
 
-from ...errors import InputError
+from ...errors import InputError, SamplingError
 from ..decoder import Logits
-from .errors import SamplingError
 from .logprobs import TokenLogprob, token_logprobs
 from .processors import run_processors
 from .row import RowSampler

@@ -103,6 +103,9 @@ def _ends(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
             if banned in stop:
                 why = "a stop string that holds a banned string never comes"
                 yield f"stop = {stop!r}", f"banned_strings = {banned!r}", why, "leave one of them out"
+            elif stop in banned and least == 0:
+                why = "the output ends before the banned string can come"
+                yield f"banned_strings = {banned!r}", f"stop = {stop!r}", why, "leave one of them out"
     for token, bias in options["logit_bias"]:
         if bias == -math.inf and token in options["stop_token_ids"]:
             why = "a forbidden token never comes"

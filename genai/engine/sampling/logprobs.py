@@ -15,8 +15,7 @@ from genai.kernels.cpu.logprobs import log_normalizers
 from genai.kernels.cpu.sampling_steps.batch import Workspace
 from genai.kernels.cpu.team import Team
 
-from ...errors import InputError
-from .errors import SamplingError
+from ...errors import InputError, SamplingError
 
 
 @dataclass(frozen=True)

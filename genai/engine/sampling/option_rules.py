@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,10 @@ from ...errors import OptionError
 from .order import parse_order
 
 Check = Callable[[str, Any], Any]
+
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+# Samples of one request share a prompt; a number beyond this is a mistake, and would take the memory of its results.
+_MOST_SAMPLES = 10_000
 
 
 def _refuse(name: str, value: Any, allowed: str) -> OptionError:
@@ -54,7 +59,7 @@ class Number:
                 f"{'a whole number' if self.kind is int else 'a number'} is expected",
                 f"allowed: {self.allowed}",
             )
-        if not math.isfinite(value) or (self.kind is int and value != int(value)):
+        if isinstance(value, float) and (not math.isfinite(value) or (self.kind is int and value != int(value))):
             raise _refuse(name, value, self.allowed)
         if not self.low <= value <= self.high or (self.excludes_low and value == self.low):
             raise _refuse(name, value, self.allowed)
@@ -102,6 +107,7 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     given = value.tolist() if hasattr(value, "tolist") else value
     given = sorted(given) if isinstance(given, (set, frozenset)) else given
     valid = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    given = [_scalar(token) for token in given] if valid else []
     if not valid or any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in given):
         raise _refuse(name, value, "token ids: whole numbers, 0 or greater")
     return tuple(dict.fromkeys(given))
@@ -120,7 +126,8 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         raise _refuse(name, value, allowed) from None
     for token, bias in pairs:
         id_fits = isinstance(token, int) and not isinstance(token, bool) and token >= 0
-        bias_fits = isinstance(bias, (int, float)) and not isinstance(bias, bool) and bias < math.inf
+        is_number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+        bias_fits = is_number and (bias == -math.inf or abs(bias) <= _LARGEST_FLOAT32)
         if not id_fits or not bias_fits:
             raise _refuse(name, {token: bias}, allowed)
     return tuple(sorted((token, float(bias)) for token, bias in pairs))
@@ -146,7 +153,7 @@ def _whole(low: int, allowed: str, high: float = math.inf, optional: bool = Fals
     return Number(int, low, high, allowed, optional=optional)
 
 
-_INFINITY = math.inf
+_INFINITY = sys.float_info.max
 RULES: Mapping[str, Check] = {
     "temperature": _number(0, _INFINITY, "0 (greedy) or greater"),
     "top_k": _whole(0, "0 (all) or greater"),
@@ -179,7 +186,7 @@ RULES: Mapping[str, Check] = {
     "stop": texts,
     "banned_strings": texts,
     "seed": _whole(0, "0 to 2 ** 64 - 1, or None (a new one each time)", 2**64 - 1, optional=True),
-    "n": _whole(1, "1 or greater"),
+    "n": _whole(1, f"1 to {_MOST_SAMPLES}", _MOST_SAMPLES),
     "logprobs": _whole(0, "0 or greater (alternatives per token), or None (none)", optional=True),
     "prompt_logprobs": _whole(0, "0 or greater (alternatives per token), or None (none)", optional=True),
     "logits_processors": processors,

@@ -26,6 +26,8 @@ _STEPS = {
     "xtc": codes.XTC,
     "temperature": codes.TEMPERATURE,
 }
+# No vocabulary and no sequence has more; machine code could not count further.
+_MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _settings(params: SamplingParams) -> NDArray[np.float64]:
     values = {
         codes.GREEDY: float(params.temperature == 0),
         codes.DIVISOR: params.temperature,
-        codes.KEPT_TOKENS: params.top_k,
+        codes.KEPT_TOKENS: min(params.top_k, _MOST_TOKENS),
         codes.NUCLEUS: params.top_p,
         codes.RELATIVE_PROBABILITY: params.min_p,
         codes.TYPICAL_MASS: params.typical_p,
@@ -153,24 +155,29 @@ def _settings(params: SamplingParams) -> NDArray[np.float64]:
         codes.REPETITION: params.repetition_penalty,
         codes.PRESENCE: params.presence_penalty,
         codes.FREQUENCY: params.frequency_penalty,
-        codes.PENALTY_LAST: math.inf if params.penalty_last_n is None else params.penalty_last_n,
+        codes.PENALTY_LAST: _reach(params.penalty_last_n),
         codes.DRY_MULTIPLIER: params.dry_multiplier,
         codes.DRY_BASE: params.dry_base,
-        codes.DRY_ALLOWED_LENGTH: params.dry_allowed_length,
-        codes.DRY_LAST: math.inf if params.dry_last_n is None else params.dry_last_n,
-        codes.NGRAM_SIZE: params.no_repeat_ngram_size,
+        codes.DRY_ALLOWED_LENGTH: min(params.dry_allowed_length, _MOST_TOKENS),
+        codes.DRY_LAST: _reach(params.dry_last_n),
+        codes.NGRAM_SIZE: min(params.no_repeat_ngram_size, _MOST_TOKENS),
     }
     for column, value in values.items():
         settings[column] = value
     return settings
 
 
+def _reach(last_n: int | None) -> float:
+    """How many tokens back an option looks."""
+    return math.inf if last_n is None else float(min(last_n, _MOST_TOKENS))
+
+
 def _most_history(params: SamplingParams, steps: Sequence[int]) -> float:
     windows = [0.0]
     if codes.PENALTIES in steps:
-        windows.append(math.inf if params.penalty_last_n is None else params.penalty_last_n)
+        windows.append(_reach(params.penalty_last_n))
     if codes.DRY in steps:
-        windows.append(math.inf if params.dry_last_n is None else params.dry_last_n)
+        windows.append(_reach(params.dry_last_n))
     if params.no_repeat_ngram_size:
         windows.append(math.inf)
     return max(windows)

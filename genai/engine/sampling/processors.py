@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import LogitsProcessorError
+from ...errors import LogitsProcessorError
 
 
 def run_processors(

@@ -42,6 +42,14 @@ class StopStrings:
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
+    def would_end(self, text: str) -> bool:
+        """Whether a stop string would be found if this text came next."""
+        before = [matcher.matched for matcher in self._matchers]
+        found = any(matcher.feed(character) for character in text for matcher in self._matchers)
+        for matcher, matched in zip(self._matchers, before, strict=True):
+            matcher.matched = matched
+        return found
+
     def flush(self) -> str:
         """The text is over: what was held back is no stop string and may be shown."""
         held, self._held = self._held, ""

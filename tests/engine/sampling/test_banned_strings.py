@@ -92,3 +92,17 @@ def test_the_end_shows_what_was_held() -> None:
     policy.feed(1, "b")
     policy.feed(2, "a")
     assert policy.flush() == "ba"
+
+
+def test_tokens_without_text_belong_to_what_follows() -> None:
+    """The bytes of a character are tokens without text, until the next token makes it certain."""
+    policy = BannedStrings(["é"])
+    assert policy.feed(1, "caf") == Verdict("caf")
+    for token in (2, 3):
+        assert policy.feed(token, "") == Verdict("")
+    assert (policy.held, policy.num_held) == ("", 2)
+    assert policy.feed(4, "é!") == Verdict("", Rewind(1, 3, frozenset({2}), "é"))
+    for token in (5, 6):
+        assert policy.feed(token, "") == Verdict("")
+    assert policy.feed(4, "e!") == Verdict("e!")
+    assert policy.num_held == 0

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.errors import SamplingError
 from genai.engine.sampling.plan import plan_sampling
 from genai.engine.sampling.row import RowSampler
-from genai.errors import InputError, OptionError
+from genai.errors import InputError, OptionError, SamplingError
 from genai.sampling_params import SamplingParams
 
 EOS = 1

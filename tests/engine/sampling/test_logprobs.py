@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.errors import SamplingError
 from genai.engine.sampling.logprobs import token_logprobs
 from genai.engine.sampling.plan import plan_sampling
 from genai.engine.sampling.row import RowSampler
-from genai.errors import InputError
+from genai.errors import InputError, SamplingError
 from genai.kernels.cpu.team import Team
 from genai.kernels.reference.sampling import log_softmax
 from genai.sampling_params import SamplingParams

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.errors import LogitsProcessorError
 from genai.engine.sampling.plan import plan_sampling
 from genai.engine.sampling.row import RowSampler
+from genai.errors import LogitsProcessorError
 from genai.sampling_params import SamplingParams
 
 LOGITS = np.array([[1.0, 2.0, 3.0, 0.0]], np.float32)

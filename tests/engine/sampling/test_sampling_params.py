@@ -21,7 +21,7 @@ from genai.search import SEARCH_OPTIONS
 
 # Per option: values that are refused, and one that is fine (with what else it needs).
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "temperature": ([-0.1, math.nan, math.inf, "1", None, True, [1]], {"temperature": 0.5}),
+    "temperature": ([-0.1, math.nan, math.inf, 10**400, "1", None, True, [1]], {"temperature": 0.5}),
     "top_k": ([-1, 1.5, "5", None, False], {"top_k": 5}),
     "top_p": ([0, -0.1, 1.1, math.nan, "0.5", None], {"top_p": 0.5}),
     "min_p": ([-0.1, 1.1, None], {"min_p": 0.1}),
@@ -43,7 +43,18 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "penalty_last_n": ([0, -1, 0.5], {"penalty_last_n": 64, "repetition_penalty": 1.1}),
     "no_repeat_ngram_size": ([-1, 2.5], {"no_repeat_ngram_size": 3}),
     "logit_bias": (
-        [{-1: 1.0}, {1: math.nan}, {1: math.inf}, {"1": 1.0}, {1: "x"}, 5, {True: 1.0}, {1.5: 1.0}],
+        [
+            {-1: 1.0},
+            {1: 1e39},
+            {1: -(10**400)},
+            {1: math.nan},
+            {1: math.inf},
+            {"1": 1.0},
+            {1: "x"},
+            5,
+            {True: 1.0},
+            {1.5: 1.0},
+        ],
         {"logit_bias": {7: -math.inf, 3: 2}},
     ),
     "min_tokens": ([-1, None], {"min_tokens": 3}),
@@ -54,7 +65,7 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "stop": (["", [""], 5, [5], None], {"stop": "END"}),
     "banned_strings": (["", [""], 5, None], {"banned_strings": ["a", "b"]}),
     "seed": ([-1, 2**64, 1.5, "1", True], {"seed": 2**64 - 1}),
-    "n": ([0, -1, None], {"n": 2}),
+    "n": ([0, -1, 10_001, None], {"n": 2}),
     "logprobs": ([-1, 0.5, True], {"logprobs": 0}),
     "prompt_logprobs": ([-1, 0.5], {"prompt_logprobs": 3}),
     "logits_processors": ([5, [5], None], {"logits_processors": [print]}),
@@ -104,6 +115,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"penalty_last_n": 64}, "penalty_last_n = 64", "repetition_penalty = 1.0"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens = 5", "max_tokens = 4"),
     ({"stop": "a badword", "banned_strings": "bad"}, "stop = 'a badword'", "banned_strings = 'bad'"),
+    ({"stop": "bad", "banned_strings": "a badword"}, "banned_strings = 'a badword'", "stop = 'bad'"),
     ({"stop_token_ids": [3], "logit_bias": {3: -math.inf}}, "stop_token_ids = 3", "logit_bias"),
     *[
         ({**CASES[name][1], "samplers": ""}, f"{name} = ", "samplers = ''")
@@ -130,6 +142,7 @@ def test_contradictions_name_both(options: dict[str, Any], first: str, second: s
         {"temperature": 0, "seed": 1},
         {"temperature": 0, "repetition_penalty": 1.2, "samplers": "penalties"},
         {"temperature": 0, "top_p": 1.0, "min_p": 0.0},
+        {"stop": "bad", "banned_strings": "a badword", "min_tokens": 1},
         {"mirostat": 2, "temperature": 0.7, "repetition_penalty": 1.2},
         {"samplers": "top_k ; typ_p; temperature", "typical_p": 0.5, "top_k": 3},
     ],
@@ -146,7 +159,7 @@ def test_values_take_their_types() -> None:
         top_p=np.float32(0.5),
         logit_bias={9: 1, 2: -1},
         stop="x",
-        stop_token_ids={5, 2},
+        stop_token_ids=list(np.array([2, 5], np.int32)),
         samplers="temperature;typ_p;top_k;top_p",
     )
     assert (type(params.temperature), type(params.top_k), params.top_p) == (float, int, 0.5)

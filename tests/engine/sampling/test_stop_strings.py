@@ -71,3 +71,11 @@ def test_a_long_stop_string_is_cheap() -> None:
     stop = "ab" * 5000 + "!"
     shown, found = run([stop], ["ab"] * 20000)
     assert (len(shown), found) == (40000, None)
+
+
+def test_looking_ahead_changes_nothing() -> None:
+    stops = StopStrings(["abc", "cd"])
+    assert stops.feed("xab") == "x"
+    assert stops.would_end("c") and stops.would_end("cd") and stops.would_end("ababc")
+    assert not stops.would_end("") and not stops.would_end("d")
+    assert stops.feed("d") == "abd" and stops.found is None
