@@ -54,7 +54,7 @@ def _help(loop: Loop, argument: str) -> None:
 
 _KEYS = '''\
 Alt-Enter adds a line; """ begins and ends a text of several lines; Tab completes commands; Up recalls.
-Ctrl-C stops a reply and keeps what was said; twice at the prompt it leaves, like Ctrl-D.'''
+Ctrl-C stops a reply and keeps what was said, or clears the line; twice on an empty line it leaves, like Ctrl-D.'''
 
 
 def _set(loop: Loop, argument: str) -> None:

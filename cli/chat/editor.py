@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -40,13 +41,20 @@ class LineEditor:
             output=create_output(stdout=sys.stderr),
             enable_open_in_editor=True,
         )
+        self.was_used = False
+        self._session.default_buffer.on_text_changed += self._note_use
+
+    def _note_use(self, buffer: Buffer) -> None:
+        self.was_used = True
 
     def read(self, default: str = "") -> str:
-        """One message.
+        """One message. Ctrl-C clears the line.
 
         Raises:
-            EOFError: Ctrl-D on an empty line. KeyboardInterrupt: Ctrl-C.
+            EOFError: Ctrl-D on an empty line.
+            KeyboardInterrupt: Ctrl-C on an empty line; `was_used` says whether something was typed before.
         """
+        self.was_used = False
         text = self._session.prompt(">>> ", default=default)
         stripped = text.strip()
         if len(stripped) >= 2 * len(_QUOTES) and stripped.startswith(_QUOTES) and stripped.endswith(_QUOTES):
@@ -72,6 +80,14 @@ def _bindings() -> KeyBindings:
     @bindings.add("escape", "enter")
     def add_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @bindings.add("c-c")
+    @bindings.add("<sigint>")
+    def clear_or_interrupt(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
     return bindings
 

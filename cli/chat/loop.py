@@ -69,7 +69,7 @@ class Loop:
             except EOFError:
                 return
             except KeyboardInterrupt:
-                if interrupted:
+                if interrupted and not self._editor.was_used:
                     return
                 interrupted = True
                 self.voice.say("(Ctrl-C again, Ctrl-D or /bye to leave)")

@@ -150,9 +150,11 @@ def test_ctrl_c_keeps_the_reply_and_twice_leaves(terminal: Open) -> None:
     partial = one.enter("/prompt", "assistant\n")
     assert re.search(r"assistant\n\S+", partial)
     one.type("half a line\x03")
-    one.wait_for(r"to leave\)\n>>>")
     one.enter("/stats", "interrupted")
     one.type("\x03")
+    one.wait_for(r"to leave\)\n>>>")
+    # What is typed and cleared between two of them makes the second the first again.
+    one.type("x\x03\x03")
     one.wait_for(r"to leave\)\n>>>")
     one.type("\x03")
     assert one.exit_code() == 0
