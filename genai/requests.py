@@ -11,6 +11,7 @@ from .errors import ContextOverflowError, InputError, OptionError
 from .generation import Generation
 from .sampling_defaults import model_defaults, with_defaults
 from .sampling_params import SamplingParams
+from .text.special_ids import generation_defaults
 from .token_input import token_row
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class RequestBuilder:
         self._config = model.config.model
         limit = model.config.search.get("max_length") or model.context_size
         self.context_size = min(model.context_size, limit)
-        self.defaults = model_defaults(model.config.search, self._config.vocab_size)
+        search = {**generation_defaults(model.folder).sampling, **model.config.search}
+        self.defaults = model_defaults(search, self._config.vocab_size)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def params(self, params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:

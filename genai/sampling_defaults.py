@@ -29,10 +29,14 @@ DRAWING = (
 def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """Sampling options from the "search" block of a genai_config.json: only those that it sets.
 
+    Args:
+        search: the block; where it is silent, what generation_config.json says.
+
     Raises:
         OptionError: a value out of range.
         NotSupportedYetError: it asks for something that this version does not do, such as beams.
     """
+    further = {name: search[name] for name in ("min_p", "typical_p") if search.get(name) is not None}
     search = {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
     others = {
         name: search[name] for name in ("repetition_penalty", "no_repeat_ngram_size", "min_length") if search.get(name)
@@ -44,7 +48,7 @@ def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
     drawing = {name: search[name] for name in ("temperature", "top_k", "top_p") if search.get(name)}
     if "top_k" in drawing:
         drawing["top_k"] = min(drawing["top_k"], vocab_size)
-    return {**drawing, **others}
+    return {**drawing, **further, **others}
 
 
 def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> SamplingParams:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +105,15 @@ def test_llm_params_says_what_a_request_would_have(llm: genai.LLM) -> None:
     assert llm.params(own, top_k=4) == genai.SamplingParams(temperature=0.3, top_k=4)
     with pytest.raises(OptionError):
         llm.params(own, temprature=1)
+
+
+def test_generation_config_speaks_where_the_search_block_is_silent(bundled_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(bundled_folder, folder)
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "min_p": 0.05, "top_k": 9}')
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["search"] = {"max_length": 1024, "top_k": 20}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    with genai.LLM(folder) as llm:
+        assert llm.params() == genai.SamplingParams(temperature=0.6, min_p=0.05, top_k=20)
+        assert llm.params(temperature=0) == genai.SamplingParams(temperature=0)
