@@ -198,7 +198,7 @@ def test_ctrl_c_in_a_one_shot_exits_130() -> None:
     assert code in (0, 130)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
 @pytest.mark.parametrize("command", [["chat", "-p"], ["generate", "--chat", "--ignore-eos", "-p"]], ids=str)
 def test_ctrl_c_at_any_moment_ends_without_a_traceback(command: list[str], seed: int) -> None:
     rng = random.Random(seed)
