@@ -67,7 +67,7 @@ def generate(
         rendered = [llm.render(text) if as_chat else text for text in texts]
         if show_prompt:
             for text in rendered:
-                dump_prompt(text, llm.encode(text))
+                dump_prompt(llm, text)
         if len(rendered) == samples == 1 and not as_json:
             completions = [_stream(llm, rendered[0], options)]
         else:

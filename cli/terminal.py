@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from genai.completion import Completion
-    from genai.tokenizer import Tokenizer
+    from genai.llm import LLM
 
 
 def say(message: str) -> None:
@@ -102,13 +102,12 @@ class Voice:
         say(f"error: {error}")
 
 
-def dump_prompt(text: str, ids: Sequence[int], *, tokenizer: Tokenizer | None = None) -> None:
-    """The exact text and token ids that a model is given; with a tokenizer, the text of each token."""
+def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
+    """The exact text and token ids that a model is given; with pieces, also the vocabulary entry of each token."""
+    ids = llm.encode(text)
+    shown = [f"{id_}:{llm.tokenizer.token_text(id_)!r}" if with_pieces else str(id_) for id_ in ids]
     say(text)
-    if tokenizer is None:
-        say(f"[{len(ids)} tokens] {' '.join(map(str, ids))}")
-        return
-    say(f"[{len(ids)} tokens] " + " ".join(f"{id_}:{tokenizer.token_text(id_)!r}" for id_ in ids))
+    say(f"[{len(ids)} tokens] {' '.join(shown)}")
 
 
 def footer(completion: Completion, context_size: int, seed: int | None = None) -> str:

@@ -121,12 +121,10 @@ class ChatSession:
         raise StateError("there is no message yet", "nothing was said", "say something first")
 
     def prompt(self) -> str:
-        """The exact text that the model would be asked to continue now."""
-        return self._render(self.messages)
-
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The exact text that the model would be asked to continue now: without the messages that are left out."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self.llm.render([*system, *messages], tools=self.tools, template=self.template)
+        messages = [*system, *self.messages[self.num_left_out :]]
+        return self.llm.render(messages, tools=self.tools, template=self.template)
 
     # --- turns ---------------------------------------------------------------------------------------------------
 
@@ -176,8 +174,9 @@ class ChatSession:
     def _answer(self) -> Iterator[Event]:
         self.last_reply = None
         try:
-            prompt: list[int] | None = self._fitting_prompt(())
-            splitter = self.llm.splitter(self._render(self.messages[self.num_left_out :]))
+            text, ids = self._fitting_prompt(())
+            prompt: list[int] | None = ids
+            splitter = self.llm.splitter(text)
             parts: list[Completion] = []
             try:
                 while prompt is not None:
@@ -193,7 +192,6 @@ class ChatSession:
                     prompt = self._shifted(parts)
             finally:
                 if parts:
-                    text = self._render(self.messages[self.num_left_out :])
                     self.last_reply = self.llm.parsed(text, _joined(parts))
                     self.messages.append(self.last_reply.message)
             yield from splitter.finish()
@@ -217,8 +215,8 @@ class ChatSession:
         completion = self.last_reply.completion
         return completion.prompt_tokens + len(completion.token_ids)
 
-    def _fitting_prompt(self, reply: Sequence[int]) -> list[int]:
-        """Tokens of the prompt and of the reply so far, with as many messages as leave room for more.
+    def _fitting_prompt(self, reply: Sequence[int]) -> tuple[str, list[int]]:
+        """The prompt with as many messages as leave room for more; its tokens and those of the reply so far.
 
         Raises:
             ContextOverflowError: it does not fit, and nothing may be left out.
@@ -226,9 +224,10 @@ class ChatSession:
         limit = self.llm.context_size
         room = 1
         while True:
-            ids = [*self.llm.encode(self._render(self.messages[self.num_left_out :])), *reply]
+            text = self.prompt()
+            ids = [*self.llm.encode(text), *reply]
             if len(ids) + room <= limit:
-                return ids
+                return text, ids
             if self.on_overflow == "error" or not self._leave_out_more():
                 self._refuse(len(ids))
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
@@ -263,7 +262,7 @@ class ChatSession:
         if over or self.on_overflow != "shift" or not self._leave_out_more():
             return None
         try:
-            return self._fitting_prompt(reply)
+            return self._fitting_prompt(reply)[1]
         except ContextOverflowError:
             return None
 

@@ -69,10 +69,9 @@ def chat(
 def _answer_once(
     session: ChatSession, voice: Voice, prompt: str, *, markdown: bool, dump: bool, show_stats: bool
 ) -> None:
+    events = session.send(prompt)
     if dump:
-        messages = [{"role": "system", "content": session.system}] if session.system else []
-        text = session.llm.render([*messages, {"role": "user", "content": prompt}])
-        dump_prompt(text, session.llm.encode(text))
-    show_reply(session.send(prompt), voice, markdown=markdown)
+        dump_prompt(session.llm, session.prompt())
+    show_reply(events, voice, markdown=markdown)
     if show_stats and session.last_reply is not None:
         say(footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))

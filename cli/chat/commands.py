@@ -166,8 +166,7 @@ def _prompt(loop: Loop, argument: str) -> None:
 
 
 def _tokens(loop: Loop, argument: str) -> None:
-    text = argument or loop.session.prompt()
-    dump_prompt(text, loop.session.llm.encode(text), tokenizer=loop.session.llm.tokenizer)
+    dump_prompt(loop.session.llm, argument or loop.session.prompt(), with_pieces=True)
 
 
 def _bye(loop: Loop, argument: str) -> None:

@@ -103,17 +103,12 @@ class Loop:
         """Show a reply; Ctrl-C stops it and keeps what there is."""
         before = self.session.num_left_out
         if self.dump:
-            self.show_prompt()
+            dump_prompt(self.session.llm, self.session.prompt())
         with _interrupts(self.session) as interrupted:
             show_reply(events, self.voice, markdown=self.markdown)
         if interrupted:
             self.voice.say("(stopped)")
         self._report(before)
-
-    def show_prompt(self) -> None:
-        """The exact text and tokens that the model is given for what was said so far."""
-        text = self.session.prompt()
-        dump_prompt(text, self.session.llm.encode(text))
 
     def _report(self, left_out_before: int) -> None:
         session, limit = self.session, self.session.llm.context_size
