@@ -7,6 +7,7 @@ onnx and numpy alone.
 
 from .folder import write_model_folder
 from .options import ExportOptions
-from .spec import DecoderSpec, Llama3Scaling, LongRope
+from .rope_scaling import Llama3Scaling, LongRope
+from .spec import DecoderSpec
 
 __all__ = ["DecoderSpec", "ExportOptions", "Llama3Scaling", "LongRope", "write_model_folder"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .export import takes_positions
 from .options import ExportOptions
 from .spec import DecoderSpec
 
@@ -11,9 +12,10 @@ from .spec import DecoderSpec
 def genai_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
     """The contents of genai_config.json."""
     eos = list(spec.eos_token_ids)
+    bos = {} if spec.bos_token_id is None else {"bos_token_id": spec.bos_token_id}
     return {
         "model": {
-            "bos_token_id": spec.bos_token_id,
+            **bos,
             "context_length": spec.context_length,
             "decoder": _decoder(spec, options),
             "eos_token_id": eos[0] if len(eos) == 1 else eos,
@@ -42,7 +44,7 @@ def genai_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
 
 def _decoder(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
-    if not options.fused_rope:
+    if takes_positions(spec, options):
         inputs["position_ids"] = "position_ids"
     inputs |= {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
     decoder: dict[str, Any] = {
