@@ -121,18 +121,28 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
 _SIDE_INPUTS = {
     "MatMulNBits": (2, 3),
     "GatherBlockQuantized": (2, 3),
+    "QMoE": (3, 6, 11, 12),
     "GroupQueryAttention": (7, 8),
     "RotaryEmbedding": (2, 3),
 }
+
+
+# Operator, input, and the attribute that says how many bits a weight has there.
+_PACKED_INPUTS = (
+    ("MatMulNBits", 1, "bits"),
+    ("GatherBlockQuantized", 0, "bits"),
+    ("QMoE", 2, "expert_weight_bits"),
+    ("QMoE", 5, "expert_weight_bits"),
+)
 
 
 def count_weights(graph: Graph) -> tuple[int, int]:
     """Parameters and bytes of a graph's weights; scales, zero points and RoPE tables count as bytes only."""
     side = {node.input(i) for node in graph.nodes for i in _SIDE_INPUTS.get(node.op_type, ())}
     packed = {
-        node.input(index): int(node.attribute("bits", 4))
+        node.input(index): int(node.attribute(bits, 4))
         for node in graph.nodes
-        for op_type, index in (("MatMulNBits", 1), ("GatherBlockQuantized", 0))
+        for op_type, index, bits in _PACKED_INPUTS
         if node.op_type == op_type
     }
     parameters = 0

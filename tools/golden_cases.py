@@ -1,4 +1,4 @@
-"""Tiny configurations, at least one per architecture and per RoPE scaling, as arguments of transformers' config classes.
+"""Tiny configurations, one or more per architecture and RoPE scaling, as arguments of transformers' classes.
 
 Sizes are odd on purpose, and layers many enough to reach every kind of layer.
 """
@@ -88,10 +88,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "lm_head_bias": True,
             "sliding_window": None,
-            "original_max_position_embeddings": 64,
-            **_rope(
-                "longrope", **{**_LONG, "original_max_position_embeddings": 64}, short_mscale=1.2, long_mscale=1.3
-            ),
+            # More than all tokens: transformers 5.23 looks up the short factors whatever the length.
+            "original_max_position_embeddings": 96,
+            **_rope("longrope", **{**_LONG, "original_max_position_embeddings": 96}, short_mscale=1.2, long_mscale=1.3),
         },
     ),
     "gemma": ("gemma", HEADS),

@@ -71,7 +71,7 @@ def make_golden(name: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.safetensors"
     save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, path, metadata)
-    print(f"{name}: {len(stored)} tensors, spread of logits {whole.std():.3g}, {path.stat().st_size} bytes", list(arrays))
+    print(f"{name}: {len(stored)} tensors, logits spread by {whole.std():.3g}, {path.stat().st_size} bytes")
 
 
 def logits_of(model: Any, tokens: Any, past: Any = None) -> tuple[np.ndarray, Any]:

@@ -185,7 +185,7 @@ def _write_shared_expert(export: Export, layer: int, experts: Experts, root: str
         return output
     score = Projection(f"{path}_gate", (f"model.layers.{layer}.mlp.shared_expert_gate",), (1,), size)
     gate = graph.node("Sigmoid", [write_linear(export, score, root, precision="fp32")], f"{path}/Sigmoid", _column())
-    return graph.node("Mul", [output, gate], f"{path}/Mul", hidden_dims(size))
+    return graph.node("Mul", [output, gate], f"{path}_gate/Mul", hidden_dims(size))
 
 
 def _column() -> Dims:

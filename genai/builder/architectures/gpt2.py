@@ -25,6 +25,7 @@ def describe(config: HFConfig) -> DecoderSpec:
     return decoder(
         config,
         family="gpt2",
+        num_key_value_heads=config.integer("n_head", "num_attention_heads"),
         tied=True,
         epsilon=1e-5,
         intermediate_size=config.integer("n_inner", default=4 * hidden),

@@ -12,6 +12,7 @@ from .cuts import group_keys, group_queries, group_values
 def describe(config: HFConfig) -> DecoderSpec:
     return decoder(
         config,
+        num_key_value_heads=config.integer("num_attention_heads"),
         partial=0.25,
         epsilon=1e-5,
         gated_mlp=False,

@@ -11,7 +11,7 @@ from .qwen2 import windows
 
 def describe(config: HFConfig) -> DecoderSpec:
     experts = Experts(
-        count=config.integer("num_experts"),
+        count=config.integer("num_experts", "num_local_experts"),
         per_token=config.integer("num_experts_per_tok"),
         intermediate_size=config.integer("moe_intermediate_size"),
         normalized=config.flag("norm_topk_prob"),
