@@ -62,12 +62,13 @@ def _decoder(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
         "num_hidden_layers": spec.num_layers,
         "num_key_value_heads": spec.num_key_value_heads,
     }
-    if spec.sliding_window is not None and options.windowed_kv_cache:
+    windowed = [layer for layer in range(spec.num_layers) if spec.window(layer) is not None]
+    if windowed and options.windowed_kv_cache:
         decoder["sliding_window"] = {
             "window_size": spec.sliding_window,
             "slide_key_value_cache": False,
             "slide_inputs": False,
-            "layers": [layer for layer in range(spec.num_layers) if spec.window(layer) is not None],
+            "layers": windowed,
             "cache_slack": 0,
         }
     return decoder

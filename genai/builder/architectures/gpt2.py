@@ -24,7 +24,6 @@ def describe(config: HFConfig) -> DecoderSpec:
     hidden = config.integer("n_embd", "hidden_size")
     return decoder(
         config,
-        family="gpt2",
         num_key_value_heads=config.integer("n_head", "num_attention_heads"),
         tied=True,
         epsilon=1e-5,
