@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from . import bench, chat, evaluate, generate, info
+from . import bench, build, chat, evaluate, generate, info
 from .terminal import ReaderGone, say
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
+app.command("build")(build.build)
 app.add_typer(bench.app, name="bench")
 app.add_typer(evaluate.app, name="eval")
 

@@ -8,6 +8,7 @@ onnx and numpy alone.
 from .build import build_model, plan_build
 from .folder import write_model_folder
 from .options import ExportOptions
+from .resolve import resolve_model_folder
 from .rope_scaling import Llama3Scaling, LongRope
 from .spec import DecoderSpec
 
@@ -18,5 +19,6 @@ __all__ = [
     "LongRope",
     "build_model",
     "plan_build",
+    "resolve_model_folder",
     "write_model_folder",
 ]

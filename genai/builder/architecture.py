@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from .hf_config import HFConfig
 from .spec import DecoderSpec
 
-
-class View(Protocol):
-    """Cuts one weight or bias out of the tensors that hold it; numbers are what the rule's pattern caught."""
-
-    def __call__(self, spec: DecoderSpec, tensor: NDArray[Any], *numbers: int) -> NDArray[Any]: ...
+# Cuts one weight or bias out of the tensor that holds it: (spec, tensor, *numbers that the rule's pattern caught).
+View = Callable[..., NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,8 @@ class Architecture:
 
     def source(self, spec: DecoderSpec, name: str) -> Source:
         """Where the tensor that we call `name` lies."""
-        view, names = None, (name,)
+        view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+        names: tuple[str, ...] = (name,)
         for rule in self.rules:
             match = re.search(rule.pattern, names[0])
             if match is None or not rule.when(spec):

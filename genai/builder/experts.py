@@ -56,7 +56,8 @@ def _write_routing(export: Export, path: str, scores: str, experts: Experts) -> 
         return _write_sparse_mixer(export, f"{path}/sparse_mixer", scores, experts)
     if experts.normalized:
         return scores, None
-    graph, every, few, one = export.graph, *(["tokens", n] for n in (experts.count, experts.per_token, 1))
+    graph = export.graph
+    every, few, one = (_rows(width) for width in (experts.count, experts.per_token, 1))
     weights = graph.node("Softmax", [scores], f"{path}/Softmax", every, axis=-1)
     outputs = [f"{path}/TopK/output_0", f"{path}/TopK/output_1"]
     graph.nodes("TopK", [weights, graph.int64([experts.per_token])], outputs, f"{path}/TopK", axis=-1)
@@ -67,7 +68,7 @@ def _write_routing(export: Export, path: str, scores: str, experts: Experts) -> 
 
 def _write_sparse_mixer(export: Export, path: str, scores: str, experts: Experts) -> tuple[str, str]:
     """Each of the two best experts is weighed against those whose scores lie within 2 * jitter of its own."""
-    graph, every, one = export.graph, ["tokens", experts.count], ["tokens", 1]
+    graph, every, one = export.graph, _rows(experts.count), _rows(1)
     outputs = [f"{path}/TopK/output_0", f"{path}/TopK/output_1"]
     graph.nodes("TopK", [scores, graph.int64([2])], outputs, f"{path}/TopK", axis=-1)
     for output, element in zip(outputs, (1, INT64), strict=True):
@@ -186,6 +187,11 @@ def _write_shared_expert(export: Export, layer: int, experts: Experts, root: str
     score = Projection(f"{path}_gate", (f"model.layers.{layer}.mlp.shared_expert_gate",), (1,), size)
     gate = graph.node("Sigmoid", [write_linear(export, score, root, precision="fp32")], f"{path}/Sigmoid", _column())
     return graph.node("Mul", [output, gate], f"{path}_gate/Mul", hidden_dims(size))
+
+
+def _rows(width: int) -> Dims:
+    """Dimensions of a value with one row per token, of all sequences together."""
+    return ["tokens", width]
 
 
 def _column() -> Dims:

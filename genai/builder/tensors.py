@@ -63,7 +63,7 @@ def _attention(spec: DecoderSpec) -> dict[str, Shape]:
 
 
 def _mlp(spec: DecoderSpec, path: str, width: int) -> dict[str, Shape]:
-    shapes = {}
+    shapes: dict[str, Shape] = {}
     for name in ("gate_proj", "up_proj") if spec.gated_mlp else ("up_proj",):
         shapes |= _linear(f"{path}.{name}", width, spec.hidden_size, spec.mlp_bias)
     return shapes | _linear(f"{path}.down_proj", spec.hidden_size, width, spec.mlp_bias)

@@ -77,7 +77,7 @@ def activation(name: str) -> str:
     return _ACTIVATIONS[name]
 
 
-def biases(attention: bool, mlp: bool) -> dict[str, bool]:
+def biases(attention: bool, mlp: bool) -> dict[str, Any]:
     """Biases of all attention projections, and of the feed-forward layer's."""
     return {"qkv_bias": attention, "o_bias": attention, "mlp_bias": mlp}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..architecture import Architecture
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec
@@ -10,7 +12,13 @@ from .common import biases, decoder
 
 def describe(config: HFConfig) -> DecoderSpec:
     bias = config.flag("use_bias")
-    fields = {"theta": 500000.0, "epsilon": 1e-5, "tied": True, "head_size": 128, "rope_interleaved": True}
+    fields: dict[str, Any] = {
+        "theta": 500000.0,
+        "epsilon": 1e-5,
+        "tied": True,
+        "head_size": 128,
+        "rope_interleaved": True,
+    }
     return decoder(config, family="ernie4_5", **fields, **biases(bias, bias))
 
 

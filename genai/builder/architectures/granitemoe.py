@@ -32,7 +32,8 @@ def up(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
 
 
 def down(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
-    return tensor[expert]
+    matrix: NDArray[Any] = tensor[expert]
+    return matrix
 
 
 RULES = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..architecture import Architecture
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec, Experts
@@ -18,7 +20,12 @@ def describe(config: HFConfig) -> DecoderSpec:
         sparse_mixer_jitter=config.number("router_jitter_noise", default=0.01),
     )
     bias = config.flag("attention_bias")
-    fields = {"qkv_bias": bias, "o_bias": bias, "head_bias": config.flag("lm_head_bias"), "experts": experts}
+    fields: dict[str, Any] = {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "head_bias": config.flag("lm_head_bias"),
+        "experts": experts,
+    }
     return decoder(config, family="phimoe", theta=1e6, epsilon=1e-5, **fields, **layer_norms(), **window_fields(config))
 
 

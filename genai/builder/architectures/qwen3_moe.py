@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..architecture import Architecture
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec, Experts
@@ -18,7 +20,12 @@ def describe(config: HFConfig) -> DecoderSpec:
         normalized=config.flag("norm_topk_prob"),
     )
     bias = config.flag("attention_bias")
-    fields = {"qkv_bias": bias, "o_bias": bias, "experts": experts, "dense_layers": dense_layers(config)}
+    fields: dict[str, Any] = {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "experts": experts,
+        "dense_layers": dense_layers(config),
+    }
     return decoder(config, qk_norm=True, **fields, **windows(config))
 
 
