@@ -27,6 +27,7 @@ from .graph.names import GraphNames
 from .graph.reader import read_model
 from .graph.rewrites.base import Level, run_rewrites
 from .graph.rewrites.dead_code import RemoveDeadCode
+from .graph.rewrites.dequantized_product import PackDequantizedProducts
 from .graph.rewrites.identity import RemoveIdentities
 from .graph.rewrites.matmul_bias import FuseMatMulBias
 from .graph.rewrites.swiglu import FuseSwiGLU
@@ -37,7 +38,13 @@ from .runtime.plan import PlanOptions, build_plan
 BLOCK_SIZE = 32
 # MatMulNBits' accuracy_level for fp32 activations.
 FP32_LEVEL = 1
-DECODER_RULES = (RemoveIdentities(), FuseMatMulBias(), FuseSwiGLU(), RemoveDeadCode())
+DECODER_RULES = (
+    RemoveIdentities(),
+    PackDequantizedProducts(),
+    FuseMatMulBias(),
+    FuseSwiGLU(),
+    RemoveDeadCode(),
+)
 # A pool larger than this many full contexts would only cost memory for its free list.
 MAX_CONTEXTS_IN_POOL = 256
 
@@ -119,6 +126,7 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
 
 # Inputs that are stored beside weights but are not weights: scales, zero points, and tables of cosines and sines.
 _SIDE_INPUTS = {
+    "DequantizeLinear": (1, 2),
     "MatMulNBits": (2, 3),
     "GatherBlockQuantized": (2, 3),
     "QMoE": (3, 6, 11, 12),
