@@ -32,6 +32,7 @@ def chat(
     top_p: opt.TopP = None,
     seed: opt.Seed = None,
     repeat_penalty: opt.RepeatPenalty = None,
+    build: opt.Build = True,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
@@ -45,7 +46,7 @@ def chat(
     from genai.chat import ChatSession
     from genai.tokenizer import Tokenizer
 
-    loaded = opt.load(model, threads, accuracy, kv_type)
+    loaded = opt.load(model, threads, accuracy, kv_type, build)
     session = ChatSession(loaded, Tokenizer(loaded), system=system, max_tokens=max_tokens, **search)
     if prompt is not None:
         _answer(session, prompt)

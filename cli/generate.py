@@ -22,6 +22,7 @@ def generate(
     top_p: opt.TopP = None,
     seed: opt.Seed = None,
     repeat_penalty: opt.RepeatPenalty = None,
+    build: opt.Build = True,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
@@ -34,7 +35,7 @@ def generate(
     from genai.reply import ReplyStats, stream_reply
     from genai.tokenizer import Tokenizer
 
-    loaded = opt.load(model, threads, accuracy, kv_type)
+    loaded = opt.load(model, threads, accuracy, kv_type, build)
     tokenizer = Tokenizer(loaded)
     params = GeneratorParams(loaded)
     params.set_search_options(**search)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 ModelArgument = Annotated[
     Path | None, typer.Argument(help="Model folder; without it, the bundled model.", show_default=False)
 ]
+Build = Annotated[
+    bool,
+    typer.Option("--build/--no-build", help="Build a model where MODEL is a Hugging Face checkpoint, the first time."),
+]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].", show_default=False)
 ]
@@ -66,9 +70,14 @@ def search_options(
     return options
 
 
-def load(folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto") -> Model:
-    """Load a model folder, or the bundled model."""
+def load(
+    folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto", build: bool = True
+) -> Model:
+    """Load a model folder, a Hugging Face checkpoint (built into the cache unless `build` is False), or our own."""
     from genai.bundled import bundled_model
     from genai.model import Model
 
-    return Model(folder or bundled_model(), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+    from .checkpoint import model_folder
+
+    path = model_folder(folder, build=build) if folder else bundled_model()
+    return Model(path, threads=threads, accuracy=accuracy, kv_dtype=kv_type)

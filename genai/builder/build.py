@@ -12,6 +12,7 @@ from .architectures import find
 from .checkpoint import Checkpoint
 from .checkpoint_weights import CheckpointWeights
 from .folder import write_model_folder
+from .genai_config import search_defaults
 from .options import ExportOptions
 from .size import folder_bytes
 from .spec import DecoderSpec
@@ -85,7 +86,14 @@ def execute(plan: BuildPlan, output: Path) -> Path:
         InputError: a weight is not finite, or of another shape than config.json says.
     """
     _require_room(output, plan.written_bytes)
-    return write_model_folder(output, plan.spec, plan.options, plan.weights, tokenizer_dir=plan.checkpoint.folder)
+    return write_model_folder(
+        output,
+        plan.spec,
+        plan.options,
+        plan.weights,
+        tokenizer_dir=plan.checkpoint.folder,
+        search=search_defaults(plan.checkpoint.config.generation),
+    )
 
 
 def _fitting(options: ExportOptions, spec: DecoderSpec) -> ExportOptions:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .export import takes_positions
 from .options import ExportOptions
 from .spec import DecoderSpec
 
+# What generation_config.json may say of how to decode, and the types that it may have there.
+_SEARCH_TYPES: dict[str, tuple[type, ...]] = {
+    "do_sample": (bool,),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+    "repetition_penalty": (int, float),
+    "no_repeat_ngram_size": (int,),
+}
 
-def genai_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
-    """The contents of genai_config.json."""
+
+def search_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Search options out of generation_config.json; what is no number of the right type is left out."""
+    given = {name: generation.get(name) for name in _SEARCH_TYPES}
+    return {
+        name: value
+        for name, value in given.items()
+        if isinstance(value, _SEARCH_TYPES[name]) and isinstance(value, bool) == (name == "do_sample")
+    }
+
+
+def genai_config(spec: DecoderSpec, options: ExportOptions, search: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of genai_config.json; `search` goes before the defaults, which are greedy."""
     eos = list(spec.eos_token_ids)
     bos = {} if spec.bos_token_id is None else {"bos_token_id": spec.bos_token_id}
     return {
@@ -38,6 +59,7 @@ def genai_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
             "temperature": 1.0,
             "top_k": 50,
             "top_p": 1.0,
+            **search,
         },
     }
 
