@@ -21,6 +21,7 @@ from .engine.decoder import Decoder
 from .engine.dense import DenseDecoder, DenseInput
 from .engine.paged import PagedDecoder
 from .errors import CacheCapacityError, ConfigError, UnsupportedModelError
+from .exported_decoder import flatten_exported
 from .graph.flatten import AttentionLayer, FlatDecoder, flatten_decoder
 from .graph.ir import DataType, Graph, Model, Value
 from .graph.names import GraphNames
@@ -89,9 +90,13 @@ def load_decoder(
     try:
         flat = flatten_decoder(model, names)
     except NotFlattenable as reason:
-        return _dense(
-            model, names, config, options, DecoderInfo(parameters, weight_bytes, 0, 0, "fp32", 0, False, str(reason))
-        )
+        try:
+            flat = flatten_exported(config)
+        except NotFlattenable as second:
+            why = f"{reason}; {second}"
+            info = DecoderInfo(parameters, weight_bytes, 0, 0, "fp32", 0, False, why)
+            return _dense(model, names, config, options, info)
+        model = flat.model
     run_rewrites(model, DECODER_RULES, Level.ALL)
     _check_layers(flat, config)
     layout = cache_layout(flat.layers, kv_dtype)
