@@ -11,7 +11,7 @@ from ..errors import ModelFolderError
 from .architectures import find
 from .checkpoint import Checkpoint
 from .checkpoint_weights import CheckpointWeights
-from .folder import write_model_folder
+from .folder import tokenizer_files, write_model_folder
 from .genai_config import search_defaults
 from .options import ExportOptions
 from .size import folder_bytes
@@ -59,7 +59,8 @@ def plan_build(
     check_tokenizer(checkpoint.folder, spec.vocab_size)
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
     options = _fitting(options or ExportOptions(), spec)
-    return BuildPlan(checkpoint, spec, options, weights, weights.total_bytes, folder_bytes(spec, options))
+    copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
+    return BuildPlan(checkpoint, spec, options, weights, weights.total_bytes, folder_bytes(spec, options) + copied)
 
 
 def build_model(

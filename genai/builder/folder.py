@@ -60,7 +60,7 @@ def write_model_folder(
         InputError: a tensor is missing, of another shape or type, or not finite.
     """
     target = Path(path)
-    tokenizer = [] if tokenizer_dir is None else _tokenizer_files(Path(tokenizer_dir))
+    tokenizer = [] if tokenizer_dir is None else tokenizer_files(Path(tokenizer_dir))
     _require_absent(target)
     try:
         # Beside the target, so that the rename at the end cannot cross file systems.
@@ -95,7 +95,12 @@ def _write_files(
     (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
-def _tokenizer_files(folder: Path) -> list[Path]:
+def tokenizer_files(folder: Path) -> list[Path]:
+    """What a model folder takes over from a folder with a tokenizer.
+
+    Raises:
+        ModelFolderError: there is none.
+    """
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not {file.name for file in files} & set(TOKENIZERS):
         raise ModelFolderError(

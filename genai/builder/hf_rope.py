@@ -30,6 +30,8 @@ def rope_fields(
     scaling = _scaling(config, values, context)
     if isinstance(scaling, DynamicScaling):
         context = math.ceil(context * scaling.factor)
+    elif isinstance(scaling, YarnScaling):  # some configurations give the length before, some after
+        context = max(context, math.ceil(scaling.original_max_position_embeddings * scaling.factor))
     base = config.number("rope_theta", "rotary_emb_base", default=theta)
     return {
         "rope_theta": _number(values, "rope_theta", base),

@@ -11,12 +11,12 @@ from .rope_scaling import LongRope
 from .spec import DecoderSpec
 from .tensors import Shape, tensor_shapes
 
-# Graph, configuration, tokenizer files, alignment.
-_BESIDE_WEIGHTS = 64 << 20
+# Graph, configuration, alignment.
+_BESIDE_WEIGHTS = 1 << 20
 
 
 def folder_bytes(spec: DecoderSpec, options: ExportOptions) -> int:
-    """Bytes on disk, rounded up generously."""
+    """Bytes on disk without the tokenizer's files, rounded up a little."""
     weights = sum(_tensor_bytes(spec, options, name, shape) for name, shape in tensor_shapes(spec).items())
     tables = 2 * 4 * spec.context_length * (spec.rotary_size // 2)
     copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta else 1

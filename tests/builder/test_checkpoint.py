@@ -159,7 +159,7 @@ def test_size_is_known_before(name: str, precision: Any, golden: Any, letter_tok
     plan = plan_build(folder, options)
     written = sum(file.stat().st_size for file in build_model(folder, tmp_path / "out", options).iterdir())
     assert written <= plan.written_bytes
-    assert plan.written_bytes - (64 << 20) <= 1.2 * written
+    assert plan.written_bytes - (1 << 20) <= 1.2 * written
 
 
 # --- faults ------------------------------------------------------------------------------------------------------
