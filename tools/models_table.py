@@ -17,14 +17,14 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import genai
 from genai.builder import ExportOptions, build_model
 from genai.builder.architectures import find
 from genai.builder.random_weights import random_tensor
 
+ROOT = Path(__file__).resolve().parent.parent
 GOLDENS, PAGE = ROOT / "tests" / "builder" / "goldens", ROOT / "docs" / "models.md"
 INTRODUCTION = """\
 # Architectures

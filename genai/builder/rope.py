@@ -20,6 +20,8 @@ from .spec import DecoderSpec
 
 Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
 
+_POSITIONS_AT_ONCE = 1 << 14
+
 COS, SIN = "cos_cache", "sin_cache"
 LOCAL_COS, LOCAL_SIN = "cos_cache_local", "sin_cache_local"
 
@@ -31,6 +33,12 @@ def table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
 
 def rope_tables(spec: DecoderSpec) -> Tables:
     """Cosines and sines [context_length, rotary_size / 2] of a decoder without LongRoPE."""
+    frequencies, factor = scaled_frequencies(spec)
+    return _tables(frequencies, range(spec.context_length), factor)
+
+
+def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
+    """Radians per position, [pairs] or [context_length, pairs], and what cosines and sines are multiplied by."""
     frequencies, scaling, factor = _frequencies(spec, spec.rope_theta), spec.rope_scaling, 1.0
     if isinstance(scaling, LinearScaling):
         frequencies = frequencies / np.float32(scaling.factor)
@@ -41,12 +49,7 @@ def rope_tables(spec: DecoderSpec) -> Tables:
     elif isinstance(scaling, YarnScaling):
         frequencies = _yarn_frequencies(spec, frequencies, scaling)
         factor = yarn_attention_factor(scaling)
-    return _tables(frequencies, spec.context_length, factor)
-
-
-def local_rope_tables(spec: DecoderSpec) -> Tables:
-    """Tables of the layers with a window, where these have a base of their own."""
-    return _tables(_frequencies(spec, spec.local_rope_theta or spec.rope_theta), spec.context_length, 1.0)
+    return frequencies, factor
 
 
 def long_rope_tables(spec: DecoderSpec, scaling: LongRope) -> tuple[Tables, Tables]:
@@ -56,8 +59,8 @@ def long_rope_tables(spec: DecoderSpec, scaling: LongRope) -> tuple[Tables, Tabl
     short = _frequencies(spec, spec.rope_theta, scaling.short_factor)
     long = _frequencies(spec, spec.rope_theta, scaling.long_factor)
     return (
-        _tables(short, scaling.original_max_position_embeddings, factor),
-        _tables(long, spec.context_length, long_factor),
+        _tables(short, range(scaling.original_max_position_embeddings), factor),
+        _tables(long, range(spec.context_length), long_factor),
     )
 
 
@@ -82,11 +85,12 @@ def write_rope_tables(export: Export, total_length: str) -> None:
     spec, graph = export.spec, export.graph
     layers = [layer for layer in range(spec.num_layers) if spec.rotated(layer)]
     if any(spec.local_rope(layer) for layer in layers):
-        _write_tables(export, (LOCAL_COS, LOCAL_SIN), local_rope_tables(spec))
+        local = _frequencies(spec, spec.local_rope_theta or spec.rope_theta)
+        _write_tables(export, (LOCAL_COS, LOCAL_SIN), local, 1.0)
     if all(spec.local_rope(layer) for layer in layers):
         return
     if not isinstance(spec.rope_scaling, LongRope):
-        _write_tables(export, (COS, SIN), rope_tables(spec))
+        _write_tables(export, (COS, SIN), *scaled_frequencies(spec))
         return
     short, long = long_rope_tables(spec, spec.rope_scaling)
     path = "/model/rope_caches_subgraph"
@@ -104,9 +108,13 @@ def write_rope_tables(export: Export, total_length: str) -> None:
         graph.value(name, FLOAT, ["max_sequence_length", "head_dim / 2"])
 
 
-def _write_tables(export: Export, names: tuple[str, str], tables: Tables) -> None:
-    for name, table in zip(names, tables, strict=True):
-        export.graph.array(name, table)
+def _write_tables(export: Export, names: tuple[str, str], frequencies: NDArray[np.float32], factor: float) -> None:
+    """Some positions at a time, so that a long context takes no memory."""
+    length = export.spec.context_length
+    for index, name in enumerate(names):
+        starts = range(0, length, _POSITIONS_AT_ONCE)
+        chunks = (_tables(frequencies, range(i, min(i + _POSITIONS_AT_ONCE, length)), factor)[index] for i in starts)
+        export.graph.initializer(name, (length, export.spec.rotary_size // 2), np.float32, chunks)
 
 
 def _frequencies(spec: DecoderSpec, theta: float, divisors: tuple[float, ...] = ()) -> NDArray[np.float32]:
@@ -160,10 +168,11 @@ def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scali
     return blended
 
 
-def _tables(frequencies: NDArray[np.float32], length: int, factor: float) -> Tables:
-    """From frequencies [pairs], the same for all positions, or [length, pairs]."""
-    positions = np.arange(length, dtype=np.float32)[:, None]
-    angles = (positions * frequencies).astype(np.float64)
+def _tables(frequencies: NDArray[np.float32], places: range, factor: float) -> Tables:
+    """From frequencies [pairs], the same for all positions, or [context_length, pairs]."""
+    positions = np.array(places, np.float32)[:, None]
+    own = frequencies if frequencies.ndim == 1 else frequencies[places.start : places.stop]
+    angles = (positions * own).astype(np.float64)
     scale = np.float32(factor)
     return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
 

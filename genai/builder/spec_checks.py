@@ -11,6 +11,9 @@ from .rope_scaling import LongRope
 if TYPE_CHECKING:
     from .spec import DecoderSpec
 
+# Far beyond any decoder, and small enough to count through.
+_MAX_LAYERS, _MAX_EXPERTS, _MAX_SIZE = 1 << 12, 1 << 14, 1 << 31
+
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
@@ -28,6 +31,9 @@ def _check_sizes(spec: DecoderSpec) -> None:
         value = getattr(spec, field.name)
         if field.type == "int" and value < 1:
             raise _error(f"{field.name} is {value}", "sizes and counts are at least 1")
+        limit = _MAX_LAYERS if field.name == "num_layers" else _MAX_SIZE
+        if field.type == "int" and value > limit:
+            raise _error(f"{field.name} is {value}", f"more than {limit} is taken for a mistake")
     if spec.hidden_activation not in ACTIVATIONS:
         raise _error(f"hidden_activation is {spec.hidden_activation!r}", f"known are {', '.join(ACTIVATIONS)}")
     if spec.rms_norm_eps <= 0:
@@ -61,6 +67,12 @@ def _check_rope(spec: DecoderSpec) -> None:
             f"{spec.rotary_size} elements are rotated",
             "rotation works on pairs, and on at most the whole head",
         )
+    if not spec.rope_theta > 1 or not (spec.local_rope_theta is None or spec.local_rope_theta > 1):
+        raise _error(f"rope_theta is {spec.rope_theta}, local {spec.local_rope_theta}", "a base is larger than 1")
+    for name in ("factor", "original_max_position_embeddings", "attention_factor"):
+        value = getattr(spec.rope_scaling, name, None)
+        if value is not None and not 0 < value < float("inf"):
+            raise _error(f"{name} of the RoPE scaling is {value}", "it is a positive number")
     if isinstance(spec.rope_scaling, LongRope):
         pairs = spec.rotary_size // 2
         for name in ("short_factor", "long_factor"):
@@ -73,6 +85,8 @@ def _check_experts(spec: DecoderSpec) -> None:
     experts = spec.experts
     if experts is None:
         return
+    if experts.count > _MAX_EXPERTS:
+        raise _error(f"there are {experts.count} experts", f"more than {_MAX_EXPERTS} is taken for a mistake")
     if not 1 <= experts.per_token <= experts.count or experts.intermediate_size < 1:
         raise _error(
             f"{experts.per_token} of {experts.count} experts of width {experts.intermediate_size} are used per token",

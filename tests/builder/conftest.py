@@ -135,7 +135,8 @@ def _rounded_weights(
         precision = {"lm_head.weight": options.head, table: options.embedding(tied=spec.tie_word_embeddings)}.get(
             name, options.precision
         )
-        if matrix.ndim == 2 and precision != "fp32":
+        stays = name.endswith(("mlp.gate.weight", "shared_expert_gate.weight", "embed_positions.weight"))
+        if matrix.ndim == 2 and precision != "fp32" and not stays:
             blocks = quantize_blocks(
                 matrix, bits=BITS[precision], block_size=options.block_size, symmetric=options.symmetric
             )

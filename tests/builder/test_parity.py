@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import genai
+from genai.builder import ExportOptions, plan_build, write_model_folder
 from genai.builder.architectures import MODEL_TYPES
 
 TOLERANCE = 2e-4
@@ -21,11 +24,11 @@ def case(request: pytest.FixtureRequest, golden: Any, golden_folder: Any) -> Ite
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))
     if "case" in metafunc.fixturenames:
-        from pathlib import Path
-
-        names = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))
         metafunc.parametrize("case", names, indirect=True, ids=names)
+    if "quantised" in metafunc.fixturenames:
+        metafunc.parametrize("quantised", names)
 
 
 def compute(model: genai.Model, tokens: Any, pieces: list[int]) -> np.ndarray:
@@ -84,3 +87,35 @@ def test_every_architecture_has_a_golden(golden_names: list[str], golden: Any) -
 
 def test_goldens_are_small(golden_names: list[str], golden: Any) -> None:
     assert max(golden(name).path.stat().st_size for name in golden_names) <= 100_000
+
+
+def test_batched(case: Any) -> None:
+    """Three sequences in one step, each as if it were alone."""
+    golden, model = case
+    lengths = [len(golden.tokens), 5, 13]
+    sequences = [model.decoder.open() for _ in lengths]
+    for sequence, length in zip(sequences, lengths, strict=True):
+        sequence.tokens.extend(golden.tokens[:length])
+    assert model.info.flattened, model.info.reason
+    for rows, length in zip(model.decoder.compute(sequences, all_rows=True), lengths, strict=True):
+        close(rows, golden.expected(length)[:length])
+    for sequence in sequences:
+        sequence.close()
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_quantised(
+    quantised: Any, golden: Any, golden_folder: Any, rounded_weights: Any, precision: Any, tmp_path: Path
+) -> None:
+    """The same logits as an fp32 model of the rounded weights, of which the tests above say that they are right."""
+    folder, tokens = golden_folder(quantised, precision=precision), golden(quantised).tokens
+    plan = plan_build(folder.parent / quantised, ExportOptions(precision=precision))
+    weights = rounded_weights(plan.spec, plan.options, dict(plan.weights))
+    options = ExportOptions(precision="fp32", fused_rope=plan.options.fused_rope)
+    spec = replace(plan.spec, tie_word_embeddings=False)  # a tied head may be rounded where the embeddings are not
+    rounded = write_model_folder(tmp_path / "rounded", spec, options, weights)
+    results = []
+    for path in (folder, rounded):
+        with genai.Model(path, accuracy="fp32") as model:
+            results.append(compute(model, tokens, [30, *[1] * 10]))
+    close(*results)
