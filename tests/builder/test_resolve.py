@@ -132,11 +132,11 @@ def test_interrupt_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts anonymous memory as Linux shows it")
 def test_memory_does_not_grow_with_the_model(tmp_path: Path, letter_tokenizer: Path, golden: Any) -> None:
-    """32 matrices of 8 MB each, built within a few of them."""
+    """24 matrices of 2 MB each and more, built within the memory of a few."""
     import numpy as np
     from safetensors.numpy import save_file
 
-    config = {**golden("llama_tied").config, "hidden_size": 1020, "intermediate_size": 4096, "num_hidden_layers": 8}
+    config = {**golden("llama_tied").config, "hidden_size": 510, "intermediate_size": 2048, "num_hidden_layers": 8}
     config |= {"head_dim": 10}
     from genai.builder.architectures import find
     from genai.builder.hf_config import HFConfig
@@ -158,5 +158,5 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, letter_tokenizer: P
     start = anonymous()
     build_module.build_model(folder, tmp_path / "out", progress=lambda size: peaks.append(anonymous() - start))
     total = sum(2 * int(np.prod(shape)) for shape in shapes.values())
-    assert total > 190e6
-    assert max(peaks) < 60e6
+    assert total > 50e6
+    assert max(peaks) < 30e6
