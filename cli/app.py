@@ -9,7 +9,7 @@ from typing import Any
 import typer
 import typer.main
 
-from . import bench, doctor, evaluate, generate, info
+from . import bench, build, doctor, evaluate, generate, info
 from .chat.command import chat
 from .terminal import ReaderGone, say
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("chat")(chat)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
+app.command("build")(build.build)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(evaluate.app, name="eval")

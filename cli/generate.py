@@ -48,6 +48,7 @@ def generate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per completion.")] = False,
     show_prompt: opt.DumpPrompt = False,
+    build: opt.Build = True,
     ctx_size: opt.CtxSize = None,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
@@ -62,7 +63,7 @@ def generate(
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     texts = _texts(prompts, files)
     voice = Voice(quiet=quiet, verbose=verbose)
-    loading = {"threads": threads, "accuracy": accuracy, "kv_type": kv_type, "ctx_size": ctx_size}
+    loading = {"threads": threads, "accuracy": accuracy, "kv_type": kv_type, "ctx_size": ctx_size, "build": build}
     with opt.load_llm(model, voice, **loading) as llm:  # type: ignore[arg-type]
         rendered = [llm.render(text) if as_chat else text for text in texts]
         if show_prompt:

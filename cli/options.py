@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .checkpoint import model_folder
 from .terminal import interrupts_end_the_process
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 ModelArgument = Annotated[
     Path | None, typer.Argument(help="Model folder; without it, the bundled model.", show_default=False)
+]
+Build = Annotated[
+    bool,
+    typer.Option("--build/--no-build", help="Build a model where MODEL is a Hugging Face checkpoint, the first time."),
 ]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].", show_default=False)
@@ -38,11 +43,14 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing on stder
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 
 
-def load(folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto") -> Model:
-    """Load a model folder, or the bundled model."""
+def load(
+    folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto", build: bool = True
+) -> Model:
+    """Load a model folder, a Hugging Face checkpoint (built into the cache unless `build` is False), or our own."""
     from genai.bundled import bundled_model
     from genai.model import Model
 
+    folder = model_folder(folder, build=build) if folder else None
     with interrupts_end_the_process():
         return Model(folder or bundled_model(), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
 
@@ -56,14 +64,17 @@ def load_llm(
     kv_type: str,
     ctx_size: int | None,
     alone: bool = True,
+    build: bool = True,
 ) -> LLM:
-    """Load a model folder, or the bundled model, to generate with.
+    """Load a model folder, a checkpoint or the bundled model, to generate with.
 
     Args:
         alone: nothing else is going on, so that Ctrl-C may end the process.
+        build: False refuses a Hugging Face checkpoint that is not in the cache of built models.
     """
     from genai.llm import LLM
 
+    folder = model_folder(folder, build=build) if folder else None
     with interrupts_end_the_process() if alone else nullcontext():
         llm = LLM(
             folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size, quiet=voice.quiet

@@ -19,6 +19,7 @@ from .graph.names import GraphNames
 from .graph.reader import read_model
 from .graph.rewrites.base import Level, run_rewrites
 from .graph.rewrites.dead_code import RemoveDeadCode
+from .graph.rewrites.dequantized_product import PackDequantizedProducts
 from .graph.rewrites.identity import RemoveIdentities
 from .graph.rewrites.matmul_bias import FuseMatMulBias
 from .graph.rewrites.swiglu import FuseSwiGLU
@@ -28,7 +29,13 @@ from .graph.shapes import infer_shapes
 BLOCK_SIZE = 32
 # MatMulNBits' accuracy_level for fp32 activations.
 FP32_LEVEL = 1
-DECODER_RULES = (RemoveIdentities(), FuseMatMulBias(), FuseSwiGLU(), RemoveDeadCode())
+DECODER_RULES = (
+    RemoveIdentities(),
+    PackDequantizedProducts(),
+    FuseMatMulBias(),
+    FuseSwiGLU(),
+    RemoveDeadCode(),
+)
 _ARRAY_DTYPES = {"fp16": "float16", "fp32": "float32"}
 
 
@@ -73,7 +80,8 @@ def read_decoder(config: Config, *, kv_dtype: str = "auto", accuracy: str = "aut
     parameters, weight_bytes = count_weights(model.graph)
     kv_dtype = _kv_dtype(model.graph, kv_dtype, accuracy)
     try:
-        flat = flatten_decoder(model, names)
+        flat = _flattened(model, config)
+        model = flat.model
     except NotFlattenable as reason:
         kv_dtype, per_token = dense_cache(model.graph, names, config)
         return DecoderGraph(
@@ -93,6 +101,19 @@ def read_decoder(config: Config, *, kv_dtype: str = "auto", accuracy: str = "aut
         layouts[kv_dtype],
         {name: layout.bytes_per_token for name, layout in layouts.items()},
     )
+
+
+def _flattened(model: Model, config: Config) -> FlatDecoder:
+    """The graph as it is, or with its plain attention recognised, flattened; `model` is changed in the first case."""
+    try:
+        return flatten_decoder(model, config.model.decoder.names)
+    except NotFlattenable as reason:
+        from .exported_decoder import flatten_exported  # it tries masks out, so it needs kernels
+
+        try:
+            return flatten_exported(config)
+        except NotFlattenable as second:
+            raise NotFlattenable(f"{reason}; {second}") from None
 
 
 def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
@@ -115,20 +136,31 @@ def count_operators(model: Model) -> dict[str, int]:
 
 # Inputs that are stored beside weights but are not weights: scales, zero points, and tables of cosines and sines.
 _SIDE_INPUTS = {
+    "DequantizeLinear": (1, 2),
     "MatMulNBits": (2, 3),
     "GatherBlockQuantized": (2, 3),
+    "QMoE": (3, 6, 11, 12),
     "GroupQueryAttention": (7, 8),
     "RotaryEmbedding": (2, 3),
 }
+
+
+# Operator, input, and the attribute that says how many bits a weight has there.
+_PACKED_INPUTS = (
+    ("MatMulNBits", 1, "bits"),
+    ("GatherBlockQuantized", 0, "bits"),
+    ("QMoE", 2, "expert_weight_bits"),
+    ("QMoE", 5, "expert_weight_bits"),
+)
 
 
 def count_weights(graph: Graph) -> tuple[int, int]:
     """Parameters and bytes of a graph's weights; scales, zero points and RoPE tables count as bytes only."""
     side = {node.input(i) for node in graph.nodes for i in _SIDE_INPUTS.get(node.op_type, ())}
     packed = {
-        node.input(index): whole_number(node, "bits", 4)
+        node.input(index): whole_number(node, bits, 4)
         for node in graph.nodes
-        for op_type, index in (("MatMulNBits", 1), ("GatherBlockQuantized", 0))
+        for op_type, index, bits in _PACKED_INPUTS
         if node.op_type == op_type
     }
     parameters = 0

@@ -132,7 +132,17 @@ class Registry:
 REGISTRY = Registry()
 register = REGISTRY.register
 
-_OP_MODULES = ("control", "decoder", "elementwise", "matmul", "movement", "normalization", "quantized", "reduction")
+_OP_MODULES = (
+    "control",
+    "decoder",
+    "elementwise",
+    "experts",
+    "matmul",
+    "movement",
+    "normalization",
+    "quantized",
+    "reduction",
+)
 
 
 def load_ops() -> Registry:

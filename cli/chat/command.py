@@ -33,6 +33,7 @@ def chat(
     ] = "error",
     markdown: Annotated[bool, typer.Option("--markdown/--no-markdown", help="Render replies as Markdown.")] = False,
     show_prompt: opt.DumpPrompt = False,
+    build: opt.Build = True,
     ctx_size: opt.CtxSize = None,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
@@ -52,7 +53,7 @@ def chat(
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
         options = {"threads": threads, "ctx_size": ctx_size}
-        return opt.load_llm(folder, voice, accuracy=accuracy, kv_type=kv_type, alone=alone, **options)
+        return opt.load_llm(folder, voice, accuracy=accuracy, kv_type=kv_type, alone=alone, build=build, **options)
 
     session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
     try:
