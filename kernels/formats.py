@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 # Rows of a weight matrix that lie side by side in memory. A kernel keeps one output row per SIMD lane, so no sum ever
 # crosses lanes: nothing is shuffled, and results do not depend on the width of the machine's vectors.
-TILE_ROWS = 32
+TILE_ROWS = 16
 # A block above 256 could not be summed exactly in float32 (256 * 255 * 127 < 2**24), one that is no multiple of 16
 # would end in the middle of the eight bytes that the INT4 kernel sums in 16-bit lanes.
 BLOCK_SIZES = range(16, 257, 16)

@@ -57,7 +57,9 @@ def compile_target() -> tuple[Any, ...]:
     from numba.core import config
     from numba.core.registry import cpu_target
 
-    switches = tuple(str(getattr(config, name, None)) for name in _CODEGEN_SWITCHES)
+    from .isa import isa
+
+    switches = (isa(), *(str(getattr(config, name, None)) for name in _CODEGEN_SWITCHES))
     processor = cpu_target.target_context.codegen().magic_tuple()
     python = (platform.python_implementation(), platform.python_version())
     return (*python, numba.__version__, llvmlite.__version__, processor, switches)

@@ -1,6 +1,7 @@
 """Kernels: Numba functions of one fixed signature, compiled once per machine and kept on disk.
 
-`@kernel(signature)` only records a function. It is compiled, or loaded from the cache, at its first call or by
+Two kinds: `@kernel(signature)` is called from Python with arrays; `@native_op` is called by machine code with addresses
+(see `tape`). Both decorators only record a function. It is compiled, or loaded from the cache, at its first call or by
 `warm_up`. Calls go straight to the machine code: read-only arrays are welcome, and nothing compares an argument with
 the signature beyond its element size, so the typed wrappers check types and shapes first (see `checks`).
 """
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import sigutils
+from numba.core.ccallback import CFunc
 
 from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_key
 
@@ -33,9 +36,12 @@ _KERNEL_MODULES = (
     "quantize",
     "rope",
     "sampling",
+    "tape.driver",
 )
 
 Progress = Callable[[int, int], None]
+
+NATIVE_SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,11 @@ class CompileReport:
     seconds: float
 
 
-class Kernel:
-    """A function compiled for one signature; callable like the function, without holding the GIL."""
+class Compiled:
+    """A function and its machine code, which is compiled or loaded when it is first needed."""
 
     def __init__(
-        self, function: Callable[..., None], signature: str, fastmath: Collection[str], library: Library
+        self, function: Callable[..., Any], signature: str, fastmath: Collection[str], library: Library
     ) -> None:
         self.name = function.__name__
         self.signature = signature
@@ -60,19 +66,10 @@ class Kernel:
         self._library = library
         self._lock = threading.Lock()
         self._cache: KernelCache | None = None
-        self._dispatcher: Any = None
-        self._entry: Callable[..., None] = self._load_and_call
-
-    def __call__(self, *arguments: Any) -> None:
-        self._entry(*arguments)
-
-    def _load_and_call(self, *arguments: Any) -> None:
-        self._library.announce(self)
-        self.compile()
-        self._entry(*arguments)
+        self.ready = False
 
     def compile(self) -> bool:
-        """Make the kernel ready to run. Returns whether anything had to be compiled (False: loaded, or ready).
+        """Make it ready to run. Returns whether anything had to be compiled (False: loaded, or ready).
 
         Raises:
             RuntimeError: Numba's compiler is switched off.
@@ -85,16 +82,46 @@ class Kernel:
                     "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, and they exist as compiled code only. Unset it."
                 )
             cache = self._own_cache()
-            dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=set(self.fastmath))(self._function)
-            dispatcher._cache = cache
-            self._entry = dispatcher.compile(self.signature)
-            self._dispatcher = dispatcher
+            self._build(cache)
+            self.ready = True
             return not cache.loaded
 
-    @property
-    def ready(self) -> bool:
-        """Whether the machine code is in memory."""
-        return self._dispatcher is not None
+    def on_disk(self) -> bool:
+        """Whether the cache has a file for it."""
+        return self._library.folder.holds(self._own_cache().file_name(self.signature))
+
+    def _build(self, cache: KernelCache) -> None:
+        raise NotImplementedError
+
+    def _own_cache(self) -> KernelCache:
+        if self._cache is None:
+            self._cache = KernelCache(self._library.folder, self.name)
+        return self._cache
+
+
+class Kernel(Compiled):
+    """A function compiled for one signature; callable like the function, without holding the GIL."""
+
+    def __init__(
+        self, function: Callable[..., Any], signature: str, fastmath: Collection[str], library: Library
+    ) -> None:
+        super().__init__(function, signature, fastmath, library)
+        self._dispatcher: Any = None
+        self._entry: Callable[..., Any] = self._load_and_call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._entry(*arguments)
+
+    def _load_and_call(self, *arguments: Any) -> Any:
+        self._library.announce(self)
+        self.compile()
+        return self._entry(*arguments)
+
+    def _build(self, cache: KernelCache) -> None:
+        dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=set(self.fastmath))(self._function)
+        dispatcher._cache = cache
+        self._entry = dispatcher.compile(self.signature)
+        self._dispatcher = dispatcher
 
     @property
     def assembly(self) -> str:
@@ -103,14 +130,38 @@ class Kernel:
         (text,) = self._dispatcher.inspect_asm().values()
         return str(text)
 
-    def on_disk(self) -> bool:
-        """Whether the cache has a file for it."""
-        return self._library.folder.holds(self._own_cache().file_name(self.signature))
 
-    def _own_cache(self) -> KernelCache:
-        if self._cache is None:
-            self._cache = KernelCache(self._library.folder, self.name)
-        return self._cache
+class NativeOp(Compiled):
+    """A function that machine code calls by its address.
+
+    int64 op(arguments, context, begin, end, scratch): addresses of its arguments and of the step (see `tape.context`),
+    the range of items to work on, and the address of memory that the calling thread may write to. It must not raise
+    nor allocate; it returns 0, or a code that the caller turns into an error.
+    """
+
+    def __init__(self, function: Callable[..., int], fastmath: Collection[str], library: Library) -> None:
+        super().__init__(function, NATIVE_SIGNATURE, fastmath, library)
+        self._native: Any = None
+
+    @property
+    def address(self) -> int:
+        """Where its machine code lies."""
+        self.compile()
+        return int(self._native.address)
+
+    def _build(self, cache: KernelCache) -> None:
+        signature = sigutils.normalize_signature(self.signature)
+        options = {"nopython": True, "error_model": "numpy", "fastmath": set(self.fastmath)}
+        native: Any = CFunc(self._function, signature, locals={}, options=options)
+        native._cache = cache
+        native.compile()
+        self._native = native
+
+    @property
+    def assembly(self) -> str:
+        """The machine code, to look at; Numba keeps it only of operators compiled in this process."""
+        self.compile()
+        return str(self._native._library.get_asm_str())
 
 
 class Library:
@@ -137,18 +188,22 @@ class Library:
                 self._folder = CacheFolder(_root_or_none(), source_key(self._sources, compile_target()))
             return self._folder
 
-    def kernel(self, signature: str, *, fastmath: Collection[str] = ()) -> Callable[[Callable[..., None]], Kernel]:
+    def kernel(self, signature: str, *, fastmath: Collection[str] = ()) -> Callable[[Callable[..., Any]], Kernel]:
         """Decorator: a kernel of this Numba signature, with these LLVM fast-math flags. Names must be unique.
 
         Never pass `nnan` or `ninf`: infinities and NaNs must reach the output.
         """
 
-        def add(function: Callable[..., None]) -> Kernel:
+        def add(function: Callable[..., Any]) -> Kernel:
             made = Kernel(function, signature, fastmath, self)
             self._kernels[made.name] = made
             return made
 
         return add
+
+    def native_op(self, function: Callable[..., int]) -> NativeOp:
+        """Decorator: an operator that machine code calls (see `NativeOp`). Names must be unique among operators."""
+        return NativeOp(function, (), self)
 
     def kernels(self, names: Collection[str] | None = None) -> list[Kernel]:
         """All kernels, or those named.
@@ -165,8 +220,12 @@ class Library:
 
     def warm_up(self, progress: Progress | None = None, names: Collection[str] | None = None) -> CompileReport:
         """Compile or load kernels; see `warm_up`."""
+        return self.prepare(self.kernels(names), progress)
+
+    def prepare(self, wanted: Collection[Compiled], progress: Progress | None = None) -> CompileReport:
+        """Compile or load these kernels and operators; see `warm_up`."""
         started = time.perf_counter()
-        waiting = [made for made in self.kernels(names) if not made.ready]
+        waiting = [made for made in dict.fromkeys(wanted) if not made.ready]
         absent = [made for made in waiting if not made.on_disk()]
         show = progress or (_Line() if absent else None)
         compiled = 0
@@ -179,7 +238,7 @@ class Library:
             show.close()
         return CompileReport(compiled, len(waiting) - compiled, time.perf_counter() - started)
 
-    def announce(self, kernel: Kernel) -> None:
+    def announce(self, kernel: Compiled) -> None:
         """Say once per process that a kernel is compiled on the way, when it is not on disk."""
         if self._announced or kernel.on_disk():
             return
@@ -217,7 +276,7 @@ def _root_or_none() -> Path | None:
 
 
 LIBRARY = Library(Path(__file__).resolve().parent.parent, _KERNEL_MODULES)
-kernel = LIBRARY.kernel
+kernel, native_op = LIBRARY.kernel, LIBRARY.native_op
 
 
 def warm_up(progress: Progress | None = None, names: Collection[str] | None = None) -> CompileReport:

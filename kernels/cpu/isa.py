@@ -1,0 +1,81 @@
+"""Which instructions the kernels for products and attention are written in.
+
+From best to plainest: "amx" (tiles of int8 and bfloat16), "vnni" (AVX-512 with vpdpbusd), "avx2", "portable" (LLVM's
+generic vectors only: any processor). The best that this machine has is taken; GENAI_CPU_ISA asks for another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from functools import cache
+
+ISAS = ("amx", "vnni", "avx2", "portable")
+_VARIABLE = "GENAI_CPU_ISA"
+
+_AVX2 = {"avx2", "fma", "f16c"}
+_VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}
+_NEEDED = {
+    "amx": _VNNI | {"avx512bf16", "amx-tile", "amx-int8", "amx-bf16"},
+    "vnni": _VNNI,
+    "avx2": _AVX2,
+    "portable": set(),
+}
+
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): Linux lends the tile registers to processes that ask.
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
+
+
+class IsaError(ValueError):
+    """GENAI_CPU_ISA names something unknown, or instructions that this machine does not have."""
+
+
+@cache
+def isa() -> str:
+    """The instruction set of this process: fixed at first use.
+
+    Raises:
+        IsaError: GENAI_CPU_ISA cannot be obeyed.
+    """
+    return choose(os.environ, available(_features()))
+
+
+def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
+    """The instruction set that the environment asks for, or the best of the usable ones.
+
+    Raises:
+        IsaError: it asks for something else.
+    """
+    wanted = environment.get(_VARIABLE, "")
+    if not wanted:
+        return usable[0]
+    if wanted not in usable:
+        why = "this machine does not have it" if wanted in ISAS else "there is no such instruction set"
+        raise IsaError(f"{_VARIABLE} is {wanted!r}: {why}. Unset it, or choose from {', '.join(usable)}.")
+    return wanted
+
+
+def available(features: frozenset[str]) -> tuple[str, ...]:
+    """The instruction sets that a machine with these LLVM features has, best first."""
+    usable = tuple(name for name in ISAS if _NEEDED[name] <= features)
+    return usable if "amx" not in usable or _request_tiles() else usable[1:]
+
+
+def _features() -> frozenset[str]:
+    """What Numba generates code for (NUMBA_CPU_FEATURES included)."""
+    from numba.core.registry import cpu_target
+
+    features = cpu_target.target_context.codegen().magic_tuple()[2]
+    return frozenset(item[1:] for item in features.split(",") if item.startswith("+"))
+
+
+@cache
+def _request_tiles() -> bool:
+    """Ask the system for the tile registers; False where it does not lend them."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)

@@ -1,0 +1,52 @@
+"""Memory for large arrays: private, zeroed, aligned, on huge pages where the system has them.
+
+A huge page (2 MiB on x86) spares most of the table walks of a sequential read: a third of the bandwidth on some
+machines. The system gives them to private anonymous memory only, and Python's mmap is shared unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HUGE_PAGE = 1 << 21
+_LINE = 64
+
+
+def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A zeroed array that begins on a huge page if it is large, else on a cache line.
+
+    Its memory goes back to the system when the array and its views are gone.
+
+    Raises:
+        MemoryError: the system has no room.
+    """
+    size = prod(shape) * np.dtype(dtype).itemsize
+    memory = _mapped(size) if size >= HUGE_PAGE and sys.platform.startswith("linux") else _aligned(size, _LINE)
+    array: NDArray[Any] = memory[:size].view(dtype).reshape(shape)
+    return array
+
+
+def _mapped(size: int) -> NDArray[np.uint8]:
+    try:
+        mapping = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"cannot get {size} bytes of memory: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without huge pages: ordinary ones serve as well
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return _from(np.frombuffer(mapping, np.uint8), HUGE_PAGE)
+
+
+def _aligned(size: int, alignment: int) -> NDArray[np.uint8]:
+    return _from(np.zeros(size + alignment, np.uint8), alignment)
+
+
+def _from(memory: NDArray[np.uint8], alignment: int) -> NDArray[np.uint8]:
+    return memory[-memory.ctypes.data % alignment :]

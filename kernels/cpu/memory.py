@@ -1,0 +1,162 @@
+"""Reading and writing memory by address inside kernels, and vectors of LANES numbers there.
+
+Native operators get addresses (int64), because one signature must serve them all and machine code calls them. Nothing
+is checked here: what writes the addresses down has checked the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from .half import float_from_half, half_from_float, has_half_instructions
+from .vector import FLOAT32, INT32, LANES, Vector, intrinsic
+
+_POINTER = ir.PointerType()
+_INT16 = ir.IntType(16)
+
+
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, _POINTER)
+
+
+def _reader(result: Any) -> Callable[..., Any]:
+    """An intrinsic that reads one value of a type at an address."""
+
+    def read(typing_context: Any, address: Any) -> Any:
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return builder.load(_pointer(builder, args[0]), typ=context.get_value_type(result), align=1)
+
+        return result(types.int64), lower
+
+    return intrinsic(read)
+
+
+def _writer(value: Any) -> Callable[..., Any]:
+    """An intrinsic that writes one value of a type at an address."""
+
+    def write(typing_context: Any, address: Any, written: Any) -> Any:
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            builder.store(args[1], _pointer(builder, args[0]), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, value), lower
+
+    return intrinsic(write)
+
+
+read_int64, read_int32, read_int8 = _reader(types.int64), _reader(types.int32), _reader(types.int8)
+read_uint8, read_float32, read_float64 = _reader(types.uint8), _reader(types.float32), _reader(types.float64)
+write_int64, write_int32, write_int8 = _writer(types.int64), _writer(types.int32), _writer(types.int8)
+write_float32 = _writer(types.float32)
+# Vectors of LANES consecutive numbers.
+load_float32, load_int32, load_uint8 = _reader(FLOAT32), _reader(INT32), _reader(Vector(types.uint8))
+load_int8 = _reader(Vector(types.int8))
+store_float32, store_int32 = _writer(FLOAT32), _writer(INT32)
+
+
+@intrinsic
+def read_half(typing_context: Any, address: Any) -> Any:
+    """float32 from the float16 at an address."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.load(_pointer(builder, args[0]), typ=_INT16, align=1)
+        return float_from_half(builder, bits, has_half_instructions(context))
+
+    return types.float32(types.int64), lower
+
+
+@intrinsic
+def write_half(typing_context: Any, address: Any, value: Any) -> Any:
+    """float32 to float16 at an address, rounded to nearest even."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = half_from_float(builder, args[1], has_half_instructions(context))
+        builder.store(bits, _pointer(builder, args[0]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), lower
+
+
+@intrinsic
+def load_half(typing_context: Any, address: Any) -> Any:
+    """LANES float16 numbers as float32."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(_INT16, LANES), align=1)
+        return float_from_half(builder, bits, has_half_instructions(context))
+
+    return FLOAT32(types.int64), lower
+
+
+@intrinsic
+def store_half(typing_context: Any, address: Any, vector: Any) -> Any:
+    """A float32 vector as float16, rounded to nearest even."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = half_from_float(builder, args[1], has_half_instructions(context))
+        builder.store(bits, _pointer(builder, args[0]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, FLOAT32), lower
+
+
+@intrinsic
+def load_first(typing_context: Any, address: Any, count: Any) -> Any:
+    """Up to LANES float32 numbers, zeros after `count` of them; what lies behind is not touched."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        type_ = ir.VectorType(ir.FloatType(), LANES)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(type_, [_POINTER, ir.IntType(32), ir.VectorType(ir.IntType(1), LANES), type_]),
+            f"llvm.masked.load.v{LANES}f32.p0",
+        )
+        arguments = [_pointer(builder, args[0]), ir.IntType(32)(1), _first_lanes(builder, args[1])]
+        return builder.call(function, [*arguments, ir.Constant(type_, None)])
+
+    return FLOAT32(types.int64, types.int64), lower
+
+
+@intrinsic
+def store_first(typing_context: Any, address: Any, vector: Any, count: Any) -> Any:
+    """Write the first `count` (at most LANES) lanes of a float32 vector."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        type_ = args[1].type
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [type_, _POINTER, ir.IntType(32), ir.VectorType(ir.IntType(1), LANES)]),
+            f"llvm.masked.store.v{LANES}f32.p0",
+        )
+        builder.call(function, [args[1], _pointer(builder, args[0]), ir.IntType(32)(1), _first_lanes(builder, args[2])])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, FLOAT32, types.int64), lower
+
+
+def _first_lanes(builder: Any, count: Any) -> Any:
+    """A mask of the lanes below `count`."""
+    wide = ir.VectorType(ir.IntType(32), LANES)
+    count = builder.trunc(count, ir.IntType(32))
+    first = builder.insert_element(ir.Constant(wide, ir.Undefined), count, ir.IntType(32)(0))
+    counts = builder.shuffle_vector(first, first, ir.Constant(wide, [0] * LANES))
+    return builder.icmp_signed("<", ir.Constant(wide, list(range(LANES))), counts)
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address; any address is allowed."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        integer = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [_POINTER, integer, integer, integer]), "llvm.prefetch.p0"
+        )
+        builder.call(function, [_pointer(builder, args[0]), integer(0), integer(3), integer(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), lower

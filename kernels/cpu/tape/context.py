@@ -1,0 +1,73 @@
+"""The step as operators see it: a table of int64 words, at one address for the life of a team's work.
+
+Counts first: a tape's rows say on which of them the number of their items depends. Then addresses of arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Word(IntEnum):
+    """Index of a word of the context.
+
+    A step's tokens are ordered: first the FEW rows, of sequences that have few tokens in this step (decoding, short
+    chunks), then the MANY rows, of sequences with long chunks. Operators may treat the two differently; which a
+    sequence's rows are depends on nothing but the sequence.
+    """
+
+    ONE = 0  # always 1
+    TOKENS = 1  # T, rows of this step
+    FEW = 2  # rows [0, FEW)
+    MANY = 3  # rows [FEW, T)
+    WANTED = 4  # R, rows whose logits are wanted
+    SEQUENCES = 5  # S
+    FEW_SEQUENCES = 6  # sequences [0, FEW_SEQUENCES) own the FEW rows
+    FEW_SPLITS = 7  # pieces of context that attention over the FEW rows is cut into, all rows together
+    CANCEL = 8  # not 0: operators need no longer do their work
+    TOKEN_IDS = 16  # int64 [T]
+    POSITIONS = 17  # int64 [T]
+    QUERY_START = 18  # int32 [S + 1]
+    CONTEXT_LENGTHS = 19  # int32 [S]
+    BLOCK_TABLES = 20  # int32 [S, TABLE_WIDTH]
+    TABLE_WIDTH = 21
+    SLOTS = 22  # int64 [T]
+    WANTED_ROWS = 23  # int64 [R]
+    ROPE_TABLE = 24  # int32 [S]
+    SEQUENCE_OF_ROW = 25  # int32 [T]
+    SPLITS = 26  # int32 [FEW_SPLITS, 4]: row, first position, last position, place among the row's pieces
+    PARTIALS = 27  # memory for the results of the pieces
+
+
+CONTEXT_WORDS = 64
+
+
+@dataclass
+class ContextTable:
+    """The table, and the arrays that its addresses point into."""
+
+    words: NDArray[np.int64] = field(default_factory=lambda: np.zeros(CONTEXT_WORDS, np.int64))
+    _held: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.words[Word.ONE] = 1
+
+    @property
+    def address(self) -> int:
+        return int(self.words.ctypes.data)
+
+    def count(self, word: Word, value: int) -> None:
+        """Set a count."""
+        self.words[word] = value
+
+    def array(self, word: Word, array: NDArray[Any]) -> None:
+        """Set an address; the array is held until the word is set again."""
+        if not array.flags.c_contiguous:
+            raise ValueError(f"{word.name} is not C-contiguous: shape {array.shape}, strides {array.strides}")
+        self._held[word] = array
+        self.words[word] = array.ctypes.data

@@ -1,0 +1,137 @@
+"""The machine code that walks a tape, and what the team's threads run.
+
+Items of a call are handed out by a counter, in pieces small enough that a thread whose core is taken away costs its
+share and not the step. Threads meet where the tape says so. A cancelled or failed step is walked to its end without
+doing the work, so that all threads stay in step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from ..functions import inline
+from ..jit import kernel
+from ..memory import read_int64, write_int64
+from ..vector import intrinsic
+from .context import Word
+from .program import COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, GRAIN, MEET, OPERATOR, ROW_BYTES
+from .waiting import current, exchange, fetch_add, wait_until, wake_waiting
+
+# The team's words. Those that several threads write have a cache line of their own.
+LINE_WORDS = 8
+STARTED, ARRIVED, STEP_SLEEPERS, MEET_SLEEPERS, ERROR, STOP = (i * LINE_WORDS for i in range(6))
+ROWS, ROW_COUNT, CONTEXT, COUNTERS, SCRATCH, SCRATCH_BYTES, EPOCH, PROFILE = range(6 * LINE_WORDS, 6 * LINE_WORDS + 8)
+SPIN_LIMIT = 7 * LINE_WORDS
+TEAM_WORDS = 8 * LINE_WORDS
+# Pieces per thread that a call's items are cut into.
+_PIECES = 8
+_COUNTER_BYTES = 64
+
+
+@intrinsic
+def _call(typing_context: Any, op: Any, arguments: Any, context: Any, begin: Any, end: Any, scratch: Any) -> Any:
+    """Call an operator by its address."""
+
+    def lower(context_: Any, builder: Any, sig: Any, args: Any) -> Any:
+        integer = ir.IntType(64)
+        function = ir.FunctionType(integer, [integer] * 5)
+        return builder.call(builder.inttoptr(args[0], ir.PointerType(function)), args[1:])
+
+    return types.int64(*[types.int64] * 6), lower
+
+
+@intrinsic
+def cycles(typing_context: Any) -> Any:
+    """The processor's time stamp."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        function = builder.module.declare_intrinsic("llvm.readcyclecounter", (), ir.FunctionType(ir.IntType(64), []))
+        return builder.call(function, [])
+
+    return types.int64(), lower
+
+
+@inline
+def _word(address: int, index: int) -> Any:
+    return read_int64(address + 8 * index)
+
+
+@inline
+def _work(row: int, counter: int, words: int, context: int, scratch: int, threads: int) -> None:
+    """Take pieces of a call's items until none are left."""
+    items = -(-(_word(context, _word(row, COUNTED)) * _word(row, FACTOR)) // _word(row, DIVISOR))
+    grain = _word(row, GRAIN)
+    piece = items if threads == 1 else -(-items // (threads * _PIECES * grain)) * grain
+    begin = 0
+    while begin < items:
+        begin = fetch_add(counter, piece)
+        if begin >= items or _word(context, Word.CANCEL) != 0 or _word(words, ERROR) != 0:
+            break
+        end = min(begin + piece, items)
+        status = _call(_word(row, OPERATOR), row + 8 * FIRST_ARGUMENT, context, begin, end, scratch)
+        if status != 0:
+            exchange(words + 8 * ERROR, status)
+
+
+@inline
+def _meet(words: int, threads: int, epoch: int) -> int:
+    """Wait for the other threads. The count of arrivals is never reset: a thread may still be leaving the last wait."""
+    epoch += 1
+    target = epoch * threads
+    arrived = words + 8 * ARRIVED
+    if fetch_add(arrived, 1) + 1 >= target:
+        wake_waiting(arrived, words + 8 * MEET_SLEEPERS)
+    else:
+        wait_until(arrived, words + 8 * MEET_SLEEPERS, target, _word(words, SPIN_LIMIT))
+    return epoch
+
+
+@inline
+def _walk(words: int, thread: int, threads: int) -> None:
+    rows, context = _word(words, ROWS), _word(words, CONTEXT)
+    counters, profile = _word(words, COUNTERS), _word(words, PROFILE)
+    scratch = _word(words, SCRATCH) + thread * _word(words, SCRATCH_BYTES)
+    epoch = _word(words, EPOCH)
+    for index in range(_word(words, ROW_COUNT)):
+        row = rows + index * ROW_BYTES
+        _work(row, counters + index * _COUNTER_BYTES, words, context, scratch, threads)
+        if _word(row, MEET) != 0 and threads > 1:
+            epoch = _meet(words, threads, epoch)
+        if profile != 0 and thread == 0:
+            write_int64(profile + 8 * index, cycles())
+
+
+@kernel("void(int64, int64)")
+def run_step(words: int, threads: int) -> None:
+    """Start the step that the team's words describe, take part in it, and return when it is done."""
+    counters = _word(words, COUNTERS)
+    for index in range(_word(words, ROW_COUNT)):
+        write_int64(counters + index * _COUNTER_BYTES, 0)
+    write_int64(words + 8 * ERROR, 0)
+    write_int64(words + 8 * EPOCH, _word(words, ARRIVED) // threads)
+    if threads > 1:
+        fetch_add(words + 8 * STARTED, 1)
+        wake_waiting(words + 8 * STARTED, words + 8 * STEP_SLEEPERS)
+    _walk(words, 0, threads)
+
+
+@kernel("void(int64, int64, int64, int64)")
+def serve(words: int, thread: int, threads: int, started: int) -> None:
+    """What the other threads run: every step from number `started` + 1 on, until the team stops."""
+    while True:
+        started += 1
+        wait_until(words + 8 * STARTED, words + 8 * STEP_SLEEPERS, started, _word(words, SPIN_LIMIT))
+        if current(words + 8 * STOP) != 0:
+            break
+        _walk(words, thread, threads)
+
+
+@kernel("void(int64)")
+def stop(words: int) -> None:
+    """Let the serving threads return."""
+    exchange(words + 8 * STOP, 1)
+    fetch_add(words + 8 * STARTED, 1)
+    wake_waiting(words + 8 * STARTED, words + 8 * STEP_SLEEPERS)
