@@ -59,3 +59,15 @@ def sigmoid(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """Hyperbolic tangent; as exact as float32 in absolute terms."""
     return 1.0 - 2.0 / (exp(x + x) + 1.0)
+
+
+@inline
+def silu(x: Any) -> Any:
+    """x * sigmoid(x)."""
+    return x / (exp(0.0 - x) + 1.0)
+
+
+@inline
+def gelu_tanh(x: Any) -> Any:
+    """GELU by its tanh approximation: x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x ** 3))."""
+    return x / (exp((x * x * 0.044715 + 1.0) * x * -1.5957691216057308) + 1.0)

@@ -49,13 +49,31 @@ def _writer(value: Any) -> Callable[..., Any]:
 
 
 read_int64, read_int32, read_int8 = _reader(types.int64), _reader(types.int32), _reader(types.int8)
-read_uint8, read_float32, read_float64 = _reader(types.uint8), _reader(types.float32), _reader(types.float64)
+read_uint8, read_uint16 = _reader(types.uint8), _reader(types.uint16)
+read_float32, read_float64 = _reader(types.float32), _reader(types.float64)
 write_int64, write_int32, write_int8 = _writer(types.int64), _writer(types.int32), _writer(types.int8)
 write_float32 = _writer(types.float32)
 # Vectors of LANES consecutive numbers.
 load_float32, load_int32, load_uint8 = _reader(FLOAT32), _reader(INT32), _reader(Vector(types.uint8))
 load_int8 = _reader(Vector(types.int8))
 store_float32, store_int32 = _writer(FLOAT32), _writer(INT32)
+
+
+def _word_reader(result: Any) -> Callable[..., Any]:
+    """An intrinsic that reads entry `index` of a table of eight-byte words."""
+
+    def read(typing_context: Any, table: Any, index: Any) -> Any:
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            offset = builder.shl(args[1], ir.IntType(64)(3))
+            return builder.load(_pointer(builder, builder.add(args[0], offset)), typ=context.get_value_type(result))
+
+        return result(types.int64, types.int64), lower
+
+    return intrinsic(read)
+
+
+# Arguments of operators and words of the context: integers, or floats that were written as float64.
+word, float_word = _word_reader(types.int64), _word_reader(types.float64)
 
 
 @intrinsic
@@ -99,6 +117,18 @@ def store_half(typing_context: Any, address: Any, vector: Any) -> Any:
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         bits = half_from_float(builder, args[1], has_half_instructions(context))
         builder.store(bits, _pointer(builder, args[0]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, FLOAT32), lower
+
+
+@intrinsic
+def store_as_int8(typing_context: Any, address: Any, vector: Any) -> Any:
+    """A float32 vector of whole numbers within [-128, 127] as LANES bytes."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        narrow = builder.fptosi(args[1], ir.VectorType(ir.IntType(8), LANES))
+        builder.store(narrow, _pointer(builder, args[0]), align=1)
         return context.get_dummy_value()
 
     return types.void(types.int64, FLOAT32), lower

@@ -1,0 +1,6 @@
+"""Products of rows with weight matrices: packed weights, prepared activations, and the kernels that meet them.
+
+`packing` lays weights out, `activations` rounds rows to the integers that the kernels multiply, `few` multiplies few
+rows (decoding: bound by memory), `many` multiplies long chunks (prefill: bound by arithmetic), `dot` is what differs
+between instruction sets, and `calls` puts it all on a tape.
+"""
