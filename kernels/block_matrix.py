@@ -166,5 +166,7 @@ def dequantize_matrix(matrix: BlockMatrix) -> NDArray[np.float32]:
     layout = matrix.layout
     spread = np.repeat(np.arange(matrix.blocks), layout.block_size)[: matrix.columns]
     points = factors(matrix, layout.points)[:, spread] if layout.zero_points else np.float32(1 << (layout.bits - 1))
-    values: NDArray[np.float32] = (integers(matrix).astype(np.float32) - points) * factors(matrix, layout.scales)[:, spread]
+    values: NDArray[np.float32] = (integers(matrix).astype(np.float32) - points) * factors(matrix, layout.scales)[
+        :, spread
+    ]
     return values

@@ -1,7 +1,7 @@
 """Activations rounded to 8 bits per row and block of columns, as com.microsoft::MatMulNBits does at accuracy level 4.
 
-scale = max |x| / 127 of the block, integer = x / scale rounded to nearest even: symmetric, within [-127, 127]. Infinities
-and NaNs make a block's scale NaN, and with it all results of the row.
+scale = max |x| / 127 of the block, integer = x / scale rounded to nearest even: symmetric, within [-127, 127].
+Infinities and NaNs make a block's scale NaN, and with it all results of the row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...block_matrix import BlockMatrix
+from ...block_matrix import BlockMatrix, RecordLayout
 from ..functions import inline
 from ..jit import native_op
 from ..large import huge_array
@@ -57,10 +57,21 @@ class Quantized:
         """Where the scales begin in a row."""
         return self.blocks * self.block_size
 
+    def fits(self, matrix: BlockMatrix) -> bool:
+        """Whether these rows were made for such a matrix."""
+        layout = matrix.layout
+        wanted = (matrix.blocks, layout.block_size, default_zero_point(layout))
+        return (self.blocks, self.block_size, self.zero_point) == wanted
+
     @property
     def corrections(self) -> int:
         """Where the corrections begin in a row."""
         return self.scales + 4 * self.blocks
+
+
+def default_zero_point(layout: RecordLayout) -> int:
+    """The zero point that all blocks share; 0 if each brings its own."""
+    return 0 if layout.zero_points else 1 << (layout.bits - 1)
 
 
 def quantized_rows(matrix: BlockMatrix, max_rows: int, counted: Word) -> Quantized:
@@ -68,8 +79,7 @@ def quantized_rows(matrix: BlockMatrix, max_rows: int, counted: Word) -> Quantiz
     blocks, block_size = matrix.blocks, matrix.layout.block_size
     stride = -(-blocks * (block_size + 8) // _LINE) * _LINE
     memory = huge_array((max_rows, stride), np.uint8)
-    zero_point = 0 if matrix.layout.zero_points else 1 << (matrix.layout.bits - 1)
-    return Quantized(memory.ctypes.data, stride, blocks, block_size, zero_point, counted, memory)
+    return Quantized(memory.ctypes.data, stride, blocks, block_size, default_zero_point(matrix.layout), counted, memory)
 
 
 (X, X_STRIDE, COLUMNS, OUT, OUT_STRIDE, BLOCKS, BLOCK_SIZE, ZERO_POINT, PIECES, PIECE_BLOCKS) = range(10)

@@ -1,13 +1,14 @@
 """Sums of four products of bytes per lane: what the instruction sets do differently, to the same integers.
 
 `Dot.add(total, unsigned, signed)` adds, in each of sixteen int32 lanes, the products of four unsigned bytes with four
-signed ones. A chain of calls is closed by `Dot.total`. AVX-512 VNNI has it as one instruction (vpdpbusd). AVX2 multiplies
-pairs into 16 bits (vpmaddubsw), and plain vectors do as much with shifts and 16-bit products; there, 4-bit weights are
-summed in 16 bits: eight pairs of products, 2 * 15 * 127 each, stay below 2 ** 15.
+signed ones. AVX-512 VNNI has it as one instruction (vpdpbusd). AVX2 multiplies pairs into 16 bits (vpmaddubsw), and
+plain vectors do as much with shifts and 16-bit products; there, 4-bit weights are summed in 16 bits: eight pairs of
+products, 2 * 15 * 127 each, stay below 2 ** 15.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llvmlite import ir
@@ -16,8 +17,6 @@ from ..emit import INT16, INT32, INT32_VECTOR, LANES, Emitter, constant
 
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 _SHORTS = ir.VectorType(INT16, 2 * LANES)
-# Products that a 16-bit lane takes with 4-bit weights.
-_MOST_NIBBLE_PAIRS = 8
 
 
 class Dot(Protocol):
@@ -33,6 +32,7 @@ class Dot(Protocol):
         """The sum, int32 lanes."""
 
 
+@dataclass(frozen=True)
 class VnniDot:
     """One instruction for it all."""
 
@@ -48,11 +48,15 @@ class VnniDot:
         return running
 
 
+@dataclass(frozen=True)
 class _PairsDot:
     """Pairs of products in 16 bits, widened to 32 bits once per chain (4-bit weights) or every time (8-bit ones)."""
 
-    def __init__(self, bits: int) -> None:
-        self._narrow = bits == 4
+    bits: int
+
+    @property
+    def _narrow(self) -> bool:
+        return self.bits == 4
 
     def start(self, emitter: Emitter, correction: Any) -> Any:
         return correction, constant(_SHORTS, 0)
@@ -78,6 +82,7 @@ class _PairsDot:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class Avx2Dot(_PairsDot):
     """vpmaddubsw on both halves of a vector."""
 
@@ -95,6 +100,7 @@ class Avx2Dot(_PairsDot):
         return b.shuffle_vector(*halves, both)
 
 
+@dataclass(frozen=True)
 class PortableDot(_PairsDot):
     """Even and odd bytes as 16-bit numbers."""
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from ...block_matrix import BLOCKS_PER_RECORD, GROUP_BYTES, BlockMatrix, RecordLayout, num_records, num_tiles
 from ...formats import TILE_ROWS, FormatError
+from ..functions import inline
 from ..jit import native_op
 from ..large import huge_array
-from ..functions import inline
 from ..memory import read_float32, read_int32, read_uint16, word, write_float32, write_half, write_int32
 from ..tape.context import ContextTable
 from ..tape.program import Call, Items, TapeWriter
