@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...block_matrix import BlockMatrix, RecordLayout
 from ..functions import inline
 from ..jit import native_op
-from ..large import huge_array
-from ..memory import load_first, store_as_int8, word, write_float32, write_int32
+from ..memory import load_first, store_as_int8, store_float32, word, write_float32, write_int32
 from ..tape.context import Word
 from ..tape.program import Call, Items, Rows
 from ..vector import LANES, maximum, reduce_add, reduce_max, splat_float32
@@ -74,15 +74,24 @@ def default_zero_point(layout: RecordLayout) -> int:
     return 0 if layout.zero_points else 1 << (layout.bits - 1)
 
 
-def quantized_rows(matrix: BlockMatrix, max_rows: int, counted: Word) -> Quantized:
-    """Memory for the activations that a matrix multiplies."""
-    blocks, block_size = matrix.blocks, matrix.layout.block_size
-    stride = -(-blocks * (block_size + 8) // _LINE) * _LINE
-    memory = huge_array((max_rows, stride), np.uint8)
-    return Quantized(memory.ctypes.data, stride, blocks, block_size, default_zero_point(matrix.layout), counted, memory)
+def quantized_size(matrix: BlockMatrix, max_rows: int) -> int:
+    """Bytes of memory for the activations that a matrix multiplies."""
+    return max_rows * _stride(matrix)
+
+
+def quantized_in(memory: NDArray[np.uint8], matrix: BlockMatrix, counted: Word) -> Quantized:
+    """Activations for a matrix, in this memory."""
+    zero_point = default_zero_point(matrix.layout)
+    block_size = matrix.layout.block_size
+    return Quantized(memory.ctypes.data, _stride(matrix), matrix.blocks, block_size, zero_point, counted, memory)
+
+
+def _stride(matrix: BlockMatrix) -> int:
+    return -(-matrix.blocks * (matrix.layout.block_size + 8) // _LINE) * _LINE
 
 
 (X, X_STRIDE, COLUMNS, OUT, OUT_STRIDE, BLOCKS, BLOCK_SIZE, ZERO_POINT, PIECES, PIECE_BLOCKS) = range(10)
+WIDTH = BLOCKS
 
 
 @inline
@@ -144,3 +153,27 @@ def quantize_call(x: Rows, out: Quantized) -> Call:
         piece_blocks,
     )  # fmt: skip
     return Call(quantize, arguments, Items(out.counted, pieces), held=(x.held, out.held))
+
+
+@native_op
+def widen(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """Rows [begin, end) copied, with zeros up to a larger width (a multiple of LANES)."""
+    columns, width = word(arguments, COLUMNS), word(arguments, WIDTH)
+    for row in range(begin, end):
+        x = word(arguments, X) + row * word(arguments, X_STRIDE)
+        out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
+        for first in range(0, width, LANES):
+            store_float32(out + 4 * first, load_first(x + 4 * first, max(0, columns - first)))
+    return 0
+
+
+def widen_call(x: Rows, out: Rows) -> Call:
+    """Copy rows into wider ones, zeros behind them.
+
+    Raises:
+        ValueError: out is narrower, or no multiple of LANES.
+    """
+    if out.width < x.width or out.width % LANES:
+        raise ValueError(f"x has {x.width} columns, out {out.width}: expected more, and a multiple of {LANES}")
+    arguments = (x.address, x.stride, x.width, out.address, out.stride, out.width)
+    return Call(widen, arguments, Items(x.counted), held=(x.held, out.held))

@@ -96,7 +96,7 @@ class FloatBlocks:
         partial = [constant(FLOAT_VECTOR, 0.0)] * len(sums)
         with e.loop(INT64(layout.sub_blocks * groups), partial) as (group, running, following):
             partial = list(running)
-            # Group g of sub-block s holds columns from 4 g on; with 4 bits, in its high nibbles, half a sub-block further.
+            # Group g of a sub-block holds columns from 4 g on; with 4 bits, in high nibbles, half a sub-block further.
             sub_block, within = b.udiv(group, INT64(groups)), b.urem(group, INT64(groups))
             moved = b.add(b.mul(sub_block, INT64(4 * layout.sub_block)), b.mul(within, INT64(4 * GROUP_COLUMNS)))
             x_at = [e.at(e.at(row, column), moved) for row in step.rows]
