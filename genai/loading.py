@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from genai.kernels.cpu.jit import warm_up
+from genai.kernels.cpu.tape.context import Word
+from genai.kernels.cpu.tape.walkers import Walkers
 from genai.kernels.cpu.team import Team
 from genai.kvcache import budget
 from genai.kvcache.groups import CacheLayout
@@ -22,6 +24,7 @@ from .engine.dense import DenseDecoder, DenseInput
 from .engine.paged import PagedDecoder
 from .errors import UnsupportedModelError
 from .graph.ir import Graph, Value
+from .graph.names import GraphNames
 from .memory_plan import CacheBudget, budget_cache, plan_memory
 from .runtime.plan import PlanOptions, build_plan
 
@@ -75,7 +78,8 @@ def load_decoder(
         cache_bytes=cache_bytes,
     )
     team = Team(threads)
-    options = PlanOptions(kernel={"accuracy": accuracy, "team": team})
+    walkers = Walkers(threads)
+    options = PlanOptions(kernel={"accuracy": accuracy, "team": team, "walkers": walkers})
     if source.flat is None or source.layout is None:
         if not quiet:
             print(f"genai: running sequence by sequence, without batching: {source.reason}", file=sys.stderr)
@@ -83,7 +87,7 @@ def load_decoder(
     graph, names = source.model.graph, config.model.decoder.names
     num_blocks = _num_blocks(source.layout, cache)
     decoder = PagedDecoder(
-        plan=build_plan(source.model, options),
+        plan=build_plan(source.model, replace(options, walkers=walkers, ids=_ids(names))),
         input_ids=names.input_ids,
         position_ids=names.position_ids if any(v.name == names.position_ids for v in graph.inputs) else None,
         input_dtype=_input_dtype(graph, names.input_ids),
@@ -94,6 +98,11 @@ def load_decoder(
         rope_threshold=source.flat.rope_threshold,
     )
     return decoder, _info(source, cache, cache_tokens=num_blocks * BLOCK_SIZE)
+
+
+def _ids(names: GraphNames) -> dict[str, Word]:
+    """The graph inputs that are integers per token."""
+    return {names.input_ids: Word.TOKEN_IDS, names.position_ids: Word.POSITIONS}
 
 
 def _say_nothing(current: int, total: int) -> None:

@@ -31,6 +31,7 @@ class StepContext:
         rope_table: int32 [S], which RoPE table a sequence uses (0 short, 1 long).
         layers: per attention layer its paged keys and values.
         team: the threads that share the work; None runs on the calling thread.
+        table: the same step as tapes read it; None where no tape is walked.
     """
 
     positions: NDArray[np.int64]
@@ -42,3 +43,4 @@ class StepContext:
     rope_table: NDArray[np.int32]
     layers: Sequence[Any]
     team: Team | None = None
+    table: Any = None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from genai.kernels.cpu.tape.context import ContextTable, Word
 from genai.kernels.cpu.team import Team
 from genai.kernels.formats import PagedLayer
 from genai.kernels.step import StepContext
@@ -20,7 +24,7 @@ from ..errors import CacheCapacityError, ConfigError, StateError
 from ..runtime.plan import Plan
 from ..runtime.python_loop import run
 from .decoder import Logits
-from .scheduler import Step, plan_step
+from .scheduler import LONG_CHUNK, Step, plan_step
 
 DEFAULT_TOKEN_BUDGET = 512
 
@@ -72,6 +76,8 @@ class PagedDecoder:
 
     def __post_init__(self) -> None:
         self._layers = tuple(cache and PagedLayer(cache.keys, cache.values) for cache in self.storage.layers)
+        self._table = ContextTable()
+        self._turn = threading.Lock()  # the plan's tapes have one memory for their values
         self.closed = False
         self.prefixes = PrefixCache(self.pool, self.storage.layout.block_size)
 
@@ -130,7 +136,9 @@ class PagedDecoder:
             feeds = {self.input_ids: tokens[None, :].astype(self.input_dtype, copy=False)}
             if self.position_ids is not None:
                 feeds[self.position_ids] = context.positions[None, :]
-            (logits,) = run(self.plan, feeds, context).values()
+            with self._turn:
+                fill_table(self._table, context, tokens)
+                (logits,) = run(self.plan, feeds, context).values()
             self._check_open()  # closed meanwhile, it has read pages that were given back
         logits = np.asarray(logits, np.float32).reshape(len(context.wanted_rows), logits.shape[-1])
         if logits.shape[1] != self.vocab_size:
@@ -201,6 +209,7 @@ class PagedDecoder:
             rope_table=np.asarray([sequences[index].rope_table for index, _ in step], np.int32),
             layers=self._layers,
             team=self.team,
+            table=self._table,
         )
         return context, np.concatenate(tokens), owners
 
@@ -214,6 +223,38 @@ class PagedDecoder:
         self._layers = ()
         self.storage.close()
         self.team.close()
+
+
+def fill_table(table: ContextTable, context: StepContext, tokens: NDArray[np.int64]) -> None:
+    """Write a step into the table that its tapes read. Sequences with short chunks come first, see `plan_step`."""
+    lengths = np.diff(context.query_start)
+    few_sequences = int(np.count_nonzero(lengths < LONG_CHUNK))
+    few = int(context.query_start[few_sequences])
+    counts = {
+        Word.TOKENS: len(tokens),
+        Word.FEW: few,
+        Word.MANY: len(tokens) - few,
+        Word.WANTED: len(context.wanted_rows),
+        Word.SEQUENCES: len(lengths),
+        Word.FEW_SEQUENCES: few_sequences,
+        Word.TABLE_WIDTH: context.block_tables.shape[1],
+        Word.CANCEL: 0,
+    }
+    for word, count in counts.items():
+        table.count(word, count)
+    arrays: dict[Word, NDArray[Any]] = {
+        Word.TOKEN_IDS: tokens,
+        Word.POSITIONS: context.positions,
+        Word.QUERY_START: context.query_start,
+        Word.CONTEXT_LENGTHS: context.context_lengths,
+        Word.BLOCK_TABLES: context.block_tables,
+        Word.SLOTS: context.slots,
+        Word.WANTED_ROWS: context.wanted_rows,
+        Word.ROPE_TABLE: context.rope_table,
+        Word.SEQUENCE_OF_ROW: np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+    }
+    for word, array in arrays.items():
+        table.array(word, array)
 
 
 def _block_tables(tables: Sequence[BlockTable]) -> np.ndarray:

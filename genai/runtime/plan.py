@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cpu.tape.context import Word
+from genai.kernels.cpu.tape.walkers import Walkers
 from genai.kernels.registry import Kernel, NodeSpec, Registry, load_ops
 
 from ..errors import UnsupportedOpError
 from ..graph.encode import EmbeddingEncoder
 from ..graph.ir import Graph, Model, Node, Tensor
+from .segments import Segments
 from .weights import WeightStore
 
 ABSENT = -1
@@ -46,10 +49,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Choices that hold for a whole plan; `kernel` reaches every kernel factory as NodeSpec.options."""
+    """Choices that hold for a whole plan.
+
+    Attributes:
+        kernel: reaches every kernel factory as NodeSpec.options.
+        walkers: who walks the tapes that nodes over token rows become; None: every node runs by its Python kernel.
+        ids: graph inputs that every step has (token ids, positions), for those tapes.
+    """
 
     device: str = "cpu"
     kernel: Mapping[str, Any] = field(default_factory=dict)
+    walkers: Walkers | None = None
+    ids: Mapping[str, Word] = field(default_factory=dict)
 
 
 def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
@@ -121,6 +132,8 @@ class _Compiler:
     def compile(self, graph: Graph, captured: Mapping[str, Any], variables: Sequence[str] = ()) -> Plan:
         """`captured` and `variables`: constants and computed values that a subgraph takes from outside."""
         self.graph = graph
+        walkers = self.options.walkers
+        self.segments = None if walkers is None else Segments(graph, walkers, self.options.ids)
         self.constants.update(captured)
         overridable = {value.name for value in graph.inputs}
         for name, tensor in graph.initializers.items():
@@ -131,6 +144,7 @@ class _Compiler:
         graph.topological_sort()
         for node in graph.nodes:
             self._add(node)
+        self._close_segment()
         outputs = {value.name: self._slot(value.name) for value in graph.outputs}
         return self._finish(inputs, outputs, defaults)
 
@@ -142,15 +156,28 @@ class _Compiler:
             self.constants[node.outputs[0]] = self.graph.constant(node.outputs[0])
             return
         subgraphs, captures = self._subgraphs(node)
-        kernel = self._kernel(node, subgraphs)
+        spec = self._spec(node, subgraphs)
         names = [*node.inputs, *captures]
-        values = [self.constants.get(name) if name else None for name in names]
-        if self._is_constant(node, names):
-            self._fold(node, kernel, values)
-            return
-        label = f"{node.op_type} {node.name!r}"
-        inputs, outputs = (tuple(self._slot(name) for name in group) for group in (names, node.outputs))
-        self.steps.append(Step(label, node.op_type, kernel, inputs, outputs, (), tuple(node.outputs)))
+        constant = self._is_constant(node, names)
+        if self.segments is not None and not constant:
+            if _guarded(node, lambda: self.segments is not None and self.segments.take(node, spec)):
+                return
+            self._close_segment()
+            self.segments.passed(node)
+        kernel = self._kernel(node, spec)
+        if constant:
+            self._fold(node, kernel, [self.constants.get(name) if name else None for name in names])
+        else:
+            self._append(f"{node.op_type} {node.name!r}", node.op_type, kernel, names, node.outputs)
+
+    def _append(self, label: str, op_type: str, kernel: Kernel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        read, written = (tuple(self._slot(name) for name in group) for group in (inputs, outputs))
+        self.steps.append(Step(label, op_type, kernel, read, written, (), tuple(outputs)))
+
+    def _close_segment(self) -> None:
+        """What has gathered for a tape becomes a step."""
+        if self.segments is not None and (step := self.segments.close()) is not None:
+            self._append(f"tape of {len(step.nodes)} operators", "Tape", step, list(step.given), list(step.made))
 
     def _is_constant(self, node: Node, names: Sequence[str]) -> bool:
         known = all(name in self.constants for name in names if name)
@@ -165,11 +192,9 @@ class _Compiler:
         results = _guarded(node, lambda: kernel(None, values))
         self.constants.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
 
-    def _kernel(self, node: Node, subgraphs: Mapping[str, Kernel]) -> Kernel:
-        from genai.kernels.ops import borrowed
-
+    def _spec(self, node: Node, subgraphs: Mapping[str, Kernel]) -> NodeSpec:
         domain, op_type = node.key
-        spec = NodeSpec(
+        return NodeSpec(
             domain=domain,
             op_type=op_type,
             version=_version(self.model, domain),
@@ -182,7 +207,11 @@ class _Compiler:
             subgraphs=subgraphs,
             proto=lambda: EmbeddingEncoder().node(node),
         )
-        entry = self.registry.find(domain, op_type, spec.version, self.options.device)
+
+    def _kernel(self, node: Node, spec: NodeSpec) -> Kernel:
+        from genai.kernels.ops import borrowed
+
+        entry = self.registry.find(spec.domain, spec.op_type, spec.version, self.options.device)
         if entry is None:
             return borrowed.make(spec)
         kernel: Kernel = _guarded(node, lambda: entry.factory(spec))
@@ -196,7 +225,8 @@ class _Compiler:
         variable = [name for name in captures if name not in constants]
         compiled: dict[str, Kernel] = {}
         for name, graph in graphs.items():
-            plan = _Compiler(self.model, self.registry, self.options).compile(graph, constants, variable)
+            options = replace(self.options, walkers=None)
+            plan = _Compiler(self.model, self.registry, options).compile(graph, constants, variable)
             compiled[name] = _subgraph_kernel(plan)
         return compiled, variable
 

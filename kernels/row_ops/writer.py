@@ -51,10 +51,12 @@ class Writer:
     Attributes:
         capacity: the largest number of rows, by what they are counted in.
         layers: per attention layer its pages.
+        places: where every value was put.
     """
 
     capacity: Mapping[Word, int]
     layers: Sequence[Any] = ()
+    places: dict[str, Rows] = field(default_factory=dict)
     _tape: TapeWriter = field(default_factory=TapeWriter)
     _values: dict[Hashable, tuple[Any, _Buffer]] = field(default_factory=dict)
     _free: list[_Buffer] = field(default_factory=list)
@@ -139,6 +141,8 @@ class Writer:
 
     def _bind(self, name: Hashable, value: Any, buffer: _Buffer) -> None:
         self._values[name] = value, buffer
+        if isinstance(name, str):
+            self.places[name] = value
         buffer.users += 1
 
     def _buffer(self, size: int) -> _Buffer:

@@ -1,0 +1,147 @@
+"""Parts of a plan that run as tapes.
+
+While a plan is built, nodes that have a row rule gather in a segment; the first that has none ends it and runs by its
+Python kernel. A decoder of known operators is one segment, so Python is entered once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.cpu.tape.context import Word
+from genai.kernels.cpu.tape.program import Rows, Tape
+from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.registry import NodeSpec
+from genai.kernels.row_ops.base import IdType, RowNode, RowType, ValueType, find_rule
+from genai.kernels.row_ops.fusion import fuse
+from genai.kernels.row_ops.writer import Writer
+from genai.kernels.step import StepContext
+
+from ..graph.ir import Graph, Node
+from ..graph.types import TensorType
+
+# Rows that a tape is first made for.
+_FIRST_CAPACITY = {Word.TOKENS: 16, Word.WANTED: 4}
+# Rough speeds of one thread, for guessing how long a step takes: bytes of weights, and products.
+_BYTES_PER_SECOND, _PRODUCTS_PER_SECOND = 1e10, 5e11
+
+
+class Segments:
+    """Gathers the row nodes of a graph while a plan is built.
+
+    Args:
+        graph: whose nodes come in order.
+        walkers: who will walk the tapes.
+        ids: graph inputs that every step has.
+    """
+
+    def __init__(self, graph: Graph, walkers: Walkers, ids: Mapping[str, Word]) -> None:
+        self._graph, self._walkers = graph, walkers
+        self._types: dict[str, ValueType] = {name: IdType(word) for name, word in ids.items()}
+        self._nodes: list[RowNode] = []
+        self._sources: set[Node] = set()
+
+    def take(self, node: Node, spec: NodeSpec) -> bool:
+        """Take a node into the open segment, if a rule serves it."""
+        rule = find_rule(spec.domain, spec.op_type)
+        if rule is None or spec.subgraphs:
+            return False
+        made = rule(spec, [self._types.get(name) for name in spec.inputs])
+        if made is None:
+            return False
+        self._nodes.append(made)
+        self._sources.add(node)
+        self._types.update(made.outputs)
+        return True
+
+    def passed(self, node: Node) -> None:
+        """A node runs by its Python kernel: note which of its outputs later row nodes can read."""
+        counted = {type_.counted for name in node.inputs if isinstance(type_ := self._types.get(name), RowType)}
+        for name in node.outputs:
+            if name and len(counted) == 1:
+                self._types[name] = _row_type(self._graph, name, next(iter(counted)))
+
+    def close(self) -> TapeStep | None:
+        """End the open segment; None if it is empty."""
+        if not self._nodes:
+            return None
+        made = {name: type_ for node in self._nodes for name, type_ in node.outputs.items()}
+        keep = {name: type_ for name, type_ in made.items() if self._is_read_outside(name)}
+        nodes = fuse(self._nodes, keep)
+        given = {name: self._types[name] for node in nodes for name in node.inputs if name not in made}
+        rows = {name: type_ for name, type_ in given.items() if isinstance(type_, RowType)}
+        outputs = {value.name for value in self._graph.outputs}
+        step = TapeStep(nodes, rows, keep, self._walkers, copied=outputs)
+        self._nodes, self._sources = [], set()
+        return step
+
+    def _is_read_outside(self, name: str) -> bool:
+        return self._graph.is_output(name) or any(node not in self._sources for node in self._graph.consumers(name))
+
+
+class TapeStep:
+    """The kernel of a plan's step that walks a tape, which is made for as many rows as have been needed so far."""
+
+    def __init__(
+        self,
+        nodes: Sequence[RowNode],
+        given: Mapping[str, RowType],
+        made: Mapping[str, RowType],
+        walkers: Walkers,
+        copied: Collection[str],
+    ) -> None:
+        self.nodes, self.given, self.made = nodes, dict(given), dict(made)
+        self._walkers = walkers
+        self._copied = copied
+        self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
+        self._tape: Tape | None = None
+        self._places: dict[str, Rows] = {}
+        self._bytes = sum(getattr(getattr(node, "matrix", None), "nbytes", 0) for node in nodes)
+        self._weights = sum(node.matrix.rows * node.matrix.columns for node in nodes if hasattr(node, "matrix"))
+
+    def __call__(self, context: StepContext, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        counts = {Word.TOKENS: len(context.positions), Word.WANTED: len(context.wanted_rows)}
+        tape = self._tape_for(context, counts)
+        for (name, type_), array in zip(self.given.items(), inputs, strict=True):
+            self._view(name, type_, counts)[...] = np.asarray(array).reshape(-1, type_.width)
+        seconds = self._bytes / _BYTES_PER_SECOND + self._weights * counts[Word.TOKENS] / _PRODUCTS_PER_SECOND
+        self._walkers.walk(tape, context.table, seconds=seconds / self._walkers.threads)
+        return tuple(self._result(name, type_, counts) for name, type_ in self.made.items())
+
+    def prepare(self, context: StepContext) -> None:
+        """Make the tape for some rows, so that the first step does not wait."""
+        self._tape_for(context, _FIRST_CAPACITY)
+
+    def _tape_for(self, context: StepContext, counts: Mapping[Word, int]) -> Tape:
+        if self._tape is None or any(count > self._capacity[word] for word, count in counts.items()):
+            for word, count in counts.items():
+                while self._capacity[word] < count:
+                    self._capacity[word] = max(_FIRST_CAPACITY[word], 2 * self._capacity[word])
+            self._tape, self._places = None, {}  # give the memory back first
+            writer = Writer(self._capacity, context.layers)
+            self._tape = writer.write(self.nodes, self.made, self.given)
+            self._places = writer.places
+        return self._tape
+
+    def _view(self, name: str, type_: RowType, counts: Mapping[Word, int]) -> NDArray[np.float32]:
+        rows, count = self._places[name], counts[type_.counted]
+        memory: NDArray[np.uint8] = rows.held
+        first = rows.address - memory.ctypes.data
+        return np.ndarray((count, type_.width), np.float32, memory, first, (rows.stride, 4))
+
+    def _result(self, name: str, type_: RowType, counts: Mapping[Word, int]) -> NDArray[np.float32]:
+        view = self._view(name, type_, counts)
+        return (view.copy() if name in self._copied else view).reshape(type_.shape)
+
+
+def _row_type(graph: Graph, name: str, counted: Word) -> RowType | None:
+    """What is known of a value that a Python kernel makes: rows, if it is [1, rows, features]."""
+    found = graph.type_of(name)
+    shape = found.shape if isinstance(found, TensorType) else None
+    if shape is None or len(shape) != 3 or not isinstance(shape[2], int) or isinstance(shape[1], int):
+        return None
+    return RowType((1, -1, shape[2]), shape[2], counted)
