@@ -1,7 +1,8 @@
-"""exp, sigmoid and tanh of float32 vectors.
+"""exp, log, sigmoid, tanh and erfc of float32 vectors.
 
 exp follows Cephes (S. Moshier): x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, then the exponent k in two
 steps so that results reach from denormals to infinity. It is within two units in the last place; NaNs stay NaNs.
+log is by the same author: x = 2 ** e * m with m around 1, and a polynomial in m - 1.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from numba.extending import register_jitable
 
-from .vector import bits_as_float32, bits_as_int32, maximum, minimum, multiply_add
+from .vector import bits_as_float32, bits_as_int32, maximum, minimum, multiply_add, to_float32, where_less
 
 # A helper that becomes part of the kernels that use it.
 inline = cast(Callable[[Callable[..., Any]], Callable[..., Any]], register_jitable(forceinline=True))
@@ -61,13 +63,45 @@ def tanh(x: Any) -> Any:
     return 1.0 - 2.0 / (exp(x + x) + 1.0)
 
 
-@inline
-def silu(x: Any) -> Any:
-    """x * sigmoid(x)."""
-    return x / (exp(0.0 - x) + 1.0)
+_SMALLEST, _SMALLEST_NORMAL = 1e-45, 1.17549435e-38
+_SQRT_HALF_BITS = 0x3F3504F3
 
 
 @inline
-def gelu_tanh(x: Any) -> Any:
-    """GELU by its tanh approximation: x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x ** 3))."""
-    return x / (exp((x * x * 0.044715 + 1.0) * x * -1.5957691216057308) + 1.0)
+def log(x: Any) -> Any:
+    """The natural logarithm: -infinity of 0, NaN of negative numbers; within two units in the last place."""
+    normal = where_less(x, _SMALLEST_NORMAL, x * 8388608.0, x)
+    shift = where_less(x, _SMALLEST_NORMAL, -23.0, 0.0)
+    bits = bits_as_int32(normal)
+    exponent = (bits - _SQRT_HALF_BITS) >> _MANTISSA_BITS
+    r = bits_as_float32(bits - (exponent << _MANTISSA_BITS)) - 1.0
+    k = to_float32(exponent) + shift
+    p = multiply_add(r, 7.0376836292e-2, -1.1514610310e-1)
+    p = multiply_add(p, r, 1.1676998740e-1)
+    p = multiply_add(p, r, -1.2420140846e-1)
+    p = multiply_add(p, r, 1.4249322787e-1)
+    p = multiply_add(p, r, -1.6668057665e-1)
+    p = multiply_add(p, r, 2.0000714765e-1)
+    p = multiply_add(p, r, -2.4999993993e-1)
+    p = multiply_add(p, r, 3.3333331174e-1)
+    square = r * r
+    tail = multiply_add(k, _LN2_LOW, p * r * square) - square * 0.5
+    result = multiply_add(k, _LN2_HIGH, r + tail)
+    finite = where_less(x, np.inf, result, x)
+    return where_less(x, _SMALLEST, where_less(x, 0.0, np.nan, -np.inf), finite)
+
+
+@inline
+def erfc(x: Any) -> Any:
+    """1 - erf(x) for x >= 0, by the Chebyshev fit of Numerical Recipes (Press et al., 6.2); relative error 1.2e-7."""
+    t = 1.0 / (x * 0.5 + 1.0)
+    p = multiply_add(t, 0.17087277, -0.82215223)
+    p = multiply_add(p, t, 1.48851587)
+    p = multiply_add(p, t, -1.13520398)
+    p = multiply_add(p, t, 0.27886807)
+    p = multiply_add(p, t, -0.18628806)
+    p = multiply_add(p, t, 0.09678418)
+    p = multiply_add(p, t, 0.37409196)
+    p = multiply_add(p, t, 1.00002368)
+    p = multiply_add(p, t, -1.26551223)
+    return t * exp(p - x * x)

@@ -168,6 +168,44 @@ def store_first(typing_context: Any, address: Any, vector: Any, count: Any) -> A
     return types.void(types.int64, FLOAT32, types.int64), lower
 
 
+@intrinsic
+def keep_first(typing_context: Any, vector: Any, count: Any, rest: Any) -> Any:
+    """The first `count` lanes of a float32 vector; the others are the number `rest`."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        number = context.cast(builder, args[2], sig.args[2], types.float32)
+        first = builder.insert_element(ir.Constant(args[0].type, ir.Undefined), number, ir.IntType(32)(0))
+        others = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+        return builder.select(_first_lanes(builder, args[1]), args[0], others)
+
+    return FLOAT32(FLOAT32, types.int64, rest), lower
+
+
+@intrinsic
+def load_bfloat16(typing_context: Any, address: Any) -> Any:
+    """LANES bfloat16 numbers as float32: they are the upper halves of float32 numbers."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.load(_pointer(builder, args[0]), typ=ir.VectorType(_INT16, LANES), align=1)
+        wide = ir.VectorType(ir.IntType(32), LANES)
+        shifted = builder.shl(builder.zext(bits, wide), ir.Constant(wide, [16] * LANES))
+        return builder.bitcast(shifted, ir.VectorType(ir.FloatType(), LANES))
+
+    return FLOAT32(types.int64), lower
+
+
+@intrinsic
+def read_bfloat16(typing_context: Any, address: Any) -> Any:
+    """float32 from the bfloat16 at an address."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        wide = ir.IntType(32)
+        bits = builder.zext(builder.load(_pointer(builder, args[0]), typ=_INT16, align=1), wide)
+        return builder.bitcast(builder.shl(bits, wide(16)), ir.FloatType())
+
+    return types.float32(types.int64), lower
+
+
 def _first_lanes(builder: Any, count: Any) -> Any:
     """A mask of the lanes below `count`."""
     wide = ir.VectorType(ir.IntType(32), LANES)

@@ -285,6 +285,62 @@ def _selection(comparison: str) -> Callable[..., Any]:
 maximum, minimum = _selection("<"), _selection(">")
 
 
+def _llvm_function(name: str, operands: int) -> Callable[..., Any]:
+    """An intrinsic of LLVM, lane by lane, on float32 vectors (or numbers beside a vector)."""
+
+    def apply(*given: Any) -> Any:
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            values = [
+                _as_vector(context, builder, value, type_, FLOAT32) for value, type_ in zip(args, sig.args, strict=True)
+            ]
+            type_ = values[0].type
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(type_, [type_] * operands), f"llvm.{name}.v{LANES}f32"
+            )
+            return builder.call(function, values)
+
+        return FLOAT32(*given), lower
+
+    def unary(typing_context: Any, a: Any) -> Any:
+        return apply(a)
+
+    def binary(typing_context: Any, a: Any, b: Any) -> Any:
+        return apply(a, b)
+
+    return intrinsic(unary if operands == 1 else binary)
+
+
+absolute, square_root = _llvm_function("fabs", 1), _llvm_function("sqrt", 1)
+# As NumPy and ONNX have them: a NaN in either operand stays.
+nan_maximum, nan_minimum = _llvm_function("maximum", 2), _llvm_function("minimum", 2)
+# a ** b, by the C library: exact, but one lane after the other.
+power = _llvm_function("pow", 2)
+
+
+@intrinsic
+def where_less(typing_context: Any, a: Any, b: Any, chosen: Any, other: Any) -> Any:
+    """`chosen` in the lanes where a < b, else `other`; float32 vectors or numbers."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        left, right, yes, no = (
+            _as_vector(context, builder, value, given, FLOAT32) for value, given in zip(args, sig.args, strict=True)
+        )
+        return builder.select(builder.fcmp_ordered("<", left, right), yes, no)
+
+    return FLOAT32(a, b, chosen, other), lower
+
+
+@intrinsic
+def round_to_half(typing_context: Any, vector: Any) -> Any:
+    """A float32 vector rounded to the nearest float16 numbers, ties to even."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        native = has_half_instructions(context)
+        return float_from_half(builder, half_from_float(builder, args[0], native), native)
+
+    return FLOAT32(FLOAT32), lower
+
+
 def _reduction(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     def reduce(typing_context: Any, vector: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -307,3 +363,16 @@ def _part(builder: Any, value: Any, first: int, lanes: int) -> Any:
 # Over the lanes of a float32 vector: upper half onto lower half, again and again. A NaN may or may not be the maximum.
 reduce_add = _reduction(lambda builder, a, b: builder.fadd(a, b))
 reduce_max = _reduction(lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), b, a))
+
+
+def _nan_reduction(name: str) -> Callable[..., Any]:
+    def combine(builder: Any, a: Any, b: Any) -> Any:
+        function_type = ir.FunctionType(a.type, [a.type] * 2)
+        function = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.{name}.v{a.type.count}f32")
+        return builder.call(function, [a, b])
+
+    return _reduction(combine)
+
+
+# Of these a NaN in any lane is the result.
+reduce_nan_max, reduce_nan_min = _nan_reduction("maximum"), _nan_reduction("minimum")

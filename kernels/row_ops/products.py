@@ -13,7 +13,6 @@ from ..block_matrix import BlockMatrix
 from ..cpu.products.activations import Quantized, quantize_call, quantized_in, quantized_size, widen_call
 from ..cpu.products.calls import Matrix, Second, few_call
 from ..cpu.products.dense import DenseMatrix, pack_dense
-from ..cpu.products.few import Gate
 from ..cpu.products.packing import pack_matrix
 from ..cpu.tape.program import Rows
 from ..registry import NodeSpec
@@ -36,7 +35,7 @@ class Product:
     quantized: bool
     bias: NDArray[np.float32] | None = None
     addend: str = ""
-    gate: Gate = ""
+    gate: str = ""
     second: Second | None = None
 
     @property
@@ -128,7 +127,7 @@ def matmul(spec: NodeSpec, types: Sequence[ValueType]) -> Product | None:
     return Product(spec.inputs[0], spec.outputs[0], x.with_width(matrix.rows), matrix, quantized=False)
 
 
-def fuse_gate(gate: Product, gated: Product, out: str, activation: Gate) -> Product | None:
+def fuse_gate(gate: Product, gated: Product, out: str, activation: str) -> Product | None:
     """activation(gate) * gated as one product, where the two multiply the same rows by like matrices."""
     alike = type(gate.matrix) is type(gated.matrix) and (gate.matrix.rows, gate.matrix.columns) == (
         gated.matrix.rows,

@@ -70,7 +70,7 @@ class Writer:
             keep: values that are wanted at the end; `given`: those that exist before, and are to be filled.
         """
         self._left = Counter(name for node in nodes for name in node.inputs)
-        self._left.update(keep)
+        self._left.update(list(keep))
         for name, type_ in given.items():
             self.make(name, type_)
         for node in nodes:

@@ -14,7 +14,7 @@ from ..tape.program import Call, Items, Rows
 from .activations import Quantized
 from .dense import DenseMatrix
 from .dot import dot_for
-from .few import SCRATCH_BYTES, STREAMS, Gate, few_op
+from .few import SCRATCH_BYTES, STREAMS, few_op
 from .float_kernel import Dense, FloatBlocks
 from .integer_kernel import IntegerBlocks
 from .steps import Kind
@@ -37,7 +37,7 @@ def few_call(
     *,
     bias: NDArray[np.float32] | None = None,
     addend: Rows | None = None,
-    gate: Gate = "",
+    gate: str = "",
     gated: Second | None = None,
 ) -> Call:
     """out = x @ matrix.T + bias + addend, or gate(x @ matrix.T + bias) * (x @ gated.matrix.T + gated.bias).

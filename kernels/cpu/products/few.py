@@ -8,14 +8,15 @@ stay in registers. A row's result is the same however many rows there are.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from ...block_matrix import TILES_TOGETHER
 from ...formats import TILE_ROWS
 from ..emit import FLOAT_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
-from ..functions import gelu_tanh, inline, silu
+from ..functions import inline
 from ..jit import NativeOp, native_op
 from ..memory import load_first, load_float32, store_first, word
+from ..rowwise.unary import UNARY
 from .steps import Kind, Step
 
 # Streams of tiles that a call works on: four of a matrix, or two each of a gate and what it gates.
@@ -29,8 +30,6 @@ _VECTOR_BYTES = 4 * LANES
 _ROW_BYTES = STREAMS * _VECTOR_BYTES
 SCRATCH_BYTES = max(_SHAPES) * _ROW_BYTES
 
-Gate = Literal["", "silu", "gelu_tanh"]
-_GATES = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 # Arguments of the operators.
 (
@@ -108,16 +107,16 @@ def _gated_writer(activate: Any) -> Any:
                     gate = _with_bias(load_float32(place), word(arguments, BIAS), column, left)
                     gated = load_float32(place + half * _VECTOR_BYTES)
                     gated = _with_bias(gated, word(arguments, GATED_BIAS), column, left)
-                    store_first(out + 4 * column, activate(gate) * gated, left)
+                    store_first(out + 4 * column, activate(gate, 0.0, 0.0) * gated, left)
 
     return write
 
 
 @cache
-def few_op(kind: Kind, gate: Gate) -> NativeOp:
-    """The operator for a kind of product: items are groups of STREAMS tiles."""
+def few_op(kind: Kind, gate: str) -> NativeOp:
+    """The operator for a kind of product: items are groups of STREAMS tiles. A gate is a key of UNARY, or ""."""
     one, two, four, eight = (_micro_kernel(kind, rows, tiles) for rows, tiles in _SHAPES.items())
-    write = _gated_writer(_GATES[gate]) if gate else _write
+    write = _gated_writer(UNARY[gate].function) if gate else _write
 
     def few(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         rows = word(context, word(arguments, ROWS_WORD))

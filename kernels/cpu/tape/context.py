@@ -47,6 +47,12 @@ class Word(IntEnum):
 CONTEXT_WORDS = 64
 
 
+class ErrorCode(IntEnum):
+    """What an operator returns when it refuses its input."""
+
+    INDEX_OUTSIDE_TABLE = 1  # a token, a position or a wanted row is negative, or beyond the last row of its table
+
+
 @dataclass
 class ContextTable:
     """The table, and the arrays that its addresses point into."""

@@ -1,0 +1,115 @@
+"""Rows chosen by indices of the step: an embedding's rows by tokens or positions, the rows whose logits are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..functions import inline
+from ..jit import NativeOp, native_op
+from ..memory import (
+    load_bfloat16,
+    load_float32,
+    load_half,
+    read_bfloat16,
+    read_float32,
+    read_half,
+    read_int64,
+    store_float32,
+    write_float32,
+)
+from ..tape.context import ErrorCode, Word
+from ..tape.program import Call, Rows
+from ..vector import LANES
+from .lanes import integer
+from .layout import check_rows, group_items
+
+TABLE, TABLE_STRIDE, TABLE_ROWS, TABLE_COUNTED, OUT, OUT_STRIDE, WIDTH, INDICES = range(8)
+
+_OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
+# Element type of a table -> LANES of its numbers at an address, and one.
+_ELEMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "bfloat16": (load_bfloat16, read_bfloat16),
+    "float16": (load_half, read_half),
+    "float32": (load_float32, read_float32),
+}
+_INDICES = (Word.TOKEN_IDS, Word.POSITIONS)
+
+
+def embedding(table: NDArray[Any], out: Rows, indices: Word = Word.TOKEN_IDS) -> Call:
+    """out[i] = table[indices[i]] as float32; a walk with an index outside the table fails (INDEX_OUTSIDE_TABLE).
+
+    Args:
+        table: float32, float16 or bfloat16 [V, F] whose rows are contiguous; it may be a memory-mapped file, of which
+            only the rows asked for are touched.
+        out: rows [TOKENS, F].
+        indices: TOKEN_IDS or POSITIONS.
+
+    Raises:
+        ValueError: a shape or type does not fit.
+    """
+    name = table.dtype.name
+    if name not in _ELEMENTS or not table.dtype.isnative or table.ndim != 2 or table.strides[1] != table.itemsize:
+        raise ValueError(
+            f"the table is {table.dtype} {list(table.shape)} with strides {list(table.strides)}, expected float32, "
+            "float16 or bfloat16 [rows, width] with contiguous rows"
+        )
+    if indices not in _INDICES:
+        raise ValueError(f"indices is {indices!r}, expected one of {', '.join(word.name for word in _INDICES)}")
+    check_rows("out", out, Word.TOKENS, table.shape[1])
+    # The number of rows is written here, so it is context[ONE] times that.
+    return _call(name, table.ctypes.data, table.strides[0], table.shape[0], Word.ONE, table, out, indices)
+
+
+def wanted_rows(x: Rows, out: Rows) -> Call:
+    """out[i] = x[wanted_rows[i]]; a walk that wants a row which the step has not fails (INDEX_OUTSIDE_TABLE).
+
+    Args:
+        x: rows [TOKENS, F]. out: rows [WANTED, F], not x.
+
+    Raises:
+        ValueError: rows that do not fit.
+    """
+    check_rows("x", x, Word.TOKENS, out.width)
+    check_rows("out", out, Word.WANTED, x.width)
+    return _call("float32", x.address, x.stride, 1, Word.TOKENS, x.held, out, Word.WANTED_ROWS)
+
+
+def _call(
+    element: str, address: int, stride: int, rows: int, counted: Word, held: Any, out: Rows, indices: Word
+) -> Call:
+    arguments = (address, stride, rows, counted, out.address, out.stride, out.width, indices)
+    op = gather_op(element)
+    return Call(op, arguments, group_items(out), held=(held, out.held), label=op.name)
+
+
+@cache
+def gather_op(element: str) -> NativeOp:
+    """The operator for tables of an element type; items are rows of the output."""
+    load, read = _ELEMENTS[element]
+    itemsize = 4 if element == "float32" else 2
+
+    @inline
+    def copy_row(row: int, out: int, width: int) -> None:
+        whole = width // LANES * LANES
+        for column in range(0, whole, LANES):
+            store_float32(out + 4 * column, load(row + itemsize * column))
+        for column in range(whole, width):
+            write_float32(out + 4 * column, read(row + itemsize * column))
+
+    def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+        indices = read_int64(context + 8 * integer(arguments, INDICES))
+        rows = read_int64(context + 8 * integer(arguments, TABLE_COUNTED)) * integer(arguments, TABLE_ROWS)
+        for item in range(begin, end):
+            index = read_int64(indices + 8 * item)
+            if index < 0 or index >= rows:
+                return _OUTSIDE
+            row = integer(arguments, TABLE) + index * integer(arguments, TABLE_STRIDE)
+            copy_row(row, integer(arguments, OUT) + item * integer(arguments, OUT_STRIDE), integer(arguments, WIDTH))
+        return 0
+
+    op.__name__ = f"gather_{element}"
+    return native_op(op)

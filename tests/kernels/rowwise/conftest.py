@@ -1,0 +1,78 @@
+"""Fixtures of the row-wise operators: a call walked by one, two and three threads on copies of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.tape.context import ContextTable, Word
+from genai.kernels.cpu.tape.program import Call, TapeWriter
+from genai.kernels.cpu.tape.walkers import Walkers
+
+THREADS = (1, 2, 3)
+
+
+@pytest.fixture(scope="session")
+def teams() -> Iterator[list[Walkers]]:
+    """Threads that give up their core at once while they wait: there may be fewer cores than threads."""
+    teams = [Walkers(threads, spins=1) for threads in THREADS]
+    yield teams
+    for walkers in teams:
+        walkers.close()
+
+
+@pytest.fixture
+def walk(teams: list[Walkers]) -> Callable[..., list[np.ndarray]]:
+    """walk(build, *arrays, tokens=..., **words): the arrays after the call build(*arrays) -> Call has been walked.
+
+    Every number of threads works on copies of its own; all must agree to the last bit. tokens is the number of rows
+    (those of the first array if absent); other words of the context are counts or int64 arrays.
+    """
+
+    def run(build: Callable[..., Call], *arrays: np.ndarray, tokens: int | None = None, **words: Any) -> Any:
+        results = []
+        for walkers in teams:
+            copies = [array.copy() for array in arrays]
+            writer = TapeWriter()
+            writer.add(build(*copies))
+            context = ContextTable()
+            context.count(Word.TOKENS, arrays[0].shape[0] if tokens is None else tokens)
+            for name, value in words.items():
+                (context.array if isinstance(value, np.ndarray) else context.count)(Word[name], value)
+            walkers.walk(writer.finish(), context)
+            results.append(copies)
+        for other in results[1:]:
+            for ours, theirs in zip(results[0], other, strict=True):
+                np.testing.assert_array_equal(ours.view(np.uint8), theirs.view(np.uint8))
+        return results[0]
+
+    return run
+
+
+@pytest.fixture
+def hard_numbers(rng: np.random.Generator) -> np.ndarray:
+    """Zeros, denormals, infinities, NaN, numbers of all magnitudes, and many ordinary ones: float32 [1008]."""
+    edges = [
+        0.0,
+        1e-45,
+        1.1e-38,
+        1e-20,
+        1e-6,
+        0.3,
+        1.0,
+        5.5,
+        20.0,
+        88.7,
+        103.9,
+        1e4,
+        1e18,
+        1e30,
+        3.4e38,
+        np.inf,
+        np.nan,
+    ]
+    ordinary = rng.standard_normal(974) * np.exp(rng.uniform(-3, 2, 974))
+    return np.concatenate([edges, np.negative(edges), ordinary]).astype(np.float32)
