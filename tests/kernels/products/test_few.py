@@ -1,0 +1,156 @@
+"""Products of few rows against float64, for every kind of weight; the same to the last bit in any company."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from genai.kernels.block_matrix import BlockMatrix, dequantize_matrix
+from genai.kernels.cpu.isa import ISAS, IsaError, choose, isa
+from genai.kernels.cpu.products.calls import Second
+from genai.kernels.cpu.products.dense import pack_dense
+from genai.kernels.cpu.tape.program import Rows
+
+Multiply = Callable[..., np.ndarray]
+ROWS = 15  # 8 + 4 + 2 + 1: every shape of the kernel
+
+
+def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
+    """x as 8-bit activations stand for it, in float64: the definition, written without the kernel's tricks."""
+    result = np.zeros(x.shape)
+    for first in range(0, x.shape[1], block_size):
+        block = x[:, first : first + block_size]
+        largest = np.abs(block).max(axis=1, keepdims=True)
+        with np.errstate(all="ignore"):
+            inverse = np.where(largest > 1e-30, np.float32(127) / largest, np.float64(127) / largest)
+            scale = (largest / np.float32(127)).astype(np.float64)
+            integers = np.where(largest > 0, np.rint(block * inverse), 0)
+        result[:, first : first + block_size] = integers * scale
+    return result
+
+
+def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-6) -> None:
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block_size", [32, pytest.param(16, marks=pytest.mark.slow), 128])
+@pytest.mark.parametrize("zero_points", ["none", "packed", pytest.param("fractions", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scale_type", [np.float16, pytest.param(np.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("quantized", [True, False], ids=["int8", "fp32"])
+def test_against_float64(
+    block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray],
+    bits: int, block_size: int, zero_points: str, scale_type: Any, quantized: bool,
+) -> None:  # fmt: skip
+    k = 3 * block_size - 5
+    matrix = block_matrix(70, k, bits, block_size, zero_points, scale_type)
+    x = normal(ROWS, k)
+    out = multiply(x, matrix, quantized=quantized)
+    seen = rounded(x, block_size) if quantized else x.astype(np.float64)
+    close(out, seen @ dequantize_matrix(matrix).astype(np.float64).T)
+    alone = np.concatenate([multiply(row[None], matrix, quantized=quantized) for row in x])
+    np.testing.assert_array_equal(out, alone)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_dense(multiply: Multiply, normal: Callable[..., np.ndarray], dtype: Any) -> None:
+    weight, x = normal(33, 70).astype(dtype), normal(ROWS, 33)
+    bias, addend = normal(70), normal(ROWS, 70)
+    out = multiply(x, pack_dense(weight), quantized=False, bias=bias, addend=Rows.of(addend))
+    close(out, x.astype(np.float64) @ weight.astype(np.float64) + bias + addend)
+    alone = [multiply(row[None], pack_dense(weight), quantized=False, bias=bias) for row in x]
+    np.testing.assert_array_equal(multiply(x, pack_dense(weight), quantized=False, bias=bias), np.concatenate(alone))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("rows", [1, 11])
+def test_gate(multiply: Multiply, normal: Callable[..., np.ndarray], activation: str, rows: int) -> None:
+    gate, up, x = normal(40, 100), normal(40, 100), normal(rows, 40)
+    bias, up_bias = normal(100), normal(100)
+    out = multiply(
+        x, pack_dense(gate), quantized=False, bias=bias, gate=activation, gated=Second(pack_dense(up), up_bias)
+    )
+    g = x.astype(np.float64) @ gate + bias
+    inner = g if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    close(out, g / (1 + np.exp(-inner)) * (x.astype(np.float64) @ up + up_bias))
+
+
+def test_gate_of_blocks(
+    block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
+) -> None:
+    gate, up, x = block_matrix(48, 64), block_matrix(48, 64), normal(9, 64)
+    out = multiply(x, gate, quantized=True, gate="silu", gated=Second(up))
+    g, u = (rounded(x, 32) @ dequantize_matrix(m).astype(np.float64).T for m in (gate, up))
+    close(out, g / (1 + np.exp(-g)) * u)
+
+
+def test_rounding_of_hard_rows(block_matrix: Callable[..., BlockMatrix], multiply: Multiply) -> None:
+    """Outliers, zeros, denormals, ties and huge numbers round as the definition says."""
+    matrix = block_matrix(16, 64)
+    x = np.zeros((6, 64), np.float32)
+    x[0, ::7] = [1e30, -1, 3, 127, -127, 63.5, 1e-30, 2, 5, 9]
+    x[1] = np.linspace(-127, 127, 64)
+    x[2] = 1e-42
+    x[3, 5] = -3e36
+    x[4] = np.resize([0.5, -0.5, 1.5, 127], 64)
+    out, expected = multiply(x, matrix, quantized=True), rounded(x, 32) @ dequantize_matrix(matrix).astype(np.float64).T
+    for row in range(len(x)):  # denormal numbers have a few digits only
+        close(out[row], expected[row], 0.05 if row == 2 else 1e-5)
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_infinities_and_nans_reach_their_row(
+    block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray], value: float,
+    quantized: bool,
+) -> None:  # fmt: skip
+    matrix, x = block_matrix(40, 96), normal(9, 96)
+    clean = multiply(x, matrix, quantized=quantized)
+    x[4, 50] = value
+    out = multiply(x, matrix, quantized=quantized)
+    assert not np.isfinite(out[4]).any()
+    np.testing.assert_array_equal(np.delete(out, 4, axis=0), np.delete(clean, 4, axis=0))
+
+
+def test_refusals(
+    block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
+) -> None:
+    matrix, other = block_matrix(16, 64), block_matrix(16, 128)
+    with pytest.raises(ValueError, match="bias is"):
+        multiply(normal(1, 64), matrix, quantized=True, bias=normal(3))
+    with pytest.raises(ValueError, match="a gate and a second matrix"):
+        multiply(normal(1, 64), matrix, quantized=True, gate="silu")
+    with pytest.raises(ValueError, match="the two matrices differ"):
+        multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=Second(other))
+    with pytest.raises(ValueError, match="out has 16 columns"):
+        multiply(normal(1, 64), matrix, quantized=True, addend=Rows.of(normal(1, 4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ISAS if name != isa()])
+def test_other_instruction_sets(name: str) -> None:
+    """This file again, with the kernels of another instruction set (where the machine has it)."""
+    environment = {**os.environ, "GENAI_CPU_ISA": name}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if "this machine does not have it" in run.stdout:
+        pytest.skip(f"this machine has no {name}")
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+def test_choice_of_instructions() -> None:
+    assert choose({}, ("vnni", "avx2", "portable")) == "vnni"
+    assert choose({"GENAI_CPU_ISA": "portable"}, ("vnni", "avx2", "portable")) == "portable"
+    with pytest.raises(IsaError, match="this machine does not have it"):
+        choose({"GENAI_CPU_ISA": "amx"}, ("avx2", "portable"))
+    with pytest.raises(IsaError, match="no such instruction set"):
+        choose({"GENAI_CPU_ISA": "avx9"}, ("avx2", "portable"))
