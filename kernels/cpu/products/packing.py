@@ -5,37 +5,53 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numpy.typing import NDArray
 
 from ...block_matrix import BLOCKS_PER_RECORD, GROUP_BYTES, BlockMatrix, RecordLayout, num_records, num_tiles
 from ...formats import TILE_ROWS, FormatError
+from ..emit import INT8, INT16, INT32, Emitter, constant, micro_kernel
 from ..functions import inline
 from ..jit import native_op
 from ..large import huge_array
-from ..memory import read_float32, read_int32, read_uint16, word, write_float32, write_half, write_int32
+from ..memory import load_first, read_float32, read_int32, word, write_float32, write_half, write_int32, write_int64
+from ..rowwise.functions import as_float16
 from ..tape.context import ContextTable
 from ..tape.program import Call, Items, TapeWriter
 from ..tape.walkers import Walkers
+from ..vector import LANES, maximum, reduce_add, splat_float32
 
 # Arguments of the operator.
 (SOURCE, SCALES, POINTS, ROWS, BLOCKS, BITS, BLOCK_SIZE, SUB_BLOCK, WIDE, TARGET, RECORDS, RECORD_BYTES, SCALE_OFFSET,
  POINT_OFFSET) = range(14)  # fmt: skip
 
 
-@inline
-def _spread(nibbles: int) -> Any:
-    """Four nibbles of a 16-bit number, each to a byte of its own."""
-    x = np.int64(nibbles)
-    return (x & 0x000F) | (x & 0x00F0) << 4 | (x & 0x0F00) << 8 | (x & 0xF000) << 12
+def _nibble_packer(sub_block: int) -> Any:
+    """A sub-block of one row: columns 2i and 2i + 1 share byte i of the source; here its two halves share bytes.
+
+    Its arguments: addresses of the source and of the row's place in the first group.
+    """
+    lanes = sub_block // 4  # of 16 bits, for half a sub-block
+    bytes_, shorts, words = (ir.VectorType(t, n) for t, n in ((INT8, lanes), (INT16, lanes), (INT32, lanes // 2)))
+
+    def emit(e: Emitter, source: Any, out: Any) -> None:
+        b = e.builder
+
+        def spread(address: Any) -> Any:
+            """Nibbles to bytes of their own, in order."""
+            pairs = b.zext(e.load(address, bytes_), shorts)
+            high = b.and_(b.shl(pairs, constant(shorts, 4)), constant(shorts, 0x0F00))
+            return b.or_(b.and_(pairs, constant(shorts, 0x000F)), high)
+
+        packed = b.or_(spread(source), b.shl(spread(e.at(source, lanes)), constant(shorts, 4)))
+        groups = b.bitcast(packed, words)
+        for group in range(lanes // 2):
+            e.store(b.extract_element(groups, INT32(group)), e.at(out, group * GROUP_BYTES))
+
+    return micro_kernel(emit)
 
 
-@inline
-def _pack_nibbles(source: int, size: int, out: int) -> None:
-    """A sub-block of one row: columns 2i and 2i + 1 share byte i of the source; here its two halves share bytes."""
-    half = size // 2
-    for group in range(size // 4):
-        low, high = read_uint16(source + 2 * group), read_uint16(source + half + 2 * group)
-        write_int32(out + group * GROUP_BYTES, np.int32(_spread(low) | _spread(high) << 4))
+_pack_32, _pack_16 = _nibble_packer(32), _nibble_packer(16)
 
 
 @inline
@@ -65,8 +81,10 @@ def pack_tiles(arguments: int, context: int, begin: int, end: int, scratch: int)
                 within = block % BLOCKS_PER_RECORD
                 out = record + within * block_bytes * TILE_ROWS + lane * 4
                 for first in range(source + number * block_bytes, source + (number + 1) * block_bytes, sub_bytes):
-                    if bits == 4:
-                        _pack_nibbles(first, sub_bytes, out)
+                    if bits == 4 and sub_block == 32:
+                        _pack_32((first, out))
+                    elif bits == 4:
+                        _pack_16((first, out))
                     else:
                         for group in range(sub_bytes // 4):
                             write_int32(out + group * GROUP_BYTES, read_int32(first + 4 * group))
@@ -75,6 +93,26 @@ def pack_tiles(arguments: int, context: int, begin: int, end: int, scratch: int)
                 _write_factor(record + scale_offset + place, read_float32(scales + 4 * number), wide)
                 if points != 0:
                     _write_factor(record + point_offset + place, read_float32(points + 4 * number), wide)
+    return 0
+
+
+# Arguments of the operator that looks for numbers which float16 does not hold.
+VALUES, COUNT, DIFFERS = range(3)
+_PIECE = 1 << 14
+
+
+@native_op
+def find_difference(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """Write 1 to DIFFERS if a number in pieces [begin, end) changes when it is rounded to float16."""
+    values, count = word(arguments, VALUES), word(arguments, COUNT)
+    last = min(count, end * _PIECE)
+    total = splat_float32(0.0)
+    for first in range(begin * _PIECE, last, LANES):
+        value = load_first(values + 4 * first, last - first)
+        difference = value - as_float16(value, 0.0, 0.0)
+        total = total + maximum(difference, 0.0 - difference)
+    if reduce_add(total) != 0.0:  # also where infinities and NaNs made it NaN
+        write_int64(word(arguments, DIFFERS), 1)
     return 0
 
 
@@ -105,7 +143,8 @@ def pack_matrix(
     _check(weight, scales, n * blocks, block_size * bits // 8)
     factors = np.ascontiguousarray(np.asarray(scales).reshape(-1), np.float32)
     points = _zero_points(zero_points, n, blocks, bits)
-    exact = _fits_half(factors) and (points is None or _fits_half(points))
+    team = walkers or Walkers(1)
+    exact = _fits_half(factors, team) and (points is None or _fits_half(points, team))
     layout = RecordLayout(bits, block_size, wide=not exact, zero_points=points is not None)
     tiles, records = num_tiles(n), num_records(k, block_size)
     data = huge_array((tiles, records, layout.nbytes), np.uint8)
@@ -117,7 +156,7 @@ def pack_matrix(
     )  # fmt: skip
     tape = TapeWriter()
     tape.add(Call(pack_tiles, arguments, Items(factor=tiles), held=(source, factors, points, data)))
-    (walkers or Walkers(1)).walk(tape.finish(), ContextTable())
+    team.walk(tape.finish(), ContextTable())
     return BlockMatrix(n, k, layout, data)
 
 
@@ -129,10 +168,15 @@ def _check(weight: NDArray[Any], scales: NDArray[Any], blocks: int, block_bytes:
             raise FormatError(f"{name} has {array.size} entries in shape {list(array.shape)}, expected {expected}")
 
 
-def _fits_half(values: NDArray[np.float32]) -> bool:
-    """Whether float16 holds these numbers exactly."""
-    with np.errstate(over="ignore"):
-        return bool(np.array_equal(values.astype(np.float16), values, equal_nan=True))
+def _fits_half(values: NDArray[np.float32], walkers: Walkers) -> bool:
+    """Whether float16 holds these numbers exactly (and none is infinite or NaN)."""
+    differs = np.zeros(1, np.int64)
+    pieces = -(-values.size // _PIECE)
+    tape = TapeWriter()
+    arguments = (values.ctypes.data, values.size, differs.ctypes.data)
+    tape.add(Call(find_difference, arguments, Items(factor=pieces), held=(values, differs)))
+    walkers.walk(tape.finish(), ContextTable())
+    return not differs[0]
 
 
 def _zero_points(points: NDArray[Any] | None, rows: int, blocks: int, bits: int) -> NDArray[np.float32] | None:
