@@ -6,8 +6,8 @@ import errno
 import hashlib
 import io
 import os
-import re
 import pickle
+import re
 import shutil
 import stat
 import subprocess
