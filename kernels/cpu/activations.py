@@ -1,127 +1,65 @@
-"""Activation functions, alone or gating another projection (SwiGLU, GEGLU: Shazeer 2020).
-
-SiLU, QuickGELU and the tanh form of GELU are one function, x * sigmoid(linear * x + cubic * x ** 3).
-"""
+"""Activation functions on arrays, alone or gating another projection (SwiGLU, GEGLU: Shazeer 2020)."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import numpy as np
-
-from .checks import NO_MATRIX, Float32, check, check_rows, output
-from .functions import sigmoid
-from .jit import kernel
+from .checks import Float32, check, check_rows, output
+from .jit import NativeOp
+from .rowwise.arrays import elementwise_of
+from .rowwise.binary import gate_op
+from .rowwise.layout import pieces_of
+from .rowwise.unary import unary_op
 from .team import Team, run
-from .vector import LANES, load_row, minimum, store_row
 
-_NANOSECONDS_PER_SIGMOID = 0.7
-_NANOSECONDS_PER_ERF = 10.0
-# Elements in one item of work.
-_CHUNK = 4096
-
-# 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x ** 3))
-_GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
-_GELU_CUBIC = 0.044715 * _GELU_LINEAR
-_LARGE = 1e30
+_NANOSECONDS_PER_ELEMENT = 0.7
 
 
-@kernel("void(float32[:,:], float32[:,:], float32[:,::1], float32, float32, float32[:,::1], int64, int64)")
-def sigmoid_unit(x: Any, gated: Any, addend: Any, linear: float, cubic: float, out: Any, begin: int, end: int) -> None:
-    """Rows [begin, end) of x * sigmoid(linear * x + cubic * x ** 3) * gated + addend; absent arrays have no rows."""
-    for row in range(begin, end):
-        for first in range(0, x.shape[1], LANES):
-            value = load_row(x, (row, first))
-            # The square is bounded, so that no 0 * infinity arises; sigmoid is 0 or 1 long before.
-            square = minimum(value * value, _LARGE)
-            result = value * sigmoid(value * (square * cubic + linear))
-            if gated.shape[0] > 0:
-                result = result * load_row(gated, (row, first))
-            if addend.shape[0] > 0:
-                result = result + load_row(addend, (row, first))
-            store_row(out, (row, first), result)
-
-
-@kernel("void(float32[::1], float32[::1], int64, int64)")
-def gelu_erf(x: Any, out: Any, begin: int, end: int) -> None:
-    """Chunks [begin, end) of 0.5 x (1 + erf(x / sqrt 2))."""
-    for i in range(begin * _CHUNK, min(end * _CHUNK, x.shape[0])):
-        value = np.float64(x[i])
-        out[i] = 0.5 * value * (1.0 + math.erf(value * math.sqrt(0.5)))
-
-
-def swiglu(
-    gate: Float32,
-    up: Float32,
-    out: Float32 | None = None,
-    addend: Float32 | None = None,
-    *,
-    team: Team | None = None,
-) -> Float32:
-    """silu(gate) * up + addend.
+def swiglu(gate: Float32, up: Float32, out: Float32 | None = None, *, team: Team | None = None) -> Float32:
+    """silu(gate) * up.
 
     Args:
         gate, up: float32 [T, F]; each row must be contiguous, so halves of one [T, 2 F] array will do.
-        out, addend: float32 [T, F] or None.
+        out: float32 [T, F] or None.
 
     Raises:
         ValueError: a shape or type does not fit.
     """
-    return _gated(gate, up, out, addend, 1.0, 0.0, team)
+    return _gated(gate_op("silu"), gate, up, out, team)
 
 
-def geglu(
-    gate: Float32,
-    up: Float32,
-    out: Float32 | None = None,
-    addend: Float32 | None = None,
-    *,
-    team: Team | None = None,
-) -> Float32:
-    """gelu(gate) * up + addend with the tanh form of GELU; otherwise as `swiglu`."""
-    return _gated(gate, up, out, addend, _GELU_LINEAR, _GELU_CUBIC, team)
+def geglu(gate: Float32, up: Float32, out: Float32 | None = None, *, team: Team | None = None) -> Float32:
+    """gelu(gate) * up with the tanh form of GELU; otherwise as `swiglu`."""
+    return _gated(gate_op("gelu_tanh"), gate, up, out, team)
 
 
 def silu(x: Float32, out: Float32 | None = None, *, team: Team | None = None) -> Float32:
     """x * sigmoid(x), element by element; x is float32 and contiguous, of any shape."""
-    return _elementwise(x, out, 1.0, 0.0, team)
+    return _alone(unary_op("silu"), x, out, 0.0, team)
 
 
 def quick_gelu(x: Float32, out: Float32 | None = None, *, alpha: float = 1.702, team: Team | None = None) -> Float32:
     """x * sigmoid(alpha * x), as com.microsoft::QuickGelu; x is float32 and contiguous, of any shape."""
-    return _elementwise(x, out, alpha, 0.0, team)
+    return _alone(unary_op("quick_gelu"), x, out, alpha, team)
 
 
 def gelu(x: Float32, out: Float32 | None = None, approximate: bool = False, *, team: Team | None = None) -> Float32:
     """GELU (Hendrycks & Gimpel 2016), exact by erf or approximate by tanh; x is float32, contiguous, of any shape."""
-    if approximate:
-        return _elementwise(x, out, _GELU_LINEAR, _GELU_CUBIC, team)
-    check("x", x, x.shape)
-    out = output("out", out, x.shape)
-    chunks = -(-x.size // _CHUNK)
-    run(team, gelu_erf, (x.reshape(-1), out.reshape(-1)), chunks, work=x.size * _NANOSECONDS_PER_ERF)
-    return out
+    return _alone(unary_op("gelu_tanh" if approximate else "gelu"), x, out, 0.0, team)
 
 
-def _gated(
-    gate: Float32, up: Float32, out: Float32 | None, addend: Float32 | None, linear: float, cubic: float,
-    team: Team | None,
-) -> Float32:  # fmt: skip
+def _gated(op: NativeOp, gate: Float32, up: Float32, out: Float32 | None, team: Team | None) -> Float32:
     check_rows("gate", gate, (None, None))
     check_rows("up", up, gate.shape)
     out = output("out", out, gate.shape)
-    if addend is not None:
-        check("addend", addend, gate.shape)
-    arguments = (gate, up, NO_MATRIX if addend is None else addend, linear, cubic, out)
-    run(team, sigmoid_unit, arguments, gate.shape[0], work=gate.size * _NANOSECONDS_PER_SIGMOID)
+    items = gate.shape[0] * pieces_of(gate.shape[1])
+    work = gate.size * _NANOSECONDS_PER_ELEMENT
+    run(team, elementwise_of, (op.address, gate, up, out, 0.0, 0.0), items, work=work)
     return out
 
 
-def _elementwise(x: Float32, out: Float32 | None, linear: float, cubic: float, team: Team | None) -> Float32:
+def _alone(op: NativeOp, x: Float32, out: Float32 | None, parameter: float, team: Team | None) -> Float32:
     check("x", x, x.shape)
     out = output("out", out, x.shape)
-    rows, out_rows = x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1])
-    arguments = (rows, NO_MATRIX, NO_MATRIX, linear, cubic, out_rows)
-    run(team, sigmoid_unit, arguments, rows.shape[0], work=x.size * _NANOSECONDS_PER_SIGMOID)
+    row, out_row = x.reshape(1, -1), out.reshape(1, -1)
+    arguments = (op.address, row, row, out_row, parameter, 0.0)
+    run(team, elementwise_of, arguments, pieces_of(x.size), work=x.size * _NANOSECONDS_PER_ELEMENT)
     return out

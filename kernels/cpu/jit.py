@@ -26,15 +26,14 @@ from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_
 
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
-    "activations",
     "attention",
     "block_products",
     "embedding",
     "kv",
     "logprobs",
-    "normalization",
     "quantize",
     "rope",
+    "rowwise.arrays",
     "sampling",
     "tape.driver",
 )
@@ -142,12 +141,15 @@ class NativeOp(Compiled):
     def __init__(self, function: Callable[..., int], fastmath: Collection[str], library: Library) -> None:
         super().__init__(function, NATIVE_SIGNATURE, fastmath, library)
         self._native: Any = None
+        self._address = 0
 
     @property
     def address(self) -> int:
         """Where its machine code lies."""
-        self.compile()
-        return int(self._native.address)
+        if not self.ready:
+            self._library.announce(self)
+            self.compile()
+        return self._address
 
     def _build(self, cache: KernelCache) -> None:
         signature = sigutils.normalize_signature(self.signature)
@@ -155,7 +157,7 @@ class NativeOp(Compiled):
         native: Any = CFunc(self._function, signature, locals={}, options=options)
         native._cache = cache
         native.compile()
-        self._native = native
+        self._native, self._address = native, int(native.address)
 
     @property
     def assembly(self) -> str:
@@ -175,7 +177,7 @@ class Library:
     def __init__(self, sources: Path, modules: tuple[str, ...] = ()) -> None:
         self._sources = sources
         self._modules = modules
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, Compiled] = {}
         self._folder: CacheFolder | None = None
         self._announced = False
         self._lock = threading.Lock()
@@ -205,8 +207,12 @@ class Library:
         """Decorator: an operator that machine code calls (see `NativeOp`). Names must be unique among operators."""
         return NativeOp(function, (), self)
 
-    def kernels(self, names: Collection[str] | None = None) -> list[Kernel]:
-        """All kernels, or those named.
+    def include(self, op: NativeOp) -> None:
+        """Compile an operator with the kernels: calls from Python use it, not tapes alone."""
+        self._kernels[op.name] = op
+
+    def kernels(self, names: Collection[str] | None = None) -> list[Compiled]:
+        """All kernels and included operators, or those named.
 
         Raises:
             KeyError: a name is unknown.

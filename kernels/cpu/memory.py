@@ -17,6 +17,7 @@ from .vector import FLOAT32, INT32, LANES, Vector, intrinsic
 
 _POINTER = ir.PointerType()
 _INT16 = ir.IntType(16)
+STACK_WORDS = 32
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -52,7 +53,7 @@ read_int64, read_int32, read_int8 = _reader(types.int64), _reader(types.int32), 
 read_uint8, read_uint16 = _reader(types.uint8), _reader(types.uint16)
 read_float32, read_float64 = _reader(types.float32), _reader(types.float64)
 write_int64, write_int32, write_int8 = _writer(types.int64), _writer(types.int32), _writer(types.int8)
-write_float32 = _writer(types.float32)
+write_float32, write_float64 = _writer(types.float32), _writer(types.float64)
 # Vectors of LANES consecutive numbers.
 load_float32, load_int32, load_uint8 = _reader(FLOAT32), _reader(INT32), _reader(Vector(types.uint8))
 load_int8 = _reader(Vector(types.int8))
@@ -74,6 +75,17 @@ def _word_reader(result: Any) -> Callable[..., Any]:
 
 # Arguments of operators and words of the context: integers, or floats that were written as float64.
 word, float_word = _word_reader(types.int64), _word_reader(types.float64)
+
+
+@intrinsic
+def stack_words(typing_context: Any) -> Any:
+    """The address of STACK_WORDS words of 8 bytes, for as long as the calling kernel runs."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), STACK_WORDS))
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.int64(), lower
 
 
 @intrinsic

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import shutil
 import stat
 import subprocess
@@ -370,9 +371,9 @@ def test_warm_up_of_named_kernels() -> None:
 def test_every_module_with_kernels_is_warmed_up() -> None:
     folder = Path(cache.__file__).parent
     with_kernels = {
-        path.stem
-        for path in folder.glob("*.py")
-        if "import kernel" in path.read_text() or "Kernel, kernel" in path.read_text()
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if re.search(r"jit import .*\bkernel\b", path.read_text())
     }
     assert with_kernels == set(LIBRARY._modules)
 

@@ -16,6 +16,7 @@ PROCESSORS = {
     "AVX2, float16 by integer arithmetic": ("haswell", "+avx,+avx2,+fma,+bmi,+bmi2"),
 }
 FILES = ("activations", "attention", "embedding", "matmul", "normalization", "rope", "vector")
+FOLDERS = ("rowwise",)
 
 
 @pytest.mark.slow
@@ -37,6 +38,7 @@ def test_on_another_processor(processor: str, tmp_path: Path) -> None:
         "-p",
         "no:cacheprovider",
         *(f"{folder}/test_{file}.py" for file in FILES),
+        *(f"{folder}/{name}" for name in FOLDERS),
     ]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

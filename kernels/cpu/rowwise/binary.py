@@ -1,8 +1,4 @@
-"""A function of two numbers, element by element, with broadcasting; and activations that gate another projection.
-
-Where an operand comes from is two steps, from a row to the next and from a column to the next, either of which may be
-zero: rows, a vector for all rows, a number per row and a single number are all the same to the operator.
-"""
+"""A function of two numbers, element by element, with broadcasting; and activations that gate another projection."""
 
 from __future__ import annotations
 
@@ -14,16 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..functions import inline
-from ..jit import NativeOp, native_op
-from ..memory import read_float32
+from ..jit import NativeOp
 from ..tape.program import Call, Rows
-from ..vector import LANES, splat_float32
-from . import functions
-from .lanes import integer, load, number, store
-from .layout import PIECE, check_rows, check_vector, piece_items, pieces_of
-from .unary import UNARY, check_function
-
-A, A_STRIDE, A_STEP, B, B_STRIDE, B_STEP, OUT, OUT_STRIDE, WIDTH, PIECES, P, Q = range(12)
+from . import elementwise, functions
+from .layout import check_rows, check_vector
+from .unary import UNARY, check_function, unary
 
 # Rows; a float32 vector [width] or [1] for all rows; a number.
 Operand = Rows | NDArray[np.float32] | float
@@ -37,13 +28,15 @@ BINARY: dict[str, Callable[..., Any]] = {
     "power": functions.raised,
     "subtract": functions.subtract,
 }
+# Powers that are a function of one operand, and a hundred times faster as such.
+_POWERS = {-1.0: "reciprocal", 0.5: "sqrt", 1.0: "copy", 2.0: "square", 3.0: "cube"}
 
 
 def binary(function: str, a: Operand, b: Operand, out: Rows) -> Call:
     """out = function(a, b), element by element.
 
     Args:
-        function: a key of BINARY. "power" is slow: for fixed exponents such as 2 or 0.5 multiply or take the root.
+        function: a key of BINARY. "power" is slow, except to the numbers -1, 0.5, 1, 2 and 3.
         a, b: rows as wide as out, or of width 1 (a number per row); a float32 vector [width] or [1]; or a number.
         out: rows; may be an operand as wide as itself, but not one of width 1 unless out has width 1 too.
 
@@ -52,7 +45,16 @@ def binary(function: str, a: Operand, b: Operand, out: Rows) -> Call:
     """
     if function not in BINARY:
         raise ValueError(f"no function of two operands is named {function!r}; there are {', '.join(BINARY)}")
-    return _call(binary_op(function), function, a, b, out, (0.0, 0.0))
+    if (
+        function == "power"
+        and isinstance(a, Rows)
+        and a.width == out.width
+        and isinstance(b, (int, float))
+        and b in _POWERS
+    ):
+        return unary(_POWERS[b], a, out)
+    places = _place("a", a, out), _place("b", b, out)
+    return elementwise.call(binary_op(function), function, *places, out, (0.0, 0.0))
 
 
 def gate(activation: str, gate: Rows, up: Rows, out: Rows, *parameters: float) -> Call:
@@ -67,19 +69,13 @@ def gate(activation: str, gate: Rows, up: Rows, out: Rows, *parameters: float) -
         ValueError: no such activation, or another number of parameters; rows that do not fit.
     """
     numbers = check_function(activation, parameters)
-    check_rows("gate", gate, out.counted, out.width)
-    check_rows("up", up, out.counted, out.width)
-    return _call(gate_op(activation), f"{activation} gate", gate, up, out, numbers)
+    for name, rows in (("gate", gate), ("up", up)):
+        check_rows(name, rows, out.counted, out.width)
+    places = elementwise.place_rows(gate), elementwise.place_rows(up)
+    return elementwise.call(gate_op(activation), f"{activation} gate", *places, out, numbers)
 
 
-def _call(op: NativeOp, label: str, a: Operand, b: Operand, out: Rows, numbers: tuple[float, float]) -> Call:
-    first, second = _placed("a", a, out), _placed("b", b, out)
-    arguments = (*first[:3], *second[:3], out.address, out.stride, out.width, pieces_of(out.width), *numbers)
-    return Call(op, arguments, piece_items(out), held=(first[3], second[3], out.held), label=label)
-
-
-def _placed(name: str, operand: Operand, out: Rows) -> tuple[int, int, int, Any]:
-    """Address, bytes from row to row and from column to column, and what keeps the memory alive."""
+def _place(name: str, operand: Operand, out: Rows) -> elementwise.Place:
     if isinstance(operand, Rows):
         check_rows(name, operand, out.counted, 1 if operand.width == 1 else out.width)
         return operand.address, operand.stride, 0 if operand.width == 1 else 4, operand.held
@@ -91,47 +87,23 @@ def _placed(name: str, operand: Operand, out: Rows) -> tuple[int, int, int, Any]
 
 @cache
 def binary_op(name: str) -> NativeOp:
-    """The operator of a function of two operands; items are pieces of rows."""
+    """The operator of a function of BINARY."""
     function = BINARY[name]
 
     @inline
     def combine(a: Any, b: Any, p: float, q: float) -> Any:
         return function(a, b)
 
-    return _op(f"binary_{name}", combine)
+    return elementwise.op_of_two(f"binary_{name}", combine)
 
 
 @cache
 def gate_op(name: str) -> NativeOp:
-    """The operator of an activation that gates another operand; items are pieces of rows."""
+    """The operator of an activation of UNARY that gates another operand."""
     activation = UNARY[name].function
 
     @inline
     def combine(a: Any, b: Any, p: float, q: float) -> Any:
         return activation(a, p, q) * b
 
-    return _op(f"gate_{name}", combine)
-
-
-def _op(name: str, combine: Callable[..., Any]) -> NativeOp:
-    def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        width, pieces = integer(arguments, WIDTH), integer(arguments, PIECES)
-        a_step, b_step = integer(arguments, A_STEP), integer(arguments, B_STEP)
-        p, q = number(arguments, P), number(arguments, Q)
-        for item in range(begin, end):
-            row = item // pieces
-            first = (item - row * pieces) * PIECE
-            last = min(width, first + PIECE)
-            a = integer(arguments, A) + row * integer(arguments, A_STRIDE)
-            b = integer(arguments, B) + row * integer(arguments, B_STRIDE)
-            out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE)
-            a_number, b_number = splat_float32(read_float32(a)), splat_float32(read_float32(b))
-            for column in range(first, last, LANES):
-                left = last - column
-                a_values = load(a + 4 * column, left) if a_step else a_number
-                b_values = load(b + 4 * column, left) if b_step else b_number
-                store(out + 4 * column, combine(a_values, b_values, p, q), left)
-        return 0
-
-    op.__name__ = name
-    return native_op(op)
+    return elementwise.op_of_two(f"gate_{name}", combine)

@@ -33,6 +33,18 @@ def negative(x: Any, p: float, q: float) -> Any:
 
 
 @inline
+def square(x: Any, p: float, q: float) -> Any:
+    """x ** 2."""
+    return x * x
+
+
+@inline
+def cube(x: Any, p: float, q: float) -> Any:
+    """x ** 3."""
+    return x * x * x
+
+
+@inline
 def magnitude(x: Any, p: float, q: float) -> Any:
     """|x|."""
     return absolute(x)

@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..jit import NativeOp, native_op
+from ..jit import NativeOp
 from ..tape.program import Call, Rows
-from ..vector import LANES
-from . import functions
-from .lanes import integer, load, number, store
-from .layout import PIECE, check_rows, piece_items, pieces_of
-
-X, X_STRIDE, OUT, OUT_STRIDE, WIDTH, PIECES, P, Q = range(8)
+from . import elementwise, functions
+from .layout import check_rows
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,7 @@ UNARY = {
     "abs": Unary(functions.magnitude),
     "clip": Unary(functions.clip, ("low", "high")),
     "copy": Unary(functions.copied),
+    "cube": Unary(functions.cube),
     "elu": Unary(functions.elu, ("alpha",)),
     "erf": Unary(functions.error_function),
     "exp": Unary(functions.exponential),
@@ -48,6 +45,7 @@ UNARY = {
     "softcap": Unary(functions.softcap, ("cap",)),
     "softplus": Unary(functions.softplus),
     "sqrt": Unary(functions.root),
+    "square": Unary(functions.square),
     "tanh": Unary(functions.hyperbolic_tangent),
 }
 
@@ -65,8 +63,8 @@ def unary(function: str, x: Rows, out: Rows, *parameters: float) -> Call:
     """
     numbers = check_function(function, parameters)
     check_rows("x", x, out.counted, out.width)
-    arguments = (x.address, x.stride, out.address, out.stride, out.width, pieces_of(out.width), *numbers)
-    return Call(unary_op(function), arguments, piece_items(out), held=(x.held, out.held), label=function)
+    place = elementwise.place_rows(x)
+    return elementwise.call(unary_op(function), function, place, elementwise.NOWHERE, out, numbers)
 
 
 def check_function(function: str, parameters: tuple[float, ...]) -> tuple[float, float]:
@@ -86,22 +84,5 @@ def check_function(function: str, parameters: tuple[float, ...]) -> tuple[float,
 
 @cache
 def unary_op(name: str) -> NativeOp:
-    """The operator of a function; items are pieces of rows."""
-    function = UNARY[name].function
-
-    def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        width, pieces = integer(arguments, WIDTH), integer(arguments, PIECES)
-        p, q = number(arguments, P), number(arguments, Q)
-        for item in range(begin, end):
-            row = item // pieces
-            first = (item - row * pieces) * PIECE
-            last = min(width, first + PIECE)
-            x = integer(arguments, X) + row * integer(arguments, X_STRIDE)
-            out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE)
-            for column in range(first, last, LANES):
-                left = last - column
-                store(out + 4 * column, function(load(x + 4 * column, left), p, q), left)
-        return 0
-
-    op.__name__ = f"unary_{name}"
-    return native_op(op)
+    """The operator of a function of UNARY."""
+    return elementwise.op_of_one(f"unary_{name}", UNARY[name].function)

@@ -26,18 +26,22 @@ def teams() -> Iterator[list[Walkers]]:
 
 @pytest.fixture
 def walk(teams: list[Walkers]) -> Callable[..., list[np.ndarray]]:
-    """walk(build, *arrays, tokens=..., **words): the arrays after the call build(*arrays) -> Call has been walked.
+    """walk(build, *arrays, tokens=..., **words): the arrays after build(*arrays) has been walked.
 
-    Every number of threads works on copies of its own; all must agree to the last bit. tokens is the number of rows
-    (those of the first array if absent); other words of the context are counts or int64 arrays.
+    build returns a call, or several of which each waits for the one before. Every number of threads works on copies of
+    its own; all must agree to the last bit. tokens is the number of rows (those of the first array if absent); other
+    words of the context are counts or int64 arrays.
     """
 
-    def run(build: Callable[..., Call], *arrays: np.ndarray, tokens: int | None = None, **words: Any) -> Any:
+    def run(
+        build: Callable[..., Call | list[Call]], *arrays: np.ndarray, tokens: int | None = None, **words: Any
+    ) -> Any:
         results = []
         for walkers in teams:
             copies = [array.copy() for array in arrays]
             writer = TapeWriter()
-            writer.add(build(*copies))
+            calls = build(*copies)
+            writer.add_phases([[call] for call in (calls if isinstance(calls, list) else [calls])])
             context = ContextTable()
             context.count(Word.TOKENS, arrays[0].shape[0] if tokens is None else tokens)
             for name, value in words.items():

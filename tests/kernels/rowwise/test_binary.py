@@ -57,6 +57,13 @@ def test_broadcasting(width: int, kind: str, swapped: bool, walk: Walk, normal: 
     np.testing.assert_array_equal(out, y - x if swapped else x - y)
 
 
+@pytest.mark.parametrize("exponent", [-1, 0.5, 1, 2.0, 3, 0, 2.5])
+def test_power_of_a_number(exponent: float, walk: Walk, normal: Normal) -> None:
+    x = np.abs(normal(3, 35)) + np.float32(0.1)
+    _, out = walk(lambda x, out: binary("power", Rows.of(x), exponent, Rows.of(out)), x, np.zeros_like(x))
+    np.testing.assert_allclose(out, x.astype(np.float64) ** exponent, rtol=3e-7)
+
+
 def test_out_may_be_either_operand(walk: Walk, normal: Normal) -> None:
     a, b = normal(3, 50), normal(3, 50)
     first, second = walk(lambda a, b: binary("subtract", Rows.of(a), Rows.of(b), Rows.of(a)), a, b)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.kernels.cpu.rowwise.binary import binary
 from genai.kernels.cpu.rowwise.reduction import REDUCTIONS, reduce
 from genai.kernels.cpu.rowwise.softmax import softmax
 from genai.kernels.cpu.rowwise.top_k import top_k
@@ -97,6 +98,25 @@ def test_top_k_puts_nan_first(walk: Walk) -> None:
     _, values, indices = walk(build, x, np.zeros((1, 6), np.float32), np.zeros((1, 6), np.int32))
     np.testing.assert_array_equal(indices, [[1, 4, 3, 5, 0, 2]])
     np.testing.assert_array_equal(values, x[:, indices[0]])
+
+
+def test_router_of_experts(walk: Walk, normal: Normal) -> None:
+    logits = normal(9, 60)
+
+    def build(logits: np.ndarray, indices: np.ndarray, weights: np.ndarray, total: np.ndarray) -> list[Any]:
+        scores, chosen, sums = Rows.of(logits), Rows.of(weights), Rows.of(total)
+        return [
+            softmax(scores, scores),
+            top_k(scores, chosen, Rows.of(indices.view(np.float32))),
+            reduce("sum", chosen, sums),
+            binary("divide", chosen, sums, chosen),
+        ]
+
+    empty = np.zeros((9, 4), np.float32)
+    _, indices, weights, _ = walk(build, logits, empty.view(np.int32), empty, np.zeros((9, 1), np.float32))
+    expected = np.argsort(-logits, axis=1)[:, :4]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_allclose(weights, _softmax(np.take_along_axis(logits, expected, 1)), rtol=1e-6)
 
 
 def test_bad_arguments() -> None:

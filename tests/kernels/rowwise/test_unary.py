@@ -30,6 +30,7 @@ CASES: dict[str, tuple[tuple[float, ...], Callable[[Wide], Wide], float, float]]
     "abs": ((), np.abs, 0, 0),
     "clip": ((-0.5, 7.0), lambda x: np.clip(x, -0.5, 7.0), 0, 0),
     "copy": ((), lambda x: x, 0, 0),
+    "cube": ((), lambda x: x**3, 3e-7, 1e-44),
     "elu": ((1.5,), lambda x: np.where(x < 0, 1.5 * np.expm1(x), x), 1e-6, 3e-7),
     "erf": ((), _erf, 1e-6, 3e-7),
     "exp": ((), np.exp, 1e-6, 2e-45),
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[tuple[float, ...], Callable[[Wide], Wide], float, float]]
     "softcap": ((30.0,), lambda x: 30 * np.tanh(x / 30), 1e-6, 1e-5),
     "softplus": ((), lambda x: np.logaddexp(0, x), 1e-6, 2e-45),
     "sqrt": ((), np.sqrt, 1e-7, 1e-45),
+    "square": ((), np.square, 1e-7, 1e-45),
     "tanh": ((), np.tanh, 1e-6, 3e-7),
 }
 
