@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.ceilings import ITEM, LANES, read_memory
+from genai.kernels.cpu.ceilings import ITEM, read_memory
 from genai.kernels.cpu.team import Team
+from genai.kernels.cpu.vector import LANES
 
 _SMALLEST, _LARGEST = 256 * 2**20, 512 * 2**20
 _CACHES = 4

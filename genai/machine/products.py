@@ -11,6 +11,7 @@ import numpy as np
 
 from genai.kernels.cpu import ceilings
 from genai.kernels.cpu.cores import default_threads
+from genai.kernels.cpu.vector import LANES
 
 from .processor import Processor, read_processor, request_amx_tiles
 
@@ -54,7 +55,7 @@ def _loops(processor: Processor) -> dict[str, tuple[Loop, int]]:
     config = ceilings.TILE_CONFIG.ctypes.data
     loops: dict[str, tuple[Loop, int]] = {
         "fp32": (
-            lambda rounds: ceilings.multiply_float32(rounds, np.full(ceilings.LANES, 1e-3, np.float32)),
+            lambda rounds: ceilings.multiply_float32(rounds, np.full(LANES, 1e-3, np.float32)),
             ceilings.FLOAT32_OPERATIONS,
         )
     }
