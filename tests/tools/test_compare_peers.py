@@ -77,6 +77,7 @@ class TestShapes:
         layer = 2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192
         assert LLAMA.packed_bytes == (128256 * 2048 + 16 * layer) * 9 // 16
         assert LLAMA.kv_bytes_per_token == 2 * 16 * 8 * 64 * 2
+        assert LLAMA.operations_per_token == 2 * 16 * layer
 
     def test_a_step_reads_weights_once_and_every_sequence(self) -> None:
         step = LLAMA.bytes_per_step(100, batch=4)
@@ -278,7 +279,8 @@ class TestReport:
         share = 40 * LLAMA.bytes_per_step(128 + 64) / 40e9
         ours = next(line for line in page.splitlines() if line.startswith("| genai | 40.0"))
         assert f"| 40.0 ({share:.0%}) |" in ours
-        assert "| 2.00 s | 1.00 GB |" in ours
+        assert "| 2.00 s | 1.00 GB | 40.0 (100%) |" in ours
+        assert f"| 400 ({400 * LLAMA.operations_per_token / 1.5e12:.0%}) |" in ours
         assert "| llama.cpp | 2.00x |" in page
         assert "| 1.50x | 2.00x |" in page  # the first token, and memory: theirs over ours
         assert "- onnxruntime-genai, llama-3.2-1b, busy: python was ended by SIGSEGV" in page
@@ -304,6 +306,7 @@ class TestReport:
         sample.runs = [run for run in sample.runs if run.case == "context-128"]
         page = render(sample)
         assert "| genai | 40.0 (" in page
+        assert "### Threads" not in page
         assert "| - | - |" in page
 
 

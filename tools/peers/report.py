@@ -54,8 +54,9 @@ class _Column:
     """A figure of the tables of engines.
 
     Attributes:
-        less_is_better: seconds and bytes.
         show: a number for people.
+        less_is_better: seconds and bytes.
+        bracket: what share stands beside the number: of the "bandwidth", of "products", or of the "quiet" speed.
     """
 
     title: str
@@ -63,7 +64,7 @@ class _Column:
     value: Value
     show: Callable[[float], str]
     less_is_better: bool = False
-    shares_bandwidth: bool = False
+    bracket: str = ""
 
 
 def _speed(number: float) -> str:
@@ -71,16 +72,16 @@ def _speed(number: float) -> str:
 
 
 _COLUMNS = (
-    _Column("decode at 128", "context-128", lambda found: found.decode, _speed, shares_bandwidth=True),
-    _Column("decode at 2048", "context-2048", lambda found: found.decode, _speed, shares_bandwidth=True),
-    _Column("prefill 512", "context-512", lambda found: found.prefill, _speed),
-    _Column("prefill 2048", "context-2048", lambda found: found.prefill, _speed),
+    _Column("decode at 128", "context-128", lambda found: found.decode, _speed, bracket="bandwidth"),
+    _Column("decode at 2048", "context-2048", lambda found: found.decode, _speed, bracket="bandwidth"),
+    _Column("prefill 512", "context-512", lambda found: found.prefill, _speed, bracket="products"),
+    _Column("prefill 2048", "context-2048", lambda found: found.prefill, _speed, bracket="products"),
     _Column("batch 4", "batch-4", lambda found: found.decode, _speed),
     _Column("batch 8", "batch-8", lambda found: found.decode, _speed),
     _Column("batch 16", "batch-16", lambda found: found.decode, _speed),
     _Column("first token", "cold", lambda found: found.first_token, lambda number: f"{number:.2f} s", True),
     _Column("memory", "context-128", lambda found: found.peak_bytes, lambda number: f"{number / 1e9:.2f} GB", True),
-    _Column("cores busy", "busy", lambda found: found.decode, _speed),
+    _Column("cores busy", "busy", lambda found: found.decode, _speed, bracket="quiet"),
 )
 
 
@@ -113,13 +114,16 @@ class _Section:
     def _median(self, engine: str, case: str, value: Value) -> float | None:
         return self._results.median(engine, self._shape.name, case, value)
 
-    def _share(self, case: Case, speed: float | None) -> float | None:
+    def _share(self, case: Case, speed: float) -> float | None:
         """Of the read bandwidth measured beside the case: packed weights and keys and values, at the middle of it."""
         bandwidth = self._results.read_bandwidth(self._shape.name, case.name, case.threads or self._cores)
-        if speed is None or not bandwidth:
-            return None
         step = self._shape.bytes_per_step(case.prompt + case.new / 2, case.batch)
-        return speed / case.batch * step / bandwidth
+        return speed / case.batch * step / bandwidth if bandwidth else None
+
+    def _share_of_products(self, case: Case, speed: float) -> float | None:
+        """Of the most products per second measured beside the case, whatever numbers they were of."""
+        most = self._results.most_products(self._shape.name, case.name, case.threads or self._cores)
+        return speed * self._shape.operations_per_token / most if most else None
 
     def _ceilings(self) -> str:
         beside = [ceiling for ceiling in self._results.ceilings if ceiling.shape == self._shape.name]
@@ -130,15 +134,18 @@ class _Section:
             kinds = {kind: statistics.median(rate[kind] for rate in rates if kind in rate) for kind in rates[0]}
             products = ", ".join(f"{kind} {rate / 1e12:.2f}" for kind, rate in kinds.items())
             rows.append((str(threads), f"{read / 1e9:.1f} GB/s", products))
-        return _table("Ceilings measured in the same run", ("threads", "read bandwidth", "products, TOP/s"), rows)
+        return _table(
+            "Ceilings measured in the same run", ("threads", "read bandwidth", "products, 10^12 operations/s"), rows
+        )
 
     def _all_engines(self) -> str:
         rows = [[ENGINES[name].title, *(self._cell(name, column) for column in _COLUMNS)] for name in self._engines]
         note = (
-            "In brackets, the share of the read bandwidth: the packed weights, and keys and values in float16, once "
-            "per step, whatever an engine really reads. First token: from the start of the process, prompt of 128 "
-            "tokens, files and compiled kernels in place. Memory: resident at most, decoding at 128. Cores busy: "
-            "decode at 128 while each core also runs something else."
+            "In brackets: for decode, the share of the read bandwidth (packed weights, and keys and values in float16, "
+            "once per step, whatever an engine really reads); for prefill, the share of the fastest products (layers' "
+            "matrices, whatever numbers an engine multiplies). First token: from the start of the process, prompt of "
+            "128 tokens, files and compiled kernels in place. Memory: resident at most, decoding at 128. Cores busy: "
+            "decode at 128 while each core also runs something else, and its share of the quiet speed."
         )
         return _table("All engines", ("", *(column.title for column in _COLUMNS)), rows, note)
 
@@ -146,8 +153,17 @@ class _Section:
         number = self._median(engine, column.case, column.value)
         if number is None:
             return _DASH
-        share = self._share(self._cases[column.case], number) if column.shares_bandwidth else None
+        share = self._bracketed(engine, column, number)
         return column.show(number) + (f" ({share:.0%})" if share is not None else "")
+
+    def _bracketed(self, engine: str, column: _Column, number: float) -> float | None:
+        case = self._cases[column.case]
+        if column.bracket == "bandwidth":
+            return self._share(case, number)
+        if column.bracket == "products":
+            return self._share_of_products(case, number)
+        quiet = self._median(engine, "context-128", column.value) if column.bracket == "quiet" else None
+        return number / quiet if quiet else None
 
     def _ratios(self) -> str:
         rows = []
@@ -204,7 +220,8 @@ class _Section:
                 decode = self._median(engine, name, lambda found: found.decode)
                 prefill = self._median(engine, name, lambda found: found.prefill)
                 cells.append(_DASH if decode is None or prefill is None else f"{_speed(decode)} / {_speed(prefill)}")
-            rows.append([ENGINES[engine].title, *cells])
+            if set(cells) != {_DASH}:
+                rows.append([ENGINES[engine].title, *cells])
         if len(counts) < 2:
             return ""
         return _table("Threads: decode at 512 / prefill 512", ("", *map(str, counts)), rows)

@@ -73,6 +73,11 @@ class Results:
         """Bytes per second, median of what was measured beside a case."""
         return _median(ceiling.read.get(threads) for ceiling in self.ceilings_of(shape, case))
 
+    def most_products(self, shape: str, case: str, threads: int) -> float | None:
+        """Operations per second of the fastest kind of numbers, median of what was measured beside a case."""
+        rates = (ceiling.products.get(threads, {}).values() for ceiling in self.ceilings_of(shape, case))
+        return _median(max(rate, default=None) for rate in rates)
+
     def forget(self, engines: Collection[str], shapes: Collection[str], cases: Collection[str]) -> None:
         """Drop runs that are to be measured again, and the ceilings beside them."""
         self.runs = [

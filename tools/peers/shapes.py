@@ -71,6 +71,12 @@ class Shape:
         return int(weights * _BYTES_PER_WEIGHT)
 
     @property
+    def operations_per_token(self) -> int:
+        """Multiplications and additions of the layers' matrices for one token of a prompt (its head runs once)."""
+        layers = {name: shape for name, shape in tensor_shapes(self.spec).items() if ".layers." in name}
+        return 2 * sum(prod(shape) for shape in layers.values() if len(shape) >= 2)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in float16, over all layers."""
         spec = self.spec
