@@ -248,7 +248,9 @@ class TestComparison:
             return Run(engine.name, shape.name, case.name, Measured(1.0, 1.0, None, 1))
 
         monkeypatch.setattr(Comparison, "_measured", measured)
-        monkeypatch.setattr(Comparison, "_ready", lambda self, engine: True)
+        monkeypatch.setattr(Comparison, "_installed", lambda self, engine: True)
+        monkeypatch.setattr(Comparison, "_has_model", lambda self, engine, shape: True)
+        monkeypatch.setattr(Comparison, "_rehearse", lambda self, shape, engines, cases: None)
         monkeypatch.setattr(
             Comparison,
             "_measure_ceilings",
@@ -265,12 +267,30 @@ class TestComparison:
         peer, second = "openvino-genai", "ceilings genai openvino-genai".split()
         assert order == ["ceilings", peer, "llama.cpp", *second, *second]
 
-    def test_a_missing_model_is_recorded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(measure.Comparison, "_measure_ceilings", lambda self, shape, case: None)
-        found = Results(dict(MACHINE))
-        Comparison(found, tmp_path / "r.json", tmp_path, 1, 2, lambda line: None).run([TINY], [OURS], [Case("c", 1, 1)])
-        (run,) = found.runs
-        assert "is missing: `models` makes it" in run.error
+    def test_what_is_missing_is_said_and_left_out(self, tmp_path: Path) -> None:
+        found, said = Results(dict(MACHINE)), []
+        comparison = Comparison(found, tmp_path / "r.json", tmp_path, 1, 2, said.append)
+        comparison.run([TINY], [OURS, PEERS[0]], [Case("c", 1, 1)])
+        assert not found.runs
+        assert any("genai has no model, left out (`models` makes it)" in line for line in said)
+        assert any("onnxruntime-genai: not installed" in line for line in said)
+
+    def test_other_versions_are_said(self, tmp_path: Path) -> None:
+        found, said = Results(dict(MACHINE), versions={"genai": {"genai": "0.0.1"}}), []
+        Comparison(found, tmp_path / "r.json", tmp_path, 1, 1, said.append).run([], [OURS], [])
+        assert any("earlier runs were of {'genai': '0.0.1'}" in line for line in said)
+
+    def test_failures_are_recorded(self, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Neither ceilings nor an engine that fail end the run."""
+        monkeypatch.setattr(measure, "run_measured", _fail)
+        found, said = Results(dict(MACHINE)), []
+        Comparison(found, tmp_path / "r.json", work, 1, 3, said.append).run([TINY], [OURS], [Case("c", 1, 1)])
+        assert [run.error for run in found.runs] == ["it broke"]
+        assert any("ceilings: it broke" in line for line in said)
+
+
+def _fail(*arguments: object) -> Outcome:
+    raise PeerError("it broke")
 
 
 class TestReport:

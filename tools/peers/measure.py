@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cases import Case, Job
+from .cases import Case, Job, Measured
 from .engines import OURS
 from .engines.base import WORKERS, Engine, last_json
 from .processes import PeerError, run_measured, spinning
@@ -43,33 +43,40 @@ class Comparison:
 
     def run(self, shapes: Sequence[Shape], engines: Sequence[Engine], cases: Sequence[Case]) -> None:
         """Measure what is missing. What fails is recorded with its reason, and not tried again."""
-        ready = [engine for engine in engines if self._ready(engine)]
+        installed = [engine for engine in engines if self._installed(engine)]
         for shape in shapes:
+            ready = [engine for engine in installed if self._has_model(engine, shape)]
             self._rehearse(shape, ready, cases)
             for case in cases:
                 taking_part = [engine for engine in ready if case.peers or engine is OURS]
                 for repetition in range(1, self.repeat + 1):
                     self._round(shape, case, taking_part, repetition)
 
-    def _ready(self, engine: Engine) -> bool:
+    def _installed(self, engine: Engine) -> bool:
         versions = engine.versions(self.work)
         if not versions:
             self.say(f"{engine.name}: not installed, left out (`setup` installs it)")
             return False
+        before = self.results.versions.get(engine.name, versions)
+        if before != versions:
+            self.say(f"{engine.name}: earlier runs were of {before}, this is {versions} (`--again` measures anew)")
         self.results.versions[engine.name] = versions
         return True
+
+    def _has_model(self, engine: Engine, shape: Shape) -> bool:
+        if engine.model(self.work, shape.name).exists():
+            return True
+        self.say(f"{shape.name}: {engine.name} has no model, left out (`models` makes it)")
+        return False
 
     def _rehearse(self, shape: Shape, engines: Sequence[Engine], cases: Sequence[Case]) -> None:
         """One process that does not count: files come into memory, kernels are compiled."""
         for engine in engines:
-            model = engine.model(self.work, shape.name)
-            if not model.exists() or not any(self._is_due(engine, shape, case, self.repeat) for case in cases):
-                continue
-            job = Job.of(_REHEARSAL, str(model), int(shape.config["vocab_size"]), self.cores)
-            try:
-                run_measured(engine.command(self.work, job), engine.environment(self.work), _TIMEOUT_SECONDS)
-            except PeerError as error:
-                self.say(f"{shape.name} {engine.name}: {error}")
+            if any(self._is_due(engine, shape, case, self.repeat) for case in cases):
+                try:
+                    self._process(engine, shape, _REHEARSAL)
+                except PeerError as error:
+                    self.say(f"{shape.name} {engine.name}: {error}")
 
     def _round(self, shape: Shape, case: Case, engines: Sequence[Engine], repetition: int) -> None:
         due = [engine for engine in engines if self._is_due(engine, shape, case, repetition)]
@@ -89,22 +96,27 @@ class Comparison:
         return len(runs) < repetition and not failed
 
     def _measured(self, engine: Engine, shape: Shape, case: Case) -> Run:
-        model = engine.model(self.work, shape.name)
         names = engine.name, shape.name, case.name
-        if not model.exists():
-            return Run(*names, error=f"{model} is missing: `models` makes it")
-        job = Job.of(case, str(model), int(shape.config["vocab_size"]), self.cores)
         try:
             with spinning(self.cores) if case.busy else nullcontext():
-                outcome = run_measured(engine.command(self.work, job), engine.environment(self.work), _TIMEOUT_SECONDS)
-            return Run(*names, measured=engine.measured(job, outcome))
+                return Run(*names, measured=self._process(engine, shape, case))
         except PeerError as error:
             return Run(*names, error=str(error))
+
+    def _process(self, engine: Engine, shape: Shape, case: Case) -> Measured:
+        model = str(engine.model(self.work, shape.name))
+        job = Job.of(case, model, int(shape.config["vocab_size"]), self.cores)
+        outcome = run_measured(engine.command(self.work, job), engine.environment(self.work), _TIMEOUT_SECONDS)
+        return engine.measured(job, outcome)
 
     def _measure_ceilings(self, shape: Shape, case: Case) -> None:
         """The machine's limits now. A busy case is compared with a quiet one, so its ceilings are the quiet ones."""
         command = [sys.executable, str(WORKERS / "ceilings.py"), str(case.threads or self.cores)]
-        outcome = run_measured(command, OURS.environment(self.work), _CEILING_TIMEOUT_SECONDS)
+        try:
+            outcome = run_measured(command, OURS.environment(self.work), _CEILING_TIMEOUT_SECONDS)
+        except PeerError as error:
+            self.say(f"{shape.name} {case.name}: ceilings: {error}")
+            return
         found = {int(threads): values for threads, values in last_json(outcome.output).items()}
         read = {threads: values["read"] for threads, values in found.items()}
         products = {threads: values["products"] for threads, values in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -30,7 +31,9 @@ class GenaiToolkit(Engine):
         """Nothing to do: it is this checkout."""
 
     def versions(self, work: Path) -> dict[str, str]:
-        return {"genai": genai.__version__} | {name: version(name) for name in ("numpy", "numba", "llvmlite")}
+        packages = {name: version(name) for name in ("numpy", "numba", "llvmlite")}
+        commit = _commit()
+        return {"genai": genai.__version__} | ({"commit": commit} if commit else {}) | packages
 
     def build(self, work: Path, checkpoint: Path, output: Path) -> None:
         try:
@@ -44,3 +47,12 @@ class GenaiToolkit(Engine):
     def environment(self, work: Path) -> Mapping[str, str]:
         """This checkout comes first, wherever the package is installed from."""
         return {"PYTHONPATH": str(_ROOT)}
+
+
+def _commit() -> str:
+    """What is measured, since a version number changes more slowly than code; empty outside a repository."""
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
