@@ -133,11 +133,6 @@ class TestEngines:
         assert OURS.measured(job, outcome) == Measured(200.0, 20.0, None, 7)
         assert OURS.measured(replace(job, warm=False), outcome) == Measured(None, None, 2.5, 7)
 
-    def test_llama_cpps_last_line(self) -> None:
-        job = Job("m", 10, prompt=100, new=20, batch=4, threads=1, warm=True)
-        text = '{"pp": 64, "speed_pp": 1.0, "speed_tg": 2.0}\n{"pp": 100, "speed_pp": 30.0, "speed_tg": 40.0}\n\n'
-        assert ENGINES["llama.cpp"].measured(job, Outcome(text, 0.0, 1.0, 7)) == Measured(30.0, 40.0, None, 7)
-
     @pytest.mark.parametrize("name", ENGINES)
     def test_an_answer_that_is_none(self, name: str) -> None:
         job = Job("m", 10, prompt=100, new=20, batch=1, threads=1, warm=True)

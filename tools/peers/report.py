@@ -34,8 +34,8 @@ python -m tools.compare_peers run
 python -m tools.compare_peers report
 ```
 
-`setup` installs each peer into a virtual environment of its own (about 5 GB below `~/.cache/genai/peers`); llama.cpp is
-compiled, which takes cmake and a C++ compiler. `run` takes hours with all peers, and goes on where it was
+`setup` installs each peer into a virtual environment of its own below `~/.cache/genai/peers` (10 GB with models);
+llama.cpp is compiled, which takes cmake and a C++ compiler. `run` takes hours with all peers, and goes on where it was
 interrupted. `genai bench` measures one model. [tools/README.md](../tools/README.md) says more.
 """
 
