@@ -47,8 +47,11 @@ class LlamaCpp(InEnvironment):
         self.venv(work).install(self.packages)
         self._unpack(work)
         # GCC 12 leaves out the stores to the tile configuration, as its _tile_loadconfig has no memory clobber, and
-        # the program dies of it; the header defines that intrinsic with one.
-        self._compile(work, "build", f"-include {WORKERS / 'tile_loadconfig.h'}", "llama")
+        # the program dies of it; the header defines that intrinsic with one. A copy, so that flags stay the same
+        # wherever this checkout lies.
+        header = self.folder(work) / "tile_loadconfig.h"
+        shutil.copyfile(WORKERS / header.name, header)
+        self._compile(work, "build", "llama", f"-include {header}")
 
     def versions(self, work: Path) -> dict[str, str]:
         folder = self.folder(work)
@@ -81,8 +84,11 @@ class LlamaCpp(InEnvironment):
         next((folder / "unpacking").iterdir()).rename(folder / "source")
         (folder / "unpacking").rmdir()
 
-    def _compile(self, work: Path, build: str, flags: str, target: str) -> None:
+    def _compile(self, work: Path, build: str, target: str, flags: str) -> None:
+        """Build lib`target`.so with these compiler flags, unless it is there."""
         folder, log = self.folder(work), self.venv(work).log
+        if (folder / build / "bin" / f"lib{target}.so").exists():
+            return
         place = ["-S", str(folder / "source" / "vendor" / "llama.cpp"), "-B", str(folder / build)]
         languages = [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX")]
         run_logged(["cmake", *place, *_SWITCHES, *languages], log)
@@ -100,4 +106,4 @@ class LlamaCppWithoutAmx(LlamaCpp):
         if "AMX-INT8" not in read_processor().features:
             raise PeerError("this processor has no AMX: the other build is the same")
         super().install(work)
-        self._compile(work, self.libraries, _WITHOUT_AMX, "ggml-cpu")
+        self._compile(work, self.libraries, "ggml-cpu", _WITHOUT_AMX)
