@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 
-from genai.machine import bandwidth
 from genai.machine.bandwidth import Bandwidth, buffer_size, measure_bandwidth
 
 MIB = 2**20
@@ -38,18 +36,9 @@ def test_a_measurement(threads: int) -> None:
     assert threading.active_count() <= before + threads - 1
 
 
-def test_every_part_is_read_once() -> None:
-    """The parts that the team hands out cover the buffer without overlap."""
-    seen = np.zeros(4 * MIB // 8, np.uint64)
-    team = bandwidth.Team(2)
-    bandwidth._share(team, lambda buffer, begin, end: np.add(buffer[begin:end], 1, out=buffer[begin:end]), seen)
-    team.close()
-    assert (seen == 1).all()
-
-
 def test_too_small_a_buffer() -> None:
-    with pytest.raises(ValueError, match="buffer_bytes is 7"):
-        measure_bandwidth(7)
+    with pytest.raises(ValueError, match="buffer_bytes is 4095"):
+        measure_bandwidth(4095)
 
 
 def test_the_ceiling() -> None:

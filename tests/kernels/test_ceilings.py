@@ -1,0 +1,33 @@
+"""The kernels that measure: what they read is read once and entirely; what they multiply is counted right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu import ceilings
+from genai.kernels.cpu.vector import LANES
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 1), (0, 4), (1, 10), (5, 64)])
+def test_every_number_is_read_once(begin: int, end: int) -> None:
+    buffer = np.random.default_rng(0).integers(-100, 100, 64 * ceilings.ITEM, dtype=np.int32)
+    total = np.zeros(LANES, np.int32)
+    ceilings.read_memory(buffer, total, begin, end)
+    part = buffer[begin * ceilings.ITEM : end * ceilings.ITEM]
+    np.testing.assert_array_equal(total, part.reshape(-1, LANES).sum(axis=0, dtype=np.int32))
+
+
+def test_multiply_float32_does_the_work() -> None:
+    """Twelve times x + x + ... from x + i, with x = 1: each round adds 1."""
+    total = np.ones(LANES, np.float32)
+    ceilings.multiply_float32(10, total)
+    np.testing.assert_array_equal(total, np.float32(sum(1 + i + 10 for i in range(12))))
+
+
+def test_the_tile_configuration() -> None:
+    config = ceilings.TILE_CONFIG
+    assert config[0] == 1
+    assert (config[16:32].view(np.uint16) == 64).all()
+    assert (config[48:56] == 16).all()
+    assert not config.flags.writeable

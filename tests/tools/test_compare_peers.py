@@ -1,0 +1,360 @@
+"""The comparison with other engines: what is written, resumed and said, without any of them installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+import ml_dtypes  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+
+from genai.builder.random_weights import RandomWeights  # noqa: E402
+from tools import compare_peers  # noqa: E402
+from tools.peers import measure, results  # noqa: E402
+from tools.peers.cases import Case, Job, Measured, cases  # noqa: E402
+from tools.peers.checkpoint import make_checkpoint  # noqa: E402
+from tools.peers.engines import ENGINES, OURS, PEERS  # noqa: E402
+from tools.peers.engines.base import Engine, last_json  # noqa: E402
+from tools.peers.measure import Comparison, make_models  # noqa: E402
+from tools.peers.processes import Outcome, PeerError, run_measured, spinning  # noqa: E402
+from tools.peers.report import render  # noqa: E402
+from tools.peers.results import Ceiling, Results, ResultsError, Run, load  # noqa: E402
+from tools.peers.shapes import SHAPES, Shape  # noqa: E402
+
+TINY, LLAMA = SHAPES["tiny"], SHAPES["llama-3.2-1b"]
+MACHINE = {
+    "processor": "Some processor",
+    "cores": 2,
+    "features": ["AVX2", "FMA"],
+    "last_level_cache": 2**25,
+    "memory": 2**34,
+    "system": "Linux",
+    "python": "3.11.7",
+}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work folder with the tiny checkpoint and our model of it."""
+    folder = tmp_path_factory.mktemp("peers")
+    said: list[str] = []
+    assert make_models(folder, [TINY], [OURS], said.append)
+    return folder
+
+
+@pytest.fixture
+def sample() -> Results:
+    """Two engines on one shape, every case three times, and a peer that fails once."""
+    found = Results(dict(MACHINE), {"genai": {"genai": "1.0"}, "llama.cpp": {"llama-cpp-python": "0.3"}})
+    for case in cases(2).values():
+        for speed in (30.0, 40.0, 90.0):
+            first = None if case.warm else 2.0
+            ours = Measured(10 * speed, speed, first, 10**9)
+            found.runs.append(Run("genai", LLAMA.name, case.name, ours))
+            if case.peers:
+                theirs = replace(ours, decode=speed / 2, first_token=first and 3.0, peak_bytes=2 * 10**9)
+                found.runs.append(Run("llama.cpp", LLAMA.name, case.name, theirs))
+            threads = case.threads or 2
+            products = {threads: {"fp32": 0.5e12, "vnni int8": 1.5e12}}
+            found.ceilings.append(Ceiling(LLAMA.name, case.name, {threads: 40e9}, products))
+    found.runs.append(Run("onnxruntime-genai", LLAMA.name, "busy", error="python was ended by SIGSEGV: "))
+    return found
+
+
+class TestShapes:
+    def test_packed_bytes_of_the_1b_shape(self) -> None:
+        """1.236 billion weights in matrices at 4.5 bits, and 16 layers of 8 heads of 64 keys and values."""
+        layer = 2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192
+        assert LLAMA.packed_bytes == (128256 * 2048 + 16 * layer) * 9 // 16
+        assert LLAMA.kv_bytes_per_token == 2 * 16 * 8 * 64 * 2
+        assert LLAMA.operations_per_token == 2 * 16 * layer
+
+    def test_a_step_reads_weights_once_and_every_sequence(self) -> None:
+        step = LLAMA.bytes_per_step(100, batch=4)
+        assert step == LLAMA.packed_bytes + 400 * LLAMA.kv_bytes_per_token
+
+    def test_sizes_suit_blocks_of_32(self) -> None:
+        for shape in SHAPES.values():
+            assert shape.config["hidden_size"] % 32 == shape.config["intermediate_size"] % 32 == 0
+
+
+class TestCheckpoint:
+    def test_weights_are_those_of_the_seed(self, work: Path) -> None:
+        found = load_file(work / "checkpoints" / "tiny" / "model.safetensors")
+        expected = RandomWeights(TINY.spec, 0)
+        assert set(found) == set(expected)
+        name = "model.layers.3.self_attn.k_proj.weight"
+        np.testing.assert_array_equal(found[name], expected[name].astype(ml_dtypes.bfloat16))
+
+    def test_the_tokenizer_fills_the_vocabulary(self, work: Path) -> None:
+        tokenizer = Tokenizer.from_file(str(work / "checkpoints" / "tiny" / "tokenizer.json"))
+        assert tokenizer.get_vocab_size() == TINY.config["vocab_size"]
+        text = "def naïve(): return '東京'\n"
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+    def test_a_larger_vocabulary_is_padded(self, tmp_path: Path) -> None:
+        shape = Shape("wide", "wide", {**TINY.config, "vocab_size": 9000, "num_hidden_layers": 1})
+        folder = make_checkpoint(tmp_path / "wide", shape)
+        vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        assert sorted(vocabulary.values()) == list(range(9000))
+
+    def test_what_is_there_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "tiny").mkdir()
+        assert make_checkpoint(tmp_path / "tiny", TINY) == tmp_path / "tiny"
+        assert not list((tmp_path / "tiny").iterdir())
+
+
+class TestEngines:
+    def test_every_command_names_the_model(self, tmp_path: Path) -> None:
+        for engine in ENGINES.values():
+            model = engine.model(tmp_path, "tiny")
+            for case in cases(2).values():
+                job = Job.of(case, str(model), 2048, 2)
+                assert any(str(model) in argument for argument in engine.command(tmp_path, job))
+
+    def test_nothing_is_installed_in_an_empty_folder(self, tmp_path: Path) -> None:
+        assert OURS.versions(tmp_path)
+        assert not any(peer.versions(tmp_path) for peer in PEERS)
+
+    def test_a_workers_line(self) -> None:
+        job = Job("m", 10, prompt=100, new=20, batch=4, threads=1, warm=True)
+        text = 'noise\n{"prefill_seconds": 2.0, "decode_seconds": 4.0, "first_token_at": 12.5}\n'
+        outcome = Outcome(text, started=10.0, seconds=9.0, peak_bytes=7)
+        assert OURS.measured(job, outcome) == Measured(200.0, 20.0, None, 7)
+        assert OURS.measured(replace(job, warm=False), outcome) == Measured(None, None, 2.5, 7)
+
+    @pytest.mark.parametrize("name", ENGINES)
+    def test_an_answer_that_is_none(self, name: str) -> None:
+        job = Job("m", 10, prompt=100, new=20, batch=1, threads=1, warm=True)
+        with pytest.raises(PeerError, match="not what"):
+            ENGINES[name].measured(job, Outcome("no idea\n{broken\n", 0.0, 1.0, 7))
+
+    def test_last_json(self) -> None:
+        assert last_json('{"a": 1}\n{"a": 2}\n{oops\n') == {"a": 2}
+        assert last_json("") == {}
+
+    def test_a_build_that_fails_leaves_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(PeerError):
+            OURS.make_model(tmp_path, tmp_path / "empty")
+        assert not list(OURS.model(tmp_path, "empty").parent.iterdir())
+
+
+class TestProcesses:
+    def test_time_memory_and_output(self) -> None:
+        code = "x = bytearray(300_000_000); import time; time.sleep(0.3); print('done')"
+        outcome = run_measured([sys.executable, "-c", code], {}, timeout=60)
+        assert outcome.output == "done\n"
+        assert outcome.seconds >= 0.3
+        assert 300e6 < outcome.peak_bytes < 600e6
+
+    def test_a_failure_says_what_was_said(self) -> None:
+        with pytest.raises(PeerError, match=r"failed with exit status 3: no such luck"):
+            run_measured(
+                [sys.executable, "-c", "import sys; print('no such luck', file=sys.stderr); sys.exit(3)"], {}, 60
+            )
+
+    def test_a_signal_is_named(self) -> None:
+        with pytest.raises(PeerError, match="SIGSEGV"):
+            run_measured([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"], {}, 60)
+
+    def test_a_program_that_takes_too_long(self) -> None:
+        with pytest.raises(PeerError, match=r"longer than 0 s"):
+            run_measured([sys.executable, "-c", "import time; time.sleep(60)"], {}, timeout=0.2)
+
+    def test_a_program_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(PeerError, match="cannot be started"):
+            run_measured([str(tmp_path / "nothing")], {}, 60)
+
+    def test_spinners_end(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            with spinning(2):
+                raise KeyboardInterrupt
+
+
+class TestResults:
+    def test_what_is_saved_is_loaded(self, sample: Results, tmp_path: Path) -> None:
+        path = tmp_path / "new" / "results.json"
+        sample.save(path)
+        assert load(path) == sample
+        assert [file.name for file in path.parent.iterdir()] == ["results.json"]
+
+    def test_medians(self, sample: Results) -> None:
+        assert sample.median("genai", LLAMA.name, "context-128", lambda found: found.decode) == 40.0
+        assert sample.median("genai", LLAMA.name, "cold", lambda found: found.first_token) == 2.0
+        assert sample.median("onnxruntime-genai", LLAMA.name, "busy", lambda found: found.decode) is None
+
+    def test_forget(self, sample: Results) -> None:
+        sample.forget({"genai"}, {LLAMA.name}, {"context-8192", "cold"})
+        left = {(run.engine, run.case) for run in sample.runs}
+        assert ("genai", "cold") not in left
+        assert ("llama.cpp", "cold") in left
+        assert sample.ceilings_of(LLAMA.name, "cold")
+        assert not sample.ceilings_of(LLAMA.name, "context-8192")
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 99}'])
+    def test_other_files(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "r.json").write_text(text)
+        with pytest.raises(ResultsError, match=r"r\.json"):
+            load(tmp_path / "r.json")
+
+    def test_another_machine(self, sample: Results, tmp_path: Path) -> None:
+        sample.save(tmp_path / "r.json")
+        with pytest.raises(ResultsError, match="choose another file"):
+            results.load_or_begin(tmp_path / "r.json")
+
+
+class TestComparison:
+    def test_ours_really_runs_and_a_second_time_does_nothing(
+        self, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Comparison, "_measure_ceilings", lambda self, shape, case: None)
+        found, said = Results(results.this_machine()), []
+        comparison = Comparison(found, tmp_path / "r.json", work, cores=1, repeat=1, say=said.append)
+        wanted = [Case("context-128", 16, 4), Case("cold", 16, 1, warm=False)]
+        comparison.run([TINY], [OURS, PEERS[0]], wanted)
+        warm, cold = (run.measured for run in load(tmp_path / "r.json").runs)
+        assert warm is not None and cold is not None
+        assert warm.prefill and warm.decode and warm.first_token is None
+        assert cold.first_token and cold.decode is None
+        assert any("not installed" in line for line in said)
+        before = list(found.runs)
+        comparison.run([TINY], [OURS], wanted)
+        assert found.runs == before
+
+    def test_turns(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ceilings, every engine, and again; what failed is not tried again, what is there is not measured again."""
+        order: list[str] = []
+
+        def measured(self: Comparison, engine: Engine, shape: Shape, case: Case) -> Run:
+            order.append(engine.name)
+            if engine.name == "llama.cpp":
+                return Run(engine.name, shape.name, case.name, error="does not")
+            return Run(engine.name, shape.name, case.name, Measured(1.0, 1.0, None, 1))
+
+        monkeypatch.setattr(Comparison, "_measured", measured)
+        monkeypatch.setattr(Comparison, "_installed", lambda self, engine: True)
+        monkeypatch.setattr(Comparison, "_has_model", lambda self, engine, shape: True)
+        monkeypatch.setattr(Comparison, "_rehearse", lambda self, shape, engines, cases: None)
+        monkeypatch.setattr(
+            Comparison,
+            "_measure_ceilings",
+            lambda self, shape, case: (
+                order.append("ceilings"),
+                self.results.ceilings.append(Ceiling(shape.name, case.name, {}, {})),
+            ),
+        )
+        found = Results(dict(MACHINE), runs=[Run("genai", "tiny", "c", Measured(1.0, 1.0, None, 1))])
+        engines = [ENGINES[name] for name in ("genai", "openvino-genai", "llama.cpp")]
+        Comparison(found, tmp_path / "r.json", tmp_path, 1, 3, lambda line: None).run(
+            [TINY], engines, [Case("c", 1, 1)]
+        )
+        peer, second = "openvino-genai", "ceilings genai openvino-genai".split()
+        assert order == ["ceilings", peer, "llama.cpp", *second, *second]
+
+    def test_what_is_missing_is_said_and_left_out(self, tmp_path: Path) -> None:
+        found, said = Results(dict(MACHINE)), []
+        comparison = Comparison(found, tmp_path / "r.json", tmp_path, 1, 2, said.append)
+        comparison.run([TINY], [OURS, PEERS[0]], [Case("c", 1, 1)])
+        assert not found.runs
+        assert any("genai has no model, left out (`models` makes it)" in line for line in said)
+        assert any("onnxruntime-genai: not installed" in line for line in said)
+
+    def test_other_versions_are_said(self, tmp_path: Path) -> None:
+        found, said = Results(dict(MACHINE), versions={"genai": {"genai": "0.0.1"}}), []
+        Comparison(found, tmp_path / "r.json", tmp_path, 1, 1, said.append).run([], [OURS], [])
+        assert any("earlier runs were of {'genai': '0.0.1'}" in line for line in said)
+
+    def test_failures_are_recorded(self, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Neither ceilings nor an engine that fail end the run."""
+        monkeypatch.setattr(measure, "run_measured", _fail)
+        found, said = Results(dict(MACHINE)), []
+        Comparison(found, tmp_path / "r.json", work, 1, 3, said.append).run([TINY], [OURS], [Case("c", 1, 1)])
+        assert [run.error for run in found.runs] == ["it broke"]
+        assert any("ceilings: it broke" in line for line in said)
+
+
+def _fail(*arguments: object) -> Outcome:
+    raise PeerError("it broke")
+
+
+class TestReport:
+    def test_the_page(self, sample: Results) -> None:
+        page = render(sample)
+        share = 40 * LLAMA.bytes_per_step(128 + 64) / 40e9
+        ours = next(line for line in page.splitlines() if line.startswith("| genai | 40.0"))
+        assert f"| 40.0 ({share:.0%}) |" in ours
+        assert "| 2.00 s | 1.00 GB | 40.0 (100%) |" in ours
+        assert f"| 400 ({400 * LLAMA.operations_per_token / 1.5e12:.0%}) |" in ours
+        assert "| llama.cpp | 2.00x |" in page
+        assert "| 1.50x | 2.00x |" in page  # the first token, and memory: theirs over ours
+        assert "- onnxruntime-genai, llama-3.2-1b, busy: python was ended by SIGSEGV" in page
+        assert "python -m tools.compare_peers run" in page
+        assert "Some processor, 2 cores used" in page
+        assert "within 150% of it" in page
+
+    def test_tables_are_rectangular(self, sample: Results) -> None:
+        widths: list[int] = []
+        for line in render(sample).splitlines():
+            if not line.startswith("|"):
+                widths = []
+                continue
+            widths.append(line.count("|"))
+            assert widths[0] == widths[-1], line
+
+    def test_nothing_measured(self) -> None:
+        page = render(Results(dict(MACHINE)))
+        assert "## The machine" in page
+        assert "All engines" not in page
+
+    def test_what_was_not_measured_is_a_dash(self, sample: Results) -> None:
+        sample.runs = [run for run in sample.runs if run.case == "context-128"]
+        page = render(sample)
+        assert "| genai | 40.0 (" in page
+        assert "### Threads" not in page
+        assert "| - | - |" in page
+
+
+class TestCommandLine:
+    def test_report(self, sample: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        sample.save(tmp_path / "r.json")
+        page = tmp_path / "page.md"
+        assert compare_peers.main(["report", "--json", str(tmp_path / "r.json"), "-o", str(page)]) == 0
+        assert page.read_text(encoding="utf-8") == render(sample)
+        assert "wrote" in capsys.readouterr().out
+
+    def test_no_results(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert compare_peers.main(["report", "--work", str(tmp_path)]) == 2
+        assert "results.json cannot be read" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            [],
+            ["run", "--engine", "nobody"],
+            ["run", "--case", "context-7"],
+            ["run", "--repeat", "0"],
+            ["models", "--shape", "huge"],
+            ["report", "--again"],
+        ],
+    )
+    def test_bad_arguments(self, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            compare_peers.main(arguments)
+        assert ended.value.code == 2
+        assert "usage" in capsys.readouterr().err
+
+    def test_models_say_what_is_not_installed(self, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        asked = ["models", "--work", str(work), "--shape", "tiny", "--engine", "openvino-genai"]
+        assert compare_peers.main(asked) == 1
+        assert "openvino-genai: not installed" in capsys.readouterr().out

@@ -1,0 +1,13 @@
+"""The engines that are compared: how each is installed, gets its model, and is run. One file per engine."""
+
+from __future__ import annotations
+
+from .base import Engine
+from .genai_toolkit import GenaiToolkit
+from .llama_cpp import LlamaCpp, LlamaCppWithoutAmx
+from .onnxruntime_genai import OnnxRuntimeGenai
+from .openvino_genai import OpenVinoGenai
+
+OURS = GenaiToolkit()
+PEERS: tuple[Engine, ...] = (OnnxRuntimeGenai(), OpenVinoGenai(), LlamaCpp(), LlamaCppWithoutAmx())
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OURS, *PEERS)}

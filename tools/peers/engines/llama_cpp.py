@@ -1,0 +1,109 @@
+"""llama.cpp, compiled here from the sources inside the llama-cpp-python source package, and run by its bindings."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from genai.machine.processor import read_processor
+
+from ..processes import PeerError, run_logged
+from .base import WORKERS, InEnvironment
+
+_PACKAGE = "llama-cpp-python"
+_SWITCHES = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=ON",
+    *(f"-DLLAMA_{part}=OFF" for part in ("OPENSSL", "SUBPROCESS")),
+    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TOOLS", "TESTS", "EXAMPLES", "SERVER", "APP")),
+)
+_WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+
+
+class LlamaCpp(InEnvironment):
+    """Q4_0 in every matrix, so that the head has the bytes of the others' INT4 heads."""
+
+    name = "llama.cpp"
+    title = "llama.cpp"
+    form = "Q4_0 in every matrix, written by its `gguf` package"
+    packages = ("gguf", "numpy", "typing-extensions")
+    worker = "llama_bindings.py"
+    libraries: ClassVar[str] = "build"
+
+    @property
+    def home(self) -> str:
+        return "llama.cpp"
+
+    def model(self, work: Path, shape: str) -> Path:
+        return self.folder(work) / "models" / f"{shape}.gguf"
+
+    def install(self, work: Path) -> None:
+        if not shutil.which("cmake") or not shutil.which("c++"):
+            raise PeerError("llama.cpp is compiled here, which needs cmake and a C++ compiler")
+        self.venv(work).install(self.packages)
+        self._unpack(work)
+        # GCC 12 leaves out the stores to the tile configuration, as its _tile_loadconfig has no memory clobber, and
+        # the program dies of it; the header defines that intrinsic with one. A copy, so that flags stay the same
+        # wherever this checkout lies.
+        header = self.folder(work) / "tile_loadconfig.h"
+        shutil.copyfile(WORKERS / header.name, header)
+        self._compile(work, "build", "llama", f"-include {header}")
+
+    def versions(self, work: Path) -> dict[str, str]:
+        folder = self.folder(work)
+        sources = next(folder.glob("llama_cpp_python-*.tar.gz"), None)
+        built = [folder / "build" / "bin" / "libllama.so", folder / self.libraries / "bin" / "libggml-cpu.so"]
+        if sources is None or not all(library.exists() for library in built):
+            return {}
+        return self.venv(work).versions() | {_PACKAGE: sources.name.removesuffix(".tar.gz").rpartition("-")[2]}
+
+    def build(self, work: Path, checkpoint: Path, output: Path) -> None:
+        command = [self.venv(work).python, str(WORKERS / "write_gguf.py"), str(checkpoint), str(output)]
+        run_logged(command, self.venv(work).log)
+
+    def environment(self, work: Path) -> Mapping[str, str]:
+        """Its library, with the CPU library of this build; the bindings, as they come with the sources."""
+        folder = self.folder(work)
+        return {
+            "LD_LIBRARY_PATH": str(folder / self.libraries / "bin"),
+            "LLAMA_CPP_LIB_PATH": str(folder / "build" / "bin"),
+            "LLAMA_CPP_BINDINGS": str(folder / "source" / "llama_cpp"),
+        }
+
+    def _unpack(self, work: Path) -> None:
+        folder = self.folder(work)
+        if (folder / "source").is_dir():
+            return
+        self.venv(work).pip("download", "--no-deps", "--no-binary", _PACKAGE, "-d", str(folder), _PACKAGE)
+        with tarfile.open(next(folder.glob("llama_cpp_python-*.tar.gz"))) as sources:
+            sources.extractall(folder / "unpacking", filter="data")
+        next((folder / "unpacking").iterdir()).rename(folder / "source")
+        (folder / "unpacking").rmdir()
+
+    def _compile(self, work: Path, build: str, target: str, flags: str) -> None:
+        """Build lib`target`.so with these compiler flags, unless it is there."""
+        folder, log = self.folder(work), self.venv(work).log
+        if (folder / build / "bin" / f"lib{target}.so").exists():
+            return
+        place = ["-S", str(folder / "source" / "vendor" / "llama.cpp"), "-B", str(folder / build)]
+        languages = [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX")]
+        run_logged(["cmake", *place, *_SWITCHES, *languages], log)
+        run_logged(["cmake", "--build", str(folder / build), "-j", "2", "--target", target], log)
+
+
+class LlamaCppWithoutAmx(LlamaCpp):
+    """The same library with a CPU part that has no AMX instructions."""
+
+    name = "llama.cpp-no-amx"
+    title = "llama.cpp without AMX"
+    libraries = "build-no-amx"
+
+    def install(self, work: Path) -> None:
+        if "AMX-INT8" not in read_processor().features:
+            raise PeerError("this processor has no AMX: the other build is the same")
+        super().install(work)
+        self._compile(work, self.libraries, "ggml-cpu", _WITHOUT_AMX)

@@ -1,0 +1,172 @@
+"""Runs cases in turns: ceilings, ours, one peer, the next peer, and again, so that all share the machine's moods."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cases import Case, Job, Measured
+from .engines import OURS
+from .engines.base import WORKERS, Engine, last_json
+from .processes import PeerError, run_measured, spinning
+from .results import Ceiling, Results, Run
+from .shapes import Shape
+
+_TIMEOUT_SECONDS = 1800.0
+_CEILING_TIMEOUT_SECONDS = 120.0
+_REHEARSAL = Case("rehearsal", 128, 4)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is to be measured, and where.
+
+    Attributes:
+        results: grows.
+        path: where they are written, after every process.
+        work: the folder with engines and models.
+        cores: threads where a case does not say.
+        repeat: processes per engine and case.
+    """
+
+    results: Results
+    path: Path
+    work: Path
+    cores: int
+    repeat: int
+    say: Say
+
+    def run(self, shapes: Sequence[Shape], engines: Sequence[Engine], cases: Sequence[Case]) -> None:
+        """Measure what is missing. What fails is recorded with its reason, and not tried again."""
+        installed = [engine for engine in engines if self._installed(engine)]
+        for shape in shapes:
+            ready = [engine for engine in installed if self._has_model(engine, shape)]
+            self._rehearse(shape, ready, cases)
+            for case in cases:
+                taking_part = [engine for engine in ready if case.peers or engine is OURS]
+                for repetition in range(1, self.repeat + 1):
+                    self._round(shape, case, taking_part, repetition)
+
+    def _installed(self, engine: Engine) -> bool:
+        versions = engine.versions(self.work)
+        if not versions:
+            self.say(f"{engine.name}: not installed, left out (`setup` installs it)")
+            return False
+        before = self.results.versions.get(engine.name, versions)
+        if before != versions:
+            self.say(f"{engine.name}: earlier runs were of {before}, this is {versions} (`--again` measures anew)")
+        self.results.versions[engine.name] = versions
+        return True
+
+    def _has_model(self, engine: Engine, shape: Shape) -> bool:
+        if engine.model(self.work, shape.name).exists():
+            return True
+        self.say(f"{shape.name}: {engine.name} has no model, left out (`models` makes it)")
+        return False
+
+    def _rehearse(self, shape: Shape, engines: Sequence[Engine], cases: Sequence[Case]) -> None:
+        """One process that does not count: files come into memory, kernels are compiled."""
+        for engine in engines:
+            if any(self._is_due(engine, shape, case, self.repeat) for case in cases):
+                try:
+                    self._process(engine, shape, _REHEARSAL)
+                except PeerError as error:
+                    self.say(f"{shape.name} {engine.name}: {error}")
+
+    def _round(self, shape: Shape, case: Case, engines: Sequence[Engine], repetition: int) -> None:
+        due = [engine for engine in engines if self._is_due(engine, shape, case, repetition)]
+        if not due:
+            return
+        if len(self.results.ceilings_of(shape.name, case.name)) < repetition:
+            self._measure_ceilings(shape, case)
+        for engine in due:
+            run = self._measured(engine, shape, case)
+            self.results.runs.append(run)
+            self.results.save(self.path)
+            self.say(f"{shape.name} {case.name} {repetition}/{self.repeat} {engine.name}: {_summary(run)}")
+
+    def _is_due(self, engine: Engine, shape: Shape, case: Case, repetition: int) -> bool:
+        runs = self.results.of(engine.name, shape.name, case.name)
+        failed = any(run.measured is None for run in runs)
+        return len(runs) < repetition and not failed
+
+    def _measured(self, engine: Engine, shape: Shape, case: Case) -> Run:
+        names = engine.name, shape.name, case.name
+        try:
+            with spinning(self.cores) if case.busy else nullcontext():
+                return Run(*names, measured=self._process(engine, shape, case))
+        except PeerError as error:
+            return Run(*names, error=str(error))
+
+    def _process(self, engine: Engine, shape: Shape, case: Case) -> Measured:
+        model = str(engine.model(self.work, shape.name))
+        job = Job.of(case, model, int(shape.config["vocab_size"]), self.cores)
+        outcome = run_measured(engine.command(self.work, job), engine.environment(self.work), _TIMEOUT_SECONDS)
+        return engine.measured(job, outcome)
+
+    def _measure_ceilings(self, shape: Shape, case: Case) -> None:
+        """The machine's limits now. A busy case is compared with a quiet one, so its ceilings are the quiet ones."""
+        command = [sys.executable, str(WORKERS / "ceilings.py"), str(case.threads or self.cores)]
+        try:
+            outcome = run_measured(command, OURS.environment(self.work), _CEILING_TIMEOUT_SECONDS)
+        except PeerError as error:
+            self.say(f"{shape.name} {case.name}: ceilings: {error}")
+            return
+        found = {int(threads): values for threads, values in last_json(outcome.output).items()}
+        read = {threads: values["read"] for threads, values in found.items()}
+        products = {threads: values["products"] for threads, values in found.items()}
+        self.results.ceilings.append(Ceiling(shape.name, case.name, read, products))
+
+
+def make_models(work: Path, shapes: Sequence[Shape], engines: Sequence[Engine], say: Say) -> bool:
+    """Checkpoints, and every engine's form of them, where missing. Returns whether all were made."""
+    from .checkpoint import make_checkpoint
+
+    whole = True
+    for shape in shapes:
+        checkpoint = work / "checkpoints" / shape.name
+        if not checkpoint.exists():
+            say(f"{shape.name}: writing the checkpoint")
+            make_checkpoint(checkpoint, shape)
+        for engine in engines:
+            try:
+                if not engine.versions(work):
+                    raise PeerError("not installed (`setup` installs it)")
+                say(f"{shape.name}: {engine.name}")
+                say(f"  {engine.make_model(work, checkpoint)}")
+            except PeerError as error:
+                whole = False
+                say(f"{shape.name}: {engine.name}: {error}")
+    return whole
+
+
+def install(work: Path, engines: Sequence[Engine], say: Say) -> bool:
+    """Install engines where missing. Returns whether all are there."""
+    whole = True
+    for engine in engines:
+        say(f"{engine.name}: installing into {engine.folder(work)}")
+        try:
+            engine.install(work)
+            say("  " + ", ".join(f"{name} {version}" for name, version in engine.versions(work).items()))
+        except PeerError as error:
+            whole = False
+            say(f"{engine.name}: left out: {error}")
+    return whole
+
+
+def _summary(run: Run) -> str:
+    if run.measured is None:
+        return run.error
+    found = run.measured
+    parts = [
+        f"prefill {found.prefill:.0f} tok/s" if found.prefill else "",
+        f"decode {found.decode:.1f} tok/s" if found.decode else "",
+        f"first token {found.first_token:.2f} s" if found.first_token else "",
+        f"{found.peak_bytes / 2**20:.0f} MiB",
+    ]
+    return ", ".join(part for part in parts if part)

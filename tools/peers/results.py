@@ -1,0 +1,168 @@
+"""What was measured, in a JSON file that grows run by run: an interrupted comparison goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from genai.machine.processor import read_processor
+
+from .cases import Measured
+
+_FORMAT = 1
+
+
+class ResultsError(Exception):
+    """A results file that cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: what it gave, or why it gave nothing."""
+
+    engine: str
+    shape: str
+    case: str
+    measured: Measured | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the machine did at most, beside one round of a case: per number of threads."""
+
+    shape: str
+    case: str
+    read: dict[int, float]
+    products: dict[int, dict[str, float]]
+
+
+@dataclass
+class Results:
+    """Everything in a results file.
+
+    Attributes:
+        machine: see `this_machine`.
+        versions: per engine, names and versions of its packages.
+    """
+
+    machine: dict[str, Any]
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    ceilings: list[Ceiling] = field(default_factory=list)
+
+    def of(self, engine: str, shape: str, case: str) -> list[Run]:
+        """Runs of one engine, shape and case, in order."""
+        return [run for run in self.runs if (run.engine, run.shape, run.case) == (engine, shape, case)]
+
+    def ceilings_of(self, shape: str, case: str) -> list[Ceiling]:
+        """The ceilings measured beside a case."""
+        return [ceiling for ceiling in self.ceilings if (ceiling.shape, ceiling.case) == (shape, case)]
+
+    def median(self, engine: str, shape: str, case: str, value: Callable[[Measured], float | None]) -> float | None:
+        """Median of one measured value; None where nothing was measured."""
+        return _median(value(run.measured) for run in self.of(engine, shape, case) if run.measured)
+
+    def read_bandwidth(self, shape: str, case: str, threads: int) -> float | None:
+        """Bytes per second, median of what was measured beside a case."""
+        return _median(ceiling.read.get(threads) for ceiling in self.ceilings_of(shape, case))
+
+    def most_products(self, shape: str, case: str, threads: int) -> float | None:
+        """Operations per second of the fastest kind of numbers, median of what was measured beside a case."""
+        rates = (ceiling.products.get(threads, {}).values() for ceiling in self.ceilings_of(shape, case))
+        return _median(max(rate, default=None) for rate in rates)
+
+    def forget(self, engines: Collection[str], shapes: Collection[str], cases: Collection[str]) -> None:
+        """Drop runs that are to be measured again, and the ceilings beside them."""
+        self.runs = [
+            run for run in self.runs if run.engine not in engines or run.shape not in shapes or run.case not in cases
+        ]
+        kept = {(run.shape, run.case) for run in self.runs}
+        self.ceilings = [ceiling for ceiling in self.ceilings if (ceiling.shape, ceiling.case) in kept]
+
+    def save(self, path: Path) -> None:
+        """Write the file anew; it is never half written."""
+        partial = path.with_name(f".{path.name}.partial")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
+def load(path: Path) -> Results:
+    """Read a results file.
+
+    Raises:
+        ResultsError: there is none, or it is not one of ours.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["format"] != _FORMAT:
+            raise ResultsError(f"{path} has format {values['format']!r}, expected {_FORMAT}: measure again")
+        return Results(
+            machine=values["machine"],
+            versions=values["versions"],
+            runs=[_run(entry) for entry in values["runs"]],
+            ceilings=[_ceiling(entry) for entry in values["ceilings"]],
+        )
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{path} is no results file: {type(error).__name__}: {error}") from error
+
+
+def load_or_begin(path: Path) -> Results:
+    """The results in a file, or none yet.
+
+    Raises:
+        ResultsError: the file is not one of ours, or of another machine.
+    """
+    here = this_machine()
+    if not path.exists():
+        return Results(here)
+    results = load(path)
+    if results.machine != here:
+        raise ResultsError(f"{path} was measured on {results.machine}, this is {here}: choose another file")
+    return results
+
+
+def this_machine() -> dict[str, Any]:
+    """What the speeds depend on."""
+    processor = read_processor()
+    return {
+        "processor": processor.name,
+        "cores": processor.threads,
+        "features": list(processor.features),
+        "last_level_cache": processor.last_level_cache,
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def _run(entry: dict[str, Any]) -> Run:
+    measured = entry["measured"]
+    return Run(
+        entry["engine"],
+        entry["shape"],
+        entry["case"],
+        None if measured is None else Measured.from_json(measured),
+        entry["error"],
+    )
+
+
+def _ceiling(entry: dict[str, Any]) -> Ceiling:
+    """JSON knows only texts as keys."""
+    read = {int(threads): float(rate) for threads, rate in entry["read"].items()}
+    products = {int(threads): rates for threads, rates in entry["products"].items()}
+    return Ceiling(entry["shape"], entry["case"], read, products)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

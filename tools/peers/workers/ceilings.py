@@ -1,0 +1,34 @@
+"""Measures what the machine does at most, with one thread and with those that the command line names.
+
+usage: ceilings.py THREADS
+
+Prints {"threads": {"read": bytes per second, "products": {kind: operations per second}}} for 1 and THREADS.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from genai.machine.bandwidth import measure_bandwidth
+from genai.machine.products import measure_products
+
+# More than a last-level cache that many machines' worth of cores share.
+_BUFFER_BYTES = 2**30
+_SECONDS = 0.5
+
+
+def main() -> None:
+    """Measure and print."""
+    found = {
+        threads: {
+            "read": measure_bandwidth(_BUFFER_BYTES, threads=threads, seconds=_SECONDS).bytes_per_second,
+            "products": measure_products(threads=threads),
+        }
+        for threads in sorted({1, int(sys.argv[1])})
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Measures llama.cpp through the ctypes bindings of llama-cpp-python.
+
+usage: llama_bindings.py ENGINE JOB, with LLAMA_CPP_BINDINGS and LLAMA_CPP_LIB_PATH in the environment
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from timing import job, measure
+
+# Room in the cache beside prompt and output.
+_SPARE_TOKENS = 64
+
+
+def bindings() -> Any:
+    """The low-level bindings alone: the package's own __init__ would import what its chat server requires."""
+    package = ModuleType("llama_cpp")
+    package.__path__ = [os.environ["LLAMA_CPP_BINDINGS"]]
+    sys.modules["llama_cpp"] = package
+    import llama_cpp.llama_cpp
+
+    return llama_cpp.llama_cpp
+
+
+class Llama:
+    """A model, and a context that holds the case."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.api = api = bindings()
+        api.llama_backend_init()
+        model = api.llama_model_load_from_file(case["model"].encode(), api.llama_model_default_params())
+        options = api.llama_context_default_params()
+        options.n_ctx = case["batch"] * (case["prompt"] + case["new"] + _SPARE_TOKENS)
+        options.n_seq_max = options.n_outputs_max = case["batch"]
+        options.n_threads = options.n_threads_batch = case["threads"]
+        # Off was faster than on in its own llama-bench on a CPU, most of all at long contexts.
+        options.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.context = api.llama_init_from_model(model, options) if model else None
+        if not self.context:
+            raise SystemExit("llama.cpp cannot load the model")
+        self.most = api.llama_n_batch(self.context)
+        self.vocab_size = case["vocab_size"]
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+
+    def batch(self, entries: Sequence[tuple[int, int, int, bool]]) -> Any:
+        """A llama_batch of (token, position, sequence, whether its logits are wanted)."""
+        batch = self.api.llama_batch_init(len(entries), 0, 1)
+        batch.n_tokens = len(entries)
+        for index, (token, position, sequence, wanted) in enumerate(entries):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = sequence
+            batch.logits[index] = wanted
+        return batch
+
+    def prompt(self, rows: Sequence[Sequence[int]]) -> list[Any]:
+        """Batches of all prompts, one after the other, the last token of each with logits."""
+        entries = [
+            (token, position, sequence, position == len(row) - 1)
+            for sequence, row in enumerate(rows)
+            for position, token in enumerate(row)
+        ]
+        return [self.batch(entries[first : first + self.most]) for first in range(0, len(entries), self.most)]
+
+    def decode(self, batch: Any) -> list[int]:
+        """Compute a batch; the likeliest token after each of its tokens with logits."""
+        if code := self.api.llama_decode(self.context, batch):
+            raise SystemExit(f"llama_decode failed with {code}")
+        wanted = [index for index in range(batch.n_tokens) if batch.logits[index]]
+        rows = (self.api.llama_get_logits_ith(self.context, index) for index in wanted)
+        return [int(np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
+
+
+def main() -> None:
+    """Load, measure, print."""
+    _, case = job()
+    llama = Llama(case)
+
+    def generate(rows: Sequence[Sequence[int]], steps: int) -> tuple[float, float]:
+        llama.clear()
+        prompt = llama.prompt(rows)
+        step = llama.batch([(0, 0, sequence, True) for sequence in range(len(rows))])
+        begin = time.perf_counter()
+        tokens = [token for batch in prompt for token in llama.decode(batch)]
+        first = time.perf_counter()
+        for position in range(len(rows[0]), len(rows[0]) + steps):
+            for index, token in enumerate(tokens):
+                step.token[index], step.pos[index] = token, position
+            tokens = llama.decode(step)
+        end = time.perf_counter()
+        for batch in (*prompt, step):
+            llama.api.llama_batch_free(batch)
+        return first - begin, end - first
+
+    measure(generate, case)
+
+
+if __name__ == "__main__":
+    main()
