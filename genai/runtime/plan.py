@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from genai.kernels.registry import Kernel, NodeSpec, Registry, load_ops
+from genai.kernels.registry import Kernel, KernelError, NodeSpec, Registry, load_ops
 
-from ..errors import UnsupportedOpError
+from ..errors import GraphError, UnsupportedOpError
+from ..graph.constants import constant_tensor
 from ..graph.encode import EmbeddingEncoder
-from ..graph.ir import Graph, Model, Node, Tensor
+from ..graph.ir import Function, Graph, Model, Node, Tensor, canonical_domain
+from ..graph.uses import free_names
+from .functions import bound_body, schema_function
+from .sparse import sparse_value
 from .weights import WeightStore
 
 ABSENT = -1
+# Far more than any real model has, also after expansion.
+MAX_COMPILED_NODES = 1_000_000
+_NEW_EACH_TIME = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,8 @@ class Plan:
     steps: tuple[Step, ...]
     initial: tuple[Any, ...]
     inputs: Mapping[str, int]
-    outputs: Mapping[str, int]
+    output_names: tuple[str, ...]
+    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -55,55 +65,76 @@ def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
         UnsupportedOpError: operators without a kernel, all of them named; or a node outside what its kernel supports.
     """
     options = options or PlanOptions()
-    registry = load_ops()
-    _check_operators(model, model.graph, registry, options.device)
-    compiler = _Compiler(model, registry, options)
-    return compiler.compile(model.graph, captured={})
+    scope = _Scope(model, _canonical(model.opset_imports, model), load_ops(), options, [MAX_COMPILED_NODES])
+    _check_operators(scope)
+    return _Compiler(scope).compile(model.graph, captured={})
 
 
-def _check_operators(model: Model, graph: Graph, registry: Registry, device: str) -> None:
-    missing = sorted(
-        {_operator(model, node) for node in _all_nodes(graph) if not _has_kernel(model, node, registry, device)}
-    )
+@dataclass(frozen=True)
+class _Scope:
+    """What holds for the main graph and everything in it, or for one function's body.
+
+    Attributes:
+        versions: operator set version by domain, the standard one as "".
+        nodes_left: one shared number: functions that call functions must not multiply without end.
+    """
+
+    model: Model
+    versions: Mapping[str, int]
+    registry: Registry
+    options: PlanOptions
+    nodes_left: list[int]
+
+    def version(self, domain: str) -> int:
+        return self.versions.get(domain, 1)
+
+    def inside(self, function: Function) -> _Scope:
+        """The scope of a function's body."""
+        versions = {canonical_domain(name): version for name, version in function.opset_imports.items()}
+        return replace(self, versions={**self.versions, **versions})
+
+
+def _canonical(imports: Mapping[str, int], model: Model) -> dict[str, int]:
+    versions = {canonical_domain(name): version for name, version in imports.items()}
+    return {"": model.opset_version() or 1, **versions}
+
+
+def _check_operators(scope: _Scope) -> None:
+    """Name every operator of the main graph that nothing can run, in one message."""
+    nodes = [node for graph in scope.model.graphs() for node in graph.nodes]
+    missing = sorted({_operator(scope, node) for node in nodes if not _has_kernel(scope, node)})
     if missing:
         raise UnsupportedOpError(
             f"no kernel for {', '.join(missing)}",
-            f"the graph uses them and neither this toolkit nor onnx.reference implements them on {device!r}",
+            f"the graph uses them and neither this toolkit nor onnx.reference implements them on "
+            f"{scope.options.device!r}",
             "export the model without them, or register a kernel (docs/architecture.md, 'How to add an operator')",
         )
 
 
-def _all_nodes(graph: Graph) -> list[Node]:
-    nodes = list(graph.nodes)
-    for node in graph.nodes:
-        for subgraph in node.subgraphs():
-            nodes += _all_nodes(subgraph)
-    return nodes
-
-
-def _operator(model: Model, node: Node) -> str:
+def _operator(scope: _Scope, node: Node) -> str:
     domain, op_type = node.key
-    return f"{domain or 'ai.onnx'}::{op_type} (version {model.opset_imports.get(domain, 1)})"
+    return f"{domain or 'ai.onnx'}::{op_type} (version {scope.version(domain)})"
 
 
-def _has_kernel(model: Model, node: Node, registry: Registry, device: str) -> bool:
+def _has_kernel(scope: _Scope, node: Node) -> bool:
     from genai.kernels.ops import borrowed
 
     domain, op_type = node.key
-    version = _version(model, domain)
-    return registry.find(domain, op_type, version, device) is not None or borrowed.available(domain, op_type, version)
-
-
-def _version(model: Model, domain: str) -> int:
-    imports = model.opset_imports
-    return imports.get(domain, imports.get("ai.onnx", 1) if domain == "" else 1)
+    version = scope.version(domain)
+    return (
+        node.key == ("", "Constant")
+        or scope.model.function(node) is not None
+        or scope.registry.find(domain, op_type, version, scope.options.device) is not None
+        or borrowed.available(domain, op_type, version)
+    )
 
 
 class _Compiler:
-    """Builds one plan; subgraphs are compiled by compilers of their own that see captured constants."""
+    """Builds one plan; subgraphs and functions are compiled by compilers of their own."""
 
-    def __init__(self, model: Model, registry: Registry, options: PlanOptions) -> None:
-        self.model, self.registry, self.options = model, registry, options
+    def __init__(self, scope: _Scope) -> None:
+        self.scope = scope
         self.slots: dict[str, int] = {}
         self.constants: dict[str, Any] = {}
         self.weights = WeightStore(self.constants)
@@ -113,93 +144,153 @@ class _Compiler:
         """`captured` and `variables`: constants and computed values that a subgraph takes from outside."""
         self.graph = graph
         self.constants.update(captured)
-        overridable = {value.name for value in graph.inputs}
+        given = {value.name for value in graph.inputs}
+        overridable = given if graph.overridable_initializers else set()
         for name, tensor in graph.initializers.items():
             if name not in overridable:
                 self.constants[name] = tensor.array()
-        inputs = {name: self._slot(name) for name in [*(value.name for value in graph.inputs), *variables]}
+        for name, sparse in graph.sparse_initializers.items():
+            if name not in overridable:
+                self.constants[name] = sparse_value(sparse)
+        inputs = {name: self._slot(name) for name in [*given_names(graph), *variables]}
         defaults = {name: graph.initializers[name].array() for name in overridable & set(graph.initializers)}
         graph.topological_sort()
         for node in graph.nodes:
             self._add(node)
-        outputs = {value.name: self._slot(value.name) for value in graph.outputs}
+        outputs = tuple(self._slot(value.name) for value in graph.outputs)
         return self._finish(inputs, outputs, defaults)
 
     def _slot(self, name: str) -> int:
         return ABSENT if not name else self.slots.setdefault(name, len(self.slots))
 
     def _add(self, node: Node) -> None:
+        self._count_node()
         if node.key == ("", "Constant"):
-            self.constants[node.outputs[0]] = self.graph.constant(node.outputs[0])
+            self.constants[node.outputs[0]] = _constant(node)
             return
         subgraphs, captures = self._subgraphs(node)
         kernel = self._kernel(node, subgraphs)
         names = [*node.inputs, *captures]
-        values = [self.constants.get(name) if name else None for name in names]
-        if self._is_constant(node, names):
-            self._fold(node, kernel, values)
+        if not subgraphs and self._is_constant(node, names) and self._fold(node, kernel, names):
             return
         label = f"{node.op_type} {node.name!r}"
         inputs, outputs = (tuple(self._slot(name) for name in group) for group in (names, node.outputs))
         self.steps.append(Step(label, node.op_type, kernel, inputs, outputs, ()))
 
+    def _count_node(self) -> None:
+        self.scope.nodes_left[0] -= 1
+        if self.scope.nodes_left[0] < 0:
+            raise GraphError(
+                f"the model has more than {MAX_COMPILED_NODES} nodes once its functions are expanded",
+                "functions that call functions multiply",
+                "export the model again; do not use a model that you do not trust",
+            )
+
     def _is_constant(self, node: Node, names: Sequence[str]) -> bool:
         known = all(name in self.constants for name in names if name)
-        return (
-            known
-            and not node.op_type.startswith("Random")
-            and node.op_type not in ("Bernoulli", "Multinomial", "Dropout")
-        )
+        return known and self.scope.model.function(node) is None and node.op_type not in _NEW_EACH_TIME
 
-    def _fold(self, node: Node, kernel: Kernel, values: Sequence[Any]) -> None:
-        """Compute a constant now; moves stay views of the memory map, so nothing is copied."""
-        results = _guarded(node, lambda: kernel(None, values))
+    def _fold(self, node: Node, kernel: Kernel, names: Sequence[str]) -> bool:
+        """Compute a constant now; moves stay views of the memory map, so nothing is copied.
+
+        False where it fails: the node may stand in a branch that never runs, and fails, if it does, with the others.
+        """
+        values = [self.constants[name] if name else None for name in names]
+        try:
+            with np.errstate(all="ignore"):
+                results = kernel(None, values)
+        except Exception:
+            return False
         self.constants.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+        return True
 
     def _kernel(self, node: Node, subgraphs: Mapping[str, Kernel]) -> Kernel:
+        """Ours, or else the model's own function, or a borrowed one, or the body that the operator is defined by."""
         from genai.kernels.ops import borrowed
 
+        function = self.scope.model.function(node)
+        if function is not None:
+            return self._function_kernel(node, function)
         domain, op_type = node.key
-        spec = NodeSpec(
+        spec = self._spec(node, subgraphs)
+        entry = self.scope.registry.find(domain, op_type, spec.version, self.scope.options.device)
+        refusal: Exception | None = None
+        if entry is not None:
+            try:
+                return entry.factory(spec)
+            except KernelError as error:
+                refusal = error
+            except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+                raise _unusable(node, error) from error
+        if borrowed.implemented(domain, op_type, spec.version):
+            return borrowed.make(spec)
+        body = schema_function(node, spec.version, self.graph)
+        if body is None:
+            raise _unusable(node, refusal or KernelError("its definition needs types that are not known")) from refusal
+        return self._function_kernel(node, body)
+
+    def _spec(self, node: Node, subgraphs: Mapping[str, Kernel]) -> NodeSpec:
+        domain, op_type = node.key
+        return NodeSpec(
             domain=domain,
             op_type=op_type,
-            version=_version(self.model, domain),
+            version=self.scope.version(domain),
             attributes={name: _python_value(node.attribute(name)) for name in node.attributes},
             inputs=tuple(node.inputs),
             outputs=tuple(node.outputs),
             constants=tuple(self.constants.get(name) if name else None for name in node.inputs),
             weights=self.weights,
-            options=self.options.kernel,
+            options=self.scope.options.kernel,
             subgraphs=subgraphs,
             proto=lambda: EmbeddingEncoder().node(node),
         )
-        entry = self.registry.find(domain, op_type, spec.version, self.options.device)
-        if entry is None:
-            return borrowed.make(spec)
-        kernel: Kernel = _guarded(node, lambda: entry.factory(spec))
-        return kernel
+
+    def _function_kernel(self, node: Node, function: Function) -> Kernel:
+        """The body compiled for this call: attributes and absent inputs are known."""
+        plan = _Compiler(self.scope.inside(function)).compile(bound_body(function, node), {})
+        return subplan_kernel(plan)
 
     def _subgraphs(self, node: Node) -> tuple[dict[str, Kernel], list[str]]:
         """Compile subgraphs; what they capture becomes extra inputs of the node, in order."""
         graphs = {name: node.attribute(name) for name, item in node.attributes.items() if isinstance(item.value, Graph)}
-        captures = sorted({name for graph in graphs.values() for name in _captured_names(graph)})
+        captures = sorted({name for graph in graphs.values() for name in free_names(graph)})
         constants = {name: self.constants[name] for name in captures if name in self.constants}
         variable = [name for name in captures if name not in constants]
-        compiled: dict[str, Kernel] = {}
-        for name, graph in graphs.items():
-            plan = _Compiler(self.model, self.registry, self.options).compile(graph, constants, variable)
-            compiled[name] = _subgraph_kernel(plan)
+        compiled = {
+            name: subplan_kernel(_Compiler(self.scope).compile(graph, constants, variable))
+            for name, graph in graphs.items()
+        }
         return compiled, variable
 
-    def _finish(self, inputs: Mapping[str, int], outputs: Mapping[str, int], defaults: Mapping[str, Any]) -> Plan:
+    def _finish(self, inputs: Mapping[str, int], outputs: tuple[int, ...], defaults: Mapping[str, Any]) -> Plan:
         used_constants = {name: self.slots[name] for name in self.constants if name in self.slots}
         initial: list[Any] = [None] * (len(self.slots) + 1)
         for name, slot in used_constants.items():
             initial[slot] = self.constants[name]
         for name, value in defaults.items():
             initial[self.slots[name]] = value
-        keep = set(outputs.values()) | set(used_constants.values()) | {ABSENT}
-        return Plan(_with_lifetimes(self.steps, keep), tuple(initial), inputs, outputs)
+        keep = set(outputs) | set(used_constants.values()) | {ABSENT}
+        names = tuple(value.name for value in self.graph.outputs)
+        return Plan(_with_lifetimes(self.steps, keep), tuple(initial), inputs, names, outputs)
+
+
+def given_names(graph: Graph) -> list[str]:
+    """Names of a graph's inputs, in order."""
+    return [value.name for value in graph.inputs]
+
+
+def _constant(node: Node) -> Any:
+    tensor = constant_tensor(node)
+    if tensor is not None:
+        return tensor.array()
+    sparse = node.attributes.get("sparse_value")
+    if sparse is not None and sparse.value is not None:
+        return sparse_value(sparse.value)
+    raise GraphError(
+        f"Constant node {node.name!r} ({node.outputs}) has no value",
+        "it needs one of value, value_float, value_int, value_string, their lists, or sparse_value",
+        "export the model again",
+    )
 
 
 def _with_lifetimes(steps: Sequence[Step], keep: set[int]) -> tuple[Step, ...]:
@@ -218,34 +309,21 @@ def _python_value(value: Any) -> Any:
     return value.array() if isinstance(value, Tensor) else value
 
 
-def _captured_names(graph: Graph) -> set[str]:
-    own = {value.name for value in graph.inputs} | set(graph.initializers)
-    captured: set[str] = set()
-    for node in graph.nodes:
-        names = set(node.inputs) | {n for subgraph in node.subgraphs() for n in _captured_names(subgraph)}
-        captured |= names - own - {""}
-        own |= set(node.outputs)
-    return captured | ({value.name for value in graph.outputs} - own)
-
-
-def _subgraph_kernel(plan: Plan) -> Kernel:
+def subplan_kernel(plan: Plan) -> Kernel:
+    """A plan as a kernel: inputs in the plan's own order, trailing absent ones may be left out."""
     from .python_loop import run_slots
 
     slots = tuple(plan.inputs.values())
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return run_slots(plan, dict(zip(slots, inputs, strict=True)), context)
+        return run_slots(plan, zip(slots, inputs, strict=False), context)
 
     return kernel
 
 
-def _guarded(node: Node, action: Any) -> Any:
-    try:
-        with np.errstate(all="ignore"):
-            return action()
-    except (ValueError, NotImplementedError) as error:
-        raise UnsupportedOpError(
-            f"{node.op_type} {node.name!r} cannot be run",
-            str(error),
-            "export the model in another form, or register a kernel for it (docs/architecture.md)",
-        ) from error
+def _unusable(node: Node, error: Exception) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        f"{node.op_type} {node.name!r} cannot be run",
+        f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error),
+        "export the model in another form, or register a kernel for it (docs/architecture.md)",
+    )

@@ -20,7 +20,14 @@ def available(domain: str, op_type: str, version: int) -> bool:
         schema: Any = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return False
-    return _implementation(domain, op_type, version) is not None or bool(schema.has_function)
+    return _implementation(domain, op_type, version) is not None or bool(
+        schema.has_function or schema.has_context_dependent_function
+    )
+
+
+def implemented(domain: str, op_type: str, version: int) -> bool:
+    """Whether onnx.reference has code for an operator (and not only its function body)."""
+    return available(domain, op_type, version) and _implementation(domain, op_type, version) is not None
 
 
 @cache
