@@ -24,6 +24,14 @@ class Kernel(Protocol):
     def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
 
 
+class Subgraph(Protocol):
+    """A compiled subgraph: a kernel, and per output (dtype, sizes), None where the graph does not say."""
+
+    outputs: Sequence[tuple[Any, tuple[int | None, ...] | None]]
+
+    def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
+
+
 class Packer(Protocol):
     """Shares packed weights: the same constants in the same format are packed once."""
 
@@ -54,7 +62,7 @@ class NodeSpec:
     constants: tuple[Array | None, ...]
     weights: Packer
     options: Mapping[str, Any] = field(default_factory=dict)
-    subgraphs: Mapping[str, Kernel] = field(default_factory=dict)
+    subgraphs: Mapping[str, Subgraph] = field(default_factory=dict)
     proto: Callable[[], Any] | None = None
 
     def has(self, index: int) -> bool:
@@ -132,7 +140,24 @@ class Registry:
 REGISTRY = Registry()
 register = REGISTRY.register
 
-_OP_MODULES = ("control", "decoder", "elementwise", "matmul", "movement", "normalization", "quantized", "reduction")
+_OP_MODULES = (
+    "activations",
+    "casting",
+    "control",
+    "convolution",
+    "decoder",
+    "elementwise",
+    "indexing",
+    "matmul",
+    "movement",
+    "normalization",
+    "pooling",
+    "quantized",
+    "recurrent",
+    "reduction",
+    "sequences",
+    "text",
+)
 
 
 def load_ops() -> Registry:

@@ -14,6 +14,7 @@ from ..errors import GraphError, UnsupportedOpError
 from ..graph.constants import constant_tensor
 from ..graph.encode import EmbeddingEncoder
 from ..graph.ir import Function, Graph, Model, Node, Tensor, canonical_domain
+from ..graph.types import DataType, TensorType
 from ..graph.uses import free_names
 from .functions import bound_body, schema_function
 from .sparse import sparse_value
@@ -204,7 +205,7 @@ class _Compiler:
         self.constants.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
         return True
 
-    def _kernel(self, node: Node, subgraphs: Mapping[str, Kernel]) -> Kernel:
+    def _kernel(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> Kernel:
         """Ours, or else the model's own function, or a borrowed one, or the body that the operator is defined by."""
         from genai.kernels.ops import borrowed
 
@@ -229,7 +230,7 @@ class _Compiler:
             raise _unusable(node, refusal or KernelError("its definition needs types that are not known")) from refusal
         return self._function_kernel(node, body)
 
-    def _spec(self, node: Node, subgraphs: Mapping[str, Kernel]) -> NodeSpec:
+    def _spec(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> NodeSpec:
         domain, op_type = node.key
         return NodeSpec(
             domain=domain,
@@ -247,17 +248,17 @@ class _Compiler:
 
     def _function_kernel(self, node: Node, function: Function) -> Kernel:
         """The body compiled for this call: attributes and absent inputs are known."""
-        plan = _Compiler(self.scope.inside(function)).compile(bound_body(function, node), {})
-        return subplan_kernel(plan)
+        body = bound_body(function, node)
+        return SubplanKernel(_Compiler(self.scope.inside(function)).compile(body, {}), body)
 
-    def _subgraphs(self, node: Node) -> tuple[dict[str, Kernel], list[str]]:
+    def _subgraphs(self, node: Node) -> tuple[dict[str, SubplanKernel], list[str]]:
         """Compile subgraphs; what they capture becomes extra inputs of the node, in order."""
         graphs = {name: node.attribute(name) for name, item in node.attributes.items() if isinstance(item.value, Graph)}
         captures = sorted({name for graph in graphs.values() for name in free_names(graph)})
         constants = {name: self.constants[name] for name in captures if name in self.constants}
         variable = [name for name in captures if name not in constants]
         compiled = {
-            name: subplan_kernel(_Compiler(self.scope).compile(graph, constants, variable))
+            name: SubplanKernel(_Compiler(self.scope).compile(graph, constants, variable), graph)
             for name, graph in graphs.items()
         }
         return compiled, variable
@@ -309,16 +310,30 @@ def _python_value(value: Any) -> Any:
     return value.array() if isinstance(value, Tensor) else value
 
 
-def subplan_kernel(plan: Plan) -> Kernel:
-    """A plan as a kernel: inputs in the plan's own order, trailing absent ones may be left out."""
-    from .python_loop import run_slots
+class SubplanKernel:
+    """A plan as a kernel: inputs in the plan's own order, trailing absent ones may be left out.
 
-    slots = tuple(plan.inputs.values())
+    Attributes:
+        outputs: per output (dtype, sizes), None where the graph does not say.
+    """
 
-    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return run_slots(plan, zip(slots, inputs, strict=False), context)
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        from .python_loop import run_slots
 
-    return kernel
+        self._plan, self._run = plan, run_slots
+        self._slots = tuple(plan.inputs.values())
+        self.outputs = [_known_type(graph.type_of(value.name)) for value in graph.outputs]
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return self._run(self._plan, zip(self._slots, inputs, strict=False), context)
+
+
+def _known_type(known: Any) -> tuple[Any, tuple[int | None, ...] | None]:
+    if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED:
+        return None, None
+    shape = known.shape
+    sizes = None if shape is None else tuple(size if isinstance(size, int) else None for size in shape)
+    return known.dtype.numpy_dtype, sizes
 
 
 def _unusable(node: Node, error: Exception) -> UnsupportedOpError:

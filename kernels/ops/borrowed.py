@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, as_tuple
+
+
+# Where onnx.reference keeps the operators of each domain.
+_PACKAGES = {
+    "": "ops",
+    "ai.onnx.ml": "ops.aionnxml",
+    "ai.onnx.preview": "ops.aionnx_preview",
+    "ai.onnx.preview.training": "ops.aionnx_preview_training",
+}
 
 
 @cache
@@ -32,10 +42,11 @@ def implemented(domain: str, op_type: str, version: int) -> bool:
 
 @cache
 def _implementation(domain: str, op_type: str, version: int) -> Any:
-    from onnx.reference.ops import load_op
-
+    package = _PACKAGES.get(domain)
+    if package is None:
+        return None
     try:
-        return load_op(domain, op_type, version)
+        return import_module(f"onnx.reference.{package}").load_op(domain, op_type, version)
     except Exception:
         return None
 
@@ -53,9 +64,17 @@ def make(spec: NodeSpec) -> Kernel:
         if len(feeds) != len(set(names)):
             raise KernelError(f"{spec.op_type}: expected inputs {names}, got {list(feeds)}")
         results = dict(zip(wanted, as_tuple(tuple(evaluator.run(None, feeds))), strict=True))
-        return tuple(np.asarray(results[name]) if name else None for name in spec.outputs)
+        return tuple(_value(results[name]) if name else None for name in spec.outputs)
 
     return kernel
+
+
+def _value(result: Any) -> Any:
+    """As plans hold it: arrays, of objects for text; lists, dictionaries and None stay what they are."""
+    if isinstance(result, list | dict) or result is None:
+        return result
+    array = np.asarray(result)
+    return array.astype(object) if array.dtype.kind in "US" else array
 
 
 def _node_model(spec: NodeSpec) -> Any:

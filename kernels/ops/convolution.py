@@ -1,0 +1,198 @@
+"""Convolutions as matrix products: windows are laid out side by side (im2col) and multiplied by BLAS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..registry import Kernel, KernelError, NodeSpec, register
+from .support import checked_shape, optional, widened
+from .windows import Windows, WindowSpec
+
+
+def convolve(x: Any, weight: Any, windows: Windows, groups: int) -> Any:
+    """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
+    batch, channels = x.shape[:2]
+    outputs = weight.shape[0]
+    if channels != weight.shape[1] * groups or outputs % groups:
+        raise KernelError(
+            f"Conv: {channels} channels in {groups} groups do not fit a weight of shape {list(weight.shape)}"
+        )
+    positions = math.prod(windows.counts)
+    if windows.is_pointwise and groups == 1:
+        product = weight.reshape(outputs, channels) @ x.reshape(batch, channels, positions)
+    elif weight.shape[1] == 1 and outputs == channels:
+        return _depthwise(windows.padded(x, 0), weight, windows)
+    else:
+        columns = _columns(windows.padded(x, 0), windows)
+        columns = columns.reshape(batch, groups, -1, positions)
+        product = weight.reshape(groups, outputs // groups, -1) @ columns
+    return product.reshape(batch, outputs, *windows.counts)
+
+
+def _columns(x: Any, windows: Windows) -> Any:
+    """[N, C, taps, positions ...]: the elements that each window sees."""
+    taps = math.prod(windows.kernel)
+    columns = np.empty((*x.shape[:2], taps, *windows.counts), x.dtype)
+    for index, tap in enumerate(windows.taps()):
+        columns[:, :, index] = x[tap]
+    return columns
+
+
+def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
+    """One window per channel: tap by tap, which needs no columns."""
+    scales = weight.reshape(1, weight.shape[0], -1, *[1] * len(windows.counts))
+    result = np.zeros((*x.shape[:2], *windows.counts), np.result_type(x, weight))
+    part = np.empty_like(result)
+    for index, tap in enumerate(windows.taps()):
+        result += np.multiply(x[tap], scales[:, :, index], out=part)
+    return result
+
+
+def per_channel(values: Any, rank: int) -> Any:
+    """[C] in a form that broadcasts along axis 1 of a value of this rank."""
+    return np.asarray(values).reshape(-1, *[1] * (rank - 2))
+
+
+@register("Conv")
+def conv(spec: NodeSpec) -> Kernel:
+    """Cross-correlation of any spatial rank, with groups, dilations and bias."""
+    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+    if groups < 1:
+        raise KernelError(f"Conv: group is {groups}")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
+        _check_ranks(spec, x, weight)
+        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
+        _check_columns(spec, x, weight, windows)
+        result = convolve(widened(x), widened(weight), windows, groups)
+        if bias is not None:
+            result += per_channel(bias, x.ndim)
+        return (result.astype(x.dtype, copy=False),)
+
+    return kernel
+
+
+def _check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
+    if x.ndim < 2 or x.ndim != weight.ndim:
+        raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
+
+
+def _check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> None:
+    """The columns are the largest value that a convolution makes."""
+    checked_shape(spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
+    checked_shape(spec, (x.shape[0], weight.shape[0], *windows.counts), 4)
+
+
+@register("ConvInteger", since_version=10)
+def conv_integer(spec: NodeSpec) -> Kernel:
+    """Convolution of 8-bit integers less their zero points, exactly, in int32."""
+    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, weight = inputs[:2]
+        _check_ranks(spec, x, weight)
+        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
+        _check_columns(spec, x, weight, windows)
+        return (integer_convolution(x, weight, optional(inputs, 2), optional(inputs, 3), windows, groups),)
+
+    return kernel
+
+
+def integer_convolution(x: Any, weight: Any, x_zero: Any, w_zero: Any, windows: Windows, groups: int) -> Any:
+    """Integer products by way of float BLAS, which is exact while sums stay below the mantissa.
+
+    Products of 8-bit values stay below 2**16, so float32 holds sums of up to 2**8 of them and float64 any real number.
+    """
+    terms = math.prod(weight.shape[1:])
+    dtype = np.float32 if terms <= 256 else np.float64
+    data, kernels = x.astype(dtype), weight.astype(dtype)
+    if x_zero is not None:
+        data -= np.asarray(x_zero).astype(dtype).reshape(())
+    if w_zero is not None:
+        points = np.asarray(w_zero).astype(dtype)
+        kernels -= points.reshape(-1, *[1] * (weight.ndim - 1)) if points.size > 1 else points.reshape(())
+    return np.rint(convolve(data, kernels, windows, groups)).astype(np.int32)
+
+
+@register("ConvTranspose")
+def conv_transpose(spec: NodeSpec) -> Kernel:
+    """The gradient of Conv: each input element adds its kernel to the output."""
+    return _ConvTranspose(spec)
+
+
+class _ConvTranspose:
+    def __init__(self, spec: NodeSpec) -> None:
+        self.spec = spec
+        attributes = spec.attributes
+        self.groups = int(attributes.get("group", 1))
+        self.auto_pad = str(attributes.get("auto_pad", "NOTSET"))
+        if self.groups < 1:
+            raise KernelError(f"ConvTranspose: group is {self.groups}")
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
+        _check_ranks(self.spec, x, weight)
+        if x.shape[1] != weight.shape[0] or x.shape[1] % self.groups:
+            raise KernelError(
+                f"ConvTranspose: {x.shape[1]} channels in {self.groups} groups, weight {list(weight.shape)}"
+            )
+        strides, dilations = self._axes("strides", x.ndim - 2, 1), self._axes("dilations", x.ndim - 2, 1)
+        reach = [d * (size - 1) + 1 for d, size in zip(dilations, weight.shape[2:], strict=True)]
+        full = [(extent - 1) * s + r for extent, s, r in zip(x.shape[2:], strides, reach, strict=True)]
+        begins, sizes = self._crop(x.shape[2:], strides, full)
+        outputs = weight.shape[1] * self.groups
+        room = [max(f, begin + size) for f, begin, size in zip(full, begins, sizes, strict=True)]
+        checked_shape(self.spec, (x.shape[0], outputs, *room), 4)
+        checked_shape(self.spec, (x.shape[0], outputs, math.prod(weight.shape[2:]), *x.shape[2:]), 4)
+        windows = Windows(tuple(weight.shape[2:]), strides, dilations, (), (), tuple(x.shape[2:]))
+        result = self._spread(widened(x), widened(weight), windows, room)
+        inner = tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True))
+        result = result[(slice(None), slice(None), *inner)]
+        if bias is not None:
+            result = result + per_channel(bias, x.ndim)
+        return (np.ascontiguousarray(result).astype(x.dtype, copy=False),)
+
+    def _spread(self, x: Any, weight: Any, windows: Windows, room: Sequence[int]) -> Any:
+        batch, channels = x.shape[:2]
+        per_group = channels // self.groups
+        taps = math.prod(windows.kernel)
+        matrix = weight.reshape(self.groups, per_group, -1).transpose(0, 2, 1)
+        parts = matrix @ x.reshape(batch, self.groups, per_group, -1)
+        parts = parts.reshape(batch, self.groups * weight.shape[1], taps, *windows.counts)
+        result = np.zeros((batch, parts.shape[1], *room), parts.dtype)
+        for index, tap in enumerate(windows.taps()):
+            result[tap] += parts[:, :, index]
+        return result
+
+    def _crop(
+        self, extents: Sequence[int], strides: Sequence[int], full: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Where the output begins inside the full result, and its sizes."""
+        rank = len(extents)
+        extra = self._axes("output_padding", rank, 0)
+        wanted = self.spec.attributes.get("output_shape")
+        if wanted is None and self.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            wanted = [extent * stride for extent, stride in zip(extents, strides, strict=True)]
+        if wanted is not None:
+            sizes = [int(size) for size in wanted][-rank:]
+            totals = [max(f + e - size, 0) for f, e, size in zip(full, extra, sizes, strict=True)]
+            if self.auto_pad == "SAME_UPPER":
+                return [total // 2 for total in totals], sizes
+            return [total - total // 2 for total in totals], sizes
+        pads = self.spec.attributes.get("pads") if self.auto_pad == "NOTSET" else None
+        begins = [int(pad) for pad in pads[:rank]] if pads else [0] * rank
+        ends = [int(pad) for pad in pads[rank:]] if pads else [0] * rank
+        sizes = [f + e - b - end for f, e, b, end in zip(full, extra, begins, ends, strict=True)]
+        return begins, list(checked_shape(self.spec, sizes, 1))
+
+    def _axes(self, name: str, rank: int, default: int) -> tuple[int, ...]:
+        values = self.spec.attributes.get(name)
+        found = (default,) * rank if not values else tuple(int(value) for value in values)
+        if len(found) != rank or any(value < default for value in found):
+            raise KernelError(f"ConvTranspose: {name} {list(found)} does not fit {rank} spatial axes")
+        return found
