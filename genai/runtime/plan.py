@@ -223,7 +223,7 @@ class _Compiler:
                 refusal = error
             except (ValueError, TypeError, KeyError, NotImplementedError) as error:
                 raise _unusable(node, error) from error
-        if borrowed.implemented(domain, op_type, spec.version):
+        if not subgraphs and borrowed.implemented(domain, op_type, spec.version):
             return borrowed.make(spec)
         body = schema_function(node, spec.version, self.graph)
         if body is None:

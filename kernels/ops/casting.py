@@ -112,11 +112,11 @@ def cast(spec: NodeSpec) -> Kernel:
     """To the element type `to`."""
     to, convert = int(spec.attributes["to"]), _caster(spec)
     dtype = dtype_of(to)
-    simple = dtype.kind in "iufc"
+    simple = dtype.isbuiltin == 1 and dtype.kind in "iufc"
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
-        if simple and x.dtype.kind in "biuf":
+        if simple and x.dtype.isbuiltin == 1 and x.dtype.kind in "biuf":
             return (x.astype(dtype, copy=False),)
         return (convert(np.asarray(x), to),)
 

@@ -72,8 +72,3 @@ def checked_shape(spec: NodeSpec, sizes: Sequence[Any], itemsize: int) -> tuple[
 def widened(x: Any) -> Any:
     """Floats narrower than 32 bits as float32, others as they are."""
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "biu" else x
-
-
-def is_plain_float(x: Any) -> bool:
-    """float16, float32 or float64: NumPy's own floats."""
-    return x.dtype.kind == "f"
