@@ -142,6 +142,7 @@ register = REGISTRY.register
 
 _OP_MODULES = (
     "activations",
+    "attention",
     "casting",
     "control",
     "convolution",
@@ -149,14 +150,19 @@ _OP_MODULES = (
     "elementwise",
     "indexing",
     "matmul",
+    "ml",
     "movement",
     "normalization",
     "pooling",
+    "quantization",
     "quantized",
+    "random",
     "recurrent",
     "reduction",
+    "resize",
     "sequences",
     "text",
+    "trees",
 )
 
 

@@ -31,6 +31,7 @@ _KERNEL_MODULES = (
     "normalization",
     "quantize",
     "rope",
+    "trees",
 )
 
 Progress = Callable[[int, int], None]

@@ -155,7 +155,8 @@ def _along_axis(function: Function) -> Callable[[NodeSpec], Kernel]:
             x = inputs[0]
             if x.size == 0:
                 return (x,)
-            return (function(widened(x), checked_axis(axis, x.ndim)).astype(x.dtype, copy=False),)
+            wide = x if x.dtype == np.float16 else widened(x)
+            return (function(wide, checked_axis(axis, x.ndim)).astype(x.dtype, copy=False),)
 
         return kernel
 

@@ -1,0 +1,179 @@
+"""Linear quantisation of ai.onnx, and products of 8-bit integers.
+
+Integer products go through float BLAS in chunks whose sums float32 holds exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..registry import Kernel, KernelError, NodeSpec, register
+from .casting import cast_array, dtype_of, number_of
+from .convolution import integer_convolution, per_channel
+from .support import checked_axis, optional, widened
+from .windows import WindowSpec
+
+# 256 * 255 * 255 < 2**24: so many products of differences of 8-bit values add up exactly in float32.
+_EXACT_TERMS = 256
+
+
+def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
+    """A scale or zero point in a form that broadcasts to x: one, one per position of an axis, or one per block."""
+    if parameter.ndim == 0 or parameter.size == 1 and parameter.ndim == 1 and not block_size:
+        return parameter.reshape(())
+    axis = checked_axis(axis, x.ndim)
+    if block_size:
+        repeated = np.repeat(parameter, block_size, axis=axis)
+        return repeated[tuple(slice(size) for size in x.shape)]
+    if parameter.ndim != 1 or parameter.shape[0] != x.shape[axis]:
+        raise KernelError(f"scales of shape {list(parameter.shape)} do not fit axis {axis} of {list(x.shape)}")
+    return parameter.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
+@register("QuantizeLinear", since_version=10)
+@register("QuantizeLinear", domain="com.microsoft")
+def quantize_linear(spec: NodeSpec) -> Kernel:
+    """round(x / scale) + zero point, saturated; halves round to even."""
+    axis, block_size = int(spec.attributes.get("axis", 1)), int(spec.attributes.get("block_size", 0))
+    output = int(spec.attributes.get("output_dtype", 0))
+    precision = int(spec.attributes.get("precision", 0))
+    saturate = bool(spec.attributes.get("saturate", 1))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
+        dtype = points.dtype if points is not None else dtype_of(output or 2)
+        if precision:
+            scaled = (x.astype(dtype_of(precision)) / along(scale.astype(dtype_of(precision)), x, axis, block_size))
+        else:
+            scaled = x / along(scale.astype(x.dtype, copy=False) if x.dtype.kind != "i" else scale, x, axis, block_size)
+        offset = None if points is None else along(points, x, axis, block_size)
+        return (quantized(scaled, offset, dtype, saturate=saturate),)
+
+    return kernel
+
+
+def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True) -> Any:
+    """Scaled values as integers (rounded, shifted, saturated) or as narrow floats (cast)."""
+    limits = integer_limits(dtype)
+    if limits is None:
+        wide = widened(scaled)
+        return cast_array(wide if zero_point is None else wide + widened(zero_point), number_of(dtype), saturate=saturate)
+    rounded = np.rint(widened(scaled))
+    if zero_point is not None:
+        rounded = rounded + zero_point.astype(rounded.dtype)
+    return np.clip(rounded, *limits).astype(np.int32 if dtype.isbuiltin != 1 else dtype).astype(dtype, copy=False)
+
+
+def integer_limits(dtype: Any) -> tuple[int, int] | None:
+    """Least and largest value of an integer type, also of 2 and 4 bits; None for floats."""
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return int(info.min), int(info.max)
+    return {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}.get(dtype.name)
+
+
+@register("DequantizeLinear", since_version=10)
+@register("DequantizeLinear", domain="com.microsoft")
+def dequantize_linear(spec: NodeSpec) -> Kernel:
+    """(x - zero point) * scale, in the type of the scale or `output_dtype`."""
+    axis, block_size = int(spec.attributes.get("axis", 1)), int(spec.attributes.get("block_size", 0))
+    output = int(spec.attributes.get("output_dtype", 0))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
+        dtype = dtype_of(output) if output else scale.dtype
+        values = x.astype(np.float64 if x.dtype.itemsize == 4 and x.dtype.kind == "i" else np.float32)
+        if points is not None:
+            values = values - along(points, x, axis, block_size).astype(values.dtype)
+        return ((values * along(widened(scale), x, axis, block_size)).astype(dtype),)
+
+    return kernel
+
+
+@register("DynamicQuantizeLinear", since_version=11)
+def dynamic_quantize_linear(spec: NodeSpec) -> Kernel:
+    """To uint8 over the range of x, zero included."""
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return dynamically_quantized(inputs[0])
+
+    return kernel
+
+
+def dynamically_quantized(x: Any) -> tuple[Any, Any, Any]:
+    """uint8 values, their scale and zero point."""
+    low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
+    scale = (high - low) / np.float32(255)
+    point = np.clip(np.rint(-low / scale), 0, 255) if scale else np.float32(0)
+    scaled = np.rint(x / scale) if scale else np.zeros_like(x)
+    scaled += point
+    return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)
+
+
+def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
+    """(a - a_zero) @ (b - b_zero) of 8-bit integers, exactly, as int32. Zero points are one, or per row / column."""
+    left, right = a.astype(np.float32), b.astype(np.float32)
+    if a_zero is not None and np.any(a_zero):
+        point = np.asarray(a_zero).astype(np.float32)
+        left -= point.reshape(*point.shape, 1) if point.ndim == 1 and point.size > 1 else point
+    if b_zero is not None and np.any(b_zero):
+        right -= np.asarray(b_zero).astype(np.float32)
+    depth = left.shape[-1]
+    if depth <= _EXACT_TERMS:
+        return (left @ right).astype(np.int32)
+    total = (left[..., :_EXACT_TERMS] @ right[..., :_EXACT_TERMS, :]).astype(np.int32)
+    for first in range(_EXACT_TERMS, depth, _EXACT_TERMS):
+        last = min(first + _EXACT_TERMS, depth)
+        total += (left[..., first:last] @ right[..., first:last, :]).astype(np.int32)
+    return total
+
+
+@register("MatMulInteger", since_version=10)
+def matmul_integer(spec: NodeSpec) -> Kernel:
+    """Product of 8-bit integers less their zero points, in int32."""
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return (integer_product(inputs[0], inputs[1], optional(inputs, 2), optional(inputs, 3)),)
+
+    return kernel
+
+
+def requantized(total: Any, factor: Any, zero_point: Any, dtype: Any) -> Any:
+    """int32 sums times a factor, in another quantised form."""
+    return quantized(total * np.asarray(factor, np.float32), np.asarray(zero_point), dtype)
+
+
+@register("QLinearMatMul", since_version=10)
+def qlinear_matmul(spec: NodeSpec) -> Kernel:
+    """A product of quantised matrices, quantised again."""
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
+        total = integer_product(a, b, a_zero, b_zero)
+        rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
+        factor = widened(rows) * widened(b_scale) / widened(y_scale)
+        return (requantized(total, factor, y_zero, y_zero.dtype),)
+
+    return kernel
+
+
+@register("QLinearConv", since_version=10)
+def qlinear_conv(spec: NodeSpec) -> Kernel:
+    """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
+    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = inputs[:8]
+        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
+        total = integer_convolution(x, weight, x_zero, w_zero, windows, groups)
+        bias = optional(inputs, 8)
+        if bias is not None:
+            total = total + per_channel(bias, x.ndim)
+        factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
+        factor = per_channel(factor, x.ndim) if factor.size > 1 else factor.reshape(())
+        return (requantized(total, factor, y_zero, y_zero.dtype),)
+
+    return kernel
