@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Forest:
         if np.bincount(np.concatenate([children, self.roots]), minlength=1).max(initial=0) > 1:
             raise ValueError("a tree's node has two parents, so it is no tree")
 
-    @property
+    @cached_property
     def num_features(self) -> int:
         """Columns that the input must have at least."""
         inner = self.modes != LEAF
@@ -161,7 +162,9 @@ def run_forest(
         out,
     )
     depth = max(len(forest.features) // max(len(forest.roots), 1), 1).bit_length()
-    run(team, walk_trees, arguments, len(x), work=len(x) * len(forest.roots) * depth * _NANOSECONDS_PER_NODE, grain=8)
+    leaf = max(len(forest.weights) // max(len(forest.features), 1), 1)
+    work = len(x) * len(forest.roots) * (depth + leaf) * _NANOSECONDS_PER_NODE
+    run(team, walk_trees, arguments, len(x), work=work, grain=8)
     if aggregate != SUM:
         out[np.isinf(out)] = 0.0
     return out

@@ -57,10 +57,7 @@ def linear_classifier(spec: NodeSpec) -> Kernel:
         scores = _table(inputs[0]).astype(np.float32, copy=False) @ matrix + intercepts
         if rows == 1 and len(labels) == 2:
             chosen = labels[(scores[:, 0] > 0).astype(np.intp)]
-            if name == "LOGISTIC":
-                pair = (sigmoid(-scores), sigmoid(scores))
-            else:
-                pair = (1 - scores, scores) if name == "NONE" else (-scores, scores)
+            pair = (sigmoid(-scores), sigmoid(scores)) if name == "LOGISTIC" else (1 - scores, scores)
             return chosen, np.concatenate(pair, axis=1).astype(np.float32)
         return labels[scores.argmax(axis=1) % len(labels)], transform(scores).astype(np.float32, copy=False)
 
