@@ -208,18 +208,23 @@ register("Max", since_version=8)(_reduce_inputs(np.maximum))
 register("Min", since_version=8)(_reduce_inputs(np.minimum))
 register("Sum", since_version=8)(_reduce_inputs(np.add))
 
+def gelu_of(x: Any, *, approximate: bool, team: Any) -> Any:
+    """GELU in x's type, exact (erf) or by tanh (Hendrycks & Gimpel 2016); computed in float32."""
+    from ..cpu.activations import gelu as cpu_gelu
+
+    wide = np.ascontiguousarray(x, np.float32)
+    rows = wide.reshape(-1, x.shape[-1]) if x.ndim else wide.reshape(1, 1)
+    return cpu_gelu(rows, approximate=approximate, team=team).reshape(x.shape).astype(x.dtype, copy=False)
+
+
 @register("Gelu", since_version=20)
 @register("Gelu", domain="com.microsoft")
 def gelu(spec: NodeSpec) -> Kernel:
-    """GELU, exact (erf) or approximate="tanh" (Hendrycks & Gimpel 2016)."""
-    from ..cpu.activations import gelu as cpu_gelu
-
+    """GELU; the attribute `approximate` chooses the form."""
     approximate = spec.attributes.get("approximate", "none") == "tanh"
-    team = spec.options.get("team")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x = np.ascontiguousarray(inputs[0], np.float32)
-        return (cpu_gelu(x.reshape(-1, x.shape[-1]), approximate=approximate, team=team).reshape(x.shape),)
+        return (gelu_of(inputs[0], approximate=approximate, team=spec.options.get("team")),)
 
     return kernel
 
@@ -242,13 +247,9 @@ def quick_gelu(spec: NodeSpec) -> Kernel:
 @register("FastGelu", domain="com.microsoft")
 def fast_gelu(spec: NodeSpec) -> Kernel:
     """GELU by tanh, of x (+ bias)."""
-    from ..cpu.activations import gelu as cpu_gelu
-
-    team = spec.options.get("team")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0] if len(inputs) < 2 or inputs[1] is None else inputs[0] + inputs[1]
-        x = np.ascontiguousarray(x, np.float32)
-        return (cpu_gelu(x.reshape(-1, x.shape[-1]), approximate=True, team=team).reshape(x.shape),)
+        return (gelu_of(x, approximate=True, team=spec.options.get("team")),)
 
     return kernel
