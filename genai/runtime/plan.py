@@ -17,6 +17,7 @@ from ..graph.ir import Function, Graph, Model, Node, Tensor, canonical_domain
 from ..graph.types import DataType, TensorType
 from ..graph.uses import free_names
 from .functions import bound_body, schema_function
+from .run_context import RunContext
 from .sparse import sparse_value
 from .weights import WeightStore
 
@@ -325,6 +326,8 @@ class SubplanKernel:
         self.outputs = [_known_type(graph.type_of(value.name)) for value in graph.outputs]
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        if type(context) is RunContext:
+            context.check()
         return self._run(self._plan, zip(self._slots, inputs, strict=False), context)
 
 

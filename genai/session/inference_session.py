@@ -9,6 +9,7 @@ from typing import Any
 
 
 from ..errors import GenaiError
+from ..runtime.run_context import RunStopped
 from .binding import IOBinding
 from .errors import Fail, InvalidArgument, RuntimeException, as_session_error
 from .feeds import FeedCheck
@@ -253,6 +254,8 @@ class InferenceSession:
             results = run_steps(self._plan, feeds, run_options, self._profiler)
         except MemoryError as error:
             raise _out_of_memory("running the model", error) from error
+        except RunStopped as error:
+            raise Fail(error.what, error.why, error.fix) from None
         return self._result_check(results, feeds)
 
 

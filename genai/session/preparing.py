@@ -11,7 +11,6 @@ import onnx
 
 from genai.kernels.cpu.team import Team
 
-from ..errors import GraphError
 from ..graph.ir import Graph, Model, Tensor, Value
 from ..graph.reader import read_model
 from ..graph.rewrites.base import run_rewrites
@@ -21,6 +20,7 @@ from ..graph.types import DataType, TensorType
 from ..graph.writer import write_model
 from ..runtime.plan import Plan, PlanOptions, build_plan
 from .errors import InvalidArgument, SourceTypeError
+from .model_check import check_nodes
 from .options import SessionOptions
 
 
@@ -53,13 +53,9 @@ def prepare(source: Any, options: SessionOptions) -> Prepared:
     _override_initializers(graph, options)
     outputs = [replace(value) for value in graph.outputs]
     level = options.graph_optimization_level.level
-    if level > 0:
-        try:
-            infer_shapes(model)
-        except GraphError as error:
-            # Inference is for rewriting; what it finds wrong is the model's own fault and is said so.
-            raise error
-        run_rewrites(model, SESSION_RULES, level)
+    check_nodes(model)
+    infer_shapes(model)
+    run_rewrites(model, SESSION_RULES, level)
     if options.optimized_model_filepath:
         write_model(model, Path(options.optimized_model_filepath))
     team = Team(options.intra_op_num_threads or None)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import GenaiError
 from ..runtime.plan import Plan
+from ..runtime.run_context import RunContext, RunStopped
 from .errors import Fail, InvalidArgument
 from .options import RunOptions
 from .profiling import Profiler
@@ -21,21 +22,23 @@ def run_steps(
     """Run a plan; returns its outputs in order.
 
     Raises:
-        Fail: a step failed, or `options.terminate` was set.
+        Fail: a step failed.
+        RunStopped: `options.terminate` was set.
         InvalidArgument: an index is out of range.
     """
+    context = None if options is None else RunContext(lambda: options.terminate)
     slots = list(plan.initial)
     for slot, value in feeds:
         slots[slot] = value
     with np.errstate(all="ignore"):
         for step in plan.steps:
-            if options is not None and options.terminate:
-                raise Fail("the run was stopped", "RunOptions.terminate is set", "set it to False and run again")
+            if context is not None:
+                context.check()
             inputs = [slots[i] for i in step.inputs]
             begin = 0 if profiler is None else perf_counter_ns()
             try:
-                results = step.kernel(None, inputs)
-            except MemoryError:
+                results = step.kernel(context, inputs)
+            except (MemoryError, RunStopped):
                 raise
             except Exception as error:
                 raise _failure(step.label, inputs, error) from error

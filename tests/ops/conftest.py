@@ -21,7 +21,7 @@ def one_node() -> Callable[..., onnx.ModelProto]:
     """A model of one node; inputs by name (None = absent), attributes as keywords."""
 
     def make(
-        op_type: str, inputs: dict[str, Any], num_outputs: int = 1, *, domain: str = "", opset: int = 17, **attributes: Any
+        op_type: str, inputs: dict[str, Any], num_outputs: int = 1, *, domain: str = "", version: int = 17, **attributes: Any
     ) -> onnx.ModelProto:
         outputs = [f"output_{index}" for index in range(num_outputs)]
         names = ["" if value is None else name for name, value in inputs.items()]
@@ -32,7 +32,7 @@ def one_node() -> Callable[..., onnx.ModelProto]:
             if value is not None
         ]
         graph = helper.make_graph([node], "graph", infos, [onnx.ValueInfoProto(name=name) for name in outputs])
-        imports = [helper.make_opsetid("", opset)]
+        imports = [helper.make_opsetid("", version)]
         if domain:
             imports.append(helper.make_opsetid(domain, 1))
         return helper.make_model(graph, opset_imports=imports, ir_version=8)
