@@ -9,14 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .session.names import SESSION_NAMES
+
 __version__ = "0.1.0"
 
 # In a checkout the rooms kernels/, kvcache/, quant/, cli/ and configs/ lie beside this folder; installed, inside it.
 _here = Path(__file__).resolve().parent
 if not (_here / "kernels").is_dir() and (_here.parent / "pyproject.toml").is_file():
     __path__.append(str(_here.parent))
-
-from .session.names import SESSION_NAMES
 
 if TYPE_CHECKING:
     from .config import Config as Config
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .session.binding import IOBinding as IOBinding
     from .session.binding import SessionIOBinding as SessionIOBinding
     from .session.custom_ops import register_op as register_op
-    from .session.errors import EPFail as EPFail
     from .session.errors import EngineError as EngineError
+    from .session.errors import EPFail as EPFail
     from .session.errors import Fail as Fail
     from .session.errors import InvalidArgument as InvalidArgument
     from .session.errors import InvalidGraph as InvalidGraph

@@ -27,7 +27,8 @@ class Kernel(Protocol):
 class Subgraph(Protocol):
     """A compiled subgraph: a kernel, and per output (dtype, sizes), None where the graph does not say."""
 
-    outputs: Sequence[tuple[Any, tuple[int | None, ...] | None]]
+    @property
+    def outputs(self) -> Sequence[tuple[Any, tuple[int | None, ...] | None]]: ...
 
     def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
 

@@ -19,9 +19,9 @@ def bound_body(function: Function, node: Node) -> Graph:
     given = {**function.attribute_defaults, **node.attributes}
     for graph in body.nested():
         for inner in graph.nodes:
-            inner.attributes = dict(
-                (name, bound) for name, item in inner.attributes.items() if (bound := _bound(item, given)) is not None
-            )
+            inner.attributes = {
+                name: bound for name, item in inner.attributes.items() if (bound := _bound(item, given)) is not None
+            }
     for index, value in enumerate(body.inputs):
         if not node.input(index):
             body.replace_uses(value.name, "")

@@ -151,7 +151,7 @@ def _memory(element_type: Any, shape: Sequence[int], address: int) -> Any:
     if address <= 0 or count < 0:
         raise InputError(f"address {address} with shape {list(shape)}", "that is no memory", "pass array.ctypes.data")
     buffer = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(buffer, dtype).reshape(tuple(shape))
+    return np.frombuffer(memoryview(buffer), dtype).reshape(tuple(shape))
 
 
 SessionIOBinding = IOBinding

@@ -71,7 +71,9 @@ def as_session_error(error: GenaiError) -> GenaiError:
     )
     if type(error).__module__ == __name__:
         return error
-    if isinstance(error, GraphError) and error.why.startswith(("it is not a protobuf", "it is empty", "it has no graph")):
+    if isinstance(error, GraphError) and error.why.startswith(
+        ("it is not a protobuf", "it is empty", "it has no graph")
+    ):
         return InvalidProtobuf(error.what, error.why, error.fix)
     for found, ours in classes:
         if isinstance(error, found):

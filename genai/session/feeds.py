@@ -32,7 +32,7 @@ class InputCheck:
         Raises:
             InvalidArgument: of another kind, element type, rank or extent.
         """
-        if type(value) is np.ndarray and value.dtype is self._dtype and value.dtype.isnative:
+        if type(value) is np.ndarray and value.dtype is self._dtype:
             array = value
         elif isinstance(self.type, TensorType) or self.type is None:
             array = self._array(value)

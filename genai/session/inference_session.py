@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-
-
 from ..errors import GenaiError
 from ..runtime.run_context import RunStopped
 from .binding import IOBinding
@@ -263,5 +261,3 @@ def _out_of_memory(doing: str, error: MemoryError) -> RuntimeException:
     return RuntimeException(
         f"out of memory while {doing}", str(error) or "an allocation failed", "use smaller inputs or a smaller model"
     )
-
-

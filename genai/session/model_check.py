@@ -121,5 +121,7 @@ def _wrong(node: Node, what: str, rule: str) -> InvalidGraph:
     domain, op_type = node.key
     operator = f"{domain}::{op_type}" if domain else op_type
     return InvalidGraph(
-        f"node {node.name!r} ({operator}): {what}", f"by the definition of the operator, {rule}", "export the model again"
+        f"node {node.name!r} ({operator}): {what}",
+        f"by the definition of the operator, {rule}",
+        "export the model again",
     )

@@ -79,7 +79,8 @@ def read(source: Any, options: SessionOptions) -> Model:
             "a model is a path, its bytes, or an onnx.ModelProto",
             "pass one of these",
         )
-    return read_model(source, external_data=options._external_files or None)
+    data = bytes(source) if isinstance(source, bytearray | memoryview) else source
+    return read_model(data, external_data=options._external_files or None)
 
 
 def _override_dims(model: Model, options: SessionOptions) -> None:
@@ -117,5 +118,3 @@ def _override_initializers(graph: Graph, options: SessionOptions) -> None:
                 "convert or reshape the value",
             )
         graph.add_initializer(Tensor.from_array(name, array))
-
-

@@ -125,7 +125,7 @@ class OrtValue:
         return int(DataType.from_numpy(self._tensor().dtype))
 
     def device_name(self) -> str:
-        """"cpu"."""
+        """ "cpu"."""
         return CPU
 
     def data_ptr(self) -> int:

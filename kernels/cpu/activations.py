@@ -51,6 +51,27 @@ def gelu_erf(x: Any, out: Any, begin: int, end: int) -> None:
         out[i] = 0.5 * value * (1.0 + math.erf(value * math.sqrt(0.5)))
 
 
+@kernel("void(float32[::1], float32[::1], int64, int64)")
+def erf_values(x: Any, out: Any, begin: int, end: int) -> None:
+    """Chunks [begin, end) of the error function."""
+    for i in range(begin * _CHUNK, min(end * _CHUNK, x.shape[0])):
+        out[i] = math.erf(np.float64(x[i]))
+
+
+def erf(x: Float32, *, team: Team | None = None) -> Float32:
+    """The error function, element by element; x is float32 and contiguous, of any shape.
+
+    Raises:
+        ValueError: x is of another type, or not contiguous.
+    """
+    flat = x.reshape(-1)
+    check("x", flat, (None,))
+    out = np.empty(flat.shape, np.float32)
+    chunks = -(-flat.size // _CHUNK)
+    run(team, erf_values, (flat, out), chunks, work=flat.size * _NANOSECONDS_PER_ERF)
+    return out.reshape(x.shape)
+
+
 def swiglu(
     gate: Float32,
     up: Float32,

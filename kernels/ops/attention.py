@@ -83,7 +83,12 @@ def attention(spec: NodeSpec) -> Kernel:
     a = spec.attributes
     if len(spec.outputs) > 3 and spec.outputs[3]:
         raise KernelError("Attention: the product as an output is borrowed")
-    if spec.has(6) or a.get("softmax_precision") or int(a.get("left_window_size", -1)) != -1 or "local_window_size" in a:
+    if (
+        spec.has(6)
+        or a.get("softmax_precision")
+        or int(a.get("left_window_size", -1)) != -1
+        or "local_window_size" in a
+    ):
         raise KernelError("Attention: this form is borrowed")
     known = {"is_causal", "kv_num_heads", "q_num_heads", "scale", "softcap", "qk_matmul_output_mode"}
     if set(a) - known:
@@ -178,5 +183,3 @@ def rotary_embedding(spec: NodeSpec) -> Kernel:
         return ((join_heads(result) if is_3d else result).astype(x.dtype, copy=False),)
 
     return kernel
-
-

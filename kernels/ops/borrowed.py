@@ -11,7 +11,6 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, as_tuple
 
-
 # Where onnx.reference keeps the operators of each domain.
 _PACKAGES = {
     "": "ops",

@@ -34,7 +34,8 @@ def dtype_of(number: int) -> np.dtype[Any]:
     """
     if number not in DTYPES:
         raise KernelError(f"there is no ONNX element type {number}")
-    return np.dtype(DTYPES[number])
+    dtype: np.dtype[Any] = np.dtype(DTYPES[number])
+    return dtype
 
 
 @cache

@@ -99,7 +99,9 @@ def bias_gelu(spec: NodeSpec) -> Kernel:
 
 
 register("GatedAdd", domain=MS)(from_function(lambda x, y, gate: x + y * gate))
-register("ExpandDims", domain=MS)(from_function(lambda x, axis: np.expand_dims(x, int(np.asarray(axis).reshape(-1)[0]))))
+register("ExpandDims", domain=MS)(
+    from_function(lambda x, axis: np.expand_dims(x, int(np.asarray(axis).reshape(-1)[0])))
+)
 register("Inverse", domain=MS)(from_function(lambda x: np.linalg.inv(widened(x)).astype(x.dtype, copy=False)))
 register("BiasAdd", domain=MS)(from_function(lambda x, bias, skip: x + bias + skip))
 register("Pad", domain=MS)(pad)

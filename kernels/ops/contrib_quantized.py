@@ -59,9 +59,7 @@ def _unary(function: Callable[..., Any], **defaults: float) -> Callable[[NodeSpe
 
 
 register("QLinearSigmoid", domain=MS)(_unary(sigmoid))
-register("QLinearLeakyRelu", domain=MS)(
-    _unary(lambda x, alpha: np.where(x < 0, x * np.float32(alpha), x), alpha=0.01)
-)
+register("QLinearLeakyRelu", domain=MS)(_unary(lambda x, alpha: np.where(x < 0, x * np.float32(alpha), x), alpha=0.01))
 
 
 @register("QLinearSoftmax", domain=MS)

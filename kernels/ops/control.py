@@ -11,7 +11,6 @@ import numpy as np
 from ..registry import Kernel, KernelError, NodeSpec, Subgraph, register, scalar
 
 
-
 @register("If")
 def if_(spec: NodeSpec) -> Kernel:
     """Run one of two subgraphs."""
@@ -117,7 +116,7 @@ class _Scan:
     def __call__(self, context: Any, states: Sequence[Any], scanned: Sequence[Any], captured: Any) -> tuple[Any, ...]:
         carried = list(states)
         slices = [
-            np.moveaxis(value, axis, 0)[::-1 if backwards else 1]
+            np.moveaxis(value, axis, 0)[:: -1 if backwards else 1]
             for value, axis, backwards in zip(scanned, self.input_axes, self.input_backwards, strict=True)
         ]
         lengths = {len(value) for value in slices}
@@ -163,5 +162,3 @@ def sequence_map(spec: NodeSpec) -> Kernel:
         return tuple(outputs)
 
     return kernel
-
-

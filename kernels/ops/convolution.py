@@ -169,9 +169,7 @@ class _ConvTranspose:
             result[tap] += parts[:, :, index]
         return result
 
-    def _crop(
-        self, extents: Sequence[int], strides: Sequence[int], full: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
+    def _crop(self, extents: Sequence[int], strides: Sequence[int], full: Sequence[int]) -> tuple[list[int], list[int]]:
         """Where the output begins inside the full result, and its sizes."""
         rank = len(extents)
         extra = self._axes("output_padding", rank, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -208,6 +209,7 @@ register("Max", since_version=8)(_reduce_inputs(np.maximum))
 register("Min", since_version=8)(_reduce_inputs(np.minimum))
 register("Sum", since_version=8)(_reduce_inputs(np.add))
 
+
 def gelu_of(x: Any, *, approximate: bool, team: Any) -> Any:
     """GELU in x's type, exact (erf) or by tanh (Hendrycks & Gimpel 2016); computed in float32."""
     from ..cpu.activations import gelu as cpu_gelu
@@ -215,6 +217,23 @@ def gelu_of(x: Any, *, approximate: bool, team: Any) -> Any:
     wide = np.ascontiguousarray(x, np.float32)
     rows = wide.reshape(-1, x.shape[-1]) if x.ndim else wide.reshape(1, 1)
     return cpu_gelu(rows, approximate=approximate, team=team).reshape(x.shape).astype(x.dtype, copy=False)
+
+
+@register("Erf", since_version=9)
+def erf(spec: NodeSpec) -> Kernel:
+    """The error function: float32 by us (also for narrower floats), float64 element by element."""
+    from ..cpu.activations import erf as cpu_erf
+
+    exact = np.vectorize(math.erf, otypes=[np.float64])
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = np.asarray(inputs[0])
+        if x.dtype == np.float64 or x.dtype.kind in "iu":
+            return (exact(x).astype(x.dtype) if x.size else x,)
+        wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
+        return (cpu_erf(wide, team=spec.options.get("team")).astype(x.dtype, copy=False),)
+
+    return kernel
 
 
 @register("Gelu", since_version=20)

@@ -58,9 +58,7 @@ def gather_nd(spec: NodeSpec) -> Kernel:
             np.arange(size).reshape(*([1] * axis), size, *([1] * (indices.ndim - 2 - axis)))
             for axis, size in enumerate(indices.shape[:batch_dims])
         )
-        coordinates = tuple(
-            in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth)
-        )
+        coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
         return (x[batch + coordinates],)
 
     return kernel

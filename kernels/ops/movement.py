@@ -93,7 +93,9 @@ def split(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
         sizes = inputs[1] if len(inputs) > 1 and inputs[1] is not None else spec.attributes.get("split")
-        if sizes is not None and (len(sizes) != count or int(np.sum(sizes)) != x.shape[axis] or np.any(np.less(sizes, 0))):
+        if sizes is not None and (
+            len(sizes) != count or int(np.sum(sizes)) != x.shape[axis] or np.any(np.less(sizes, 0))
+        ):
             raise KernelError(f"Split: sizes {np.asarray(sizes).tolist()} do not cut axis {axis} of {list(x.shape)}")
         if sizes is None:
             chunk = -(-x.shape[axis] // count)
@@ -271,7 +273,7 @@ def eye_like(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
         dtype = x.dtype if wanted is None else dtype_of(int(wanted))
-        return (np.eye(*x.shape, k=k).astype(dtype),)
+        return (np.eye(x.shape[0], x.shape[1], k=k).astype(dtype),)
 
     return kernel
 

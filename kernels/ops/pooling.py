@@ -16,7 +16,9 @@ from .windows import Windows, WindowSpec
 
 def _windows(spec: NodeSpec, window_spec: WindowSpec, x: Any) -> Windows:
     windows = window_spec.windows(x.shape[2:], spec.attributes["kernel_shape"])
-    checked_shape(spec, (*x.shape[:2], *(a + b + c for a, b, c in zip(windows.begins, x.shape[2:], windows.ends))), 8)
+    checked_shape(
+        spec, (*x.shape[:2], *(a + b + c for a, b, c in zip(windows.begins, x.shape[2:], windows.ends, strict=True))), 8
+    )
     return windows
 
 

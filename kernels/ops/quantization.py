@@ -22,7 +22,7 @@ _EXACT_TERMS = 256
 
 def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
     """A scale or zero point in a form that broadcasts to x: one, one per position of an axis, or one per block."""
-    if parameter.ndim == 0 or parameter.size == 1 and parameter.ndim == 1 and not block_size:
+    if parameter.ndim == 0 or (parameter.size == 1 and parameter.ndim == 1 and not block_size):
         return parameter.reshape(())
     axis = checked_axis(axis, x.ndim)
     if block_size:
@@ -46,7 +46,7 @@ def quantize_linear(spec: NodeSpec) -> Kernel:
         x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
         dtype = points.dtype if points is not None else dtype_of(output or 2)
         if precision:
-            scaled = (x.astype(dtype_of(precision)) / along(scale.astype(dtype_of(precision)), x, axis, block_size))
+            scaled = x.astype(dtype_of(precision)) / along(scale.astype(dtype_of(precision)), x, axis, block_size)
         else:
             scaled = x / along(scale.astype(x.dtype, copy=False) if x.dtype.kind != "i" else scale, x, axis, block_size)
         offset = None if points is None else along(points, x, axis, block_size)
@@ -60,7 +60,9 @@ def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True
     limits = integer_limits(dtype)
     if limits is None:
         wide = widened(scaled)
-        return cast_array(wide if zero_point is None else wide + widened(zero_point), number_of(dtype), saturate=saturate)
+        return cast_array(
+            wide if zero_point is None else wide + widened(zero_point), number_of(dtype), saturate=saturate
+        )
     rounded = np.rint(widened(scaled))
     if zero_point is not None:
         rounded = rounded + zero_point.astype(rounded.dtype)

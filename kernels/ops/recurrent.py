@@ -104,7 +104,9 @@ class _Recurrent:
         directions = self._directions(inputs)
         hidden = directions[0].states.shape[0]
         lengths = optional(inputs, 4)
-        outputs, states, cells = [], [], []
+        outputs: list[Any] = []
+        states: list[Any] = []
+        cells: list[Any] = []
         for index, weights in enumerate(directions):
             state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
             walked = self._walk(x, weights, state, cell, lengths, index)
@@ -130,9 +132,7 @@ class _Recurrent:
         for index in range(len(self.backwards)):
             biases = np.zeros(2 * width, weight.dtype) if bias is None else widened(bias[index])
             peephole = None if peepholes is None else widened(peepholes[index]).reshape(3, hidden)
-            found.append(
-                _Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole)
-            )
+            found.append(_Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole))
         return found
 
     def _walk(self, x: Any, weights: _Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,8 @@ class _Resize:
         self.scales_at = 1 if old else 2
         if self.mode not in ("nearest", "linear", "bilinear", "cubic"):
             raise KernelError(f"{spec.op_type}: mode {self.mode!r} is unknown")
+        if self.nearest not in _ROUNDINGS:
+            raise KernelError(f"{spec.op_type}: nearest_mode {self.nearest!r} is unknown")
         if self.where not in _COORDINATES:
             raise KernelError(f"{spec.op_type}: coordinate_transformation_mode {self.where!r} is unknown")
 
@@ -166,7 +168,7 @@ def _crop(x: Any, plan: _Axis) -> Any:
     return plan.start * last + x * (plan.end - plan.start) * last / (plan.after - 1)
 
 
-_COORDINATES = {
+_COORDINATES: dict[str, Callable[[Any, _Axis], Any]] = {
     "align_corners": _align_corners,
     "asymmetric": lambda x, plan: x / plan.scale,
     "half_pixel": _half_pixel,
@@ -175,7 +177,7 @@ _COORDINATES = {
     "tf_crop_and_resize": _crop,
     "tf_half_pixel_for_nn": lambda x, plan: (x + 0.5) / plan.scale,
 }
-_ROUNDINGS = {
+_ROUNDINGS: dict[str, Callable[[Any], Any]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),
     "floor": np.floor,

@@ -52,15 +52,18 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> Any:
     if len(place) != len(nodes):
         raise KernelError(f"{spec.op_type}: two nodes of a tree have the same id")
     inner = modes != LEAF
-    children = [_children(place, trees, names[f"{side}nodeids"], inner) for side in ("true", "false")]
+    true_children, false_children = (
+        _children(place, trees, names[f"{side}nodeids"], inner) for side in ("true", "false")
+    )
     has_parent = np.zeros(len(nodes), bool)
-    for side in children:
+    for side in (true_children, false_children):
         has_parent[side[inner]] = True
     starts, order = _leaf_starts(spec, place, owners, len(nodes))
     forest = Forest(
         np.flatnonzero(~has_parent).astype(np.int32),
         names["featureids"].astype(np.int32),
-        *children,
+        true_children,
+        false_children,
         values,
         modes,
         missing,
@@ -174,7 +177,9 @@ class _BinaryScores:
     """Two classes from one score: a probability where all weights are positive, else a margin around 0."""
 
     def __init__(self, labels: Any, all_positive: bool, transform: str) -> None:
-        self._labels = labels if len(labels) == 2 else np.array([0 if labels.dtype != object else "", labels[0]], labels.dtype)
+        self._labels = (
+            labels if len(labels) == 2 else np.array([0 if labels.dtype != object else "", labels[0]], labels.dtype)
+        )
         self._threshold = 0.5 if all_positive else 0.0
         self._all_positive, self._transform = all_positive, transform
 
@@ -210,7 +215,9 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
         leaves = np.asarray(a[f"nodes_{side}leafs"], bool)
         if len(ids) != num_inner or len(leaves) != num_inner or np.any(ids < 0) or np.any(ids >= total):
             raise KernelError("TreeEnsemble: children do not fit the nodes")
-        return np.concatenate([np.where(leaves, ids + num_inner, ids), np.zeros(len(weights), np.int64)]).astype(np.int32)
+        return np.concatenate([np.where(leaves, ids + num_inner, ids), np.zeros(len(weights), np.int64)]).astype(
+            np.int32
+        )
 
     def inner(name: str, dtype: Any) -> Any:
         values = np.asarray(a.get(name, np.zeros(num_inner))).reshape(-1).astype(dtype)

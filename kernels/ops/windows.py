@@ -61,7 +61,10 @@ class Windows:
         ]
         if not any(before or after for before, after in widths):
             return x
-        shape = (*x.shape[:2], *(before + size + after for (before, after), size in zip(widths, x.shape[2:])))
+        shape = (
+            *x.shape[:2],
+            *(before + size + after for (before, after), size in zip(widths, x.shape[2:], strict=True)),
+        )
         result = np.full(shape, value, x.dtype)
         inner = tuple(slice(before, before + size) for (before, _), size in zip(widths, x.shape[2:], strict=True))
         result[(slice(None), slice(None), *inner)] = x
@@ -120,7 +123,7 @@ class WindowSpec:
         if self._auto_pad == "VALID" or (self._auto_pad == "NOTSET" and self._pads is None):
             return [0] * rank, [0] * rank
         if self._auto_pad == "NOTSET":
-            pads = [int(pad) for pad in self._pads]
+            pads = [int(pad) for pad in self._pads or ()]
             if len(pads) != 2 * rank:
                 raise KernelError(f"{self._name}: pads {pads} do not fit {rank} spatial axes")
             return pads[:rank], pads[rank:]

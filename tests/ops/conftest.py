@@ -21,7 +21,13 @@ def one_node() -> Callable[..., onnx.ModelProto]:
     """A model of one node; inputs by name (None = absent), attributes as keywords."""
 
     def make(
-        op_type: str, inputs: dict[str, Any], num_outputs: int = 1, *, domain: str = "", version: int = 17, **attributes: Any
+        op_type: str,
+        inputs: dict[str, Any],
+        num_outputs: int = 1,
+        *,
+        domain: str = "",
+        version: int = 17,
+        **attributes: Any,
     ) -> onnx.ModelProto:
         outputs = [f"output_{index}" for index in range(num_outputs)]
         names = ["" if value is None else name for name, value in inputs.items()]

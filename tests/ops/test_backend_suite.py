@@ -20,9 +20,7 @@ def outcomes() -> dict[str, str]:
 def test_nothing_else_fails(outcomes):
     needs_pillow = set() if HAS_PILLOW else {name for name in outcomes if "image_decoder" in name}
     unexpected = {
-        name: why
-        for name, why in outcomes.items()
-        if why and name not in KNOWN_FAILURES and name not in needs_pillow
+        name: why for name, why in outcomes.items() if why and name not in KNOWN_FAILURES and name not in needs_pillow
     }
     assert not unexpected
 

@@ -1,5 +1,7 @@
 """Operators of com.microsoft against onnxruntime."""
 
+# ruff: noqa: E501 - each case is one line of a table
+
 from __future__ import annotations
 
 from typing import Any
@@ -57,7 +59,9 @@ EXACT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "inputs", "attributes"), EXACT, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"), EXACT, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_floats(one_node, both, op, inputs, attributes):
     ours, theirs = both(one_node(op, inputs, domain=MS, **attributes), inputs)
     for mine, other in zip(ours, theirs, strict=True):
@@ -79,7 +83,9 @@ QUANTISED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "inputs", "attributes"), QUANTISED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"), QUANTISED, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_quantised_within_one_step(one_node, both, op, inputs, attributes):
     ours, theirs = both(one_node(op, inputs, domain=MS, **attributes), inputs)
     assert ours[0].dtype == theirs[0].dtype

@@ -137,9 +137,7 @@ def test_ort_values_of_other_types():
 def test_sessions_are_shared_by_threads(add):
     def work(number):
         a = np.full((50, 3), number, np.float32)
-        for _ in range(200):
-            if add.run(None, {"a": a, "b": a})[0].max() != 2 * number:
-                wrong.append(number)
+        wrong.extend(number for _ in range(200) if add.run(None, {"a": a, "b": a})[0].max() != 2 * number)
 
     wrong: list[int] = []
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -154,7 +152,7 @@ def test_terminate_stops_a_run(make_model):
     body = helper.make_graph(
         [helper.make_node("Identity", ["cond"], ["more"]), helper.make_node("Sin", ["x"], ["y"])],
         "body",
-        [helper.make_tensor_value_info("i", 7, []), helper.make_tensor_value_info("cond", 9, []), helper.make_tensor_value_info("x", 1, [1])],
+        [helper.make_tensor_value_info(*value) for value in (("i", 7, []), ("cond", 9, []), ("x", 1, [1]))],
         [helper.make_tensor_value_info("more", 9, []), helper.make_tensor_value_info("y", 1, [1])],
     )  # fmt: skip
     model = make_model(
@@ -230,5 +228,7 @@ def test_module_functions():
 
 def test_unavailable_providers_are_warned_about(add_model):
     with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
-        session = ort.InferenceSession(add_model, providers=[("CUDAExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            add_model, providers=[("CUDAExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
+        )
     assert session.get_providers() == ["CPUExecutionProvider"]

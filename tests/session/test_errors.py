@@ -124,9 +124,11 @@ def test_newer_ir(add_model):
         ort.InferenceSession(model)
 
 
+PRODUCT = helper.make_node("MatMul", ["a", "b"], ["c"], name="product")
+RANGE = helper.make_node("Range", ["a", "b", "d"], ["c"])
 RUNS = {
     "shapes that cannot be multiplied": (
-        _model(helper.make_node("MatMul", ["a", "b"], ["c"], name="product"), outputs=[("c", 1, None)], a=(1, [2, 3]), b=(1, [4, 5])),
+        _model(PRODUCT, outputs=[("c", 1, None)], a=(1, [2, 3]), b=(1, [4, 5])),
         {"a": np.ones((2, 3), np.float32), "b": np.ones((4, 5), np.float32)},
         "Fail",
         "product",
@@ -156,12 +158,12 @@ RUNS = {
         "allowed",
     ),
     "endless range": (
-        _model(helper.make_node("Range", ["a", "b", "d"], ["c"]), outputs=[("c", 1, None)], a=(1, []), b=(1, []), d=(1, [])),
+        _model(RANGE, outputs=[("c", 1, None)], a=(1, []), b=(1, []), d=(1, [])),
         {"a": np.float32(0), "b": np.float32(1), "d": np.float32(1e-30)},
         "Fail",
         "allowed|no end",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "feed", "kind", "message"), RUNS.values(), ids=RUNS)
@@ -180,7 +182,12 @@ def test_wrong_declared_output(make_model, ones):
 
 def test_bad_options(add_model):
     options = ort.SessionOptions()
-    for name, value in (("graph_optimization_level", 17), ("intra_op_num_threads", -1), ("enable_profiling", "yes"), ("nonsense", 1)):
+    for name, value in (
+        ("graph_optimization_level", 17),
+        ("intra_op_num_threads", -1),
+        ("enable_profiling", "yes"),
+        ("nonsense", 1),
+    ):
         with pytest.raises(ort.GenaiError):
             setattr(options, name, value)
     with pytest.raises(ort.GenaiError, match="register_op"):

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from .base import Rewrite
+from .common_subexpressions import ShareSubexpressions
 from .constant_folding import FoldConstants
+from .conv_batch_norm import FoldConvBatchNorm
 from .dead_code import RemoveDeadCode
+from .gelu import FuseGelu
 from .identity import RemoveIdentities
+from .known_shapes import FoldKnownShapes
+from .layer_norm import FuseLayerNorm
+from .transposes import MergeTransposes
 
-SESSION_RULES: tuple[Rewrite, ...] = (RemoveIdentities(), FoldConstants(), RemoveDeadCode())
+SESSION_RULES: tuple[Rewrite, ...] = (
+    RemoveIdentities(),
+    FoldKnownShapes(),
+    FoldConstants(),
+    ShareSubexpressions(),
+    MergeTransposes(),
+    FoldConvBatchNorm(),
+    FuseLayerNorm(),
+    FuseGelu(),
+    RemoveDeadCode(),
+)
