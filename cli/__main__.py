@@ -8,6 +8,7 @@ import sys
 import typer
 
 from . import bench, chat, evaluate, generate, info
+from . import run as run_command
 from .terminal import ReaderGone, say
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
+app.command("run")(run_command.run)
 app.add_typer(bench.app, name="bench")
 app.add_typer(evaluate.app, name="eval")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,6 +52,23 @@ def prefill(
 
     loaded = opt.load(model, threads, accuracy, kv_type)
     _report(bench_prefill(loaded, tokens=tokens, repeat=repeat), as_json)
+
+
+@app.command()
+def session(
+    model: Annotated[Path, typer.Argument(help="An .onnx file.", show_default=False)],
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT of a symbolic dimension.")] = None,
+    repeat: Repeat = 10,
+    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
+    compare: Annotated[bool, typer.Option("--compare", help="Measure onnxruntime in turn with us.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Milliseconds to load and run any ONNX model, on made-up inputs."""
+    from genai.session_benchmark import bench_session
+
+    from .run import extents
+
+    _report(bench_session(model, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
 
 
 def _report(result: dict[str, object], as_json: bool) -> None:

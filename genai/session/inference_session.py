@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from genai.kernels.cpu.blas import BLAS_THREADS
+
 from ..errors import GenaiError
 from ..runtime.run_context import RunStopped
 from .binding import IOBinding
@@ -227,6 +229,10 @@ class InferenceSession:
         """When recording began, in nanoseconds of `time.perf_counter_ns`; 0 where nothing is recorded."""
         return 0 if self._profiler is None else self._profiler.start_ns
 
+    def profile_totals(self) -> dict[str, tuple[int, int]]:
+        """Per operator calls and nanoseconds, the longest first; empty where nothing is recorded."""
+        return {} if self._profiler is None else self._profiler.totals()
+
     def end_profiling(self) -> str:
         """Write the trace (Chrome's format) and return its path; "" where nothing is recorded."""
         if self._profiler is None:
@@ -249,7 +255,8 @@ class InferenceSession:
 
     def _run(self, feeds: list[tuple[int, Any]], run_options: RunOptions | None) -> list[Any]:
         try:
-            results = run_steps(self._plan, feeds, run_options, self._profiler)
+            with BLAS_THREADS.single():
+                results = run_steps(self._plan, feeds, run_options, self._profiler)
         except MemoryError as error:
             raise _out_of_memory("running the model", error) from error
         except RunStopped as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.blas import matmul
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .support import optional
 
@@ -24,6 +25,7 @@ def attend(
     softcap: float = 0.0,
     past_length: int | None = None,
     fully_masked_is_zero: bool = False,
+    team: Any = None,
 ) -> Any:
     """softmax(scale * query @ key' + bias) @ value.
 
@@ -38,7 +40,8 @@ def attend(
         if kv_heads == 0 or heads % kv_heads:
             raise KernelError(f"{heads} query heads over {kv_heads} key heads")
         key, value = (np.repeat(x, heads // kv_heads, axis=1) for x in (key, value))
-    scores = (query * query.dtype.type(scale or 1 / math.sqrt(query.shape[-1]))) @ np.swapaxes(key, -1, -2)
+    scaled = query * query.dtype.type(scale or 1 / math.sqrt(query.shape[-1]))
+    scores = matmul(scaled, np.swapaxes(key, -1, -2), team)
     if softcap:
         scores = np.tanh(scores / softcap) * softcap
     if bias is not None:
@@ -46,7 +49,7 @@ def attend(
     if past_length is not None:
         rows, columns = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
         scores = np.where(columns <= rows + past_length, scores, scores.dtype.type(-np.inf))
-    return _probabilities(scores, zero=fully_masked_is_zero) @ value
+    return matmul(_probabilities(scores, zero=fully_masked_is_zero), value, team)
 
 
 def _probabilities(scores: Any, *, zero: bool) -> Any:

@@ -45,7 +45,7 @@ def fused_matmul(spec: NodeSpec) -> Kernel:
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         left, right = (_transposed(x, *flag) for x, flag in zip(inputs, flags, strict=True))
-        result = product(left, right)
+        result = product(left, right, spec.options.get("team"))
         return (result * result.dtype.type(alpha) if alpha != 1.0 else result,)
 
     return kernel

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.blas import matmul
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .support import checked_shape, optional, widened
 from .windows import Windows, WindowSpec
 
 
-def convolve(x: Any, weight: Any, windows: Windows, groups: int) -> Any:
+def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = None) -> Any:
     """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
     batch, channels = x.shape[:2]
     outputs = weight.shape[0]
@@ -23,13 +24,13 @@ def convolve(x: Any, weight: Any, windows: Windows, groups: int) -> Any:
         )
     positions = math.prod(windows.counts)
     if windows.is_pointwise and groups == 1:
-        product = weight.reshape(outputs, channels) @ x.reshape(batch, channels, positions)
+        product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), team)
     elif weight.shape[1] == 1 and outputs == channels:
         return _depthwise(windows.padded(x, 0), weight, windows)
     else:
         columns = _columns(windows.padded(x, 0), windows)
         columns = columns.reshape(batch, groups, -1, positions)
-        product = weight.reshape(groups, outputs // groups, -1) @ columns
+        product = matmul(weight.reshape(groups, outputs // groups, -1), columns, team)
     return product.reshape(batch, outputs, *windows.counts)
 
 
@@ -61,6 +62,7 @@ def per_channel(values: Any, rank: int) -> Any:
 def conv(spec: NodeSpec) -> Kernel:
     """Cross-correlation of any spatial rank, with groups, dilations and bias."""
     window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+    team = spec.options.get("team")
     if groups < 1:
         raise KernelError(f"Conv: group is {groups}")
 
@@ -69,7 +71,7 @@ def conv(spec: NodeSpec) -> Kernel:
         _check_ranks(spec, x, weight)
         windows = window_spec.windows(x.shape[2:], weight.shape[2:])
         _check_columns(spec, x, weight, windows)
-        result = convolve(widened(x), widened(weight), windows, groups)
+        result = convolve(widened(x), widened(weight), windows, groups, team)
         if bias is not None:
             result += per_channel(bias, x.ndim)
         return (result.astype(x.dtype, copy=False),)

@@ -9,21 +9,30 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.blas import matmul as blas_matmul
 from ..registry import Kernel, KernelError, NodeSpec, register
-from .support import checked_shape, from_function, optional, widened
+from .support import checked_shape, optional, widened
 
 _TERM = r"[A-Za-z]*(\.\.\.[A-Za-z]*)?"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 
 
-def product(a: Any, b: Any) -> Any:
+def product(a: Any, b: Any, team: Any = None) -> Any:
     """a @ b in a's type."""
     if a.dtype.itemsize < 4:
-        return (widened(a) @ widened(b)).astype(a.dtype, copy=False)
-    return np.matmul(a, b)
+        return blas_matmul(widened(a), widened(b), team).astype(a.dtype, copy=False)
+    return blas_matmul(a, b, team)
 
 
-register("MatMul")(from_function(product))
+@register("MatMul")
+def matmul(spec: NodeSpec) -> Kernel:
+    """NumPy's matmul has the rules of ONNX."""
+    team = spec.options.get("team")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return (product(inputs[0], inputs[1], team),)
+
+    return kernel
 
 
 @register("Gemm")
@@ -31,12 +40,13 @@ def gemm(spec: NodeSpec) -> Kernel:
     """alpha * A' @ B' + beta * C."""
     alpha, beta = float(spec.attributes.get("alpha", 1.0)), float(spec.attributes.get("beta", 1.0))
     trans_a, trans_b = bool(spec.attributes.get("transA", 0)), bool(spec.attributes.get("transB", 0))
+    team = spec.options.get("team")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a = inputs[0].T if trans_a else inputs[0]
         b = inputs[1].T if trans_b else inputs[1]
         addend = optional(inputs, 2)
-        result = widened(a) @ widened(b)
+        result = blas_matmul(widened(a), widened(b), team)
         if alpha != 1.0:
             result *= result.dtype.type(alpha)
         if addend is not None:
