@@ -222,10 +222,13 @@ class _Compiler:
                 return entry.factory(spec)
             except KernelError as error:
                 refusal = error
-            except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+            except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
                 raise _unusable(node, error) from error
         if not subgraphs and borrowed.implemented(domain, op_type, spec.version):
-            return borrowed.make(spec)
+            try:
+                return borrowed.make(spec)
+            except Exception as error:  # Borrowed code raises what it likes.
+                raise _unusable(node, refusal or error) from error
         body = schema_function(node, spec.version, self.graph)
         if body is None:
             raise _unusable(node, refusal or KernelError("its definition needs types that are not known")) from refusal

@@ -94,7 +94,8 @@ class InputCheck:
         for axis, extent in self._fixed:
             if shape[axis] != extent:
                 raise InvalidArgument(
-                    f"got invalid dimensions for input: {self.name} index: {axis} Got: {shape[axis]} Expected: {extent}",
+                    f"got invalid dimensions for input: {self.name} "
+                    f"index: {axis} Got: {shape[axis]} Expected: {extent}",
                     f"the array has shape {list(shape)}, the model says {_shape_text(self.type)}",
                     "reshape the array, or export the model with a free dimension there",
                 )

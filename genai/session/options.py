@@ -120,7 +120,8 @@ class SessionOptions(_Entries):
         object.__setattr__(self, name, _checked(name, value) if name in _SESSION_OPTIONS else value)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Add an entry of onnxruntime's configuration; see docs/session.md for the keys that have an effect."""
+        """Add an entry of onnxruntime's configuration. One key, ours, has an effect: "session.max_value_bytes" limits
+        what a single value of the graph may take (docs/session.md)."""
         self._add(key, value)
 
     def get_session_config_entry(self, key: str) -> str:

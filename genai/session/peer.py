@@ -1,4 +1,4 @@
-"""onnxruntime beside a session, where it is installed and asked for: to compare results and speed, never to run models."""
+"""onnxruntime beside a session, where it is installed and asked for: to compare results and speed, no more."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ from .errors import InvalidArgument, SourceTypeError
 from .model_check import check_nodes
 from .options import SessionOptions
 
+MAX_VALUE_BYTES = "session.max_value_bytes"
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -59,12 +61,22 @@ def prepare(source: Any, options: SessionOptions) -> Prepared:
     if options.optimized_model_filepath:
         write_model(model, Path(options.optimized_model_filepath))
     team = Team(options.intra_op_num_threads or None)
-    plan = build_plan(model, PlanOptions(kernel={"team": team}))
+    plan = build_plan(model, PlanOptions(kernel={"team": team, **_limits(options)}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
     return Prepared(model, plan, inputs, overridable, outputs)
+
+
+def _limits(options: SessionOptions) -> dict[str, int]:
+    """The largest value that a node may make, where the caller limits it."""
+    text = options._entries.get(MAX_VALUE_BYTES)
+    if text is None:
+        return {}
+    if not text.isdecimal():
+        raise InvalidArgument(f"config entry {MAX_VALUE_BYTES} = {text!r}", "it is a number of bytes", "correct it")
+    return {"max_value_bytes": int(text)}
 
 
 def read(source: Any, options: SessionOptions) -> Model:

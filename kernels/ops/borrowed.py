@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, as_tuple
+from .support import checked_shape
 
 # Where onnx.reference keeps the operators of each domain.
 _PACKAGES = {
@@ -18,6 +19,16 @@ _PACKAGES = {
     "ai.onnx.preview": "ops.aionnx_preview",
     "ai.onnx.preview.training": "ops.aionnx_preview_training",
 }
+
+
+# Borrowed code loops over such numbers in Python, or allocates by them.
+_MAX_COUNT = 1 << 20
+_COUNT_LIMITS = {"TfIdfVectorizer": 10_000}
+_NOT_COUNTS = frozenset({"ignore_index", "dtype", "to", "ngram_counts", "ngram_indexes", "pool_int64s"})
+_SIZED_BY_INPUTS = frozenset(
+    "AffineGrid BlackmanWindow CenterCropPad Col2Im DFT HammingWindow HannWindow MaxUnpool MelWeightMatrix STFT".split()
+)
+_MAX_RANK = 8
 
 
 @cache
@@ -54,6 +65,7 @@ def make(spec: NodeSpec) -> Kernel:
     """A kernel that runs one node through onnx.reference."""
     from onnx.reference import ReferenceEvaluator
 
+    _check_attributes(spec)
     evaluator = ReferenceEvaluator(_node_model(spec))
     names = [name for name in spec.inputs if name]
     wanted = [name for name in spec.outputs if name]
@@ -62,10 +74,33 @@ def make(spec: NodeSpec) -> Kernel:
         feeds = {name: value for name, value in zip(spec.inputs, inputs, strict=False) if name}
         if len(feeds) != len(set(names)):
             raise KernelError(f"{spec.op_type}: expected inputs {names}, got {list(feeds)}")
+        _check_sizes(spec, inputs)
         results = dict(zip(wanted, as_tuple(tuple(evaluator.run(None, feeds))), strict=True))
         return tuple(_value(results[name]) if name else None for name in spec.outputs)
 
     return kernel
+
+
+def _check_attributes(spec: NodeSpec) -> None:
+    """Refuse numbers that borrowed code would count up to.
+
+    Raises:
+        KernelError: one is too large.
+    """
+    limit = _COUNT_LIMITS.get(spec.op_type, _MAX_COUNT)
+    for name, value in spec.attributes.items():
+        numbers = value if isinstance(value, list) else [value]
+        if name not in _NOT_COUNTS and any(isinstance(number, int) and abs(number) > limit for number in numbers):
+            raise KernelError(f"{spec.op_type}: {name} is {value!s:.80}, borrowed operators take at most {limit}")
+
+
+def _check_sizes(spec: NodeSpec, inputs: Sequence[Any]) -> None:
+    """Refuse sizes, given as inputs, of values that are too large to make."""
+    if spec.op_type not in _SIZED_BY_INPUTS:
+        return
+    for value in inputs:
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "iu" and value.size <= _MAX_RANK:
+            checked_shape(spec, [max(int(size), 1) for size in np.asarray(value).reshape(-1)], 8)
 
 
 def _value(result: Any) -> Any:

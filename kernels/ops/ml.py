@@ -10,7 +10,7 @@ import numpy as np
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
 from .classes import labels_of, post_transform
-from .support import from_function
+from .support import checked_shape, from_function
 
 ML = "ai.onnx.ml"
 
@@ -253,5 +253,32 @@ def category_mapper(spec: NodeSpec) -> Kernel:
         result = np.empty(len(items), object)
         result[:] = [to_string.get(item, no_string) for item in items]
         return (result.reshape(x.shape),)
+
+    return kernel
+
+
+@register("CastMap", domain=ML)
+def cast_map(spec: NodeSpec) -> Kernel:
+    """The values of a map in the order of its keys, as one row; sparse ones at the places that the keys say."""
+    dtypes = {"TO_FLOAT": np.float32, "TO_STRING": object, "TO_INT64": np.int64}
+    to, form = str(spec.attributes.get("cast_to", "TO_FLOAT")), str(spec.attributes.get("map_form", "DENSE"))
+    if to not in dtypes or form not in ("DENSE", "SPARSE"):
+        raise KernelError(f"CastMap: cast_to {to!r} or map_form {form!r} is unknown")
+    convert = {"TO_FLOAT": float, "TO_STRING": str, "TO_INT64": lambda value: int(float(value))}[to]
+    width = int(spec.attributes.get("max_map", 1))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        items = sorted(inputs[0].items())
+        if form == "DENSE":
+            places = range(len(items))
+            row = np.empty((1, len(items)), dtypes[to])
+        else:
+            places = [int(key) for key, _ in items]
+            if places and not 0 <= min(places) <= max(places) < width:
+                raise KernelError(f"CastMap: keys {places[0]} to {places[-1]} outside 0 to {width - 1}")
+            row = np.full(checked_shape(spec, (1, width), 8), "" if to == "TO_STRING" else 0, dtypes[to])
+        for place, (_, value) in zip(places, items, strict=True):
+            row[0, place] = convert(value)
+        return (row,)
 
     return kernel

@@ -148,3 +148,39 @@ def global_lp_pool(spec: NodeSpec) -> Kernel:
         return ((powers ** (1.0 / p)).astype(x.dtype, copy=False),)
 
     return kernel
+
+
+@register("MaxRoiPool")
+def max_roi_pool(spec: NodeSpec) -> Kernel:
+    """The largest element of each bin of each region (Girshick 2015); empty bins give 0."""
+    rows, columns = (int(size) for size in spec.attributes["pooled_shape"])
+    scale = float(spec.attributes.get("spatial_scale", 1.0))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, regions = inputs
+        result = np.zeros(checked_shape(spec, (len(regions), x.shape[1], rows, columns), 8), x.dtype)
+        for number, region in enumerate(regions):
+            image = int(region[0])
+            if not 0 <= image < len(x):
+                raise IndexError(f"MaxRoiPool: region {number} is of image {image}, there are {len(x)}")
+            left, top, right, bottom = (int(np.floor(v * scale + 0.5)) for v in region[1:5].tolist())
+            spans = (_bins(top, bottom, rows, x.shape[2]), _bins(left, right, columns, x.shape[3]))
+            for i, (y0, y1) in enumerate(spans[0]):
+                for j, (x0, x1) in enumerate(spans[1]):
+                    if y1 > y0 and x1 > x0:
+                        result[number, :, i, j] = x[image, :, y0:y1, x0:x1].max(axis=(1, 2))
+        return (result,)
+
+    return kernel
+
+
+def _bins(first: int, last: int, count: int, extent: int) -> list[tuple[int, int]]:
+    """Ranges of the bins along one axis, cut off at the edges."""
+    size = max(last - first + 1, 1) / count
+    return [
+        (
+            min(max(int(np.floor(i * size)) + first, 0), extent),
+            min(max(int(np.ceil((i + 1) * size)) + first, 0), extent),
+        )
+        for i in range(count)
+    ]
