@@ -116,7 +116,8 @@ def _difference(a: Any, b: Any) -> tuple[float, float]:
         return (0.0, 0.0) if a.tolist() == b.tolist() else (np.inf, np.inf)
     first, second = a.astype(np.float64), b.astype(np.float64)
     same = (first == second) | (np.isnan(first) & np.isnan(second))
-    gap = np.where(same, 0.0, np.abs(first - second))
+    with np.errstate(invalid="ignore"):
+        gap = np.where(same, 0.0, np.abs(first - second))
     gap = np.where(np.isnan(gap), np.inf, gap)
     largest = float(gap.max(initial=0.0))
     finite = np.abs(second[np.isfinite(second)])

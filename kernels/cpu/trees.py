@@ -67,6 +67,14 @@ class Forest:
             raise ValueError("a tree's feature is negative")
         if np.bincount(np.concatenate([children, self.roots]), minlength=1).max(initial=0) > 1:
             raise ValueError("a tree's node has two parents, so it is no tree")
+        # With one parent at most, whoever is not reached from a root goes round in a circle.
+        reached, frontier = 0, self.roots
+        while len(frontier):
+            reached += len(frontier)
+            walking = frontier[inner[frontier]]
+            frontier = np.concatenate([self.true_children[walking], self.false_children[walking]])
+        if reached != nodes:
+            raise ValueError(f"{nodes - reached} nodes of the trees cannot be reached from a root")
 
     @cached_property
     def num_features(self) -> int:

@@ -1,4 +1,7 @@
-"""Tree ensembles of ai.onnx.ml: attributes are flattened and checked once, rows walk in compiled code."""
+"""Tree ensembles of ai.onnx.ml: attributes are flattened and checked once, rows walk in compiled code.
+
+Trees that are none raise ValueError and not KernelError, which would hand them on to code that might walk for ever.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,10 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> Any:
     missing = missing if len(missing) else np.zeros(len(nodes), np.uint8)
     lengths = {len(array) for array in (trees, nodes, values, modes, missing, *names.values())}
     if len(lengths) != 1 or {len(array) for array in owners} != {len(weights)} or not len(nodes):
-        raise KernelError(f"{spec.op_type}: the attributes of nodes, or of weights, differ in length or are empty")
+        raise ValueError(f"{spec.op_type}: the attributes of nodes, or of weights, differ in length or are empty")
     place = {key: index for index, key in enumerate(zip(trees.tolist(), nodes.tolist(), strict=True))}
     if len(place) != len(nodes):
-        raise KernelError(f"{spec.op_type}: two nodes of a tree have the same id")
+        raise ValueError(f"{spec.op_type}: two nodes of a tree have the same id")
     inner = modes != LEAF
     true_children, false_children = (
         _children(place, trees, names[f"{side}nodeids"], inner) for side in ("true", "false")
@@ -59,6 +62,8 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> Any:
     for side in (true_children, false_children):
         has_parent[side[inner]] = True
     starts, order = _leaf_starts(spec, place, owners, len(nodes))
+    if int((~has_parent).sum()) != len(np.unique(trees)):
+        raise ValueError(f"{spec.op_type}: {int((~has_parent).sum())} roots for {len(np.unique(trees))} trees")
     forest = Forest(
         np.flatnonzero(~has_parent).astype(np.int32),
         names["featureids"].astype(np.int32),
@@ -75,7 +80,7 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> Any:
     try:
         forest.check_integrity()
     except ValueError as error:
-        raise KernelError(f"{spec.op_type}: {error}") from error
+        raise ValueError(f"{spec.op_type}: {error}") from error
     return forest
 
 
@@ -83,7 +88,7 @@ def _modes(names: Sequence[str]) -> Any:
     try:
         return np.array([_MODES[name] for name in names], np.uint8)
     except KeyError as error:
-        raise KernelError(f"tree node mode {error} is unknown") from None
+        raise ValueError(f"tree node mode {error} is unknown") from None
 
 
 def _children(place: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner: Any) -> Any:
@@ -94,7 +99,7 @@ def _children(place: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner:
             for tree, child, has in zip(trees.tolist(), ids.tolist(), inner.tolist(), strict=True)
         ]
     except KeyError as error:
-        raise KernelError(f"a tree has no node {error}") from None
+        raise ValueError(f"a tree has no node {error}") from None
     return np.array(found, np.int32)
 
 
@@ -105,7 +110,7 @@ def _leaf_starts(
     try:
         nodes = [place[key] for key in zip(owners[0].tolist(), owners[1].tolist(), strict=True)]
     except KeyError as error:
-        raise KernelError(f"{spec.op_type}: a weight belongs to the node {error}, which does not exist") from None
+        raise ValueError(f"{spec.op_type}: a weight belongs to the node {error}, which does not exist") from None
     positions = np.array(nodes, np.int64)
     order = np.argsort(positions, kind="stable")
     counts = np.bincount(positions, minlength=num_nodes)
@@ -124,7 +129,7 @@ def tree_ensemble_regressor(spec: NodeSpec) -> Kernel:
 
     name = str(spec.attributes.get("aggregate_function", "SUM"))
     if name not in _AGGREGATES:
-        raise KernelError(f"TreeEnsembleRegressor: aggregate_function {name!r} is unknown")
+        raise ValueError(f"TreeEnsembleRegressor: aggregate_function {name!r} is unknown")
     forest = _forest(spec, "target", int(spec.attributes.get("n_targets", 1)))
     base = _numbers(spec.attributes, "base_values", np.float64)
     transform, team = post_transform(spec), spec.options.get("team")
@@ -165,10 +170,11 @@ def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
             score = scores[:, column]
             if len(base):
                 score = score + base[min(column, len(base) - 1)]
-            return binary(score)
+            return binary(score.astype(np.float32))
         if len(base):
             scores += base
-        return labels[scores.argmax(axis=1)], transform(scores).astype(np.float32)
+        # Sums are compared as the float32 that they are given out as, so that ties are ties.
+        return labels[scores.astype(np.float32).argmax(axis=1)], transform(scores).astype(np.float32)
 
     return kernel
 
@@ -187,10 +193,10 @@ class _BinaryScores:
         labels = self._labels[(score > self._threshold).astype(np.intp)]
         if self._transform == "PROBIT":
             return labels, probit(score)[:, None].astype(np.float32)
-        if self._all_positive:
-            pair = (1 - score, score)
-        elif self._transform == "LOGISTIC":
+        if self._transform == "LOGISTIC":
             pair = (sigmoid(-score), sigmoid(score))
+        elif self._all_positive:
+            pair = (1 - score, score)
         else:
             pair = (-score, score)
         return labels, np.stack(pair, axis=1).astype(np.float32)
@@ -214,7 +220,7 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
         ids = np.asarray(a[f"nodes_{side}nodeids"], np.int64)
         leaves = np.asarray(a[f"nodes_{side}leafs"], bool)
         if len(ids) != num_inner or len(leaves) != num_inner or np.any(ids < 0) or np.any(ids >= total):
-            raise KernelError("TreeEnsemble: children do not fit the nodes")
+            raise ValueError("TreeEnsemble: children do not fit the nodes")
         return np.concatenate([np.where(leaves, ids + num_inner, ids), np.zeros(len(weights), np.int64)]).astype(
             np.int32
         )
@@ -222,7 +228,7 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
     def inner(name: str, dtype: Any) -> Any:
         values = np.asarray(a.get(name, np.zeros(num_inner))).reshape(-1).astype(dtype)
         if len(values) != num_inner:
-            raise KernelError(f"TreeEnsemble: {name} has {len(values)} entries for {num_inner} nodes")
+            raise ValueError(f"TreeEnsemble: {name} has {len(values)} entries for {num_inner} nodes")
         return np.concatenate([values, np.zeros(len(weights), dtype)])
 
     starts = np.concatenate([np.zeros(num_inner, np.int32), np.arange(len(weights) + 1, dtype=np.int32)])
@@ -242,7 +248,7 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
     try:
         forest.check_integrity()
     except ValueError as error:
-        raise KernelError(f"TreeEnsemble: {error}") from error
+        raise ValueError(f"TreeEnsemble: {error}") from error
     aggregate = int(a.get("aggregate_function", 1))
     transform, team = _numbered_transform(spec), spec.options.get("team")
 
@@ -261,5 +267,5 @@ def _numbered_transform(spec: NodeSpec) -> Any:
     number = int(spec.attributes.get("post_transform", 0))
     names = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
     if not 0 <= number < len(names):
-        raise KernelError(f"TreeEnsemble: post_transform {number} is unknown")
+        raise ValueError(f"TreeEnsemble: post_transform {number} is unknown")
     return _TRANSFORMS[names[number]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..registry import KernelError, NodeSpec
+
+# Windows are walked tap by tap; no real kernel is as large as this.
+MAX_TAPS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class WindowSpec:
         sizes, strides, dilations = (
             self._per_axis(values, rank) for values in (kernel, self._strides, self._dilations)
         )
+        if math.prod(sizes) > MAX_TAPS:
+            raise KernelError(f"{self._name}: a kernel of {list(sizes)} has more than {MAX_TAPS} elements")
         reach = [dilation * (size - 1) + 1 for size, dilation in zip(sizes, dilations, strict=True)]
         begins, ends = self._padding(extents, reach, strides)
         counts = []

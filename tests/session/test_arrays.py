@@ -37,7 +37,8 @@ def test_bad_files(tmp_path):
 def test_random_feed():
     arguments = [
         NodeArg("ids", "tensor(int64)", ["batch", 4]), NodeArg("attention_mask", "tensor(int64)", ["batch", 4]),
-        NodeArg("x", "tensor(float16)", [2, None]), NodeArg("flag", "tensor(bool)", []), NodeArg("s", "tensor(string)", [2]),
+        NodeArg("x", "tensor(float16)", [2, None]), NodeArg("flag", "tensor(bool)", []),
+        NodeArg("s", "tensor(string)", [2]),
         NodeArg("q", "tensor(int4)", [3]),
     ]  # fmt: skip
     feed = random_feed(arguments, {"batch": 3}, seed=1)
