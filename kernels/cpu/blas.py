@@ -88,10 +88,18 @@ def _openblas() -> tuple[Any, Any] | None:
 def matmul(a: NDArray[Any], b: NDArray[Any], team: Team | None = None) -> NDArray[Any]:
     """a @ b, shared out by rows, by columns or by matrices where it is large and `BLAS_THREADS.single` holds."""
     flops = 2.0 * a.size * (b.shape[-1] if b.ndim > 1 else 1)
-    if team is None or team.threads == 1 or flops < _MIN_FLOPS or not BLAS_THREADS.is_single:
-        return np.matmul(a, b)
-    if a.ndim < 2 or b.ndim < 2 or a.dtype != b.dtype or a.shape[-1] != b.shape[-2]:
-        return np.matmul(a, b)
+    if (
+        team is None
+        or team.threads == 1
+        or flops < _MIN_FLOPS
+        or not BLAS_THREADS.is_single
+        or a.ndim < 2
+        or b.ndim < 2
+        or a.dtype != b.dtype
+        or a.shape[-1] != b.shape[-2]
+    ):
+        result: NDArray[Any] = np.matmul(a, b)
+        return result
     work = flops / _FLOPS_PER_NANOSECOND
     if b.ndim == 2:
         rows = a.reshape(-1, a.shape[-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -264,13 +264,15 @@ def cast_map(spec: NodeSpec) -> Kernel:
     to, form = str(spec.attributes.get("cast_to", "TO_FLOAT")), str(spec.attributes.get("map_form", "DENSE"))
     if to not in dtypes or form not in ("DENSE", "SPARSE"):
         raise KernelError(f"CastMap: cast_to {to!r} or map_form {form!r} is unknown")
-    convert = {"TO_FLOAT": float, "TO_STRING": str, "TO_INT64": lambda value: int(float(value))}[to]
+    convert: Callable[[Any], Any] = {"TO_FLOAT": float, "TO_STRING": str, "TO_INT64": lambda value: int(float(value))}[
+        to
+    ]
     width = int(spec.attributes.get("max_map", 1))
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         items = sorted(inputs[0].items())
         if form == "DENSE":
-            places = range(len(items))
+            places = list(range(len(items)))
             row = np.empty((1, len(items)), dtypes[to])
         else:
             places = [int(key) for key, _ in items]
