@@ -345,6 +345,6 @@ def _known_type(known: Any) -> tuple[Any, tuple[int | None, ...] | None]:
 def _unusable(node: Node, error: Exception) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"{node.op_type} {node.name!r} cannot be run",
-        f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error),
+        str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}",
         "export the model in another form, or register a kernel for it (docs/architecture.md)",
     )

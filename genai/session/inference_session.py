@@ -62,7 +62,7 @@ class InferenceSession:
         self._options = sess_options or SessionOptions()
         self._providers = chosen_providers(providers, provider_options, self._options)
         try:
-            prepared = prepare(path_or_bytes, self._options)
+            prepared = prepare(path_or_bytes, self._options, self._providers)
         except GenaiError as error:
             raise as_session_error(error) from error
         except RecursionError:

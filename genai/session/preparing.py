@@ -22,6 +22,8 @@ from ..runtime.plan import Plan, PlanOptions, build_plan
 from .errors import InvalidArgument, SourceTypeError
 from .model_check import check_nodes
 from .options import SessionOptions
+from .partition import hand_over
+from .providers import Chosen
 
 MAX_VALUE_BYTES = "session.max_value_bytes"
 
@@ -43,7 +45,7 @@ class Prepared:
     outputs: list[Value]
 
 
-def prepare(source: Any, options: SessionOptions) -> Prepared:
+def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared:
     """Everything that happens before the first run.
 
     Raises:
@@ -61,7 +63,8 @@ def prepare(source: Any, options: SessionOptions) -> Prepared:
     if options.optimized_model_filepath:
         write_model(model, Path(options.optimized_model_filepath))
     team = Team(options.intra_op_num_threads or None)
-    plan = build_plan(model, PlanOptions(kernel={"team": team, **_limits(options)}))
+    provided = hand_over(model, providers)
+    plan = build_plan(model, PlanOptions(kernel={"team": team, "provided": provided, **_limits(options)}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]

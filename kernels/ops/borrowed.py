@@ -23,8 +23,7 @@ _PACKAGES = {
 
 # Borrowed code loops over such numbers in Python, or allocates by them.
 _MAX_COUNT = 1 << 20
-_COUNT_LIMITS = {"TfIdfVectorizer": 10_000}
-_NOT_COUNTS = frozenset({"ignore_index", "dtype", "to", "ngram_counts", "ngram_indexes", "pool_int64s"})
+_NOT_COUNTS = frozenset({"ignore_index", "dtype", "to"})
 _SIZED_BY_INPUTS = frozenset(
     "AffineGrid BlackmanWindow CenterCropPad Col2Im DFT HammingWindow HannWindow MaxUnpool MelWeightMatrix STFT".split()
 )
@@ -87,11 +86,10 @@ def _check_attributes(spec: NodeSpec) -> None:
     Raises:
         KernelError: one is too large.
     """
-    limit = _COUNT_LIMITS.get(spec.op_type, _MAX_COUNT)
     for name, value in spec.attributes.items():
         numbers = value if isinstance(value, list) else [value]
-        if name not in _NOT_COUNTS and any(isinstance(number, int) and abs(number) > limit for number in numbers):
-            raise KernelError(f"{spec.op_type}: {name} is {value!s:.80}, borrowed operators take at most {limit}")
+        if name not in _NOT_COUNTS and any(isinstance(number, int) and abs(number) > _MAX_COUNT for number in numbers):
+            raise KernelError(f"{spec.op_type}: {name} is {value!s:.80}, borrowed operators take at most {_MAX_COUNT}")
 
 
 def _check_sizes(spec: NodeSpec, inputs: Sequence[Any]) -> None:

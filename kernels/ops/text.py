@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
-from .support import from_function
+from .support import checked_shape, from_function
 
 
 def _objects(values: list[Any], shape: tuple[int, ...]) -> Any:
@@ -63,3 +64,66 @@ def string_normalizer(spec: NodeSpec) -> Kernel:
         return (_objects(kept, (len(kept),) if x.ndim == 1 else (1, len(kept))),)
 
     return kernel
+
+
+@register("TfIdfVectorizer", since_version=9)
+def tf_idf_vectorizer(spec: NodeSpec) -> Kernel:
+    """How often each n-gram of a pool occurs in a row, also with gaps; as counts, presence or times a weight."""
+    a = spec.attributes
+    shortest, longest, most_skipped = (int(a[name]) for name in _GRAM_ATTRIBUTES)
+    mode = str(a["mode"])
+    if shortest < 1 or longest < shortest or most_skipped < 0 or mode not in ("TF", "IDF", "TFIDF"):
+        raise ValueError(f"TfIdfVectorizer: lengths {shortest} to {longest}, skips {most_skipped}, mode {mode!r}")
+    places = _gram_places(spec)
+    indexes = np.asarray(a["ngram_indexes"], np.int64)
+    if len(indexes) < len(places) or not len(indexes) or indexes.min() < 0:
+        raise ValueError(f"TfIdfVectorizer: {len(indexes)} indexes for {len(places)} n-grams, or a negative one")
+    width = int(indexes.max()) + 1
+    weights = np.asarray(a.get("weights") or np.ones(len(indexes)), np.float32)
+    if len(weights) != len(indexes):
+        raise ValueError(f"TfIdfVectorizer: {len(weights)} weights for {len(indexes)} indexes")
+    lengths = sorted({len(gram) for gram in places if shortest <= len(gram) <= longest})
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = np.asarray(inputs[0])
+        rows = x.reshape(1, -1) if x.ndim < 2 else x
+        result = np.zeros(checked_shape(spec, (len(rows), width), 4), np.float32)
+        for row, counts in zip(rows.tolist(), result, strict=True):
+            for place in _occurrences(row, places, lengths, most_skipped):
+                counts[indexes[place]] += 1
+        if mode != "TF":
+            scale = np.zeros(width, np.float32)
+            scale[indexes] = weights
+            result = (result > 0) * scale if mode == "IDF" else result * scale
+        return (result[0] if x.ndim < 2 else result,)
+
+    return kernel
+
+
+_GRAM_ATTRIBUTES = ("min_gram_length", "max_gram_length", "max_skip_count")
+
+
+def _gram_places(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
+    """The n-grams of the pool: those of one element first, then of two, and so on."""
+    pool = spec.attributes.get("pool_strings") or spec.attributes.get("pool_int64s") or []
+    starts = [*(int(start) for start in spec.attributes["ngram_counts"]), len(pool)]
+    grams: list[tuple[Any, ...]] = []
+    for size, (begin, end) in enumerate(pairwise(starts), 1):
+        if not 0 <= begin <= end <= len(pool) or (end - begin) % size:
+            raise ValueError(f"TfIdfVectorizer: ngram_counts {starts[:-1]} do not fit a pool of {len(pool)}")
+        grams += [tuple(pool[first : first + size]) for first in range(begin, end, size)]
+    return {gram: place for place, gram in enumerate(grams)}
+
+
+def _occurrences(
+    row: list[Any], places: dict[tuple[Any, ...], int], lengths: list[int], most_skipped: int
+) -> Iterator[int]:
+    """The place of each n-gram that occurs; single elements have no gaps, so they are looked at once."""
+    for step in range(1, min(most_skipped + 1, max(len(row), 1)) + 1):
+        for length in lengths:
+            if length == 1 and step > 1:
+                continue
+            for first in range(len(row) - (length - 1) * step):
+                place = places.get(tuple(row[first : first + (length - 1) * step + 1 : step]))
+                if place is not None:
+                    yield place
