@@ -26,6 +26,7 @@ _KERNEL_MODULES = (
     "activations",
     "attention",
     "block_products",
+    "depthwise",
     "embedding",
     "kv",
     "normalization",

@@ -26,7 +26,7 @@ def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = Non
     if windows.is_pointwise and groups == 1:
         product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), team)
     elif weight.shape[1] == 1 and outputs == channels:
-        return _depthwise(windows.padded(x, 0), weight, windows)
+        return _depthwise(windows.padded(x, 0), weight, windows, team)
     else:
         columns = _columns(windows.padded(x, 0), windows)
         columns = columns.reshape(batch, groups, -1, positions)
@@ -43,14 +43,30 @@ def _columns(x: Any, windows: Windows) -> Any:
     return columns
 
 
-def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
-    """One window per channel: tap by tap, which needs no columns."""
+def _depthwise(x: Any, weight: Any, windows: Windows, team: Any) -> Any:
+    """One window per channel: images in compiled code, others tap by tap; neither needs columns."""
+    if x.ndim == 4 and x.dtype == weight.dtype == np.float32 and windows.dilations == (1, 1) and x.size:
+        return _depthwise_images(x, weight, windows, team)
     scales = weight.reshape(1, weight.shape[0], -1, *[1] * len(windows.counts))
     result = np.zeros((*x.shape[:2], *windows.counts), np.result_type(x, weight))
     part = np.empty_like(result)
     for index, tap in enumerate(windows.taps()):
         result += np.multiply(x[tap], scales[:, :, index], out=part)
     return result
+
+
+def _depthwise_images(x: Any, weight: Any, windows: Windows, team: Any) -> Any:
+    from ..cpu.depthwise import depthwise
+
+    rows, columns = (
+        (count - 1) * stride + size
+        for count, stride, size in zip(windows.counts, windows.strides, windows.kernel, strict=True)
+    )
+    planes = np.ascontiguousarray(x[:, :, :rows, :columns]).reshape(-1, rows, columns)
+    kernels = np.ascontiguousarray(weight[:, 0])
+    strides = windows.strides[0], windows.strides[1]
+    out = depthwise(planes, kernels, np.zeros(len(kernels), np.float32), strides, team=team)
+    return out.reshape(*x.shape[:2], *windows.counts)
 
 
 def per_channel(values: Any, rank: int) -> Any:

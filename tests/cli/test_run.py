@@ -71,3 +71,11 @@ def test_a_missing_model(capsys):
 def test_bench_session(model, capsys):
     assert run(["bench", "session", model, "--dim", "N=3", "-r", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == 2
+
+
+def test_info_of_a_file(model, capsys):
+    assert run(["info", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["inputs"] == "x tensor(float)[N, 2]"
+    assert found["operators"] == "Add 1"
+    assert run(["info", "absent.onnx"]) == 1
