@@ -51,8 +51,10 @@ def depthwise(
     check("x", x, (None, None, None))
     check("weight", weight, (None, None, None))
     check("bias", bias, (channels,))
+    if min(strides) < 1:
+        raise ValueError(f"strides {strides} do not fit: they are at least 1")
     rows, columns = ((x.shape[1 + i] - weight.shape[1 + i]) // strides[i] + 1 for i in range(2))
-    if channels < 1 or len(x) % channels or rows < 1 or columns < 1 or min(strides) < 1:
+    if channels < 1 or len(x) % channels or rows < 1 or columns < 1:
         raise ValueError(f"planes {list(x.shape)}, kernels {list(weight.shape)} and strides {strides} do not fit")
     out = np.empty((len(x), rows, columns), np.float32)
     work = out.size * height * width * _NANOSECONDS_PER_PRODUCT

@@ -264,9 +264,12 @@ def cast_map(spec: NodeSpec) -> Kernel:
     to, form = str(spec.attributes.get("cast_to", "TO_FLOAT")), str(spec.attributes.get("map_form", "DENSE"))
     if to not in dtypes or form not in ("DENSE", "SPARSE"):
         raise KernelError(f"CastMap: cast_to {to!r} or map_form {form!r} is unknown")
-    convert: Callable[[Any], Any] = {"TO_FLOAT": float, "TO_STRING": str, "TO_INT64": lambda value: int(float(value))}[
-        to
-    ]
+    converters: dict[str, Callable[[Any], Any]] = {
+        "TO_FLOAT": float,
+        "TO_STRING": str,
+        "TO_INT64": lambda value: int(float(value)),
+    }
+    convert = converters[to]
     width = int(spec.attributes.get("max_map", 1))
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:

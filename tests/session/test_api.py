@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -164,6 +165,25 @@ def test_terminate_stops_a_run(make_model):
     with pytest.raises(ort.Fail, match="stopped"):
         session.run(None, {"a": np.ones(1, np.float32), "go": np.array(True)}, options)
     assert time.perf_counter() - start < 5
+
+
+def test_ctrl_c_ends_a_run(make_model):
+    """An endless loop in the main thread ends soon after the signal, and the session goes on working."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["cond"], ["more"]), helper.make_node("Sin", ["x"], ["y"])],
+        "body",
+        [helper.make_tensor_value_info(*value) for value in (("i", 7, []), ("cond", 9, []), ("x", 1, [1]))],
+        [helper.make_tensor_value_info("more", 9, []), helper.make_tensor_value_info("y", 1, [1])],
+    )
+    loop = helper.make_node("Loop", ["m", "", "a"], ["z"], body=body)
+    session = ort.InferenceSession(make_model([loop], {"a": (1, [1]), "m": (7, [])}, {"z": (1, [1])}))
+    a = np.ones(1, np.float32)
+    threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        session.run(None, {"a": a, "m": np.array(2**60)})
+    assert time.perf_counter() - start < 2
+    assert session.run(None, {"a": a, "m": np.array(1)})[0][0] == np.sin(a)[0]
 
 
 def test_options_are_obeyed(add_model, tmp_path, make_model, ones):

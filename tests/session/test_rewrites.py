@@ -16,6 +16,7 @@ from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
 from genai.graph.rewrites.common_subexpressions import ShareSubexpressions
 from genai.graph.rewrites.conv_batch_norm import FoldConvBatchNorm
+from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv, FuseConvActivation
 from genai.graph.rewrites.dead_code import RemoveDeadCode
 from genai.graph.rewrites.gelu import FuseGelu
 from genai.graph.rewrites.identity import RemoveIdentities
@@ -141,6 +142,49 @@ def test_no_conv_batch_norm_where_the_convolution_is_wanted(make_model):
     nodes = [node("Conv", "xw", "c"), node("BatchNormalization", "cghmv", "y")]
     model = make_model(nodes, {"x": IMAGE}, {"y": (1, None), "c": (1, None)}, constants)
     assert len(ops_after(model, FoldConvBatchNorm())) == 2
+
+
+WEIGHT = {"w": np.random.default_rng(2).standard_normal((2, 3, 3, 3)).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("version", "inputs"), [(20, "xp"), (20, "xpz"), (9, "x")])
+def test_pad_and_conv(make_model, version, inputs):
+    pads = [0, 0, 1, 0, 0, 0, 2, 1]
+    more = {"pads": pads} if version < 11 else {}
+    nodes = [node("Pad", inputs, "q", **more), node("Conv", "qw", "y", pads=[1, 1, 0, 0])]
+    constants = {"p": np.array(pads), "z": f(0.0)[0], **WEIGHT}
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, constants, version=version)
+    assert ops_after(model, FoldPadIntoConv()) == ["Conv"]
+    outputs_agree(model, {"x": np.random.default_rng(4).standard_normal((1, 3, 6, 6)).astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("pads", "mode", "value"),
+    [
+        ([0, 1, 0, 0, 0, 0, 0, 0], "constant", 0.0),
+        ([0, 0, 1, 1, 0, 0, 1, 1], "edge", 0.0),
+        ([0] * 6 + [1, 1], "constant", 2.0),
+    ],
+)
+def test_pads_that_stay(make_model, pads, mode, value):
+    weight = {"w": np.ones((2, 3 + pads[1], 3, 3), np.float32)}
+    nodes = [node("Pad", "xpz", "q", mode=mode), node("Conv", "qw", "y")]
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, {"p": np.array(pads), "z": f(value)[0], **weight})
+    assert ops_after(model, FoldPadIntoConv()) == ["Pad", "Conv"]
+
+
+@pytest.mark.parametrize("after", [node("Relu", "c", "y"), node("Clip", "clh", "y")], ids=["relu", "clip"])
+def test_conv_activation(make_model, after):
+    constants = {"l": f(-0.5)[0], "h": f(1.0)[0], **WEIGHT}
+    model = make_model([node("Conv", "xw", "c"), after], {"x": IMAGE}, {"y": (1, None)}, constants)
+    assert ops_after(model, FuseConvActivation()) == ["FusedConv"]
+    outputs_agree(model, {"x": np.random.default_rng(4).standard_normal((1, 3, 6, 6)).astype(np.float32)})
+
+
+def test_no_conv_activation_with_one_limit(make_model):
+    nodes = [node("Conv", "xw", "c"), node("Clip", "cl", "y")]
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, {"l": f(-0.5)[0], **WEIGHT})
+    assert ops_after(model, FuseConvActivation()) == ["Conv", "Clip"]
 
 
 def test_common_subexpressions(make_model, x):

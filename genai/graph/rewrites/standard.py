@@ -6,6 +6,7 @@ from .base import Rewrite
 from .common_subexpressions import ShareSubexpressions
 from .constant_folding import FoldConstants
 from .conv_batch_norm import FoldConvBatchNorm
+from .conv_neighbours import FoldPadIntoConv, FuseConvActivation
 from .dead_code import RemoveDeadCode
 from .gelu import FuseGelu
 from .identity import RemoveIdentities
@@ -19,7 +20,9 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FoldConstants(),
     ShareSubexpressions(),
     MergeTransposes(),
+    FoldPadIntoConv(),
     FoldConvBatchNorm(),
+    FuseConvActivation(),
     FuseLayerNorm(),
     FuseGelu(),
     RemoveDeadCode(),
