@@ -10,7 +10,7 @@ import numpy as np
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
 from .pooling import average_pool
-from .quantization import dynamically_quantized, integer_product, quantized
+from .quantization import IntegerProduct, dynamically_quantized, integer_product, quantized
 from .support import optional
 
 MS = "com.microsoft"
@@ -151,10 +151,11 @@ def qgemm(spec: NodeSpec) -> Kernel:
 @register("MatMulIntegerToFloat", domain=MS)
 def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
     """An 8-bit product times its scales, plus a bias."""
+    multiply = IntegerProduct(spec, 1, 5)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, b, a_scale, b_scale = inputs[:4]
-        total = integer_product(a, b, optional(inputs, 4), optional(inputs, 5))
+        total = multiply(a, b, optional(inputs, 4), optional(inputs, 5))
         result = total * (a_scale * b_scale)
         bias = optional(inputs, 6)
         return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
@@ -165,11 +166,12 @@ def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
 @register("DynamicQuantizeMatMul", domain=MS)
 def dynamic_quantize_matmul(spec: NodeSpec) -> Kernel:
     """A float matrix quantised on the way, times an 8-bit one."""
+    multiply = IntegerProduct(spec, 1, 3)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, b, b_scale = inputs[:3]
         values, scale, point = dynamically_quantized(a)
-        result = integer_product(values, b, point, optional(inputs, 3)) * (scale * b_scale)
+        result = multiply(values, b, point, optional(inputs, 3)) * (scale * b_scale)
         bias = optional(inputs, 4)
         return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.blas import matmul
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .casting import cast_array, dtype_of, number_of
 from .convolution import integer_convolution, per_channel
@@ -115,30 +116,56 @@ def dynamically_quantized(x: Any) -> tuple[Any, Any, Any]:
     return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)
 
 
-def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
-    """(a - a_zero) @ (b - b_zero) of 8-bit integers, exactly, as int32. Zero points are one, or per row / column."""
-    left, right = a.astype(np.float32), b.astype(np.float32)
-    if a_zero is not None and np.any(a_zero):
-        point = np.asarray(a_zero).astype(np.float32)
-        left -= point.reshape(*point.shape, 1) if point.ndim == 1 and point.size > 1 else point
-    if b_zero is not None and np.any(b_zero):
-        right -= np.asarray(b_zero).astype(np.float32)
-    depth = left.shape[-1]
-    if depth <= _EXACT_TERMS:
-        return (left @ right).astype(np.int32)
-    total = (left[..., :_EXACT_TERMS] @ right[..., :_EXACT_TERMS, :]).astype(np.int32)
-    for first in range(_EXACT_TERMS, depth, _EXACT_TERMS):
-        last = min(first + _EXACT_TERMS, depth)
-        total += (left[..., first:last] @ right[..., first:last, :]).astype(np.int32)
+class IntegerProduct:
+    """(a - a_zero) @ (b - b_zero) of 8-bit integers, exactly, as int32.
+
+    Constant weights are brought into the form for BLAS once, for all nodes that share them.
+
+    Args:
+        weight, zero: which inputs of the node are b and its zero point.
+    """
+
+    def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
+        self._team = spec.options.get("team")
+        self._right: Any = None
+        constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
+        if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
+            self._right = spec.pack((weight, zero), "float32 less zero point", lambda: _less(*constants))
+
+    def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
+        right = _less(b, b_zero) if self._right is None else self._right
+        return _exact_product(_less(a, a_zero, by_row=True), right, self._team)
+
+
+def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None, team: Any = None) -> Any:
+    """The same for values that are not constant. Zero points are one, or per row of a and per column of b."""
+    return _exact_product(_less(a, a_zero, by_row=True), _less(b, b_zero), team)
+
+
+def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:
+    result = values.astype(np.float32)
+    if zero_point is not None and np.any(zero_point):
+        point = np.asarray(zero_point).astype(np.float32)
+        result -= point.reshape(*point.shape, 1) if by_row and point.ndim == 1 and point.size > 1 else point
+    return result
+
+
+def _exact_product(left: Any, right: Any, team: Any) -> Any:
+    """In chunks whose sums float32 holds exactly, added up as integers."""
+    total = matmul(left[..., :_EXACT_TERMS], right[..., :_EXACT_TERMS, :], team).astype(np.int32)
+    for first in range(_EXACT_TERMS, left.shape[-1], _EXACT_TERMS):
+        chunk = slice(first, first + _EXACT_TERMS)
+        total += matmul(left[..., chunk], right[..., chunk, :], team).astype(np.int32)
     return total
 
 
 @register("MatMulInteger", since_version=10)
 def matmul_integer(spec: NodeSpec) -> Kernel:
     """Product of 8-bit integers less their zero points, in int32."""
+    multiply = IntegerProduct(spec, 1, 3)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return (integer_product(inputs[0], inputs[1], optional(inputs, 2), optional(inputs, 3)),)
+        return (multiply(inputs[0], inputs[1], optional(inputs, 2), optional(inputs, 3)),)
 
     return kernel
 
@@ -151,10 +178,11 @@ def requantized(total: Any, factor: Any, zero_point: Any, dtype: Any) -> Any:
 @register("QLinearMatMul", since_version=10)
 def qlinear_matmul(spec: NodeSpec) -> Kernel:
     """A product of quantised matrices, quantised again."""
+    multiply = IntegerProduct(spec, 3, 5)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
-        total = integer_product(a, b, a_zero, b_zero)
+        total = multiply(a, b, a_zero, b_zero)
         rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
         factor = widened(rows) * widened(b_scale) / widened(y_scale)
         return (requantized(total, factor, y_zero, y_zero.dtype),)

@@ -22,6 +22,7 @@ from genai.graph.rewrites.gelu import FuseGelu
 from genai.graph.rewrites.identity import RemoveIdentities
 from genai.graph.rewrites.known_shapes import FoldKnownShapes
 from genai.graph.rewrites.layer_norm import FuseLayerNorm
+from genai.graph.rewrites.quantized_products import FuseMatMulIntegerToFloat
 from genai.graph.rewrites.transposes import MergeTransposes
 from genai.graph.shapes import infer_shapes
 
@@ -185,6 +186,27 @@ def test_no_conv_activation_with_one_limit(make_model):
     nodes = [node("Conv", "xw", "c"), node("Clip", "cl", "y")]
     model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, {"l": f(-0.5)[0], **WEIGHT})
     assert ops_after(model, FuseConvActivation()) == ["Conv", "Clip"]
+
+
+def quantised_product() -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]), node("MatMulInteger", "qwzp", "i"),
+        node("Cast", "i", "f", to=1), node("Mul", "st", "k"), node("Mul", "fk", "y"),
+    ]  # fmt: skip
+
+
+QUANTISED = {"w": np.arange(-6, 6, dtype=np.int8).reshape(4, 3), "p": np.array(1, np.int8), "t": f(0.5)}
+
+
+def test_dynamically_quantised_product(make_model, x):
+    model = make_model(quantised_product(), {"x": X}, {"y": (1, [2, 3])}, QUANTISED)
+    assert ops_after(model, FuseMatMulIntegerToFloat()) == ["DynamicQuantizeLinear", "MatMulIntegerToFloat"]
+    outputs_agree(model, {"x": x})
+
+
+def test_no_quantised_product_where_the_sum_is_wanted(make_model):
+    model = make_model(quantised_product(), {"x": X}, {"y": (1, [2, 3]), "i": (6, [2, 3])}, QUANTISED)
+    assert "MatMulInteger" in ops_after(model, FuseMatMulIntegerToFloat())
 
 
 def test_common_subexpressions(make_model, x):

@@ -12,6 +12,7 @@ from .gelu import FuseGelu
 from .identity import RemoveIdentities
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
+from .quantized_products import FuseMatMulIntegerToFloat
 from .transposes import MergeTransposes
 
 SESSION_RULES: tuple[Rewrite, ...] = (
@@ -25,5 +26,6 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseConvActivation(),
     FuseLayerNorm(),
     FuseGelu(),
+    FuseMatMulIntegerToFloat(),
     RemoveDeadCode(),
 )
