@@ -18,7 +18,7 @@ from typing import Any
 
 TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 DECODER = {**TEXT, "num_key_value_heads": 2, "max_position_embeddings": 64, "use_cache": False}
-IMAGE = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+IMAGE = {"image_size": 32, "patch_size": 8} | {name: size for name, size in TEXT.items() if name != "vocab_size"}
 STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1], "embedding_size": 8}
 # model_type -> (kind of input, sizes that differ from its configuration's)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
