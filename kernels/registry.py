@@ -115,7 +115,8 @@ class Registry:
 
         def add(factory: KernelFactory) -> KernelFactory:
             entries = self._entries.setdefault((domain, op_type, device), [])
-            entries.append(Entry(domain, op_type, since_version, device, source, factory))
+            # Of one version the latest registration comes first, so that users can replace kernels.
+            entries.insert(0, Entry(domain, op_type, since_version, device, source, factory))
             entries.sort(key=lambda entry: entry.since_version, reverse=True)
             return factory
 

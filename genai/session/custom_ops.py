@@ -24,7 +24,7 @@ def register_op(
 
     The function gets one array per input (None where absent) and the node's attributes as keywords, and returns an
     array, or a tuple of one per output. It may be written with NumPy, Numba or CuPy. Sessions made afterwards use it;
-    it takes precedence over an operator of ours of the same name and an older version.
+    it takes precedence over an operator of ours of the same name and the same or an older version.
 
     Args:
         domain: of the operator, "" for ONNX's own.

@@ -232,6 +232,12 @@ def test_custom_operator(make_model):
     node = helper.make_node("Scaled", ["a"], ["b"], domain="test.custom", factor=3.0)
     model = make_model([node], {"a": (1, [2])}, {"b": (1, [2])}, imports=imports)
     assert ort.InferenceSession(model).run(None, {"a": np.ones(2, np.float32)})[0].tolist() == [3, 3]
+
+    @ort.register_op("test.custom", "Scaled")
+    def replaced(x, *, factor=1.0):
+        return x + np.float32(factor)
+
+    assert ort.InferenceSession(model).run(None, {"a": np.ones(2, np.float32)})[0].tolist() == [4, 4]
     wrong = helper.make_node("Scaled", ["a"], ["b"], domain="test.custom", other=3.0)
     with pytest.raises(ort.NotImplemented, match="other"):
         ort.InferenceSession(make_model([wrong], {"a": (1, [2])}, {"b": (1, [2])}, imports=imports))

@@ -85,6 +85,19 @@ def test_gelu(make_model, x, nodes):
     outputs_agree(model, {"x": x})
 
 
+def test_gelu_by_tanh(make_model, x):
+    nodes = [
+        node("Pow", "xe", "c"), node("Mul", "ck", "d"), node("Add", "xd", "s"), node("Mul", "sq", "a"),
+        node("Tanh", "a", "t"), node("Add", "to", "p"), node("Mul", "hx", "m"), node("Mul", "mp", "y"),
+    ]  # fmt: skip
+    constants = {**CONSTANTS, "e": f(3.0)[0], "k": f(0.044715)[0], "q": f(math.sqrt(2 / math.pi))[0]}
+    model = make_model(nodes, {"x": X}, {"y": X}, constants)
+    assert ops_after(model, FuseGelu()) == ["FastGelu"]
+    outputs_agree(model, {"x": x})
+    other = make_model(nodes, {"x": X}, {"y": X}, {**constants, "k": f(0.05)[0]})
+    assert "Tanh" in ops_after(other, FuseGelu())
+
+
 def test_no_gelu_with_another_factor(make_model):
     model = make_model(GELUS["half first"], {"x": X}, {"y": X}, {**CONSTANTS, "h": f(0.7)})
     assert "Erf" in ops_after(model, FuseGelu())
