@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from .checks import NO_MATRIX, Float32, check, check_rows, output
-from .functions import sigmoid
+from .functions import exp, sigmoid
 from .jit import kernel
 from .team import Team, run
-from .vector import LANES, load_row, minimum, store_row
+from .vector import LANES, load_row, maximum, minimum, multiply_add, store_row
 
 _NANOSECONDS_PER_SIGMOID = 0.7
 _NANOSECONDS_PER_ERF = 10.0
+_NANOSECONDS_PER_ERFC = 1.0
 # Elements in one item of work.
 _CHUNK = 4096
 
@@ -25,6 +26,8 @@ _CHUNK = 4096
 _GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715 * _GELU_LINEAR
 _LARGE = 1e30
+_SQRT_HALF = math.sqrt(0.5)
+_ERFC_IS_ZERO = 15.0
 
 
 @kernel("void(float32[:,:], float32[:,:], float32[:,::1], float32, float32, float32[:,::1], int64, int64)")
@@ -43,12 +46,30 @@ def sigmoid_unit(x: Any, gated: Any, addend: Any, linear: float, cubic: float, o
             store_row(out, (row, first), result)
 
 
-@kernel("void(float32[::1], float32[::1], int64, int64)")
+@kernel("void(float32[:,::1], float32[:,::1], int64, int64)")
 def gelu_erf(x: Any, out: Any, begin: int, end: int) -> None:
-    """Chunks [begin, end) of 0.5 x (1 + erf(x / sqrt 2))."""
-    for i in range(begin * _CHUNK, min(end * _CHUNK, x.shape[0])):
-        value = np.float64(x[i])
-        out[i] = 0.5 * value * (1.0 + math.erf(value * math.sqrt(0.5)))
+    """Chunks [begin, end) of one row: 0.5 x (1 + erf(x / sqrt 2)) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2).
+
+    erfc by the Chebyshev fit of Numerical Recipes (Press et al., 6.2), whose relative error is below 1.2e-7.
+    """
+    for first in range(begin * _CHUNK, min(end * _CHUNK, x.shape[1]), LANES):
+        value = load_row(x, (0, first))
+        # Bounded, so that no 0 * infinity arises: erfc is 0 in float32 long before.
+        size = minimum(maximum(value, 0.0 - value), _ERFC_IS_ZERO)
+        z = size * _SQRT_HALF
+        t = 1.0 / (z * 0.5 + 1.0)
+        p = multiply_add(t, 0.17087277, -0.82215223)
+        p = multiply_add(p, t, 1.48851587)
+        p = multiply_add(p, t, -1.13520398)
+        p = multiply_add(p, t, 0.27886807)
+        p = multiply_add(p, t, -0.18628806)
+        p = multiply_add(p, t, 0.09678418)
+        p = multiply_add(p, t, 0.37409196)
+        p = multiply_add(p, t, 1.00002368)
+        p = multiply_add(p, t, -1.26551223)
+        # The last term is 0, but NaN for -infinity, as the definition has it.
+        tail = size * 0.5 * t * exp(p - z * z) - minimum(value, 0.0) * 0.0
+        store_row(out, (0, first), maximum(value, 0.0) - tail)
 
 
 @kernel("void(float32[::1], float32[::1], int64, int64)")
@@ -121,7 +142,8 @@ def gelu(x: Float32, out: Float32 | None = None, approximate: bool = False, *, t
     check("x", x, x.shape)
     out = output("out", out, x.shape)
     chunks = -(-x.size // _CHUNK)
-    run(team, gelu_erf, (x.reshape(-1), out.reshape(-1)), chunks, work=x.size * _NANOSECONDS_PER_ERF)
+    work = x.size * _NANOSECONDS_PER_ERFC
+    run(team, gelu_erf, (x.reshape(1, -1), out.reshape(1, -1)), chunks, work=work)
     return out
 
 
