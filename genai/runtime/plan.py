@@ -31,7 +31,10 @@ _NEW_EACH_TIME = frozenset(
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it."""
+    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it.
+
+    `names` are the graph's names of the outputs ("" = absent).
+    """
 
     label: str
     op_type: str
@@ -39,6 +42,7 @@ class Step:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     release: tuple[int, ...]
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
         UnsupportedOpError: operators without a kernel, all of them named; or a node outside what its kernel supports.
     """
     options = options or PlanOptions()
-    scope = _Scope(model, _canonical(model.opset_imports, model), load_ops(), options, [MAX_COMPILED_NODES])
+    scope = _scope(model, options)
     _check_operators(scope)
     return _Compiler(scope).compile(model.graph, captured={})
 
@@ -101,10 +105,23 @@ def _canonical(imports: Mapping[str, int], model: Model) -> dict[str, int]:
     return {"": model.opset_version() or 1, **versions}
 
 
+def missing_operators(model: Model, device: str = "cpu") -> list[str]:
+    """Operators of a model, subgraphs included, that nothing can run: "domain::Op (version n)", sorted."""
+    return _missing(_scope(model, PlanOptions(device)))
+
+
+def _missing(scope: _Scope) -> list[str]:
+    nodes = [node for graph in scope.model.graphs() for node in graph.nodes]
+    return sorted({_operator(scope, node) for node in nodes if not _has_kernel(scope, node)})
+
+
+def _scope(model: Model, options: PlanOptions) -> _Scope:
+    return _Scope(model, _canonical(model.opset_imports, model), load_ops(), options, [MAX_COMPILED_NODES])
+
+
 def _check_operators(scope: _Scope) -> None:
     """Name every operator of the main graph that nothing can run, in one message."""
-    nodes = [node for graph in scope.model.graphs() for node in graph.nodes]
-    missing = sorted({_operator(scope, node) for node in nodes if not _has_kernel(scope, node)})
+    missing = _missing(scope)
     if missing:
         raise UnsupportedOpError(
             f"no kernel for {', '.join(missing)}",
@@ -177,7 +194,7 @@ class _Compiler:
             return
         label = f"{node.op_type} {node.name!r}"
         inputs, outputs = (tuple(self._slot(name) for name in group) for group in (names, node.outputs))
-        self.steps.append(Step(label, node.op_type, kernel, inputs, outputs, ()))
+        self.steps.append(Step(label, node.op_type, kernel, inputs, outputs, (), tuple(node.outputs)))
 
     def _count_node(self) -> None:
         self.scope.nodes_left[0] -= 1
@@ -306,7 +323,7 @@ def _with_lifetimes(steps: Sequence[Step], keep: set[int]) -> tuple[Step, ...]:
         touched = set(step.inputs) | set(step.outputs)
         dying = tuple(sorted(touched - alive))
         alive |= touched
-        result.append(Step(step.label, step.op_type, step.kernel, step.inputs, step.outputs, dying))
+        result.append(replace(step, release=dying))
     return tuple(reversed(result))
 
 

@@ -37,9 +37,9 @@ def post_transform(spec: NodeSpec) -> Callable[[Any], Any]:
         KernelError: it is unknown.
     """
     name = str(spec.attributes.get("post_transform", "NONE"))
-    if name not in _TRANSFORMS:
+    if name not in TRANSFORMS:
         raise KernelError(f"{spec.op_type}: post_transform {name!r} is unknown")
-    return _TRANSFORMS[name]
+    return TRANSFORMS[name]
 
 
 def _softmax(scores: Any) -> Any:
@@ -63,7 +63,7 @@ def probit(values: Any) -> Any:
     return math.sqrt(2) * np.sign(x) * np.sqrt(-first + np.sqrt(first * first - log / 0.147))
 
 
-_TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "NONE": lambda scores: scores,
     "LOGISTIC": sigmoid,
     "SOFTMAX": _softmax,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
-from .classes import labels_of, post_transform, probit
+from .classes import TRANSFORMS, labels_of, post_transform, probit
 
 ML = "ai.onnx.ml"
 _MODES = {
@@ -262,10 +262,8 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
 
 
 def _numbered_transform(spec: NodeSpec) -> Any:
-    from .classes import _TRANSFORMS
-
     number = int(spec.attributes.get("post_transform", 0))
     names = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
     if not 0 <= number < len(names):
         raise ValueError(f"TreeEnsemble: post_transform {number} is unknown")
-    return _TRANSFORMS[names[number]]
+    return TRANSFORMS[names[number]]
