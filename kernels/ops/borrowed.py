@@ -22,7 +22,7 @@ _PACKAGES = {
 
 
 # Borrowed code loops over such numbers in Python, or allocates by them.
-_MAX_COUNT = 1 << 20
+_MAX_COUNT = 1 << 16
 _NOT_COUNTS = frozenset({"ignore_index", "dtype", "to"})
 _SIZED_BY_INPUTS = frozenset(
     "AffineGrid BlackmanWindow CenterCropPad Col2Im DFT HammingWindow HannWindow MaxUnpool MelWeightMatrix STFT".split()
