@@ -1,80 +1,19 @@
-"""Entry point: builds the commands, and turns errors into messages and exit codes."""
+"""Entry point: imports the rest where Ctrl-C is already understood."""
 
 from __future__ import annotations
 
-import os
 import sys
-
-import typer
-
-from . import bench, chat, evaluate, generate, info
-from . import run as run_command
-from .terminal import ReaderGone, say
-
-app = typer.Typer(
-    name="genai",
-    help="Run, chat with and measure generative language models from ONNX graphs.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("chat")(chat.chat)
-app.command("generate")(generate.generate)
-app.command("info")(info.info)
-app.command("run")(run_command.run)
-app.add_typer(bench.app, name="bench")
-app.add_typer(evaluate.app, name="eval")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from genai import __version__
-
-        typer.echo(f"genai {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
-    ),
-) -> None:
-    """Run, chat with and measure generative language models from ONNX graphs."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; never returns normally."""
-    sys.exit(run(arguments))
-
-
-def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    from genai.errors import GenaiError, OptionError
-
     try:
-        app(arguments, standalone_mode=True)
-    except OptionError as error:
-        say(f"error: {error}")
-        return 2
-    except GenaiError as error:
-        say(f"error: {error}")
-        return 1
+        from .app import run
+
+        code = run(arguments)
     except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-    except ReaderGone:
-        # Point stdout elsewhere, or the interpreter complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except MemoryError:
-        say("error: out of memory\n  why: the model and its cache need more than is free\n  fix: use a smaller model")
-        return 1
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1
-    return 0
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from . import options as opt
+from .run import ModelFile, extents
 from .terminal import emit
 
 app = typer.Typer(help="Measure speed: medians over several runs.", no_args_is_help=True)
@@ -56,7 +56,7 @@ def prefill(
 
 @app.command()
 def session(
-    model: Annotated[Path, typer.Argument(help="An .onnx file.", show_default=False)],
+    file: ModelFile,
     dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT of a symbolic dimension.")] = None,
     repeat: Repeat = 10,
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
@@ -66,9 +66,7 @@ def session(
     """Milliseconds to load and run any ONNX model, on made-up inputs."""
     from genai.session_benchmark import bench_session
 
-    from .run import extents
-
-    _report(bench_session(model, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
+    _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
 
 
 def _report(result: dict[str, object], as_json: bool) -> None:

@@ -8,10 +8,14 @@ from typing import Annotated
 
 import typer
 
+from . import evaluate_diff, evaluate_text
 from . import options as opt
 from .terminal import emit, say
 
 app = typer.Typer(help="Measure quality.", no_args_is_help=True)
+app.command()(evaluate_text.ppl)
+app.command()(evaluate_text.kld)
+app.command()(evaluate_diff.diff)
 
 
 @app.callback()
@@ -37,7 +41,7 @@ def tasks(
 ) -> None:
     """Ask held-out questions, greedily, and report the share of right answers per task."""
     from genai.bundled import bundled_tasks
-    from genai.task_evaluation import evaluate, read_questions, summary
+    from genai.evaluation.tasks import evaluate, read_questions, summary
 
     questions = read_questions(file or bundled_tasks())
     loaded = opt.load(model, threads, accuracy, kv_type)

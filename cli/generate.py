@@ -1,49 +1,129 @@
-"""`genai generate`: continue a text, without a chat template."""
+"""`genai generate`: continue texts, without a conversation."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options as opt
-from .terminal import emit, footer, read_stdin, say
+from .sampling_flags import sampling_flags
+from .terminal import Voice, dump_prompt, emit, footer, read_stdin, say
+
+if TYPE_CHECKING:
+    from genai.completion import Completion
+    from genai.llm import LLM
 
 
+@sampling_flags
 def generate(
     model: opt.ModelArgument = None,
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to continue; - reads stdin.")] = "-",
-    chat_template: Annotated[
-        bool, typer.Option("--chat/--raw", help="Render the prompt as a user message first.")
-    ] = False,
-    max_tokens: opt.MaxTokens = None,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    seed: opt.Seed = None,
-    repeat_penalty: opt.RepeatPenalty = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p",
+            "--prompt",
+            help="The text to continue; may be given several times; - reads stdin [default: -].",
+            show_default=False,
+        ),
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--file", help="Read a prompt from a file; may be given several times.", show_default=False),
+    ] = None,
+    as_chat: Annotated[bool, typer.Option("--chat/--raw", help="Render each prompt as a user message first.")] = False,
+    samples: Annotated[int, typer.Option("--samples", help="Completions per prompt.", min=1)] = 1,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --json, log-probabilities of the tokens and of that many alternatives.", show_default=False
+        ),
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="With --json, the same for the tokens of the prompt.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per completion.")] = False,
+    show_prompt: opt.DumpPrompt = False,
+    build: opt.Build = True,
+    ctx_size: opt.CtxSize = None,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
     stats: opt.Stats = None,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+    *,
+    sampling: dict[str, Any],
 ) -> None:
-    """Continue a text and print what the model writes."""
-    search = opt.search_options(temperature, top_k, top_p, seed, repeat_penalty)
-    text = read_stdin() if prompt == "-" else prompt
-    from genai.generator import Generator, GeneratorParams
-    from genai.reply import ReplyStats, stream_reply
-    from genai.tokenizer import Tokenizer
+    """Continue texts and print what the model writes. Several run as one batch; one alone is streamed."""
+    options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
+    texts = _texts(prompts, files)
+    voice = Voice(quiet=quiet, verbose=verbose)
+    loading = {"threads": threads, "accuracy": accuracy, "kv_type": kv_type, "ctx_size": ctx_size, "build": build}
+    with opt.load_llm(model, voice, **loading) as llm:  # type: ignore[arg-type]
+        rendered = [llm.render(text) if as_chat else text for text in texts]
+        if show_prompt:
+            for text in rendered:
+                dump_prompt(llm, text)
+        if len(rendered) == samples == 1 and not as_json:
+            completions = [_stream(llm, rendered[0], options)]
+        else:
+            completions = llm.generate(rendered, **options)
+            for completion in completions:
+                emit(json.dumps(_as_json(llm, completion)) if as_json else completion.text, "\n")
+        for completion in completions if stats else ():
+            say(footer(completion, llm.context_size, options.get("seed")))
 
-    loaded = opt.load(model, threads, accuracy, kv_type)
-    tokenizer = Tokenizer(loaded)
-    params = GeneratorParams(loaded)
-    params.set_search_options(**search)
-    if chat_template:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
-    figures = ReplyStats()
-    with Generator(loaded, params) as generator:
-        for piece in stream_reply(generator, tokenizer, tokenizer.encode(text).tolist(), figures, max_tokens):
-            emit(piece)
-    emit("\n")
-    if stats:
-        say(footer(figures, seed=seed))
+
+def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_json: bool) -> dict[str, Any]:
+    from genai.errors import OptionError
+
+    asked = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if options and not as_json:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise OptionError(f"{names} without --json", "plain text has no place for log-probabilities", "add --json")
+    return options | ({"n": samples} if samples > 1 else {})
+
+
+def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None) -> list[str]:
+    """The prompts in order: those given, then the files; stdin where nothing is given."""
+    from genai.errors import InputError
+
+    given = list(prompts or ()) or ([] if files else ["-"])
+    if given.count("-") > 1:
+        raise InputError("-p - is given twice", "stdin can be read once", "leave one of them out")
+    texts = [read_stdin() if prompt == "-" else prompt for prompt in given]
+    for path in files or ():
+        try:
+            texts.append(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read as text", str(error), "give a file of UTF-8 text") from error
+    return texts
+
+
+def _stream(llm: LLM, text: str, options: dict[str, Any]) -> Completion:
+    with llm.stream(text, **options) as stream:
+        try:
+            for piece in stream:
+                emit(piece)
+        finally:
+            emit("\n")
+        return stream.completion
+
+
+def _as_json(llm: LLM, completion: Completion) -> dict[str, Any]:
+    result = asdict(completion)
+    for name in ("logprobs", "prompt_logprobs"):
+        entries = getattr(completion, name)
+        result[name] = entries and [entry and _logprob(llm, entry) for entry in entries]
+    return result
+
+
+def _logprob(llm: LLM, entry: Any) -> dict[str, Any]:
+    top = [{"token": token, "text": llm.tokenizer.decode([token]), "logprob": value} for token, value in entry.top]
+    return {"token": entry.token, "text": llm.tokenizer.decode([entry.token]), "logprob": entry.logprob, "top": top}

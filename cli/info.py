@@ -1,36 +1,123 @@
-"""`genai info`: what a model folder holds and needs."""
+"""`genai info`: what a model folder holds and needs, and whether it fits into this machine's memory."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from . import options as opt
+from .layout import aligned, printable
 from .terminal import emit
+
+_FILES_SHOWN = 4
 
 
 def info(
     model: opt.ModelArgument = None,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option(
+            "-c", "--ctx-size", help="Context to fit into memory [default: the model's whole].", show_default=False
+        ),
+    ] = None,
+    accuracy: opt.Accuracy = "auto",
+    kv_type: opt.KvType = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Describe a model: architecture, parameters, bits per weight, cache per token; or what an .onnx file holds."""
-    description = _description(model)
-    if as_json:
-        emit(json.dumps(description, indent=2), "\n")
-        return
-    width = max(len(name) for name in description)
-    for name, value in description.items():
-        emit(f"{name.replace('_', ' '):<{width}}  {value if value is not None else '-'}", "\n")
+    """Describe a model without loading it: architecture, size, cache per token, and whether it fits into memory.
 
-
-def _description(model: Path | None) -> dict[str, Any]:
+    Of an .onnx file: its inputs, outputs, operators and sizes.
+    """
     if model is not None and model.suffix == ".onnx":
-        from genai.session_info import describe_onnx
-
-        return describe_onnx(model)
+        _describe_file(model, as_json)
+        return
+    from genai.bundled import bundled_model
+    from genai.model import check_model_options
     from genai.model_info import describe
 
-    return describe(opt.load(model, threads=None))
+    check_model_options(kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
+    facts = describe(model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy)
+    if as_json:
+        emit(json.dumps(facts, indent=2), "\n")
+    else:
+        emit(aligned([(name, printable(text)) for name, text in _lines(facts)]), "\n")
+
+
+def _describe_file(path: Path, as_json: bool) -> None:
+    from genai.session_info import describe_onnx
+
+    facts = describe_onnx(path)
+    if as_json:
+        emit(json.dumps(facts, indent=2), "\n")
+    else:
+        lines = [
+            (name.replace("_", " "), "-" if value is None else printable(str(value))) for name, value in facts.items()
+        ]
+        emit(aligned(lines), "\n")
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from genai.kvcache.budget import format_bytes as size
+
+    yield "folder", facts["folder"]
+    window = f", sliding window {facts['sliding_window']}" if facts["sliding_window"] else ""
+    yield (
+        "architecture",
+        f"{facts['type']}: {facts['layers']} layers, hidden size {facts['hidden_size']}, {facts['attention_heads']} "
+        f"heads, {facts['key_value_heads']} key/value heads of size {facts['head_size']}{window}",
+    )
+    yield "parameters", f"{facts['parameters']:,}"
+    yield "bits per weight", f"{facts['bits_per_weight'] or '-'} (weights as stored: {size(facts['weight_bytes'])})"
+    yield "files", _files(facts["files"])
+    ids = ", ".join(map(str, facts["eos_token_ids"])) or "none"
+    yield "vocabulary", f"{facts['vocab_size']:,} tokens, EOS {ids}"
+    yield "context", f"{facts['context_length']:,} tokens"
+    by_type = ", ".join(f"{size(value)} in {name}" for name, value in facts["kv_bytes_per_token_by_type"].items())
+    yield "cache per token", f"{by_type}; {facts['kv_dtype']} is used"
+    yield "full cache", f"{size(facts['kv_bytes_full_context'])} at {facts['context_length']:,} tokens"
+    yield "chat template", _template(facts)
+    yield "runs", _how_it_runs(facts)
+    yield "operators", ", ".join(f"{name} {count}" for name, count in facts["operators"].items())
+    yield "without kernel", ", ".join(facts["operators_without_kernel"]) or "none"
+    if facts["config_keys_without_effect"]:
+        yield "keys of no effect", ", ".join(facts["config_keys_without_effect"])
+    memory = facts["memory"]
+    parts = {
+        "weights": "loaded_weight_bytes",
+        "cache": "cache_bytes",
+        "activations": "activation_bytes",
+        "program": "program_bytes",
+    }
+    terms = " + ".join(f"{name} {size(memory[key])}" for name, key in parts.items())
+    yield "memory", f"{terms} = {size(memory['needed_bytes'])}; {size(memory['available_bytes'])} free"
+    yield "verdict", memory["verdict"]
+    if memory["default_context"] is not None:
+        yield "default context", f"{memory['default_context']:,} tokens, whose cache takes at most half of what is left"
+
+
+def _how_it_runs(facts: dict[str, Any]) -> str:
+    if facts["operators_without_kernel"]:
+        return "not at all: operators without a kernel"
+    if facts["batched"]:
+        return "batched over the paged cache"
+    return f"sequence by sequence, without batching: {facts['not_batched_because']}"
+
+
+def _files(files: dict[str, int]) -> str:
+    from genai.kvcache.budget import format_bytes as size
+
+    shown = [f"{name} {size(count)}" for name, count in list(files.items())[:_FILES_SHOWN]]
+    rest = len(files) - len(shown)
+    more = [f"{rest} more"] if rest else []
+    return f"{size(sum(files.values()))}: {', '.join(shown + more)}"
+
+
+def _template(facts: dict[str, Any]) -> str:
+    if not facts["chat_template"]:
+        return "none: a base model, or the template has to be given"
+    found = [name for name, key in (("reasoning", "reasoning"), ("tool calls", "tool_calls")) if facts[key]]
+    return f"yes; {' and '.join(found)} as {facts['reply_format']}" if found else "yes; no reasoning, no tool calls"

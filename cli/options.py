@@ -2,73 +2,85 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .checkpoint import model_folder
+from .terminal import interrupts_end_the_process
+
 if TYPE_CHECKING:
+    from genai.llm import LLM
     from genai.model import Model
+
+    from .terminal import Voice
 
 ModelArgument = Annotated[
     Path | None, typer.Argument(help="Model folder; without it, the bundled model.", show_default=False)
+]
+Build = Annotated[
+    bool,
+    typer.Option("--build/--no-build", help="Build a model where MODEL is a Hugging Face checkpoint, the first time."),
 ]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].", show_default=False)
 ]
 Accuracy = Annotated[str, typer.Option(help='"auto" obeys the model; "fp32" keeps activations and cache in fp32.')]
 KvType = Annotated[str, typer.Option("--kv-type", help="Type of cached keys and values: auto, fp16 or fp32.")]
-MaxTokens = Annotated[
+CtxSize = Annotated[
     int | None,
-    typer.Option("-n", "--max-tokens", help="Most tokens per reply [default: what fits].", show_default=False),
+    typer.Option(
+        "-c", "--ctx-size", help="Tokens of context [default: what fits in half of free memory].", show_default=False
+    ),
 ]
-Temperature = Annotated[
-    float | None,
-    typer.Option(help="Sample at this temperature; 0 = greedy [default: the model's].", show_default=False),
-]
-TopK = Annotated[int | None, typer.Option(help="Sample among the k most likely tokens; 0 = all.", show_default=False)]
-TopP = Annotated[
-    float | None,
-    typer.Option(help="Sample among the most likely tokens up to this probability.", show_default=False),
-]
-Seed = Annotated[int | None, typer.Option(help="Seed of the random numbers; same seed, same text.", show_default=False)]
-RepeatPenalty = Annotated[
-    float | None, typer.Option(help="Above 1, tokens that occurred become less likely.", show_default=False)
-]
+DumpPrompt = Annotated[bool, typer.Option("--dump-prompt", help="Show the exact prompt text and tokens, on stderr.")]
 Stats = Annotated[
     bool | None, typer.Option("--stats/--no-stats", help="Figures after each reply, on stderr.", show_default=False)
 ]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing on stderr but errors.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 
 
-def search_options(
-    temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None, repeat_penalty: float | None
-) -> dict[str, Any]:
-    """Search options from flags; asking for a temperature, top-k, top-p or seed asks for sampling.
-
-    Raises:
-        OptionError: flags that contradict each other.
-    """
-    from genai.errors import OptionError
-
-    asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "random_seed": seed}
-    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if temperature == 0 and (extra := sorted(set(options) & {"top_k", "top_p"})):
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in extra)
-        raise OptionError(
-            f"--temperature 0 contradicts {names}",
-            "temperature 0 is greedy: nothing is sampled",
-            "leave one of them out",
-        )
-    if options:
-        options["do_sample"] = temperature != 0
-    if repeat_penalty is not None:
-        options["repetition_penalty"] = repeat_penalty
-    return options
-
-
-def load(folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto") -> Model:
-    """Load a model folder, or the bundled model."""
+def load(
+    folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto", build: bool = True
+) -> Model:
+    """Load a model folder, a Hugging Face checkpoint (built into the cache unless `build` is False), or our own."""
     from genai.bundled import bundled_model
     from genai.model import Model
 
-    return Model(folder or bundled_model(), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+    folder = model_folder(folder, build=build) if folder else None
+    with interrupts_end_the_process():
+        return Model(folder or bundled_model(), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+
+
+def load_llm(
+    folder: Path | None,
+    voice: Voice,
+    *,
+    threads: int | None,
+    accuracy: str,
+    kv_type: str,
+    ctx_size: int | None,
+    alone: bool = True,
+    build: bool = True,
+) -> LLM:
+    """Load a model folder, a checkpoint or the bundled model, to generate with.
+
+    Args:
+        alone: nothing else is going on, so that Ctrl-C may end the process.
+        build: False refuses a Hugging Face checkpoint that is not in the cache of built models.
+    """
+    from genai.llm import LLM
+
+    folder = model_folder(folder, build=build) if folder else None
+    with interrupts_end_the_process() if alone else nullcontext():
+        llm = LLM(
+            folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size, quiet=voice.quiet
+        )
+    model = llm.model
+    voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
+    if model.config.ignored_keys:
+        voice.detail(f"config keys without effect here: {', '.join(model.config.ignored_keys)}")
+    return llm

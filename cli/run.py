@@ -11,10 +11,12 @@ import typer
 from .terminal import emit, say
 
 Named = list[str] | None
+# Not named "model": GENAI_MODEL, a model folder, is no default of it.
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An .onnx file.", show_default=False)]
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="An .onnx file.", show_default=False)],
+    file: ModelFile,
     inputs: Annotated[
         Named, typer.Option("-i", "--input", help="NAME=FILE.npy, or an .npz file with arrays by name.")
     ] = None,
@@ -37,7 +39,7 @@ def run(
     from genai.session.peer import PEERS
 
     _check_choice("--compare", compare, (None, *PEERS))
-    session = InferenceSession(model, _options(level, threads, profile))
+    session = InferenceSession(file, _options(level, threads, profile))
     feed = _feed(session, inputs or [], random, extents(dims or []), seed)
     began = time.perf_counter()
     results = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
@@ -47,7 +49,7 @@ def run(
     if output is not None:
         save_arrays(output, results)
     if compare is not None:
-        _compare(model, threads, feed, results)
+        _compare(file, threads, feed, results)
     if profile:
         _report_profile(session)
 

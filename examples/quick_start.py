@@ -1,21 +1,18 @@
-"""Ask one question and print the answer as it comes."""
+"""Ask one question, go on with the conversation, and complete a batch of prompts."""
 
 import sys
 
-import genai as og
-from genai.bundled import bundled_model
+import genai
 
-model = og.Model(sys.argv[1] if len(sys.argv) > 1 else bundled_model())
-tokenizer = og.Tokenizer(model)
+with genai.LLM(sys.argv[1] if len(sys.argv) > 1 else None) as llm:
+    messages = [{"role": "user", "content": "My name is Nora."}]
+    reply = llm.chat(messages)
+    print(reply.text)
 
-messages = [{"role": "user", "content": "What is 12 + 7?"}]
-prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    messages += [reply.message, {"role": "user", "content": "What is my name?"}]
+    print(llm.chat(messages).text)
 
-generator = og.Generator(model, og.GeneratorParams(model))
-generator.append_tokens(tokenizer.encode(prompt))
-
-stream = tokenizer.create_stream()
-while not generator.is_done():
-    generator.generate_next_token()
-    print(stream.decode(generator.get_next_tokens()[0]), end="", flush=True)
-print(stream.flush())
+    questions = ["What is 12 + 7?", "Spell the word cat.", "What day comes after Monday?"]
+    for completion in llm.generate([llm.render(question) for question in questions], max_tokens=30):
+        question = questions[completion.prompt_index]
+        print(f"{question} {completion.text} ({completion.finish_reason}, {len(completion.token_ids)} tokens)")

@@ -19,6 +19,8 @@ if not (_here / "kernels").is_dir() and (_here.parent / "pyproject.toml").is_fil
     __path__.append(str(_here.parent))
 
 if TYPE_CHECKING:
+    from .completion import ChatReply as ChatReply
+    from .completion import Completion as Completion
     from .config import Config as Config
     from .errors import GenaiError as GenaiError
     from .generator import Generator as Generator
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from .later import is_cuda_available as is_cuda_available
     from .later import register_execution_provider_library as register_execution_provider_library
     from .later import set_log_options as set_log_options
+    from .llm import LLM as LLM
     from .model import Model as Model
+    from .sampling_params import SamplingParams as SamplingParams
     from .session.binding import IOBinding as IOBinding
     from .session.binding import SessionIOBinding as SessionIOBinding
     from .session.custom_ops import register_op as register_op
@@ -72,13 +76,17 @@ if TYPE_CHECKING:
 _LAZY = {
     "Adapters": ".later",
     "Audios": ".later",
+    "ChatReply": ".completion",
+    "Completion": ".completion",
     "Config": ".config",
     "Engine": ".later",
     "GenaiError": ".errors",
     "Generator": ".generator",
     "GeneratorParams": ".generator",
     "Images": ".later",
+    "LLM": ".llm",
     "Model": ".model",
+    "SamplingParams": ".sampling_params",
     "MtpGenerator": ".later",
     "Tensor": ".tensor",
     "Tokenizer": ".tokenizer",

@@ -73,8 +73,8 @@ def _summary(speeds: list[float]) -> dict[str, float]:
 
 
 def _check_length(model: Model, length: int) -> None:
-    limit = model.config.model.context_length
+    limit = model.context_size
     if length > limit:
         raise ContextOverflowError(
-            f"the run needs {length} tokens", f"the model's context_length is {limit}", "ask for fewer tokens"
+            f"the run needs {length} tokens", f"the context holds {limit}", "ask for fewer tokens"
         )

@@ -85,3 +85,11 @@ class CacheCapacityError(GenaiError):
 
 class StateError(GenaiError):
     """A call came in an order that has no meaning (for example logits before any token)."""
+
+
+class SamplingError(GenaiError):
+    """No token can be chosen: the logits hold NaN or infinity, or every token is masked."""
+
+
+class LogitsProcessorError(SamplingError):
+    """A logits processor raised, or did not return logits."""

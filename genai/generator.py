@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,9 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine.sampler import Sampling, sample
+from .engine.decoder import compute
+from .engine.sampling.plan import plan_sampling, request_seed
+from .engine.sampling.row import RowSampler
 from .errors import ContextOverflowError, InputError, NotSupportedYetError, OptionError, StateError
 from .model import Model
+from .sampling_params import SamplingParams
 from .search import SEARCH_OPTIONS, checked
 from .token_input import token_rows
 
@@ -44,11 +46,14 @@ class GeneratorParams:
             )
         self.model = model
         self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
-        self._options["max_length"] = model.config.model.context_length
+        self._options["max_length"] = model.context_size
         configured = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
         # A folder's own default, often 50, may exceed a tiny vocabulary; a caller's may not.
         if "top_k" in configured:
             configured["top_k"] = min(configured["top_k"], model.config.model.vocab_size)
+        # So may its max_length, usually the model's whole context, exceed the context that there is memory for.
+        if model.context_size < configured.get("max_length", 0) <= model.config.model.context_length:
+            configured["max_length"] = model.context_size
         self.set_search_options(**configured)
 
     def set_search_options(self, **options: Any) -> None:
@@ -56,14 +61,14 @@ class GeneratorParams:
 
         Raises:
             OptionError: unknown, of the wrong type or out of range; then none of the options is set.
-            NotSupportedYetError: beams, n-gram blocking or several sequences per prompt.
+            NotSupportedYetError: beams or several sequences per prompt.
         """
         new = {name: checked(name, value) for name, value in options.items()}
-        context, vocab = self.model.config.model.context_length, self.model.config.model.vocab_size
+        context, vocab = self.model.context_size, self.model.config.model.vocab_size
         if new.get("max_length", 0) > context:
             raise OptionError(
                 f"max_length = {new['max_length']}",
-                f"the model's context_length is {context}",
+                f"the context holds {context}; the model's context_length is {self.model.config.model.context_length}",
                 f"use at most {context}",
             )
         if new.get("top_k", 0) > vocab:
@@ -121,9 +126,14 @@ class Generator:
             )
         self._model = model
         self._eos = model.config.model.eos_token_ids
-        self._sampling = _sampling(self._options)
-        self._decoder = model.decoder
+        self._decoder, self._sampler = model.decoder, model.sampler
         self._sequences = [self._decoder.open() for _ in range(self._options["batch_size"])]
+        sampling = SamplingParams.from_search_options(self._options)
+        plan = plan_sampling(sampling, vocab_size=self._decoder.vocab_size, eos_token_ids=self._eos)
+        seed = request_seed(sampling)
+        self._rows = [
+            RowSampler(plan, sequence.tokens, seed=seed, row=row) for row, sequence in enumerate(self._sequences)
+        ]
         self._finished = [False] * len(self._sequences)
         self._next_tokens: NDArray[np.int32] | None = None
         self._logits = np.zeros((len(self._sequences), self._decoder.vocab_size), np.float32)
@@ -168,8 +178,9 @@ class Generator:
         try:
             self._compute(range(len(self._sequences)))
         except BaseException:
-            for length, sequence in zip(lengths, self._sequences, strict=True):
-                del sequence.tokens[length:]
+            for length, sequence, sampler in zip(lengths, self._sequences, self._rows, strict=True):
+                sequence.rewind(length)
+                sampler.rewind(length)
             raise
 
     def rewind_to(self, length: int) -> None:
@@ -189,8 +200,9 @@ class Generator:
                 "a rewind can only shorten every sequence",
                 f"use 0 to {shortest}",
             )
-        for sequence in self._sequences:
+        for sequence, sampler in zip(self._sequences, self._rows, strict=True):
             sequence.rewind(int(length))
+            sampler.rewind(int(length))
         self._finished = [False] * len(self._sequences)
         self._next_tokens = None
 
@@ -210,8 +222,7 @@ class Generator:
             )
         active = [i for i, finished in enumerate(self._finished) if not finished]
         logits = self._compute(active)
-        histories = [self._sequences[i].tokens for i in active]
-        picked = sample(logits[active], histories, active, self._sampling, self._eos)
+        picked = self._sampler.sample(logits[active], [self._rows[i] for i in active]).tokens
         next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
         next_tokens[active] = picked
         for index, token in zip(active, picked.tolist(), strict=True):
@@ -239,7 +250,7 @@ class Generator:
         behind = [i for i in indices if self._sequences[i].num_computed < len(self._sequences[i].tokens)]
         if behind:
             budget = self._options["chunk_size"] or None
-            computed = self._decoder.compute([self._sequences[i] for i in behind], token_budget=budget)
+            computed = compute(self._decoder, [self._sequences[i] for i in behind], token_budget=budget)
             for index, logits in zip(behind, computed, strict=True):
                 self._logits[index] = logits[-1]
         return self._logits
@@ -351,16 +362,3 @@ _LATER = {
     "snapshot_state": "recurrent models come later",
     "get_speculative_stats": "speculative decoding comes later",
 }
-
-
-def _sampling(options: dict[str, Any]) -> Sampling:
-    seed = options["random_seed"]
-    return Sampling(
-        do_sample=options["do_sample"],
-        temperature=options["temperature"],
-        top_k=options["top_k"],
-        top_p=options["top_p"],
-        repetition_penalty=options["repetition_penalty"],
-        min_length=options["min_length"],
-        seed=seed if seed >= 0 else secrets.randbits(63),
-    )

@@ -12,6 +12,7 @@ from .errors import OptionError, StateError
 
 if TYPE_CHECKING:
     from .engine.decoder import Decoder
+    from .engine.sampling.batch import BatchSampler
     from .loading import DecoderInfo
 
 KV_DTYPES = ("auto", "fp16", "fp32")
@@ -29,11 +30,15 @@ class Model:
         kv_dtype: "fp16", "fp32", or "auto": fp16 where products take int8 activations, else fp32.
         accuracy: "auto" obeys each node's accuracy_level (int8 activations unless it says otherwise);
             "fp32" keeps activations, keys and values in fp32.
-        cache_bytes: most bytes for the KV cache; None = half of the memory available now.
+        cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
+        context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
+        quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
+            (`info.reason` says that too).
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
         OptionError: an argument out of range.
+        CacheCapacityError: weights and context need more memory than there is.
     """
 
     def __init__(
@@ -44,23 +49,26 @@ class Model:
         kv_dtype: str = "auto",
         accuracy: str = "auto",
         cache_bytes: int | None = None,
+        context_size: int | None = None,
+        quiet: bool = False,
     ) -> None:
-        _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
-        _check_choice("accuracy", accuracy, ACCURACIES)
-        for name, value in (("threads", threads), ("cache_bytes", cache_bytes)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise OptionError(
-                    f"{name} = {value!r}",
-                    "a whole number of at least 1 is expected",
-                    f"pass {name}=None for the default",
-                )
+        check_model_options(
+            threads=threads, kv_dtype=kv_dtype, accuracy=accuracy, cache_bytes=cache_bytes, context_size=context_size
+        )
         from .loading import load_decoder
 
         self.config = source if isinstance(source, Config) else Config(source)
         self.folder = self.config.folder
+        self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
         self._decoder, self.info = load_decoder(
-            self.config, threads=threads, kv_dtype=kv_dtype, accuracy=accuracy, cache_bytes=cache_bytes
+            self.config,
+            threads=threads,
+            kv_dtype=kv_dtype,
+            accuracy=accuracy,
+            cache_bytes=cache_bytes,
+            context_size=context_size,
+            quiet=quiet,
         )
 
     info: DecoderInfo
@@ -77,6 +85,11 @@ class Model:
         return "CPU"
 
     @property
+    def context_size(self) -> int:
+        """Most tokens that one sequence may have, prompt and output together."""
+        return self.info.context_size
+
+    @property
     def decoder(self) -> Decoder:
         """The engine's decoder.
 
@@ -86,6 +99,15 @@ class Model:
         if self._decoder is None:
             raise StateError("the model is closed", "close() gave its memory back", "load the model again")
         return self._decoder
+
+    @property
+    def sampler(self) -> BatchSampler:
+        """Chooses tokens over this model's vocabulary; made at the first use."""
+        if self._sampler is None:
+            from .engine.sampling.batch import BatchSampler
+
+            self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.team)
+        return self._sampler
 
     def close(self) -> None:
         """Give weights and cache back. Generators of this model cannot be used afterwards."""
@@ -103,6 +125,23 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({str(self.folder)!r}, type={self.type!r})"
+
+
+def check_model_options(*, kv_dtype: str = "auto", accuracy: str = "auto", **numbers: int | None) -> None:
+    """Check options of Model without loading one; `numbers` are those that are whole numbers or None.
+
+    Raises:
+        OptionError: naming the option and what is allowed.
+    """
+    _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
+    _check_choice("accuracy", accuracy, ACCURACIES)
+    for name, value in numbers.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise OptionError(
+                f"{name} = {value!r}",
+                "a whole number of at least 1 is expected",
+                f"pass {name}=None for the default",
+            )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

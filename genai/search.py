@@ -39,7 +39,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
     "batch_size": Option(int, 1, "1 or greater", _at_least(1)),
     "random_seed": Option(int, -1, "a whole number; negative = a new one each time", lambda value: True),
     "chunk_size": Option(int, 0, "0 (automatic) or greater", _at_least(0)),
-    "no_repeat_ngram_size": Option(int, 0, "0 or greater", _at_least(0), lambda value: value == 0, "n-gram blocking"),
+    "no_repeat_ngram_size": Option(int, 0, "0 or greater", _at_least(0)),
     "num_beams": Option(int, 1, "1 or greater", _at_least(1), lambda value: value == 1, "beam search"),
     "num_return_sequences": Option(
         int, 1, "1 or greater", _at_least(1), lambda value: value == 1, "several sequences per prompt"

@@ -10,6 +10,15 @@ from numpy.typing import NDArray
 from .errors import InputError
 
 
+def token_row(tokens: Any, vocab_size: int) -> list[int]:
+    """The ids of one sequence: a list, an array [L] or [1, L], or a Tensor.
+
+    Raises:
+        InputError: none at all, not whole numbers, or outside the vocabulary.
+    """
+    return token_rows(tokens, 1, vocab_size, None)[0]
+
+
 def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int | None) -> list[list[int]]:
     """One list of ids per sequence.
 
@@ -20,7 +29,7 @@ def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int 
         pad_token_id: trailing ids of this value are dropped from rectangular batches.
 
     Raises:
-        InputError: see Generator.append_tokens.
+        InputError: not whole numbers, ids outside the vocabulary, a number of rows that is not batch_size, empty.
     """
     value = tokens.as_numpy() if hasattr(tokens, "as_numpy") else tokens
     if isinstance(value, (list, tuple)) and any(isinstance(row, (list, tuple, np.ndarray)) for row in value):
@@ -28,9 +37,7 @@ def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int 
     else:
         rows = _split(_ids(value), batch_size, pad_token_id)
     if len(rows) != batch_size:
-        raise InputError(
-            f"append_tokens got {len(rows)} rows", f"batch_size is {batch_size}", "pass one row per sequence"
-        )
+        raise InputError(f"got {len(rows)} rows of tokens", f"batch_size is {batch_size}", "pass one row per sequence")
     for index, row in enumerate(rows):
         _check(row, index, vocab_size)
     return [row.tolist() for row in rows]
@@ -40,16 +47,12 @@ def _ids(value: Any) -> NDArray[np.int64]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InputError(
-            "append_tokens: the tokens are ragged", str(error), "pass a list of lists, one per sequence"
-        ) from error
+        raise InputError("the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
     if array.size == 0:
-        raise InputError(
-            "append_tokens: there are no tokens", "a step needs at least one", "append at least one token per sequence"
-        )
+        raise InputError("there are no tokens", "a sequence needs at least one", "pass at least one token per sequence")
     if array.dtype.kind not in "iu":
         raise InputError(
-            f"append_tokens: token ids of type {array.dtype}",
+            f"token ids of type {array.dtype}",
             "ids are whole numbers",
             "pass what Tokenizer.encode returned",
         )
@@ -58,15 +61,13 @@ def _ids(value: Any) -> NDArray[np.int64]:
 
 def _split(array: NDArray[np.int64], batch_size: int, pad_token_id: int | None) -> list[NDArray[np.int64]]:
     if array.ndim > 2:
-        raise InputError(
-            f"append_tokens: tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them"
-        )
+        raise InputError(f"tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them")
     if array.ndim == 2 and array.shape[0] == batch_size:
         return [_without_padding(row, pad_token_id) for row in array] if batch_size > 1 else [array[0]]
     flat = array.reshape(-1)
     if flat.size % batch_size:
         raise InputError(
-            f"append_tokens: {flat.size} tokens cannot be split over {batch_size} sequences",
+            f"{flat.size} tokens cannot be split over {batch_size} sequences",
             "a flat list is divided into equal rows",
             "pass a list of lists, one per sequence",
         )
@@ -82,13 +83,11 @@ def _without_padding(row: NDArray[np.int64], pad_token_id: int | None) -> NDArra
 
 def _check(row: NDArray[np.int64], index: int, vocab_size: int) -> None:
     if row.ndim != 1:
-        raise InputError(
-            f"append_tokens: row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it"
-        )
+        raise InputError(f"row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it")
     bad = row[(row < 0) | (row >= vocab_size)]
     if bad.size:
         raise InputError(
-            f"append_tokens: token id {int(bad[0])} in row {index}",
+            f"token id {int(bad[0])} in row {index}",
             f"the vocabulary has ids 0 to {vocab_size - 1}",
             "use the model's own tokenizer",
         )

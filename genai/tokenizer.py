@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .chat_template import ChatTemplates
-from .detokenizer import Detokenizer
 from .errors import InputError, OptionError, TokenizerError
 from .tensor import Tensor
-from .tokenizer_files import configured_ids, find_folder, library_errors, load_tokenizer, named_ids
+from .text.backend import library_errors, load_tokenizer
+from .text.chat_template import ChatTemplates
+from .text.cleanup import clean_up
+from .text.detokenizer import Detokenizer
+from .text.files import cleans_up, find_folder
+from .text.special_ids import configured_ids, folder_ids
 
 if TYPE_CHECKING:
     from .config import Config
@@ -26,25 +30,28 @@ class Tokenizer:
     """Encodes text, decodes token ids, and formats chats.
 
     Args:
-        source: a Model, a Config, or a folder with tokenizer.json. A folder's genai_config.json, where there is one,
-            gives the special ids; otherwise tokenizer_config.json does.
+        source: a Model, a Config, or a folder with tokenizer.json or a SentencePiece tokenizer.model. A folder's
+            genai_config.json, where there is one, gives the special ids; otherwise generation_config.json and
+            tokenizer_config.json do.
 
     Raises:
         ModelFolderError: the folder does not exist.
-        TokenizerError: tokenizer.json is missing or cannot be used.
+        TokenizerError: the tokenizer's files are missing or cannot be used.
         ConfigError: genai_config.json is wrong.
     """
 
     def __init__(self, source: Model | Config | str | Path) -> None:
         self.folder, config = find_folder(source)
-        self._backend = load_tokenizer(self.folder)
-        self._ids = configured_ids(config) if config is not None else named_ids(self.folder, self._backend)
+        loaded = load_tokenizer(self.folder)
+        self._backend, names = loaded.backend, loaded.special
+        self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, names, self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
         # A model's vocabulary is often padded beyond its tokenizer's; ids in between are valid and have no text.
         self._num_ids = max(sizes)
-        self._templates = ChatTemplates(self.folder)
+        self._cleanup = cleans_up(self.folder, self._backend)
+        self._templates = ChatTemplates(self.folder, names)
         self._options = {"add_special_tokens": False, "skip_special_tokens": True}
 
     @property
@@ -114,7 +121,8 @@ class Tokenizer:
 
     def _decode(self, ids: NDArray[np.int64]) -> str:
         with library_errors(f"decode: {self.folder} cannot decode these ids"):
-            return str(self._backend.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"]))
+            text = self._backend.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"])
+        return clean_up(text) if self._cleanup else str(text)
 
     def encode_batch(self, texts: Sequence[str]) -> Tensor:
         """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
@@ -162,13 +170,24 @@ class Tokenizer:
         found = self._backend.token_to_id(token)
         return -1 if found is None else int(found)
 
+    def token_text(self, token: int) -> str:
+        """The vocabulary entry of an id, as the tokenizer's files write it; "" if it has none.
+
+        Raises:
+            InputError: an id that the model does not have.
+        """
+        self._check_id(token, "token_text")
+        return self._backend.id_to_token(token) or ""
+
     def apply_chat_template(
         self,
         messages: str | Sequence[Mapping[str, Any]],
         *,
         template_str: str | None = None,
+        template_name: str | None = None,
         tools: str | Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
         """The prompt text of a conversation, as the model's chat template writes it.
@@ -177,8 +196,13 @@ class Tokenizer:
             messages: a list of {"role", "content"}, or its JSON text.
             template_str: a jinja2 template to use instead of the folder's; "" means none, as onnxruntime-genai's
                 examples write it.
+            template_name: one of the folder's named templates; None chooses "tool_use" where there are tools and the
+                folder has it, else "default".
             tools: tools the model may call: a list of JSON schemas, or its JSON text; empty means none.
-            add_generation_prompt: whether the text ends with the beginning of the assistant's reply.
+            add_generation_prompt: whether the text ends with the beginning of the assistant's reply; None means
+                unless continue_final_message is set.
+            continue_final_message: whether the text ends inside the last message, so that the model continues it;
+                a field's name (such as "reasoning_content") continues that field instead of "content".
             variables: further names for the template, such as documents or enable_thinking.
 
         Raises:
@@ -188,18 +212,41 @@ class Tokenizer:
         return self._templates.render(
             messages,
             template_str=template_str or None,
+            template_name=template_name,
             tools=tools or None,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             variables=variables,
         )
 
-    def create_stream(self) -> TokenizerStream:
-        """A stream that decodes one token at a time, with the options as they are now.
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template for conversations without tools; "" if there is none."""
+        return self._templates.text()
+
+    def template_text(self, *, template_name: str | None = None, with_tools: bool = False) -> str:
+        """The jinja2 source of the chat template that apply_chat_template would use, for `genai.parsing.detect`.
 
         Raises:
+            ChatTemplateError: there is none of that name, or none at all.
+        """
+        return self._templates.source(None, template_name, with_tools=with_tools).text
+
+    def create_stream(self, *, keep: Collection[str] = ()) -> TokenizerStream:
+        """A stream that decodes one token at a time, with the options as they are now.
+
+        Args:
+            keep: special tokens that are shown even where skip_special_tokens leaves them out, such as the markers of
+                a reply parser. Texts that are no special token of this tokenizer change nothing.
+
+        Raises:
+            InputError: keep is not a list of texts.
             TokenizerError: the tokenizer's decoder needs the whole text.
         """
-        return TokenizerStream(self)
+        is_list = isinstance(keep, (list, tuple, set, frozenset))
+        if not is_list or not all(isinstance(token, str) for token in keep):
+            raise InputError(f"create_stream: keep = {keep!r}", "a list of special tokens is expected", "pass [token]")
+        return TokenizerStream(self, frozenset(keep))
 
     def _checked_ids(self, tokens: ArrayLike, call: str) -> NDArray[np.int64]:
         try:
@@ -231,11 +278,18 @@ class Tokenizer:
 class TokenizerStream:
     """Decodes a generation token by token; made by Tokenizer.create_stream()."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, keep: frozenset[str] = frozenset()) -> None:
         decoder = tokenizer._backend.decoder
         self._tokenizer = tokenizer
-        self._skipped = tokenizer._special if tokenizer._options["skip_special_tokens"] else frozenset()
-        self._detokenizer = Detokenizer(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._skipped = tokenizer._special - keep if tokenizer._options["skip_special_tokens"] else frozenset()
+        state = None if decoder is None else json.loads(decoder.__getstate__())
+        self._detokenizer = Detokenizer(state, cleanup=tokenizer._cleanup)
+
+    def copy(self) -> TokenizerStream:
+        """A stream in the same state that goes its own way."""
+        other = copy.copy(self)
+        other._detokenizer = copy.deepcopy(self._detokenizer)
+        return other
 
     def decode(self, token: SupportsIndex) -> str:
         """The text that has become certain with this token: whole characters, or "" until one is complete.

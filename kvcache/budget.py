@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from .groups import CacheLayout
@@ -15,20 +17,45 @@ UNKNOWN_MEMORY_BYTES = 2 * 2**30
 _NO_LIMIT = 2**60
 
 
-def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still take without swapping or being killed.
+@dataclass(frozen=True)
+class MemoryBound:
+    """One thing that limits the memory of this process.
 
-    On Linux the least of: MemAvailable; for the process's control group (v1 and v2) and each of its ancestors, the
-    limit less what is in use, page cache that can be dropped not counted; and what `ulimit -v` leaves. On other
-    systems with POSIX sysconf, half of the physical memory; elsewhere UNKNOWN_MEMORY_BYTES.
+    Attributes:
+        source: "system", "control group /path", "ulimit -v", or how it was guessed.
+        limit: the most bytes it allows.
+        free: bytes of that which can still be taken; negative where more is in use than allowed.
+    """
+
+    source: str
+    limit: int
+    free: int
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process can still take without swapping or being killed: the tightest of `memory_bounds`.
 
     Args:
         root: where proc and sys are mounted.
     """
-    bounds = [*_meminfo_available(root / "proc"), *_cgroup_rooms(root), *_address_space_room(root / "proc")]
-    if bounds:
-        return max(min(bounds), 0)
-    return _physical_memory() // 2 or UNKNOWN_MEMORY_BYTES
+    return max(tightest_bound(memory_bounds(root)).free, 0)
+
+
+def tightest_bound(bounds: list[MemoryBound]) -> MemoryBound:
+    """The bound that leaves least."""
+    return min(bounds, key=lambda bound: bound.free)
+
+
+def memory_bounds(root: Path = Path("/")) -> list[MemoryBound]:
+    """Everything known to limit this process's memory, at least one entry.
+
+    On Linux MemAvailable; for the process's control group (v1 and v2) and each of its ancestors, the limit less what
+    is in use, where page cache of files counts as free because it is dropped before anything is killed; and what
+    `ulimit -v` leaves. On macOS what the system calls free; on other systems with POSIX sysconf, half of the physical
+    memory; elsewhere UNKNOWN_MEMORY_BYTES.
+    """
+    bounds = [*_system_bound(root / "proc"), *_group_bounds(root), *_address_space_bound(root / "proc")]
+    return bounds or [_guessed_bound()]
 
 
 def blocks_that_fit(layout: CacheLayout, num_bytes: int) -> int:
@@ -52,14 +79,15 @@ def format_bytes(num_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def _meminfo_available(proc: Path) -> Iterator[int]:
-    for line in _lines(proc / "meminfo"):
-        if line.startswith("MemAvailable:"):
-            yield int(line.split()[1]) * 1024
+def _system_bound(proc: Path) -> Iterator[MemoryBound]:
+    available = _statistics(proc / "meminfo", "MemAvailable:")
+    if available:
+        total = _statistics(proc / "meminfo", "MemTotal:")
+        yield MemoryBound("system", 1024 * max(total, available), 1024 * available)
 
 
-def _cgroup_rooms(root: Path) -> Iterator[int]:
-    """Free bytes of every limited control group that this process is in."""
+def _group_bounds(root: Path) -> Iterator[MemoryBound]:
+    """One bound for every limited control group that this process is in."""
     mounts = root / "sys" / "fs" / "cgroup"
     for line in _lines(root / "proc" / "self" / "cgroup"):
         fields = line.split(":", 2)
@@ -67,38 +95,72 @@ def _cgroup_rooms(root: Path) -> Iterator[int]:
             continue
         _, controllers, path = fields
         if controllers == "":
-            names = ("memory.max", "memory.current", "inactive_file")
-            bases = (mounts, mounts / "unified")
+            bounds, bases = _v2_bounds, (mounts, mounts / "unified")
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            bases = (mounts / "memory", mounts / controllers)
+            bounds, bases = _v1_bounds, (mounts / "memory", mounts / controllers)
         else:
             continue
         for base in dict.fromkeys(bases):
-            yield from _group_rooms(base, path, *names)
+            # Inside a container the group's own path may not exist below the mount; its root then is the container's.
+            group = base / path.strip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(base):
+                    yield from bounds(folder, f"control group /{folder.relative_to(base).as_posix().strip('.')}")
 
 
-def _group_rooms(base: Path, path: str, limit_name: str, usage_name: str, cache_name: str) -> Iterator[int]:
-    # Inside a container the group's own path may not exist below the mount; its root then is the container's group.
-    group = base / path.strip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(base):
-            break
-        limit, usage = _number(folder / limit_name), _number(folder / usage_name)
-        if limit is not None and usage is not None and limit < _NO_LIMIT:
-            yield limit - usage + _statistic(folder / "memory.stat", cache_name)
+def _v2_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
+    """memory.max kills; above memory.high the group is slowed down until it hardly moves."""
+    usage = _number(folder / "memory.current")
+    for name in ("memory.max", "memory.high"):
+        limit = _number(folder / name)
+        if limit is not None and usage is not None:
+            cache = _statistics(folder / "memory.stat", "inactive_file", "active_file")
+            yield MemoryBound(source, limit, limit - usage + min(cache, usage))
 
 
-def _address_space_room(proc: Path) -> Iterator[int]:
+def _v1_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
+    limit, usage = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
+    # A container does not see the groups above its own; this figure knows of their limits.
+    inherited = _statistics(folder / "memory.stat", "hierarchical_memory_limit")
+    if limit is not None and usage is not None:
+        limit = min(limit, inherited or limit)
+        if limit < _NO_LIMIT:
+            cache = _statistics(folder / "memory.stat", "total_inactive_file", "total_active_file")
+            yield MemoryBound(source, limit, limit - usage + min(cache, usage))
+
+
+def _address_space_bound(proc: Path) -> Iterator[MemoryBound]:
     if sys.platform == "win32":
         return
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        for line in _lines(proc / "self" / "status"):
-            if line.startswith("VmSize:"):
-                yield limit - int(line.split()[1]) * 1024
+    used = _statistics(proc / "self" / "status", "VmSize:")
+    if limit != resource.RLIM_INFINITY and used:
+        yield MemoryBound("ulimit -v", limit, limit - used * 1024)
+
+
+def _guessed_bound() -> MemoryBound:
+    physical = _physical_memory()
+    percent = _free_percent()
+    if not physical:
+        return MemoryBound("a guess, as the system does not say", UNKNOWN_MEMORY_BYTES, UNKNOWN_MEMORY_BYTES)
+    if percent is not None:
+        return MemoryBound("system", physical, physical * percent // 100)
+    return MemoryBound("half of the physical memory", physical, physical // 2)
+
+
+def _free_percent(platform: str = sys.platform) -> int | None:
+    """Of the physical memory, what macOS calls free (page cache included); None on other systems."""
+    if platform != "darwin":
+        return None
+    value, size = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    try:
+        sysctl = ctypes.CDLL(None).sysctlbyname
+    except (AttributeError, OSError):
+        return None
+    failed = sysctl(b"kern.memorystatus_level", ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return value.value if not failed and 0 <= value.value <= 100 else None
 
 
 def _physical_memory() -> int:
@@ -110,20 +172,22 @@ def _physical_memory() -> int:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
 
 
 def _number(path: Path) -> int | None:
     """The number in a file; None if there is no such file or it says "max"."""
-    text = " ".join(_lines(path))
+    text = " ".join(_lines(path)).strip()
     return int(text) if text.isdecimal() else None
 
 
-def _statistic(path: Path, name: str) -> int:
+def _statistics(path: Path, *names: str) -> int:
+    """Sum of the named entries of a file of "name number" lines; what is missing or no number counts as 0."""
+    total = 0
     for line in _lines(path):
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
+        fields = line.split()
+        if len(fields) > 1 and fields[0] in names and fields[1].isdecimal():
+            total += int(fields[1])
+    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from hypothesis import settings
 # The same examples in every run: what a change breaks shows in the change's own run.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
+
+# Started in the background of a shell, this process ignores Ctrl-C, and so would every process that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

@@ -23,6 +23,8 @@ ALLOWED = {
 ENTRY_POINT = ROOT / "genai" / "__main__.py"
 PURE_POLICY = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py")
 RUN_TIME_STRANGERS = {"torch", "onnxruntime", "onnxruntime_genai", "transformers"}
+# `genai eval diff --against onnxruntime` imports it when asked, and says what to install where it is missing.
+ON_REQUEST = {ROOT / "genai" / "evaluation" / "onnxruntime_values.py": {"onnxruntime"}}
 
 
 def files(room: str) -> list[Path]:
@@ -69,7 +71,7 @@ def test_no_run_time_import_of_torch_or_onnxruntime(room: str) -> None:
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in files(room)
         for name, line in imports(path)
-        if name.split(".")[0] in RUN_TIME_STRANGERS
+        if name.split(".")[0] in RUN_TIME_STRANGERS - ON_REQUEST.get(path, set())
     ]
     assert not wrong, "\n".join(wrong)
 

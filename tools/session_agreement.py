@@ -1,20 +1,29 @@
-"""Sessions against onnxruntime on models exported from random transformers configurations.
+"""Sessions against onnxruntime on exported models: `python -m tools.session_agreement [PATTERN]`.
 
-`python -m tools.session_agreement [PATTERN]` makes each model in a temporary folder, with random weights and small
-sizes, runs it by both, and prints the largest difference. Needs torch, transformers and onnxruntime; no downloads.
+Random transformers configurations of small sizes, exported by torch.onnx in both ways ("bert legacy", "bert dynamo"),
+and pipelines of scikit-learn, LightGBM and XGBoost ("forest pipeline"). Each is made in a temporary folder and run by
+both; the largest difference is printed. Needs the extra "export" and onnxruntime; no downloads.
 """
 
 # ruff: noqa: E501 - each model is one line of a table
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from genai.errors import InputError
+from tools import session_pipelines
 
 TEXT = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 DECODER = {**TEXT, "num_key_value_heads": 2, "max_position_embeddings": 64, "use_cache": False}
@@ -86,8 +95,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def export(model_type: str, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write a model; returns its path and inputs for it."""
+def export(model_type: str, folder: Path, dynamo: bool = False) -> tuple[Path, dict[str, Any]]:
+    """Write a model, traced or by torch's newer exporter; returns its path and inputs for it."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -105,9 +114,8 @@ def export(model_type: str, folder: Path) -> tuple[Path, dict[str, Any]]:
         def forward(self, *inputs: Any) -> Any:
             return self.model(**dict(zip(feed, inputs, strict=True)))[0]
 
-    torch.onnx.export(
-        FirstOutput().eval(), tuple(feed.values()), str(path), input_names=list(feed), opset_version=17, dynamo=False
-    )
+    form = {"dynamo": True, "verbose": False} if dynamo else {"dynamo": False, "opset_version": 17}
+    torch.onnx.export(FirstOutput().eval(), tuple(feed.values()), str(path), input_names=list(feed), **form)
     return path, {name: value.numpy() for name, value in feed.items()}
 
 
@@ -124,37 +132,60 @@ def _feed(kind: str, model: Any) -> dict[str, Any]:
     return {"input_ids": ids} if kind == "ids" else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def outcome(model_type: str, folder: Path) -> str:
+def cases() -> dict[str, Callable[[Path], tuple[Any, dict[str, Any]]]]:
+    """Names to what makes a model (path or bytes) and inputs."""
+    made: dict[str, Callable[[Path], tuple[Any, dict[str, Any]]]] = {}
+    for model_type in MODELS:
+        made[f"{model_type} legacy"] = partial(export, model_type)
+        made[f"{model_type} dynamo"] = partial(export, model_type, dynamo=True)
+    for name in session_pipelines.names():
+        made[f"{name} pipeline"] = partial(_pipeline, name)
+    return made
+
+
+def _pipeline(name: str, folder: Path) -> tuple[Any, dict[str, Any]]:
+    return session_pipelines.exported(name)
+
+
+def outcome(make: Callable[[Path], tuple[Any, dict[str, Any]]], folder: Path) -> str:
     """One line: the largest difference, or what went wrong and where."""
     from genai.session.arrays import differences
     from genai.session.inference_session import InferenceSession
     from genai.session.peer import Peer
 
     try:
-        path, feed = export(model_type, folder)
+        with redirect_stdout(io.StringIO()):
+            source, feed = make(folder)
     except Exception as error:
         return f"not exported: {type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
     try:
-        session = InferenceSession(path)
+        expected = Peer(source if isinstance(source, bytes) else str(source)).run(feed)
+    except InputError as error:
+        return f"not run by onnxruntime: {error.why[:200]}"
+    try:
+        session = InferenceSession(source)
         ours = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
-        _, _, relative = differences(ours, Peer(str(path)).run(feed))[0]
+        _, _, relative = differences(ours, expected)[0]
     except Exception as error:
         return f"FAILED: {type(error).__name__}: {str(error)[:300]}"
     return f"{'agrees' if relative < 1e-3 else 'DIFFERS'}: {relative:.2g}"
 
 
 def main() -> None:
-    """Run all models whose type matches; the exit code is 1 where one fails or differs."""
+    """Run all whose name matches; the exit code is 1 where one fails or differs."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
     outcomes = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for model_type in MODELS:
-            if re.search(pattern, model_type):
-                outcomes[model_type] = outcome(model_type, Path(folder))
-                print(f"{model_type:<16} {outcomes[model_type]}", flush=True)
-    print(f"{sum(text.startswith('agrees') for text in outcomes.values())} of {len(outcomes)} agree")
+    for name, make in cases().items():
+        if re.search(pattern, name):
+            with tempfile.TemporaryDirectory() as folder:
+                outcomes[name] = outcome(make, Path(folder))
+            print(f"{name:<24} {outcomes[name]}", flush=True)
+    for form in ("legacy", "dynamo", "pipeline"):
+        found = [text for name, text in outcomes.items() if name.endswith(form)]
+        print(f"{form}: {sum(text.startswith('agrees') for text in found)} of {len(found)} agree")
     sys.exit(any(text.startswith(("FAILED", "DIFFERS")) for text in outcomes.values()))
 
 

@@ -5,8 +5,20 @@ reads one at a time, and the form of the files. It does not run models, train th
 onnx and numpy alone.
 """
 
+from .build import build_model, plan_build
 from .folder import write_model_folder
 from .options import ExportOptions
-from .spec import DecoderSpec, Llama3Scaling, LongRope
+from .resolve import resolve_model_folder
+from .rope_scaling import Llama3Scaling, LongRope
+from .spec import DecoderSpec
 
-__all__ = ["DecoderSpec", "ExportOptions", "Llama3Scaling", "LongRope", "write_model_folder"]
+__all__ = [
+    "DecoderSpec",
+    "ExportOptions",
+    "Llama3Scaling",
+    "LongRope",
+    "build_model",
+    "plan_build",
+    "resolve_model_folder",
+    "write_model_folder",
+]

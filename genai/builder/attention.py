@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .embedding import POSITIONS
 from .export import Export, hidden_dims
 from .graph_writer import CONTRIB, FLOAT, INT32, INT64
 from .linear import Projection, write_linear
-from .norms import write_head_norm
-from .rope import COS, SIN
+from .norms import write_query_key_norm
+from .rope import table_names
 
-MASK, POSITIONS = "attention_mask", "position_ids"
+MASK = "attention_mask"
 TOTAL_LENGTH = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"
 
 
@@ -39,9 +40,9 @@ def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> 
     """Attention of one layer on normed vectors; returns what is to be added to the residual stream."""
     spec, path = export.spec, f"/model/layers.{layer}/attn"
     query, key, value = _write_heads(export, layer, root)
-    if not export.options.fused_rope:
-        query = _write_rotation(export, f"{path}/q_rotary", query, spec.num_attention_heads)
-        key = _write_rotation(export, f"{path}/k_rotary", key, spec.num_key_value_heads)
+    if spec.rotated(layer) and not export.options.fused_rope:
+        query = _write_rotation(export, layer, f"{path}/q_rotary", query, spec.num_attention_heads)
+        key = _write_rotation(export, layer, f"{path}/k_rotary", key, spec.num_key_value_heads)
     mixed = _write_group_query_attention(export, layer, (query, key, value), lengths)
     output = Projection(
         f"{path}/o_proj", (f"model.layers.{layer}.self_attn.o_proj",), (spec.hidden_size,), spec.query_size
@@ -55,27 +56,32 @@ def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:
     sizes = (spec.query_size, spec.key_value_size, spec.key_value_size)
     path, source = f"/model/layers.{layer}/attn", f"model.layers.{layer}.self_attn"
     names = tuple(f"{source}.{part}_proj" for part in "qkv")
+    key = value = ""
     if options.packed_qkv and options.fused_rope:
         packed = Projection(f"{path}/qkv_proj", names, sizes, spec.hidden_size)
         query = write_linear(export, packed, root, precision=options.precision, bias=spec.qkv_bias)
-        key = value = ""
+        query = _write_clip(export, f"{path}/qkv_proj", query, sum(sizes))
         if spec.qk_norm:
             query, key, value = _write_split(export, f"{path}/qkv_proj/Split", query, sizes)
     else:
-        query, key, value = (
-            write_linear(
-                export,
-                Projection(f"{path}/{part}_proj", (name,), (size,), spec.hidden_size),
-                root,
-                precision=options.precision,
-                bias=spec.qkv_bias,
-            )
-            for part, name, size in zip("qkv", names, sizes, strict=True)
-        )
+        parts = []
+        for part, name, size in zip("qkv", names, sizes, strict=True):
+            projection = Projection(f"{path}/{part}_proj", (name,), (size,), spec.hidden_size)
+            value = write_linear(export, projection, root, precision=options.precision, bias=spec.qkv_bias)
+            parts.append(_write_clip(export, projection.path, value, size))
+        query, key, value = parts
     if spec.qk_norm:
-        query = write_head_norm(export, layer, query, "q_norm", spec.num_attention_heads)
-        key = write_head_norm(export, layer, key, "k_norm", spec.num_key_value_heads)
+        query = write_query_key_norm(export, layer, query, "q_norm", spec.num_attention_heads)
+        key = write_query_key_norm(export, layer, key, "k_norm", spec.num_key_value_heads)
     return query, key, value
+
+
+def _write_clip(export: Export, path: str, root: str, width: int) -> str:
+    """Bound queries, keys and values where the architecture does."""
+    bound, graph = export.spec.qkv_clip, export.graph
+    if not bound:
+        return root
+    return graph.node("Clip", [root, graph.float32(-bound), graph.float32(bound)], f"{path}/Clip", hidden_dims(width))
 
 
 def _write_split(export: Export, name: str, packed: str, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
@@ -86,11 +92,11 @@ def _write_split(export: Export, name: str, packed: str, sizes: tuple[int, int, 
     return outputs
 
 
-def _write_rotation(export: Export, path: str, root: str, heads: int) -> str:
+def _write_rotation(export: Export, layer: int, path: str, root: str, heads: int) -> str:
     spec, partial = export.spec, export.spec.partial_rotary_factor != 1
     return export.graph.node(
         "RotaryEmbedding",
-        [root, POSITIONS, COS, SIN],
+        [root, POSITIONS, *table_names(spec, layer)],
         f"{path}/RotaryEmbedding",
         hidden_dims(heads * spec.head_size),
         domain=CONTRIB,
@@ -101,10 +107,11 @@ def _write_rotation(export: Export, path: str, root: str, heads: int) -> str:
 
 
 def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, str, str], lengths: Lengths) -> str:
-    spec, fused = export.spec, export.options.fused_rope
+    spec = export.spec
+    fused = export.options.fused_rope and spec.rotated(layer)
     name = f"/model/layers.{layer}/attn/GroupQueryAttention"
     past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
-    tables = [COS, SIN] if fused else ["", ""]
+    tables = table_names(spec, layer) if fused else ("", "")
     window = spec.window(layer)
     attributes = {
         "num_heads": spec.num_attention_heads,
@@ -113,7 +120,7 @@ def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, s
         "local_window_size": -1 if window is None else window,
         "softcap": float(spec.attention_softcap),
         "do_rotary": int(fused),
-        "rotary_interleaved": int(spec.rope_interleaved),
+        "rotary_interleaved": int(spec.rope_interleaved and spec.rotated(layer)),
     }
     if window is not None and export.options.windowed_kv_cache:
         attributes["sliding_window_cache"] = 1

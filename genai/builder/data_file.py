@@ -18,6 +18,7 @@ _LARGE_BYTES = 1 << 20
 
 _DATA_TYPES = {
     np.dtype(np.float32): onnx.TensorProto.FLOAT,
+    np.dtype(np.float16): onnx.TensorProto.FLOAT16,
     np.dtype(np.uint8): onnx.TensorProto.UINT8,
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .attention import MASK, POSITIONS, TOTAL_LENGTH, Lengths, write_attention, write_lengths
-from .embedding import write_embedding, write_head
-from .export import Export
+from .attention import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
+from .embedding import POSITIONS, write_embedding, write_head
+from .experts import write_experts
+from .export import Export, hidden_dims
 from .graph_writer import FLOAT, INT64, Dims
 from .mlp import write_mlp
-from .norms import Residual, write_final_norm, write_norm, write_plain_norm
+from .norms import Residual, write_final_norm, write_norm, write_plain_norm, write_sum
 from .rope import write_rope_tables
 
 
@@ -24,31 +25,61 @@ def write_decoder(export: Export) -> None:
 
 
 def _write_layer(export: Export, layer: int, residual: Residual, lengths: Lengths) -> Residual:
-    def norm(location: str, residual: Residual) -> tuple[str, Residual]:
-        path, weight = _norm_names(layer, location)
-        return write_norm(export, residual, path, weight)
-
-    post_norms = export.spec.post_norms
-    normed, residual = norm("input", residual)
+    spec = export.spec
+    normed, residual = _write_pre_norm(export, layer, "input", residual)
     update = write_attention(export, layer, normed, lengths)
-    if post_norms:
-        update = write_plain_norm(export, update, *_norm_names(layer, "post_attention"))
-    normed, residual = norm("pre_feedforward" if post_norms else "post_attention", Residual(residual.stream, update))
-    update = write_mlp(export, layer, normed)
-    if post_norms:
-        update = write_plain_norm(export, update, *_norm_names(layer, "post_feedforward"))
-    return Residual(residual.stream, update)
+    if spec.parallel:
+        if not spec.shared_norm:
+            normed = write_plain_norm(export, residual.stream, *_norm_names(layer, "post_attention"))
+        path, dims = f"/model/layers.{layer}/parallel", hidden_dims(spec.hidden_size)
+        update = export.graph.node("Add", [update, _write_feed_forward(export, layer, normed)], f"{path}/Add", dims)
+        return Residual(residual.stream, _write_scaled(export, path, update))
+    update = _write_post_norm(export, layer, "post_attention", update)
+    location = "pre_feedforward" if spec.post_norms else "post_attention"
+    normed, residual = _write_pre_norm(export, layer, location, Residual(residual.stream, update))
+    update = _write_feed_forward(export, layer, normed)
+    return Residual(residual.stream, _write_post_norm(export, layer, "post_feedforward", update))
+
+
+def _write_feed_forward(export: Export, layer: int, normed: str) -> str:
+    experts = export.spec.routed(layer)
+    return write_mlp(export, layer, normed) if experts is None else write_experts(export, layer, experts, normed)
+
+
+def _write_pre_norm(export: Export, layer: int, location: str, residual: Residual) -> tuple[str, Residual]:
+    """What a part of the layer reads, and the stream behind it."""
+    path, source = _norm_names(layer, location)
+    if export.spec.pre_norms:
+        return write_norm(export, residual, path, source)
+    residual = write_sum(export, residual, path)
+    return residual.stream, residual
+
+
+def _write_post_norm(export: Export, layer: int, location: str, update: str) -> str:
+    """What a part of the layer adds to the stream."""
+    path, source = _norm_names(layer, location)
+    if export.spec.post_norms:
+        update = write_plain_norm(export, update, path, source)
+    return _write_scaled(export, path, update)
+
+
+def _write_scaled(export: Export, path: str, update: str) -> str:
+    spec, graph = export.spec, export.graph
+    if spec.residual_scale == 1:
+        return update
+    scale = graph.float32(spec.residual_scale)
+    return graph.node("Mul", [update, scale], f"{path}/residual/Mul", hidden_dims(spec.hidden_size))
 
 
 def _norm_names(layer: int, location: str) -> tuple[str, str]:
-    return f"/model/layers.{layer}/{location}_layernorm", f"model.layers.{layer}.{location}_layernorm.weight"
+    return f"/model/layers.{layer}/{location}_layernorm", f"model.layers.{layer}.{location}_layernorm"
 
 
 def _write_inputs(export: Export) -> None:
     graph = export.graph
     graph.input("input_ids", INT64, ["batch_size", "sequence_length"])
     graph.input(MASK, INT64, ["batch_size", "total_sequence_length"])
-    if not export.options.fused_rope:
+    if export.needs_positions:
         graph.input(POSITIONS, INT64, ["batch_size", "sequence_length"])
     _write_caches(export, "past_key_values", "past")
 

@@ -28,7 +28,13 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "tokenizer.model",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
 )
+# Either of these is a whole tokenizer.
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 def write_model_folder(
@@ -38,6 +44,7 @@ def write_model_folder(
     weights: Mapping[str, NDArray[Any]],
     *,
     tokenizer_dir: str | Path | None = None,
+    search: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a decoder that onnxruntime-genai loads as it is; returns the folder.
 
@@ -45,14 +52,15 @@ def write_model_folder(
         path: the folder to make; its parent must exist, itself not.
         weights: arrays by Hugging Face name, such as "model.layers.0.self_attn.q_proj.weight", of any float type.
             It may load them lazily: they are read one after the other and freed.
-        tokenizer_dir: folder whose tokenizer files are copied; it must hold tokenizer.json.
+        tokenizer_dir: folder whose tokenizer files are copied; it must hold tokenizer.json or tokenizer.model.
+        search: defaults of genai_config.json's search options, beside greedy search.
 
     Raises:
-        ModelFolderError: the target exists or cannot be written, or there is no tokenizer.json.
+        ModelFolderError: the target exists or cannot be written, or there is no tokenizer.
         InputError: a tensor is missing, of another shape or type, or not finite.
     """
     target = Path(path)
-    tokenizer = [] if tokenizer_dir is None else _tokenizer_files(Path(tokenizer_dir))
+    tokenizer = [] if tokenizer_dir is None else tokenizer_files(Path(tokenizer_dir))
     _require_absent(target)
     try:
         # Beside the target, so that the rename at the end cannot cross file systems.
@@ -61,7 +69,7 @@ def write_model_folder(
         raise _not_writable(target, error) from error
     try:
         unfinished.chmod(0o755)
-        _write_files(unfinished, spec, options, weights)
+        _write_files(unfinished, spec, options, weights, search or {})
         for file in tokenizer:
             shutil.copyfile(file, unfinished / file.name)
         unfinished.rename(target)
@@ -72,22 +80,33 @@ def write_model_folder(
     return target
 
 
-def _write_files(folder: Path, spec: DecoderSpec, options: ExportOptions, weights: Mapping[str, NDArray[Any]]) -> None:
+def _write_files(
+    folder: Path,
+    spec: DecoderSpec,
+    options: ExportOptions,
+    weights: Mapping[str, NDArray[Any]],
+    search: Mapping[str, Any],
+) -> None:
     with DataFile(folder / DATA) as data:
         graph = GraphWriter(data)
         write_decoder(Export(graph, spec, options, Weights(weights)))
     (folder / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
-    config = json.dumps(genai_config(spec, options), indent=4)
+    config = json.dumps(genai_config(spec, options, search), indent=4)
     (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
-def _tokenizer_files(folder: Path) -> list[Path]:
+def tokenizer_files(folder: Path) -> list[Path]:
+    """What a model folder takes over from a folder with a tokenizer.
+
+    Raises:
+        ModelFolderError: there is none.
+    """
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if folder / TOKENIZER_FILES[0] not in files:
+    if not {file.name for file in files} & set(TOKENIZERS):
         raise ModelFolderError(
-            f"there is no {TOKENIZER_FILES[0]} in {folder}",
+            f"there is no {' and no '.join(TOKENIZERS)} in {folder}",
             "the model folder gets its tokenizer from there",
-            "name the folder that holds tokenizer.json, or leave the tokenizer out",
+            "name the folder that holds the tokenizer, or leave it out",
         )
     return files
 

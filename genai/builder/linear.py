@@ -13,9 +13,9 @@ from genai.quant.blocks import QuantizationError, QuantizedBlocks, num_blocks
 from genai.quant.rtn import quantize_blocks
 
 from .export import Export, hidden_dims
-from .graph_writer import CONTRIB
+from .graph_writer import CONTRIB, FLOAT
 from .options import BITS, ExportOptions, Precision
-from .weights import not_finite, transposed_chunks
+from .weights import narrowed, not_finite, transposed_chunks
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class Projection:
         path: of the layer in the graph, such as "/model/layers.0/attn/qkv_proj".
         weights: Hugging Face names of the matrices, without ".weight".
         rows: outputs of each. columns: inputs, the same for all.
+        biases: Hugging Face names of the biases, without ".bias"; None means those of the matrices.
     """
 
     path: str
     weights: tuple[str, ...]
     rows: tuple[int, ...]
     columns: int
+    biases: tuple[str, ...] | None = None
 
     @property
     def outputs(self) -> int:
@@ -57,7 +59,7 @@ def write_linear(
     graph, name = export.graph, f"{projection.path}/MatMul"
     dims = hidden_dims(projection.outputs, sequence=sequence)
     inputs = [root, *write_matrix(export, projection, precision)]
-    if precision == "fp32":
+    if precision not in BITS:
         result = graph.node("MatMul", inputs, name, dims, output=None if bias else output)
     else:
         result = graph.node(
@@ -77,18 +79,31 @@ def write_linear(
 
 def write_matrix(export: Export, projection: Projection, precision: Precision) -> list[str]:
     """Write a projection's weights unless they are there; returns the names of the matrix, its scales, zero points."""
-    if precision == "fp32":
-        return [_write_floats(export, projection)]
+    if precision not in BITS:
+        return [_write_floats(export, projection, precision)]
     return write_blocks(export, projection, projection.weight_name, precision)
 
 
-def _write_floats(export: Export, projection: Projection) -> str:
-    name = projection.weight_name
-    if export.graph.has_initializer(name):
-        return name
+def _write_floats(export: Export, projection: Projection, precision: Precision) -> str:
     dims = (projection.columns, projection.outputs)
-    matrices = dict(_matrices(export, projection))
-    return export.graph.initializer(name, dims, np.float32, transposed_chunks(matrices))
+
+    def chunks() -> Iterator[NDArray[np.float32]]:
+        yield from transposed_chunks(dict(_matrices(export, projection)))
+
+    return write_float_tensor(export, projection.weight_name, dims, chunks(), precision)
+
+
+def write_float_tensor(
+    export: Export, name: str, dims: tuple[int, ...], chunks: Iterator[NDArray[np.float32]], precision: Precision
+) -> str:
+    """Write a matrix as float32, or as float16 that a Cast widens, unless it is there; returns the wide one's name."""
+    graph, wide = export.graph, f"{name}/float32"
+    if precision != "fp16":
+        return name if graph.has_initializer(name) else graph.initializer(name, dims, np.float32, chunks)
+    if not graph.has_initializer(name):
+        graph.initializer(name, dims, np.float16, (narrowed(name, chunk) for chunk in chunks))
+        graph.node("Cast", [name], f"{name}/Cast", list(dims), output=wide, to=FLOAT)
+    return wide
 
 
 def write_blocks(export: Export, projection: Projection, name: str, precision: Precision) -> list[str]:
@@ -104,7 +119,7 @@ def write_blocks(export: Export, projection: Projection, name: str, precision: P
 
     def packed_rows() -> Iterator[NDArray[np.uint8]]:
         for name, matrix in _matrices(export, projection):
-            quantized = _quantized(name, matrix, bits, options)
+            quantized = quantized_matrix(name, matrix, bits, options)
             scales.append(quantized.scales)
             if quantized.zero_points is not None:
                 points.append(quantized.zero_points)
@@ -118,7 +133,8 @@ def write_blocks(export: Export, projection: Projection, name: str, precision: P
     return names
 
 
-def _quantized(name: str, matrix: NDArray[Any], bits: int, options: ExportOptions) -> QuantizedBlocks:
+def quantized_matrix(name: str, matrix: NDArray[Any], bits: int, options: ExportOptions) -> QuantizedBlocks:
+    """Quantise one matrix [rows, columns] as the options say."""
     try:
         return quantize_blocks(matrix, bits=bits, block_size=options.block_size, symmetric=options.symmetric)
     except QuantizationError as error:
@@ -132,7 +148,7 @@ def _matrices(export: Export, projection: Projection) -> Iterator[tuple[str, NDA
 
 
 def _write_bias(export: Export, projection: Projection) -> str:
-    parts = zip(projection.weights, projection.rows, strict=True)
+    parts = zip(projection.biases or projection.weights, projection.rows, strict=True)
     bias = np.concatenate([export.weights.vector(f"{prefix}.bias", rows) for prefix, rows in parts])
     return export.graph.array(projection.path[1:].replace("/", ".") + ".Add.bias", bias)
 

@@ -9,8 +9,8 @@ from genai.quant.blocks import BLOCK_SIZES
 
 from ..errors import OptionError
 
-Precision = Literal["fp32", "int8", "int4"]
-PRECISIONS = ("fp32", "int8", "int4")
+Precision = Literal["fp32", "fp16", "int8", "int4"]
+PRECISIONS = ("fp32", "fp16", "int8", "int4")
 BITS = {"int8": 8, "int4": 4}
 
 
@@ -19,12 +19,14 @@ class ExportOptions:
     """Options of write_model_folder.
 
     Attributes:
-        precision: of the projections. Activations, norms and the KV cache are always float32.
+        precision: of the projections as they are stored. Activations, norms and the KV cache are always float32, and
+            products with fp16 weights are computed in float32.
         block_size: consecutive inputs that share a scale: 16, 32, 64, 128 or 256.
         symmetric: False gives every block a zero point.
         accuracy_level: what MatMulNBits may round activations to: 0 any, 1 float32, 2 float16, 3 bfloat16, 4 int8.
         head_precision: None means as the projections.
-        embedding_precision: None means the head's if both are one matrix and the projections are int4, else fp32.
+        embedding_precision: None means the head's if both are one matrix and the projections are int4, else fp32
+            (fp16 if the projections are).
         packed_qkv: one projection for queries, keys and values.
         fused_rope: rotation inside the attention operator. False rotates queries and keys before it, at positions
             that are an input of the graph, and keeps their projections apart; onnxruntime needs it where the rotated
@@ -65,6 +67,8 @@ class ExportOptions:
         """Precision of the embedding table, given whether the head is the same matrix."""
         if self.embedding_precision is not None:
             return self.embedding_precision
+        if self.precision == "fp16":
+            return "fp16"
         return self.head if tied and self.precision == "int4" else "fp32"
 
 

@@ -15,29 +15,52 @@ from onnx import helper, numpy_helper
 
 from .export import Export
 from .graph_writer import BOOL, FLOAT
-from .spec import DecoderSpec, Llama3Scaling, LongRope
+from .rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRope, YarnScaling
+from .spec import DecoderSpec
 
 Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
 
+_POSITIONS_AT_ONCE = 1 << 14
+
 COS, SIN = "cos_cache", "sin_cache"
+LOCAL_COS, LOCAL_SIN = "cos_cache_local", "sin_cache_local"
+
+
+def table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
+    """Names of the tables that a layer rotates with."""
+    return (LOCAL_COS, LOCAL_SIN) if spec.local_rope(layer) else (COS, SIN)
 
 
 def rope_tables(spec: DecoderSpec) -> Tables:
     """Cosines and sines [context_length, rotary_size / 2] of a decoder without LongRoPE."""
-    frequencies = _frequencies(spec)
-    if isinstance(spec.rope_scaling, Llama3Scaling):
-        frequencies = _llama3_frequencies(frequencies, spec.rope_scaling)
-    return _tables(frequencies, spec.context_length, 1.0)
+    frequencies, factor = scaled_frequencies(spec)
+    return _tables(frequencies, range(spec.context_length), factor)
+
+
+def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
+    """Radians per position, [pairs] or [context_length, pairs], and what cosines and sines are multiplied by."""
+    frequencies, scaling, factor = _frequencies(spec, spec.rope_theta), spec.rope_scaling, 1.0
+    if isinstance(scaling, LinearScaling):
+        frequencies = frequencies / np.float32(scaling.factor)
+    elif isinstance(scaling, DynamicScaling):
+        frequencies = _dynamic_frequencies(spec, scaling)
+    elif isinstance(scaling, Llama3Scaling):
+        frequencies = _llama3_frequencies(frequencies, scaling)
+    elif isinstance(scaling, YarnScaling):
+        frequencies = _yarn_frequencies(spec, frequencies, scaling)
+        factor = yarn_attention_factor(scaling)
+    return frequencies, factor
 
 
 def long_rope_tables(spec: DecoderSpec, scaling: LongRope) -> tuple[Tables, Tables]:
     """Tables for sequences up to the original context length, and for longer ones."""
     factor = long_rope_attention_factor(spec, scaling)
-    short = _frequencies(spec, scaling.short_factor)
-    long = _frequencies(spec, scaling.long_factor)
+    long_factor = factor if scaling.long_attention_factor is None else scaling.long_attention_factor
+    short = _frequencies(spec, spec.rope_theta, scaling.short_factor)
+    long = _frequencies(spec, spec.rope_theta, scaling.long_factor)
     return (
-        _tables(short, scaling.original_max_position_embeddings, factor),
-        _tables(long, spec.context_length, factor),
+        _tables(short, range(scaling.original_max_position_embeddings), factor),
+        _tables(long, range(spec.context_length), long_factor),
     )
 
 
@@ -50,16 +73,28 @@ def long_rope_attention_factor(spec: DecoderSpec, scaling: LongRope) -> float:
     return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
 
 
+def yarn_attention_factor(scaling: YarnScaling) -> float:
+    """As the YaRN paper sets it, unless the model says otherwise."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return 1.0 if scaling.factor <= 1 else 0.1 * math.log(scaling.factor) + 1.0
+
+
 def write_rope_tables(export: Export, total_length: str) -> None:
     """Write the initialisers cos_cache and sin_cache, or for LongRoPE an If on the total length that chooses them."""
-    graph, scaling = export.graph, export.spec.rope_scaling
-    if not isinstance(scaling, LongRope):
-        for name, table in zip((COS, SIN), rope_tables(export.spec), strict=True):
-            graph.array(name, table)
+    spec, graph = export.spec, export.graph
+    layers = [layer for layer in range(spec.num_layers) if spec.rotated(layer)]
+    if any(spec.local_rope(layer) for layer in layers):
+        local = _frequencies(spec, spec.local_rope_theta or spec.rope_theta)
+        _write_tables(export, (LOCAL_COS, LOCAL_SIN), local, 1.0)
+    if all(spec.local_rope(layer) for layer in layers):
         return
-    short, long = long_rope_tables(export.spec, scaling)
+    if not isinstance(spec.rope_scaling, LongRope):
+        _write_tables(export, (COS, SIN), *scaled_frequencies(spec))
+        return
+    short, long = long_rope_tables(spec, spec.rope_scaling)
     path = "/model/rope_caches_subgraph"
-    limit = graph.int64(scaling.original_max_position_embeddings)
+    limit = graph.int64(spec.rope_scaling.original_max_position_embeddings)
     beyond = graph.node("Greater", [total_length, limit], f"{path}/Greater", [], element=BOOL)
     graph.nodes(
         "If",
@@ -73,12 +108,37 @@ def write_rope_tables(export: Export, total_length: str) -> None:
         graph.value(name, FLOAT, ["max_sequence_length", "head_dim / 2"])
 
 
-def _frequencies(spec: DecoderSpec, divisors: tuple[float, ...] = ()) -> NDArray[np.float32]:
-    exponents = np.arange(0, spec.rotary_size, 2, dtype=np.float32) / np.float32(spec.rotary_size)
-    wavelengths = np.power(spec.rope_theta, exponents.astype(np.float64)).astype(np.float32)
+def _write_tables(export: Export, names: tuple[str, str], frequencies: NDArray[np.float32], factor: float) -> None:
+    """Some positions at a time, so that a long context takes no memory."""
+    length = export.spec.context_length
+    for index, name in enumerate(names):
+        starts = range(0, length, _POSITIONS_AT_ONCE)
+        chunks = (_tables(frequencies, range(i, min(i + _POSITIONS_AT_ONCE, length)), factor)[index] for i in starts)
+        export.graph.initializer(name, (length, export.spec.rotary_size // 2), np.float32, chunks)
+
+
+def _frequencies(spec: DecoderSpec, theta: float, divisors: tuple[float, ...] = ()) -> NDArray[np.float32]:
+    wavelengths = _wavelengths(spec, theta)
     if divisors:
         wavelengths *= np.array(divisors, np.float32)
     return np.float32(1) / wavelengths
+
+
+def _wavelengths(spec: DecoderSpec, theta: float) -> NDArray[np.float32]:
+    """In positions per radian."""
+    exponents = np.arange(0, spec.rotary_size, 2, dtype=np.float32) / np.float32(spec.rotary_size)
+    return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
+
+
+def _dynamic_frequencies(spec: DecoderSpec, scaling: DynamicScaling) -> NDArray[np.float32]:
+    """One row of frequencies per position: those of a sequence that ends there."""
+    original, size = scaling.original_max_position_embeddings, spec.rotary_size
+    rows = np.empty((spec.context_length, size // 2), np.float32)
+    rows[:original] = _frequencies(spec, spec.rope_theta)
+    for position in range(original, spec.context_length):
+        growth = scaling.factor * (position + 1) / original - (scaling.factor - 1)
+        rows[position] = _frequencies(spec, spec.rope_theta * growth ** (size / (size - 2)))
+    return rows
 
 
 def _llama3_frequencies(frequencies: NDArray[np.float32], scaling: Llama3Scaling) -> NDArray[np.float32]:
@@ -90,8 +150,29 @@ def _llama3_frequencies(frequencies: NDArray[np.float32], scaling: Llama3Scaling
     return blended
 
 
-def _tables(frequencies: NDArray[np.float32], length: int, factor: float) -> Tables:
-    angles = np.outer(np.arange(length, dtype=np.float32), frequencies).astype(np.float64)
+def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scaling: YarnScaling) -> NDArray[np.float32]:
+    """Keep frequencies that turn beta_fast times within the original length, stretch those below beta_slow turns."""
+
+    def dimension(turns: float) -> float:
+        length = scaling.original_max_position_embeddings / (turns * 2 * math.pi)
+        return spec.rotary_size * math.log(length) / (2 * math.log(spec.rope_theta))
+
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.rotary_size - 1)
+    pairs = np.arange(spec.rotary_size // 2, dtype=np.float32)
+    stretched = np.clip((pairs - np.float32(first)) / np.float32(last - first or 0.001), 0, 1)
+    slow = np.float32(1) / (np.float32(scaling.factor) * _wavelengths(spec, spec.rope_theta))
+    blended: NDArray[np.float32] = slow * stretched + frequencies * (1 - stretched)
+    return blended
+
+
+def _tables(frequencies: NDArray[np.float32], places: range, factor: float) -> Tables:
+    """From frequencies [pairs], the same for all positions, or [context_length, pairs]."""
+    positions = np.array(places, np.float32)[:, None]
+    own = frequencies if frequencies.ndim == 1 else frequencies[places.start : places.stop]
+    angles = (positions * own).astype(np.float64)
     scale = np.float32(factor)
     return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
 

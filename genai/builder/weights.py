@@ -62,12 +62,13 @@ class Weights:
         )
 
 
-def row_chunks(name: str, matrix: NDArray[Any]) -> Iterator[NDArray[np.float32]]:
-    """A matrix as float32, some rows at a time."""
+def row_chunks(name: str, matrix: NDArray[Any], *, finite: bool = True) -> Iterator[NDArray[np.float32]]:
+    """A matrix as float32, some rows at a time; InputError if they are to be finite and are not."""
     step = max(1, _CHUNK_FLOATS // matrix.shape[1])
     for first in range(0, len(matrix), step):
         chunk = matrix[first : first + step].astype(np.float32)
-        require_finite(name, chunk)
+        if finite:
+            require_finite(name, chunk)
         yield chunk
 
 
@@ -86,6 +87,23 @@ def transposed_chunks(matrices: Mapping[str, NDArray[Any]]) -> Iterator[NDArray[
             require_finite(name, place)
             start += len(matrix)
         yield chunk
+
+
+def narrowed(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Values as float16.
+
+    Raises:
+        InputError: one of them is too large for it.
+    """
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float16)
+    if not np.isfinite(narrow).all():
+        raise InputError(
+            f"{name} holds {float(np.abs(values).max()):g}",
+            f"float16 ends at {float(np.finfo(np.float16).max):g}",
+            "store these weights as fp32, int8 or int4",
+        )
+    return narrow
 
 
 def require_finite(name: str, values: NDArray[np.float32]) -> None:

@@ -6,11 +6,13 @@ input_ids, attention_mask, position_ids and past/present tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from genai.kernels.cpu.team import Team
 
 from ..errors import UnsupportedModelError
 from ..graph.names import GraphNames
@@ -40,6 +42,10 @@ class DenseSequence:
         self.num_computed = min(self.num_computed, max(length - 1, 0))
         self.past = {name: value[:, :, : self.num_computed] for name, value in self.past.items()}
 
+    def drop_cache(self) -> None:
+        self.past = {name: value[:, :, :0] for name, value in self.past.items()}
+        self.num_computed = 0
+
     def close(self) -> None:
         self.past = {}
         self.num_computed = 0
@@ -50,6 +56,7 @@ class DenseDecoder:
 
     Args:
         plan: the compiled graph.
+        team: threads of its kernels.
         inputs: its inputs by name.
         names: what they mean.
         vocab_size: width of the logits.
@@ -57,8 +64,15 @@ class DenseDecoder:
     """
 
     def __init__(
-        self, plan: Plan, inputs: dict[str, DenseInput], names: GraphNames, vocab_size: int, past_shape: tuple[int, int]
+        self,
+        plan: Plan,
+        team: Team,
+        inputs: dict[str, DenseInput],
+        names: GraphNames,
+        vocab_size: int,
+        past_shape: tuple[int, int],
     ) -> None:
+        self.team = team
         self.plan, self.inputs, self.names, self.vocab_size = plan, inputs, names, vocab_size
         self._layers = _layers(inputs, names)
         self._empty = {name: _empty_past(name, inputs[name], past_shape) for pair in self._layers for name in pair[:2]}
@@ -67,11 +81,33 @@ class DenseDecoder:
         """A new empty sequence."""
         return DenseSequence(self._empty)
 
-    def compute(
-        self, sequences: Sequence[DenseSequence], *, all_rows: bool = False, token_budget: int | None = None
-    ) -> list[Logits]:
-        """See Decoder.compute; a step is one sequence's pending tokens, whatever the budget."""
-        return [self._run(sequence, all_rows) for sequence in sequences]
+    def fork(self, sequence: DenseSequence) -> DenseSequence:
+        """See Decoder.fork: the graph makes new arrays at every step, so the old ones are shared."""
+        other = DenseSequence(sequence.past)
+        other.tokens, other.num_computed = list(sequence.tokens), sequence.num_computed
+        return other
+
+    def step(
+        self, sequences: Sequence[DenseSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
+    ) -> list[Logits | None]:
+        """See Decoder.step; it computes every pending token, one sequence after another, whatever the budget."""
+        before = [(sequence.past, sequence.num_computed) for sequence in sequences]
+        try:
+            return [
+                self._run(sequence, index in all_rows) if sequence.num_computed < len(sequence.tokens) else None
+                for index, sequence in enumerate(sequences)
+            ]
+        except BaseException:
+            for sequence, state in zip(sequences, before, strict=True):
+                sequence.past, sequence.num_computed = state
+            raise
+
+    def reuse(self, sequence: DenseSequence) -> int:
+        """See Decoder.reuse: dense state belongs to its sequence, there is nothing to find."""
+        return 0
+
+    def publish(self, sequence: DenseSequence) -> None:
+        """See Decoder.publish: nothing is shared."""
 
     def _run(self, sequence: DenseSequence, all_rows: bool) -> Logits:
         total, start = len(sequence.tokens), sequence.num_computed
@@ -98,7 +134,8 @@ class DenseDecoder:
         return {name: value.astype(self.inputs[name].dtype) for name, value in values.items() if name in self.inputs}
 
     def close(self) -> None:
-        """Nothing is kept outside the sequences."""
+        """Give the threads back; nothing else is kept outside the sequences."""
+        self.team.close()
 
 
 def _layers(inputs: dict[str, DenseInput], names: GraphNames) -> list[tuple[str, ...]]:

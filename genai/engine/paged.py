@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,14 +12,15 @@ from genai.kernels.cpu.team import Team
 from genai.kernels.formats import PagedLayer
 from genai.kernels.step import StepContext
 from genai.kvcache.pool import BlockPool, CacheFull
+from genai.kvcache.prefix import PrefixCache, PrefixOrigin
 from genai.kvcache.storage import PagedStorage
 from genai.kvcache.table import BlockTable
 
-from ..errors import CacheCapacityError, ConfigError
+from ..errors import CacheCapacityError, ConfigError, StateError
 from ..runtime.plan import Plan
 from ..runtime.python_loop import run
 from .decoder import Logits
-from .scheduler import Step, plan_steps
+from .scheduler import Step, plan_step
 
 DEFAULT_TOKEN_BUDGET = 512
 
@@ -39,6 +40,9 @@ class PagedSequence:
     def rewind(self, length: int) -> None:
         del self.tokens[length:]
         self.table.truncate(min(self.table.length, max(length - 1, 0)))
+
+    def drop_cache(self) -> None:
+        self.table.release()
 
     def close(self) -> None:
         self.table.release()
@@ -68,30 +72,46 @@ class PagedDecoder:
 
     def __post_init__(self) -> None:
         self._layers = tuple(cache and PagedLayer(cache.keys, cache.values) for cache in self.storage.layers)
+        self.closed = False
+        self.prefixes = PrefixCache(self.pool, self.storage.layout.block_size)
 
     def open(self) -> PagedSequence:
         """A new empty sequence."""
         return PagedSequence(BlockTable(self.pool, self.storage.layout.block_size))
 
-    def compute(
-        self, sequences: Sequence[PagedSequence], *, all_rows: bool = False, token_budget: int | None = None
-    ) -> list[Logits]:
-        """See Decoder.compute."""
+    def fork(self, sequence: PagedSequence) -> PagedSequence:
+        """See Decoder.fork: the blocks are shared until one of the two writes into them."""
+        other = PagedSequence(sequence.table.fork())
+        other.tokens = list(sequence.tokens)
+        other.rope_table = sequence.rope_table
+        return other
+
+    def step(
+        self, sequences: Sequence[PagedSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
+    ) -> list[Logits | None]:
+        """See Decoder.step."""
+        self._check_open()
         for sequence in sequences:
             self._choose_rope_table(sequence)
         pending = [len(sequence.tokens) - sequence.num_computed for sequence in sequences]
-        results: list[list[Logits]] = [[] for _ in sequences]
-        starts = [sequence.num_computed for sequence in sequences]
-        try:
-            for step in plan_steps(pending, token_budget or self.token_budget):
-                for index, logits in self._run_step(sequences, step, all_rows):
-                    results[index].append(logits)
-        except BaseException:
-            # Nothing of this call counts: an interrupt or a full cache leaves the sequences as they were.
-            for sequence, start in zip(sequences, starts, strict=True):
-                sequence.table.truncate(start)
-            raise
-        return [rows[-1] if not all_rows else np.concatenate(rows) for rows in results]
+        results: list[Logits | None] = [None] * len(sequences)
+        if step := plan_step(pending, token_budget or self.token_budget):
+            for index, logits in self._run_step(sequences, step, all_rows):
+                results[index] = logits
+        return results
+
+    def reuse(self, sequence: PagedSequence) -> int:
+        """See Decoder.reuse; whole blocks are found by the tokens up to their end."""
+        self._choose_rope_table(sequence)
+        return self.prefixes.attach(sequence.table, sequence.tokens, self._origin(sequence)) if sequence.tokens else 0
+
+    def publish(self, sequence: PagedSequence) -> None:
+        """See Decoder.publish."""
+        self.prefixes.publish(sequence.table, sequence.tokens, self._origin(sequence))
+
+    def _origin(self, sequence: PagedSequence) -> PrefixOrigin:
+        # The pool belongs to one loaded model, so weights and format need no name of their own.
+        return PrefixOrigin(model="", kv_format="", rope_table=sequence.rope_table)
 
     def _choose_rope_table(self, sequence: PagedSequence) -> None:
         """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
@@ -102,13 +122,16 @@ class PagedDecoder:
             sequence.table.truncate(0)
             sequence.rope_table = wanted
 
-    def _run_step(self, sequences: Sequence[PagedSequence], step: Step, all_rows: bool) -> Iterator[tuple[int, Logits]]:
+    def _run_step(
+        self, sequences: Sequence[PagedSequence], step: Step, all_rows: Collection[int]
+    ) -> Iterator[tuple[int, Logits]]:
         with self._reserved(sequences, step) as slots:
             context, tokens, owners = self._context(sequences, step, slots, all_rows)
             feeds = {self.input_ids: tokens[None, :].astype(self.input_dtype, copy=False)}
             if self.position_ids is not None:
                 feeds[self.position_ids] = context.positions[None, :]
             (logits,) = run(self.plan, feeds, context).values()
+            self._check_open()  # closed meanwhile, it has read pages that were given back
         logits = np.asarray(logits, np.float32).reshape(len(context.wanted_rows), logits.shape[-1])
         if logits.shape[1] != self.vocab_size:
             raise ConfigError(
@@ -150,7 +173,7 @@ class PagedDecoder:
         return slots
 
     def _context(
-        self, sequences: Sequence[PagedSequence], step: Step, slots: list[int], all_rows: bool
+        self, sequences: Sequence[PagedSequence], step: Step, slots: list[int], all_rows: Collection[int]
     ) -> tuple[StepContext, np.ndarray, list[tuple[int, int, int]]]:
         """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
         counts = [count for _, count in step]
@@ -164,9 +187,8 @@ class PagedDecoder:
             tokens.append(np.asarray(sequences[index].tokens[first : table.length], np.int64))
             positions.append(np.arange(first, table.length, dtype=np.int64))
             finished = table.length == len(sequences[index].tokens)
-            rows = (
-                range(start, start + count) if all_rows else range(start + count - 1, start + count) if finished else ()
-            )
+            num_rows = count if index in all_rows else int(finished)
+            rows = range(start + count - num_rows, start + count)
             owners.append((index, len(wanted), len(wanted) + len(rows)))
             wanted.extend(rows)
         context = StepContext(
@@ -182,8 +204,13 @@ class PagedDecoder:
         )
         return context, np.concatenate(tokens), owners
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StateError("the model is closed", "close() gave its memory back", "load the model again")
+
     def close(self) -> None:
         """Give the cache's memory and the threads back."""
+        self.closed = True
         self._layers = ()
         self.storage.close()
         self.team.close()

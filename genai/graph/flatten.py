@@ -164,6 +164,8 @@ def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> Attention
     if len(node.inputs) > 9 and node.inputs[9] not in ("", names.position_ids):
         raise NotFlattenable(f"attention {node.name!r} computes its own positions")
     heads, kv_heads = int(node.attribute("num_heads", 0)), int(node.attribute("kv_num_heads", 0))
+    if heads < 1 or kv_heads < 1:
+        raise NotFlattenable(f"attention {node.name!r} has num_heads {heads} and kv_num_heads {kv_heads}")
     width = analysis.states[node.inputs[0]].known_shape[2].factor
     packed = not node.inputs[1]
     head_size = width // (heads + 2 * kv_heads) if packed else width // heads

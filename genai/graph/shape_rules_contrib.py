@@ -9,7 +9,7 @@ from .shape_rules_standard import statistics_type
 from .types import DataType, Dim, TensorType, Type
 
 
-@shape_rule("RotaryEmbedding", "Gelu", "FastGelu", "QuickGelu", "BiasGelu")
+@shape_rule("RotaryEmbedding", "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "MoE", "QMoE")
 def same_as_input(types: NodeTypes) -> list[Type | None]:
     """One output, of the first input's type."""
     return [types.tensor(0)]

@@ -11,6 +11,9 @@ from .registry import get_parser
 from .source import Reader, Source
 from .think import read_started_reasoning
 
+_MOST_AT_ONCE = 4096
+"""Characters: readers search all unread text, so a long reply given as one piece would take quadratic time."""
+
 
 class ReplySplitter:
     """Splits one reply while it is generated. Where the pieces are cut makes no difference to what comes out.
@@ -51,8 +54,11 @@ class ReplySplitter:
             raise InputError(f"a piece of type {type(piece).__name__}", "replies are text", "decode the tokens first")
         if self._source.ended:
             raise InputError("a piece after the end", "finish() ended this reply", "make a new ReplySplitter")
-        self._source.text += piece
-        return self._run() if piece else []
+        events: list[Event] = []
+        for start in range(0, len(piece), _MOST_AT_ONCE):
+            self._source.text += piece[start : start + _MOST_AT_ONCE]
+            events += self._run()
+        return events
 
     def finish(self) -> list[Event]:
         """End the reply; give what was held back, and `End`.

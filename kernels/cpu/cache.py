@@ -95,7 +95,7 @@ class CacheFolder:
             levels[0].parent.mkdir(parents=True, exist_ok=True)
             for level in levels:
                 level.mkdir(mode=0o700, exist_ok=True)
-                reason = _reason_to_refuse(level)
+                reason = reason_to_refuse(level)
                 if reason:
                     self._refuse(reason)
                     return
@@ -154,7 +154,8 @@ class CacheFolder:
                 temporary.unlink(missing_ok=True)
 
 
-def _reason_to_refuse(path: Path) -> str | None:
+def reason_to_refuse(path: Path) -> str | None:
+    """Why code is not loaded from a folder that exists; None if it is."""
     if sys.platform == "win32":
         return None  # the user's profile folder is private by its access list; mode bits say nothing there
     status = path.stat()

@@ -17,21 +17,23 @@ def default_threads(root: Path = _SYSTEM) -> int:
     Args:
         root: where /sys and /proc are found.
     """
-    processors = _allowed_processors()
-    count = _physical_cores(processors, root)
-    quota = _group_quota(root)
+    processors = allowed_processors()
+    count = physical_cores(processors, root)
+    quota = group_quota(root)
     if quota is not None:
         count = min(count, max(1, -int(-quota // 1)))
     return max(1, count)
 
 
-def _allowed_processors() -> set[int]:
+def allowed_processors() -> set[int]:
+    """Logical processors that this process may run on (its affinity)."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
-def _physical_cores(processors: Iterable[int], root: Path) -> int:
+def physical_cores(processors: Iterable[int], root: Path = _SYSTEM) -> int:
+    """How many cores these logical processors are on; without a topology, one each."""
     cores = set()
     for processor in processors:
         topology = root / f"sys/devices/system/cpu/cpu{processor}/topology"
@@ -40,11 +42,12 @@ def _physical_cores(processors: Iterable[int], root: Path) -> int:
     return len(cores)
 
 
-def _group_quota(root: Path) -> float | None:
+def group_quota(root: Path = _SYSTEM) -> float | None:
     """CPUs' worth of time that the control group grants; the smallest limit on the way up counts."""
     limits = []
     for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
         mount, limit = ("", _quota_v2) if not controllers else (controllers, _quota_v1)
         if mount and "cpu" not in mount.split(","):
             continue
@@ -72,6 +75,6 @@ def _ratio(quota: str, period: str) -> float | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

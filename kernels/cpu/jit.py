@@ -29,10 +29,12 @@ _KERNEL_MODULES = (
     "depthwise",
     "embedding",
     "kv",
+    "logprobs",
     "normalization",
     "quantize",
     "rope",
     "trees",
+    "sampling",
 )
 
 Progress = Callable[[int, int], None]

@@ -10,7 +10,10 @@ import numpy as np
 from ..formats import BlockQuantizedMatrix, pack_matmul_nbits
 from ..registry import Kernel, KernelError, NodeSpec, register
 
-MS = "com.microsoft"
+MS, OURS = "com.microsoft", "genai"
+# How weights with one scale per column are cut into blocks, and how many rows are repacked at once.
+_WHOLE_COLUMN_BLOCK = 64
+_REPACK_ROWS = 1024
 # MatMulNBits accuracy levels: 0 unset, 1 fp32, 2 fp16, 3 bf16, 4 int8 activations. Levels 2 and 3 allow less than
 # fp32, so fp32 serves them; unset means int8, as the architecture page says and onnxruntime's builder writes (4).
 _FP32_LEVELS = (1, 2, 3)
@@ -56,6 +59,63 @@ def matmul_nbits(spec: NodeSpec) -> Kernel:
         return (out.reshape(*x.shape[:-1], n),)
 
     return kernel
+
+
+@register("DequantizedMatMul", domain=OURS)
+def dequantized_matmul(spec: NodeSpec) -> Kernel:
+    """x @ DequantizeLinear(w): inputs x, bytes of w, scale, zero point; as MatMulNBits with its accuracy unset.
+
+    Attributes: bits, signed; transposed (w is [N, K] instead of [K, N]); block_size of the scales along K, 0 if a
+    scale is for a whole column, or for all of w.
+    """
+    from ..cpu.matmul import matmul_nbits as product
+
+    matrix: BlockQuantizedMatrix = spec.pack(
+        (1, 2, 3), f"dequantized:{sorted(spec.attributes.items())}", lambda: _repacked(spec)
+    )
+    activations: Literal["fp32", "int8"] = "fp32" if spec.options.get("accuracy") == "fp32" else "int8"
+    team = spec.options.get("team")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = inputs[0]
+        rows = np.ascontiguousarray(x, np.float32).reshape(-1, matrix.columns)
+        out = product(rows, matrix, activations=activations, team=team)
+        return (out.reshape(*x.shape[:-1], matrix.rows),)
+
+    return kernel
+
+
+def _repacked(spec: NodeSpec) -> BlockQuantizedMatrix:
+    """Columns of w become rows, and signed integers move up, as MatMulNBits wants them."""
+    bits, block = int(spec.attributes["bits"]), int(spec.attributes["block_size"]) or _WHOLE_COLUMN_BLOCK
+    transposed, offset = bool(spec.attributes["transposed"]), (1 << (bits - 1)) * int(spec.attributes["signed"])
+    data = spec.constant(1)
+    k, n = (data.shape[1] * 8 // bits, data.shape[0]) if transposed else (data.shape[0], data.shape[1] * 8 // bits)
+    blocks = -(-k // block)
+    packed = np.empty((n, blocks * block * bits // 8), np.uint8)
+    for first in range(0, n, _REPACK_ROWS):
+        part = slice(first, min(first + _REPACK_ROWS, n))
+        rows = _integers(data[part] if transposed else data[:, first * bits // 8 : -(-part.stop * bits // 8)], bits)
+        wide = np.zeros((part.stop - first, blocks * block), np.uint8)
+        wide[:, :k] = (rows if transposed else rows.T) + np.uint8(offset)
+        packed[part] = wide if bits == 8 else (wide[:, 0::2] & 15) | (wide[:, 1::2] << np.uint8(4))
+
+    def per_block(values: Any) -> Any:
+        values = np.asarray(values, np.float32)
+        values = values if values.ndim < 2 or transposed else values.T
+        return np.ascontiguousarray(np.broadcast_to(values.reshape(-1, 1) if values.ndim < 2 else values, (n, blocks)))
+
+    points = per_block(spec.constant(3)) if spec.has(3) else np.zeros((n, blocks), np.float32)
+    return pack_matmul_nbits(
+        packed, per_block(spec.constant(2)), points + np.float32(offset), n=n, k=k, bits=bits, block_size=block
+    )
+
+
+def _integers(data: Any, bits: int) -> Any:
+    """Rows of bytes as rows of integers; 4-bit ones lie two to a byte, the low nibble first."""
+    if bits == 8:
+        return data
+    return np.stack([data & 15, data >> 4], axis=2).reshape(len(data), -1)
 
 
 @register("GatherBlockQuantized", domain=MS)

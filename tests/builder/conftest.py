@@ -6,15 +6,20 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from genai.builder.options import BITS, ExportOptions
-from genai.builder.spec import DecoderSpec, Llama3Scaling, LongRope
+from genai.builder.random_weights import random_tensor
+from genai.builder.rope_scaling import Llama3Scaling, LongRope
+from genai.builder.spec import DecoderSpec
 from genai.quant.blocks import dequantize_blocks
 from genai.quant.rtn import quantize_blocks
 
@@ -130,7 +135,8 @@ def _rounded_weights(
         precision = {"lm_head.weight": options.head, table: options.embedding(tied=spec.tie_word_embeddings)}.get(
             name, options.precision
         )
-        if matrix.ndim == 2 and precision != "fp32":
+        stays = name.endswith(("mlp.gate.weight", "shared_expert_gate.weight", "embed_positions.weight"))
+        if matrix.ndim == 2 and precision != "fp32" and not stays:
             blocks = quantize_blocks(
                 matrix, bits=BITS[precision], block_size=options.block_size, symmetric=options.symmetric
             )
@@ -210,3 +216,98 @@ def tiny() -> DecoderSpec:
         head_size=16,
         context_length=40,
     )
+
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What transformers computed for one checkpoint; the weights are made from the seed."""
+
+    path: Path
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    seed: int
+    tokens: list[int]
+    greedy: list[int]
+    logits: NDArray[np.float32]
+    stepped: NDArray[np.float32]
+
+    def expected(self, length: int) -> NDArray[np.float32]:
+        """Logits per position, for a sequence that is `length` tokens long when they are computed.
+
+        Dynamic scaling: what was cached keeps its rotation. LongRoPE: all of it changes when the original length is
+        exceeded.
+        """
+        rope = self.config.get("rope_parameters") or {}
+        within = length <= rope.get("original_max_position_embeddings", length)
+        return self.stepped if rope.get("rope_type") == "dynamic" or within else self.logits
+
+    def write_checkpoint(self, folder: Path, tokenizer: Path) -> Path:
+        """A Hugging Face folder."""
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+        tensors = {name: random_tensor(name, shape, self.seed) for name, shape in self.shapes.items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return folder
+
+
+@pytest.fixture(scope="session")
+def golden_names() -> list[str]:
+    return sorted(path.stem for path in GOLDENS.glob("*.safetensors"))
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Golden]:
+    def read(name: str) -> Golden:
+        path = GOLDENS / f"{name}.safetensors"
+        with safe_open(path, "np") as file:
+            metadata, arrays = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return Golden(
+            path,
+            json.loads(metadata["config"]),
+            {key: tuple(shape) for key, shape in json.loads(metadata["tensors"]).items()},
+            int(metadata["seed"]),
+            arrays["input_ids"].tolist(),
+            arrays["greedy"].tolist(),
+            arrays["logits"],
+            arrays.get("stepped_logits", arrays["logits"]),
+        )
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def letter_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer.json whose ids fit the goldens' vocabulary."""
+    from tokenizers import Tokenizer, models
+
+    tokens = ["<pad>", "<s>", "</s>", *(chr(code) for code in range(33, 127))]
+    path = tmp_path_factory.mktemp("letters") / "tokenizer.json"
+    Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, [])).save(str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def golden_folder(
+    golden: Callable[[str], Golden], letter_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """golden_folder(name, **options) -> a model folder built from that golden's checkpoint, fp32 unless said."""
+    from genai.builder import build_model
+
+    root = tmp_path_factory.mktemp("goldens")
+    built: dict[tuple[Any, ...], Path] = {}
+
+    def build(name: str, **options: Any) -> Path:
+        key = (name, *sorted(options.items()))
+        if key not in built:
+            checkpoint = root / name
+            if not checkpoint.exists():
+                golden(name).write_checkpoint(checkpoint, letter_tokenizer)
+            output = root / f"{name}-{len(built)}"
+            built[key] = build_model(checkpoint, output, ExportOptions(**{"precision": "fp32", **options}))
+        return built[key]
+
+    return build

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai.cli.__main__ import run
+from genai.cli.app import run
 
 
 @pytest.fixture

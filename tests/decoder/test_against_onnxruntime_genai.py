@@ -113,7 +113,7 @@ def bundled_prompts(folder: Path, count: int) -> list[tuple[list[int], list[int]
     """Prompts and 64 forced tokens each, cut from running text of the model's own kind."""
     import genai
     from genai.bundled import bundled_tasks
-    from genai.task_evaluation import read_questions
+    from genai.evaluation.tasks import read_questions
 
     tokenizer = genai.Tokenizer(folder)
     questions = read_questions(bundled_tasks())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,6 +137,12 @@ def test_rewind_equals_fresh(small: og.Model, length: int) -> None:
         np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
 
 
+def test_no_ngram_comes_twice(small: og.Model) -> None:
+    tokens = greedy(small, prompt(8, 12), 60, no_repeat_ngram_size=2)
+    pairs = list(itertools.pairwise(tokens))
+    assert len(set(pairs)) == len(pairs)
+
+
 def test_generate_after_rewind_adds_one_token(small: og.Model) -> None:
     tokens = prompt(6, 12)
     expected = greedy(small, tokens[:5], 1)
@@ -264,7 +271,7 @@ def test_dropped_generators_give_their_blocks_back(small: og.Model) -> None:
 def test_a_full_cache_raises_and_leaves_the_sequence_as_it_was(form_folder: Callable[..., Path]) -> None:
     bytes_per_token = 2 * 2 * 2 * 16 * 2
     with og.Model(form_folder("int4"), cache_bytes=3 * 32 * bytes_per_token) as loaded:
-        with generator(loaded) as one, generator(loaded) as other:
+        with generator(loaded, max_length=96) as one, generator(loaded, max_length=96) as other:
             one.append_tokens(prompt(0, 60))
             logits = one.get_logits()
             with pytest.raises(CacheCapacityError, match="no room"):
@@ -337,7 +344,7 @@ def test_misuse(small: og.Model, action: Callable[[og.Generator], Any], error: t
         ({"batch_size": 0}, OptionError, "1 or greater"),
         ({"num_beams": 2}, NotSupportedYetError, "beam search"),
         ({"num_return_sequences": 2}, NotSupportedYetError, "several sequences"),
-        ({"no_repeat_ngram_size": 2}, NotSupportedYetError, "n-gram"),
+        ({"no_repeat_ngram_size": -1}, OptionError, "0 or greater"),
     ],
 )
 def test_search_options_are_checked(

@@ -4,7 +4,16 @@ import random
 
 import pytest
 
-from genai.engine.scheduler import plan_steps
+from genai.engine.scheduler import Step, plan_step
+
+
+def plan_steps(pending: list[int], budget: int) -> list[Step]:
+    left, steps = list(pending), []
+    while step := plan_step(left, budget):
+        steps.append(step)
+        for index, count in step:
+            left[index] -= count
+    return steps
 
 
 @pytest.mark.parametrize("seed", range(50))

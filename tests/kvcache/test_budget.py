@@ -80,6 +80,60 @@ def test_v1_without_limit(root):
     assert budget.available_memory(root) == 8 * GIB
 
 
+def test_v2_slows_down_above_memory_high(root):
+    write(root, "proc/self/cgroup", "0::/app")
+    v2(root, "app", 4 * GIB, GIB)
+    write(root, "sys/fs/cgroup/app/memory.high", 2 * GIB)
+    assert budget.available_memory(root) == GIB
+    write(root, "sys/fs/cgroup/app/memory.high", "max")
+    assert budget.available_memory(root) == 3 * GIB
+
+
+def test_page_cache_in_use_is_free_too_but_never_more_than_is_in_use(root):
+    write(root, "proc/self/cgroup", "0::/app")
+    v2(root, "app", 3 * GIB, 2 * GIB)
+    write(root, "sys/fs/cgroup/app/memory.stat", f"anon 5\ninactive_file {GIB // 2}\nactive_file {GIB // 2}")
+    assert budget.available_memory(root) == 2 * GIB
+    write(root, "sys/fs/cgroup/app/memory.stat", f"inactive_file {9 * GIB}")
+    assert budget.available_memory(root) == 3 * GIB
+
+
+def test_v1_knows_of_limits_above_the_container(root):
+    write(root, "proc/self/cgroup", "4:memory:/docker/abc")
+    folder = "sys/fs/cgroup/memory"
+    write(root, f"{folder}/memory.limit_in_bytes", 9223372036854771712)
+    write(root, f"{folder}/memory.usage_in_bytes", GIB // 2)
+    write(root, f"{folder}/memory.stat", f"hierarchical_memory_limit {GIB}")
+    assert budget.available_memory(root) == GIB // 2
+
+
+def test_bounds_name_their_source(root):
+    write(root, "proc/self/cgroup", "0::/app/one")
+    v2(root, "app", 2 * GIB, GIB)
+    v2(root, ".", 4 * GIB, GIB)
+    bounds = {bound.source: (bound.limit, bound.free) for bound in budget.memory_bounds(root)}
+    assert bounds == {
+        "system": (16000000 * 1024, 8 * GIB),
+        "control group /app": (2 * GIB, GIB),
+        "control group /": (4 * GIB, 3 * GIB),
+    }
+
+
+@pytest.mark.parametrize("text", ["", "MemAvailable:", "MemAvailable: many kB", "\x00\xff", "MemTotal: 5 kB"])
+def test_files_that_say_nothing_useful_are_passed_over(root, monkeypatch, text):
+    monkeypatch.setattr(budget, "_free_percent", lambda: None)
+    write(root, "proc/meminfo", text)
+    write(root, "proc/self/cgroup", "no colons\n0::/app\n::")
+    v2(root, "app", "lots", 5)
+    assert budget.available_memory(root) == budget._physical_memory() // 2
+
+
+def test_a_group_path_that_leaves_the_mount(root):
+    write(root, "proc/self/cgroup", "0::/../../other")
+    v2(root, ".", GIB, 0)
+    assert budget.available_memory(root) == GIB
+
+
 def test_more_in_use_than_allowed_leaves_nothing(root):
     write(root, "proc/self/cgroup", "0::/")
     v2(root, ".", GIB, 2 * GIB)
@@ -95,7 +149,10 @@ def test_ulimit_counts(root, monkeypatch):
 def test_off_linux_half_of_the_physical_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     monkeypatch.setattr(budget, "_physical_memory", lambda: 6 * GIB)
+    monkeypatch.setattr(budget, "_free_percent", lambda: None)
     assert budget.available_memory(tmp_path) == 3 * GIB
+    monkeypatch.setattr(budget, "_free_percent", lambda: 75)
+    assert budget.available_memory(tmp_path) == 9 * GIB // 2
     monkeypatch.setattr(budget, "_physical_memory", lambda: 0)
     assert budget.available_memory(tmp_path) == budget.UNKNOWN_MEMORY_BYTES
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import random
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -126,6 +127,29 @@ def test_detect(template: str, name: str) -> None:
 )
 def test_whether_the_prompt_opened_the_reasoning(parser: str, prompt: str, expected: bool) -> None:
     assert get_parser(parser).starts_in_reasoning(prompt) is expected
+
+
+@pytest.mark.parametrize(
+    ("parser", "span"),
+    [
+        ("think", "<think></think>"),
+        ("hermes", '<tool_call>{"name":"f","arguments":{}}</tool_call>'),
+        ("hermes", "<tool_call>x"),
+        ("llama3", "<|python_tag|>x"),
+        ("mistral", "[TOOL_CALLS]x"),
+        ("gpt_oss", "<|channel|>final<|message|>x<|end|><|start|>"),
+    ],
+)
+def test_many_spans_in_one_piece_take_linear_time(parser: str, span: str) -> None:
+    def seconds(count: int) -> float:
+        start = time.perf_counter()
+        splitter = ReplySplitter(parser)
+        events = [*splitter.feed(span * count), *splitter.finish()]
+        assert sum(len(event.raw) for event in events) == len(span) * count
+        return time.perf_counter() - start
+
+    # Ten times the text took a hundred times as long when all of it was searched again for every span.
+    assert min(seconds(4000) for _ in range(2)) < 40 * min(seconds(400) for _ in range(5))
 
 
 def test_wrong_use_is_refused() -> None:

@@ -104,6 +104,10 @@ def metaspace() -> str:
     return _metaspace("always")
 
 
+def metaspace_first() -> str:
+    return _metaspace("first")
+
+
 def metaspace_never() -> str:
     return _metaspace("never")
 
@@ -132,6 +136,18 @@ def no_decoder() -> str:
     return _word_piece(None)
 
 
+def word_suffix() -> str:
+    """The first GPT's way: a suffix marks where words end."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer.to_str()
+
+
 def many_parts() -> str:
     """Rarer parts: strips per token and for the whole text, and a regular expression."""
     parts = [
@@ -151,10 +167,12 @@ KINDS: dict[str, Callable[[], str]] = {
         llama,
         gemma,
         metaspace,
+        metaspace_first,
         metaspace_never,
         word_piece,
         word_piece_plain,
         no_decoder,
+        word_suffix,
         many_parts,
     )
 }

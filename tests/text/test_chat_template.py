@@ -241,9 +241,44 @@ class TestSources:
 
     def test_names_without_a_default(self, tokenizer):
         configure(tokenizer, [{"name": "rag", "template": "x"}])
-        with pytest.raises(ChatTemplateError, match="no template named 'default'") as caught:
+        with pytest.raises(ChatTemplateError, match="no chat template named 'default'") as caught:
             tokenizer.apply_chat_template(TURNS[0])
         assert "rag" in caught.value.why
+
+    def test_names_are_chosen_by_the_caller_too(self, tokenizer):
+        configure(tokenizer, [{"name": "default", "template": "plain"}, {"name": "rag", "template": "{{ documents }}"}])
+        assert tokenizer.apply_chat_template(TURNS[0], template_name="rag", documents=[]) == "[]"
+        with pytest.raises(ChatTemplateError, match=r"'x'(?s:.)*default, rag"):
+            tokenizer.apply_chat_template(TURNS[0], template_name="x")
+        with pytest.raises(InputError, match="template_str and template_name"):
+            tokenizer.apply_chat_template(TURNS[0], template_name="rag", template_str="x")
+        with pytest.raises(InputError, match="template_name is a int"):
+            tokenizer.apply_chat_template(TURNS[0], template_name=5)
+
+    def test_template_files_replace_those_of_the_config(self, tokenizer):
+        configure(tokenizer, [{"name": "default", "template": "c"}, {"name": "rag", "template": "c rag"}])
+        folder = tokenizer.folder / "additional_chat_templates"
+        folder.mkdir()
+        (folder / "tool_use.jinja").write_text("file tools")
+        with pytest.raises(ChatTemplateError, match=r"'default'(?s:.)*tool_use"):
+            tokenizer.apply_chat_template(TURNS[0])
+        (tokenizer.folder / "chat_template.jinja").write_text("file")
+        assert tokenizer.apply_chat_template(TURNS[0]) == "file"
+        assert tokenizer.apply_chat_template(TURNS[0], tools=TOOLS) == "file tools"
+        with pytest.raises(ChatTemplateError, match="'rag'"):
+            tokenizer.apply_chat_template(TURNS[0], template_name="rag")
+
+    def test_the_text_of_a_template(self, tokenizer):
+        configure(
+            tokenizer, [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "<tool_call>"}]
+        )
+        assert tokenizer.chat_template == "plain"
+        assert tokenizer.template_text(with_tools=True) == "<tool_call>"
+        assert tokenizer.template_text(template_name="tool_use") == "<tool_call>"
+        (tokenizer.folder / "tokenizer_config.json").unlink()
+        assert tokenizer.chat_template == ""
+        with pytest.raises(ChatTemplateError, match="no chat template"):
+            tokenizer.template_text()
 
     @pytest.mark.parametrize("template", [5, [5], [{"name": "default"}], {"template": "x"}])
     def test_a_template_entry_of_another_form(self, tokenizer, template):
@@ -340,6 +375,49 @@ class TestMessages:
             tokenizer.apply_chat_template(TURNS[0], template_str="", add_generation_prompt="yes")
         with pytest.raises(InputError, match="documents holds a object"):
             tokenizer.apply_chat_template(TURNS[0], template_str="", documents=object())
+
+
+class TestContinuation:
+    PLAIN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+
+    def test_the_prompt_ends_inside_the_last_message(self, tokenizer):
+        messages = [*TURNS[0], {"role": "assistant", "content": "Once upon "}]
+        options = {"template_str": self.PLAIN, "continue_final_message": True}
+        assert tokenizer.apply_chat_template(messages, **options) == "[Hi][Once upon "
+        trimmed = self.PLAIN.replace("content", "content | trim")
+        assert tokenizer.apply_chat_template(messages, **{**options, "template_str": trimmed}) == "[Hi][Once upon"
+        assert messages[-1] == {"role": "assistant", "content": "Once upon "}
+
+    def test_parts_and_other_fields(self, tokenizer):
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image"}]
+        template = "{% for p in messages[0].content %}{{ p.text }},{% endfor %}"
+        message = {"role": "assistant", "content": parts}
+        options = {"continue_final_message": True}
+        assert tokenizer.apply_chat_template([message], template_str=template, **options) == "a,b"
+        message = {"role": "assistant", "thinking": "hm"}
+        options = {"continue_final_message": "reasoning_content"}
+        for name in ("thinking", "reasoning_content"):
+            template = "<think>{{ messages[0].%s }}</think>" % name  # noqa: UP031 (braces)
+            assert tokenizer.apply_chat_template([message], template_str=template, **options) == "<think>hm"
+
+    def test_bad_input(self, tokenizer):
+        def render(message, template=self.PLAIN, **options):
+            tokenizer.apply_chat_template([message], template_str=template, **options)
+
+        reply = {"role": "assistant", "content": "x"}
+        with pytest.raises(InputError, match="are both set"):
+            render(reply, continue_final_message=True, add_generation_prompt=True)
+        for value in (5, "", None):
+            with pytest.raises(InputError, match="continue_final_message = "):
+                render(reply, continue_final_message=value)
+        with pytest.raises(InputError, match="no text in 'thinking'"):
+            render(reply, continue_final_message="thinking")
+        for content in ([], [{"type": "image"}], ["x"]):
+            with pytest.raises(InputError, match="no text in 'content'"):
+                render({"role": "user", "content": content}, continue_final_message=True)
+        for template in ("nothing", "{{ messages[0].content[:1] }}", "{{ messages[0].content[1:] }}"):
+            with pytest.raises(ChatTemplateError, match="does not appear"):
+                render({"role": "user", "content": "hello"}, template, continue_final_message=True)
 
 
 class TestFailures:

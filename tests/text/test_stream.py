@@ -2,14 +2,16 @@
 
 import json
 import random
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import decoders
 
-from genai.detokenizer import Detokenizer
 from genai.errors import InputError, TokenizerError
+from genai.text.cleanup import clean_up
+from genai.text.detokenizer import Detokenizer
 from genai.tokenizer import Tokenizer
 
 
@@ -140,15 +142,69 @@ def test_strips_at_both_ends(fused, tokens):
     assert "".join([*map(detokenizer.feed, tokens), detokenizer.flush()]) == reference.decode(tokens)
 
 
+@pytest.mark.parametrize("old", ["ab", "aab", "aa", "abab"])
+def test_a_replacement_in_the_whole_text(old):
+    """Behind "Fuse", what is replaced may lie across tokens."""
+    reference = decoders.Sequence([decoders.Fuse(), decoders.Replace(old, "<>")])
+    rng = random.Random(1)
+    for _ in range(200):
+        tokens = ["".join(rng.choices("ab", k=rng.randrange(4))) for _ in range(rng.randrange(8))]
+        detokenizer = Detokenizer(json.loads(reference.__getstate__()))
+        pieces = [*map(detokenizer.feed, tokens), detokenizer.flush()]
+        assert "".join(pieces) == (reference.decode(tokens) if tokens else "")
+
+
+def test_cleaned_up_pieces_are_the_cleaned_up_text():
+    rng = random.Random(2)
+    parts = [" ", ".", "'", " n't", "n", "'s", " '", "re", "do", " not", "?", " ' ", "\u00a0", "x"]
+    for _ in range(20_000):
+        tokens = rng.choices(parts, k=rng.randrange(12))
+        detokenizer = Detokenizer({"type": "Fuse"}, cleanup=True)
+        assert "".join([*map(detokenizer.feed, tokens), detokenizer.flush()]) == clean_up("".join(tokens))
+
+
+def test_a_copy_of_a_stream_goes_its_own_way(kind_folder):
+    tokenizer = Tokenizer(kind_folder)
+    ids = tokenizer.encode("the cat 漢😂 é sat . 'm").tolist()
+    for cut in range(len(ids)):
+        stream = tokenizer.create_stream()
+        before = "".join(map(stream.decode, ids[:cut]))
+        other = stream.copy()
+        ends = ["".join([*map(each.decode, ids[cut:]), each.flush()]) for each in (stream, other)]
+        assert [before + end for end in ends] == [tokenizer.decode(ids)] * 2
+
+
+def test_the_text_of_a_token(model_folder):
+    tokenizer = Tokenizer(model_folder)
+    assert tokenizer.token_text(tokenizer.to_token_id("<|im_end|>")) == "<|im_end|>"
+    assert tokenizer.token_text(511) == ""
+    with pytest.raises(InputError, match="token_text"):
+        tokenizer.token_text(512)
+
+
+def test_kept_special_tokens_are_shown_and_others_are_not(model_folder):
+    tokenizer = Tokenizer(model_folder)
+    ids = tokenizer.encode("<|im_start|>a<|im_end|>").tolist()
+    stream = tokenizer.create_stream(keep=["<|im_end|>", "no token of this tokenizer"])
+    assert "".join([*map(stream.decode, ids), stream.flush()]) == "a<|im_end|>"
+    assert pieces_of(tokenizer, ids) == ["", "a", "", ""]
+
+
+@pytest.mark.parametrize("keep", ["<|im_end|>", [1], None, [b"x"], 5])
+def test_what_is_kept_is_a_list_of_texts(model_folder, keep):
+    with pytest.raises(InputError, match="keep"):
+        Tokenizer(model_folder).create_stream(keep=keep)
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
         {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True},
-        {"type": "BPEDecoder", "suffix": "</w>"},
+        {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "BPEDecoder", "suffix": "</w>"}]},
         {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteFallback"}]},
         {
             "type": "Sequence",
-            "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"}],
+            "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"Regex": "a+b"}, "content": "c"}],
         },
     ],
 )
@@ -165,3 +221,17 @@ def test_the_pieces_equal_onnxruntime_genai(model_folder: Path, torture):
         ids = ours.encode(text).tolist()
         stream, reference = ours.create_stream(), theirs.create_stream()
         assert [stream.decode(id_) for id_ in ids] == [reference.decode(id_) for id_ in ids], text
+
+
+def test_a_token_costs_less_than_20_microseconds(kind_folder):
+    tokenizer = Tokenizer(kind_folder)
+    ids = tokenizer.encode("the cat sat on the mat, the dog ran! 漢字 café " * 20).tolist()
+
+    def microseconds() -> float:
+        stream = tokenizer.create_stream()
+        begin = time.perf_counter()
+        for id_ in ids:
+            stream.decode(id_)
+        return (time.perf_counter() - begin) / len(ids) * 1e6
+
+    assert min(microseconds() for _ in range(10)) < 20

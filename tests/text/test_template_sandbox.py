@@ -3,8 +3,8 @@
 import pytest
 from jinja2.exceptions import SecurityError, UndefinedError
 
-from genai.template_limits import MAX_SIZE, LimitExceeded, RenderLimits
-from genai.template_sandbox import compile_template, render
+from genai.text.template_limits import MAX_SIZE, LimitExceeded, RenderLimits
+from genai.text.template_sandbox import compile_template, render
 
 
 def run(source: str, limits: RenderLimits | None = None, **variables: object) -> str:
@@ -156,6 +156,7 @@ def test_output_has_a_limit_of_its_own():
         ("{{ 'year 2024: %s and {}' % 5 }}", "year 2024: 5 and {}"),
         ("{{ {'a': {'b': 1}} | tojson(indent=2) }}", '{\n  "a": {\n    "b": 1\n  }\n}'),
         ("{{ [1, 2] | batch(2) | list }}", "[[1, 2]]"),
+        ("{{ dict(a=1) }}{{ dict.fromkeys(['b'], 2) }}{{ dict.__class__ }}{{ dict.mro }}", "{'a': 1}{'b': 2}"),
         ("{{ text | length }}", str(MAX_SIZE)),
     ],
 )

@@ -14,6 +14,7 @@ from tokenizers import decoders
 from genai.config import Config
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, OptionError, TokenizerError
 from genai.tensor import Tensor
+from genai.text.special_ids import generation_defaults
 from genai.tokenizer import Tokenizer
 
 
@@ -198,6 +199,51 @@ def test_without_genai_config_tokenizer_config_names_the_special_tokens(model_fo
     assert (tokenizer.eos_token_ids.tolist(), tokenizer.pad_token_id) == ([], None)
 
 
+def test_generation_config_lists_every_id_that_ends_a_reply(model_folder):
+    (model_folder / "genai_config.json").unlink()
+    path = model_folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [2, 0], "pad_token_id": 5, "temperature": 0.6, "top_p": None}))
+    tokenizer = Tokenizer(model_folder)
+    assert (tokenizer.eos_token_ids.tolist(), tokenizer.pad_token_id, tokenizer.bos_token_id) == ([2, 0], 5, None)
+    assert generation_defaults(model_folder).sampling == {"temperature": 0.6}
+    path.write_text(json.dumps({"eos_token_id": 1}))
+    assert Tokenizer(model_folder).eos_token_ids.tolist() == [1]
+    path.write_text(json.dumps({"eos_token_id": None}))
+    assert Tokenizer(model_folder).eos_token_ids.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"eos_token_id": "2"},
+        {"eos_token_id": [-1]},
+        {"bos_token_id": True},
+        {"top_k": "5"},
+        [1],
+        {"pad_token_id": 2**40},
+    ],
+)
+def test_a_malformed_generation_config_is_an_error(model_folder, values):
+    (model_folder / "genai_config.json").unlink()
+    (model_folder / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(TokenizerError, match=r"generation_config\.json") as caught:
+        Tokenizer(model_folder)
+    assert_three_parts(caught.value)
+
+
+def test_words_that_the_config_calls_special_are_special(model_folder):
+    word = "the"
+    assert Tokenizer(model_folder).decode(Tokenizer(model_folder).encode("a the b")) == "a the b"
+    for names in ({"mask_token": word}, {"image_token": {"content": word}}, {"additional_special_tokens": [word]}):
+        (model_folder / "special_tokens_map.json").write_text(json.dumps(names))
+        tokenizer = Tokenizer(model_folder)
+        ids = tokenizer.encode("a the b").tolist()
+        assert tokenizer.to_token_id(word) in ids
+        assert tokenizer.decode(ids) == "a  b"
+    (model_folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": "no such word"}))
+    assert Tokenizer(model_folder).to_token_id("no such word") == -1
+
+
 def test_config_and_model_are_sources(model_folder):
     config = Config(model_folder)
 
@@ -240,13 +286,12 @@ def test_a_missing_folder_and_a_file_are_no_folder(model_folder):
         assert_three_parts(caught.value)
 
 
-def test_a_missing_tokenizer_names_what_lies_there_instead(model_folder):
+def test_a_missing_tokenizer_names_what_would_do(model_folder):
     (model_folder / "tokenizer.json").unlink()
-    (model_folder / "tokenizer.model").write_bytes(b"")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing") as caught:
         Tokenizer(model_folder)
     assert_three_parts(caught.value)
-    assert "tokenizer.model is a format this version does not read" in caught.value.why
+    assert "tokenizer.model" in caught.value.why
 
 
 @pytest.mark.parametrize(
@@ -303,7 +348,7 @@ def test_a_panic_of_the_library_is_an_error(model_folder, capfd):
 
 
 def test_an_interrupt_is_not_swallowed(tokenizer):
-    from genai.tokenizer_files import library_errors
+    from genai.text.backend import library_errors
 
     with pytest.raises(KeyboardInterrupt), library_errors("encode"):
         raise KeyboardInterrupt

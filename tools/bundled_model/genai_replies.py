@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from genai.evaluation.tasks import Question as TaskQuestion
+from genai.evaluation.tasks import evaluate
 from genai.model import Model
-from genai.task_evaluation import Question as TaskQuestion
-from genai.task_evaluation import evaluate
 
 from .held_out import Question
 

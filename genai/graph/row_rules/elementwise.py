@@ -56,11 +56,24 @@ def _length_arithmetic(graph: Graph, node: Node, states: Sequence[State | None])
     if node.op_type in ("Cast", "Identity"):
         assert states[0] is not None
         return states[0]
-    if node.op_type == "Mul" and len(states) == 2:
+    if node.op_type in ("Mul", "Div") and len(states) == 2:
         left, right = (length_entries(graph, name, state) for name, state in zip(node.inputs, states, strict=True))
         if left and right and len(left) == len(right):
-            return State(Kind.LENGTHS, entries=tuple(a * b for a, b in zip(left, right, strict=True)))
+            combine = _product if node.op_type == "Mul" else _quotient
+            entries = [combine(a, b) for a, b in zip(left, right, strict=True)]
+            if None not in entries:
+                return State(Kind.LENGTHS, entries=tuple(entry for entry in entries if entry is not None))
     return State(Kind.CONTEXT)
+
+
+def _product(left: Dim, right: Dim) -> Dim | None:
+    return left * right
+
+
+def _quotient(left: Dim, right: Dim) -> Dim | None:
+    """Half a head, say; None where the quotient is no whole number or not known."""
+    whole = not (right.batch or right.tokens) and right.factor > 0 and left.factor % right.factor == 0
+    return Dim(left.factor // right.factor, left.batch, left.tokens) if whole else None
 
 
 @rule("RotaryEmbedding", domain=MS)

@@ -215,7 +215,7 @@ def _split_sizes(graph: Graph, node: Node, width: int) -> list[int]:
 def slice_(graph: Graph, node: Node, states: Sequence[State | None], found: Found) -> States:
     state = states[0]
     assert state is not None
-    starts, ends, axes, steps = _slice_arguments(graph, node)
+    starts, ends, axes, steps = _slice_arguments(graph, node, states)
     if state.kind is Kind.LENGTHS:
         return [State(Kind.LENGTHS, entries=state.entries[starts[0] : ends[0] : steps[0]])]
     shape = list(state.known_shape)
@@ -226,15 +226,26 @@ def slice_(graph: Graph, node: Node, states: Sequence[State | None], found: Foun
     return [with_shape(state, tuple(shape), state.axis)]
 
 
-def _slice_arguments(graph: Graph, node: Node) -> tuple[list[int], list[int], list[int], list[int]]:
+def _slice_arguments(
+    graph: Graph, node: Node, states: Sequence[State | None]
+) -> tuple[list[int], list[int], list[int], list[int]]:
     if len(node.inputs) == 1:
         starts, ends = (list(node.attribute(name, [])) for name in ("starts", "ends"))
         return starts, ends, list(node.attribute("axes", None) or range(len(starts))), [1] * len(starts)
-    given = [constant_ints(graph, name) if name else None for name in node.inputs[1:]]
+    given = [_known_ints(graph, name, state) for name, state in zip(node.inputs[1:], states[1:], strict=False)]
     starts, ends = given[0] or [], given[1] or []
     axes = given[2] if len(given) > 2 and given[2] is not None else list(range(len(starts)))
     steps = given[3] if len(given) > 3 and given[3] is not None else [1] * len(starts)
     return starts, ends, axes, steps
+
+
+def _known_ints(graph: Graph, name: str, state: State | None) -> list[int] | None:
+    """A constant, or dimensions that do not vary."""
+    if state is not None and state.kind is Kind.LENGTHS:
+        if any(dim.batch or dim.tokens for dim in state.entries):
+            raise NotFlattenable(f"{name!r} depends on the number of tokens")
+        return [dim.factor for dim in state.entries]
+    return constant_ints(graph, name) if name else None
 
 
 @rule("Expand")

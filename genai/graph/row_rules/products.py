@@ -45,3 +45,14 @@ def matmul_nbits(graph: Graph, node: Node, states: Sequence[State | None], found
     state = the_rows(states)
     keep_off(state, -1, "the contraction")
     return [resized(state, state.rank - 1, Dim(int(node.attribute("N", 0))))]
+
+
+@rule("MoE", "QMoE", domain=MS)
+def experts(graph: Graph, node: Node, states: Sequence[State | None], found: Found) -> States:
+    x, scores, *weights = states
+    if x is None or scores is None or {x.kind, scores.kind} != {Kind.ROWS} or scores.axis != 0 or scores.rank != 2:
+        raise NotFlattenable("needs one vector and one row of scores per token")
+    if any(state is not None and state.kind is not Kind.UNIFORM for state in weights):
+        raise NotFlattenable("the experts must be the same for all tokens")
+    keep_off(x, -1, "the contraction")
+    return [x]

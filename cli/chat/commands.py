@@ -1,0 +1,197 @@
+"""The slash-commands of a chat: one function each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from genai.errors import InputError, OptionError
+
+from ..sampling_flags import FLAGS, read_setting
+from ..terminal import dump_prompt, footer
+
+if TYPE_CHECKING:
+    from .loop import Loop
+
+
+@dataclass(frozen=True)
+class Command:
+    """A slash-command: what it does, how its argument is written, and what it is for."""
+
+    run: Callable[[Loop, str], None]
+    argument: str
+    help: str
+
+
+def run_command(loop: Loop, text: str) -> None:
+    """Run what was typed behind a slash.
+
+    Raises:
+        InputError: there is no such command, or its argument is missing. Whatever the command raises.
+    """
+    name, _, argument = text.strip().partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = (f"did you mean {close[0]}? " if close else "") + "/help lists the commands"
+        raise InputError(f"unknown command {name!r}", "messages that begin with a slash are commands", hint)
+    argument = argument.strip()
+    if command.argument and not command.argument.startswith("[") and not argument:
+        raise InputError(f"{name} without {command.argument}", "it needs one", f"type {name} {command.argument}")
+    if argument and not command.argument:
+        raise InputError(f"{name} {argument}", f"{name} takes no argument", f"type {name}")
+    command.run(loop, argument)
+
+
+def _help(loop: Loop, argument: str) -> None:
+    width = max(len(f"{name} {command.argument}") for name, command in COMMANDS.items())
+    for name, command in COMMANDS.items():
+        loop.voice.say(f"{f'{name} {command.argument}':<{width}}  {command.help}")
+    loop.voice.say(_KEYS)
+
+
+_KEYS = '''\
+Alt-Enter adds a line; """ begins and ends a text of several lines; Tab completes commands; Up recalls.
+Ctrl-C stops a reply and keeps what was said, or clears the line; twice on an empty line it leaves, like Ctrl-D.'''
+
+
+def _set(loop: Loop, argument: str) -> None:
+    if not argument:
+        _show_settings(loop)
+        return
+    name, _, value = argument.partition(" ")
+    value = value.strip()
+    if not value:
+        raise InputError(f"/set {name} without a value", "it needs one", f"type /set {name} VALUE, or default")
+    if name in ("markdown", "stats", "prompts"):
+        if value not in ("on", "off"):
+            raise OptionError(f"/set {name} {value}", "on or off is expected", f"type /set {name} on")
+        attribute = {"markdown": "markdown", "stats": "show_stats", "prompts": "dump"}[name]
+        setattr(loop, attribute, value == "on")
+    elif name == "on-overflow":
+        _set_overflow(loop, value)
+    else:
+        option, setting = read_setting(name, value)
+        loop.session.set_options(**{option: setting})
+    loop.voice.say(f"({name} is {value})")
+
+
+def _set_overflow(loop: Loop, value: str) -> None:
+    from genai.chat import OVERFLOWS
+
+    if value not in OVERFLOWS:
+        allowed = f"allowed: {', '.join(OVERFLOWS)}"
+        raise OptionError(f"/set on-overflow {value}", allowed, "type one of them")
+    loop.session.on_overflow = value
+
+
+def _show_settings(loop: Loop) -> None:
+    params = loop.session.params
+    for flag in FLAGS:
+        value = getattr(params, flag.option)
+        mark = "*" if flag.option in loop.session.options else " "
+        loop.voice.say(f"{mark} {flag.setting:<20} {_shown(value)}")
+    for name, value in (("markdown", loop.markdown), ("stats", loop.show_stats), ("prompts", loop.dump)):
+        loop.voice.say(f"  {name:<20} {'on' if value else 'off'}")
+    loop.voice.say(f"  {'on-overflow':<20} {loop.session.on_overflow}")
+    loop.voice.say("(* set here or by a flag; the others are the model's; - is none, or no limit)")
+
+
+def _shown(value: object) -> str:
+    """A setting's value as it would be typed."""
+    if value is None or value == ():
+        return "-"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        parts = ["=".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in value]
+        return ";".join(part.encode("unicode_escape").decode("ascii") for part in parts)
+    return str(value)
+
+
+def _system(loop: Loop, argument: str) -> None:
+    if argument:
+        loop.session.system = None if argument == "none" else argument
+    loop.voice.say(f"(system: {loop.session.system or 'none'})")
+
+
+def _model(loop: Loop, argument: str) -> None:
+    if not argument:
+        loop.voice.say(f"({loop.session.llm.model.folder})")
+        return
+    from pathlib import Path
+
+    loop.switch_model(Path(argument).expanduser())
+
+
+def _clear(loop: Loop, argument: str) -> None:
+    loop.session.clear()
+    loop.voice.say("(forgotten)")
+
+
+def _retry(loop: Loop, argument: str) -> None:
+    loop.answer(loop.session.retry())
+
+
+def _undo(loop: Loop, argument: str) -> None:
+    loop.voice.say(f"(taken back: {_shortened(loop.session.undo())})")
+
+
+def _edit(loop: Loop, argument: str) -> None:
+    loop.pending = loop.session.undo()
+
+
+def _save(loop: Loop, argument: str) -> None:
+    loop.session.save(argument)
+    loop.voice.say(f"(saved {len(loop.session.messages)} messages to {argument})")
+
+
+def _load(loop: Loop, argument: str) -> None:
+    loop.session.load(argument)
+    loop.voice.say(f"(loaded {len(loop.session.messages)} messages from {argument})")
+
+
+def _stats(loop: Loop, argument: str) -> None:
+    reply = loop.session.last_reply
+    if reply is None:
+        loop.voice.say("(there is no reply yet)")
+        return
+    loop.voice.say(footer(reply.completion, loop.session.llm.context_size, reply.completion.seed))
+
+
+def _prompt(loop: Loop, argument: str) -> None:
+    loop.voice.say(loop.session.prompt())
+
+
+def _tokens(loop: Loop, argument: str) -> None:
+    dump_prompt(loop.session.llm, argument or loop.session.prompt(), with_pieces=True)
+
+
+def _bye(loop: Loop, argument: str) -> None:
+    loop.running = False
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+COMMANDS: Mapping[str, Command] = {
+    "/help": Command(_help, "", "this text"),
+    "/set": Command(_set, "[NAME VALUE]", "show or change settings, such as /set temperature 0.7"),
+    "/system": Command(_system, "[TEXT]", 'show or change the system message; "none" removes it'),
+    "/model": Command(_model, "[FOLDER]", "show the model, or go on with another"),
+    "/clear": Command(_clear, "", "forget the conversation"),
+    "/retry": Command(_retry, "", "answer the last message again"),
+    "/undo": Command(_undo, "", "take back the last exchange"),
+    "/edit": Command(_edit, "", "take back the last exchange and change its message"),
+    "/save": Command(_save, "FILE", "write the conversation to a file"),
+    "/load": Command(_load, "FILE", "go on with a saved conversation"),
+    "/stats": Command(_stats, "", "figures of the last reply"),
+    "/prompt": Command(_prompt, "", "the exact text that the model would be given now"),
+    "/tokens": Command(_tokens, "[TEXT]", "the tokens of a text, or of that prompt"),
+    "/bye": Command(_bye, "", "leave (also Ctrl-D)"),
+}
+FILE_COMMANDS = ("/model", "/save", "/load")

@@ -1,0 +1,134 @@
+"""The line at which a person types: history, several lines, pasting, completion of slash-commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+
+from ..terminal import Voice
+
+_QUOTES = '"""'
+
+
+class LineEditor:
+    """Reads what a person types; the prompt is shown on stderr, so that stdout carries only what the model says.
+
+    Enter sends. Alt-Enter adds a line, and so does Enter inside an opened triple quote. Pasted line breaks
+    stay.
+
+    Args:
+        commands: the slash-commands, for completion; those of `file_commands` take a path.
+    """
+
+    def __init__(self, commands: Sequence[str], file_commands: Sequence[str], voice: Voice) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(voice),
+            completer=_Commands(commands, file_commands),
+            complete_while_typing=False,
+            multiline=True,
+            key_bindings=_bindings(),
+            prompt_continuation=lambda width, line, wrapped: "... ",
+            output=create_output(stdout=sys.stderr),
+            enable_open_in_editor=True,
+        )
+        self.was_used = False
+        self._session.default_buffer.on_text_changed += self._note_use
+
+    def _note_use(self, buffer: Buffer) -> None:
+        self.was_used = True
+
+    def read(self, default: str = "") -> str:
+        """One message. Ctrl-C clears the line.
+
+        Raises:
+            EOFError: Ctrl-D on an empty line.
+            KeyboardInterrupt: Ctrl-C on an empty line; `was_used` says whether something was typed before.
+        """
+        self.was_used = False
+        text = self._session.prompt(">>> ", default=default)
+        stripped = text.strip()
+        if len(stripped) >= 2 * len(_QUOTES) and stripped.startswith(_QUOTES) and stripped.endswith(_QUOTES):
+            return stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
+        return text
+
+
+def _bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    # Enter pressed while a reply is shown arrives as Ctrl-J: the terminal was in its ordinary mode then.
+    @bindings.add("enter")
+    @bindings.add("c-j")
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
+            buffer.complete_state = None
+        elif _is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def add_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @bindings.add("c-c")
+    @bindings.add("<sigint>")
+    def clear_or_interrupt(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    return bindings
+
+
+def _is_open(text: str) -> bool:
+    """Whether a triple quote at the start waits for its end."""
+    stripped = text.strip()
+    return stripped.startswith(_QUOTES) and (len(stripped) < 2 * len(_QUOTES) or not stripped.endswith(_QUOTES))
+
+
+class _Commands(Completer):
+    """Completes slash-commands, and paths behind those that take one."""
+
+    def __init__(self, commands: Sequence[str], file_commands: Sequence[str]) -> None:
+        self._commands = commands
+        self._file_commands = file_commands
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        if not text.startswith("/"):
+            return
+        command, space, argument = text.partition(" ")
+        if not space:
+            for name in self._commands:
+                if name.startswith(command):
+                    yield Completion(name, start_position=-len(command))
+        elif command in self._file_commands:
+            yield from self._paths.get_completions(Document(argument), complete_event)
+
+
+def _history(voice: Voice) -> History:
+    """What was typed in earlier chats; only the user may read it. Kept in memory where it cannot be written."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "genai"
+    path = folder / "chat_history"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)
+        with path.open("ab"):
+            pass
+    except (OSError, RuntimeError) as error:
+        voice.detail(f"the history is not kept: {error}")
+        return InMemoryHistory()
+    return FileHistory(str(path))

@@ -1,0 +1,150 @@
+"""The loop of an interactive chat: read, answer or obey, and survive whatever is pressed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from genai.errors import GenaiError
+
+from ..terminal import Voice, dump_prompt, footer
+from .commands import COMMANDS, FILE_COMMANDS, run_command
+from .editor import LineEditor
+from .replies import show_reply
+
+if TYPE_CHECKING:
+    from genai.chat import ChatSession
+    from genai.llm import LLM
+    from genai.parsing import Event
+
+# Of the context; beyond it the chat says that it is nearly full.
+_NEARLY_FULL = 0.85
+
+
+class Loop:
+    """An interactive chat.
+
+    Args:
+        load: loads another model, for `/model`.
+
+    Attributes:
+        session: the conversation.
+        voice: what is said besides replies.
+        show_stats, markdown, dump: whether a footer follows each reply, replies are rendered, prompts are shown.
+        pending: text that the next line starts with; `/edit` sets it.
+        running: set to False by `/bye`.
+    """
+
+    def __init__(
+        self,
+        session: ChatSession,
+        voice: Voice,
+        load: Callable[[Path], LLM],
+        *,
+        show_stats: bool,
+        markdown: bool,
+        dump: bool,
+    ) -> None:
+        self.session = session
+        self._load = load
+        self.voice = voice
+        self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
+        self.pending = ""
+        self.running = True
+        self._editor = LineEditor(tuple(COMMANDS), FILE_COMMANDS, voice)
+
+    def run(self) -> None:
+        """Until /bye, Ctrl-D, or Ctrl-C twice."""
+        self._greet()
+        interrupted = False
+        while self.running:
+            try:
+                text, self.pending = self._editor.read(self.pending), ""
+                self._obey(text)
+                interrupted = False
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if interrupted and not self._editor.was_used:
+                    return
+                interrupted = True
+                self.voice.say("(Ctrl-C again, Ctrl-D or /bye to leave)")
+
+    def _greet(self) -> None:
+        llm = self.session.llm
+        context = f"context {llm.context_size:,} tokens"
+        self.voice.say(f"{llm.model.folder.name} · {context} · /help for commands, Ctrl-D to leave")
+
+    def switch_model(self, folder: Path) -> None:
+        """Go on with another model; the messages stay. A model that cannot be loaded changes nothing."""
+        before, llm = self.session.llm, self._load(folder)
+        try:
+            self.session.switch(llm)
+        except BaseException:
+            llm.close()
+            raise
+        before.close()
+        self._greet()
+
+    def _obey(self, text: str) -> None:
+        try:
+            if text.startswith("/"):
+                run_command(self, text)
+            elif text.strip():
+                self.answer(self.session.send(text))
+        except GenaiError as error:
+            self.voice.error(error)
+
+    def answer(self, events: Iterator[Event]) -> None:
+        """Show a reply; Ctrl-C stops it and keeps what there is."""
+        before = self.session.num_left_out
+        if self.dump:
+            dump_prompt(self.session.llm, self.session.prompt())
+        with _interrupts(self.session) as interrupted:
+            show_reply(events, self.voice, markdown=self.markdown)
+        if interrupted:
+            self.voice.say("(stopped)")
+        self._report(before)
+
+    def _report(self, left_out_before: int) -> None:
+        session, limit = self.session, self.session.llm.context_size
+        if session.last_reply is None:
+            return
+        if self.show_stats:
+            self.voice.say(footer(session.last_reply.completion, limit, session.options.get("seed")))
+        if session.num_left_out > left_out_before:
+            self.voice.say(f"(the context is full: the first {session.num_left_out} messages are left out)")
+        elif session.last_reply.completion.finish_reason == "length" and session.context_used >= limit:
+            self.voice.say(f"(the context of {limit} tokens is full: the reply was cut; /clear starts anew)")
+        elif session.context_used > _NEARLY_FULL * limit:
+            used = f"{session.context_used} of {limit} tokens"
+            self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")
+
+
+@contextmanager
+def _interrupts(session: ChatSession) -> Iterator[list[int]]:
+    """Ctrl-C ends the reply instead of raising wherever the program happens to be; gives those that came."""
+    came: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        # Nothing to stop yet, or it does not stop: then as ever.
+        if not session.cancel() or len(came) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_ADVICE = {
+    "error": "/clear starts anew, --on-overflow truncate leaves out old messages",
+    "truncate": "old messages will be left out",
+    "shift": "old messages will be left out",
+}

@@ -1,0 +1,157 @@
+"""`genai eval diff`: the first layer and operator where two runs part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options as opt
+from .evaluate_sides import AsJson, Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
+from .terminal import emit, read_stdin
+
+if TYPE_CHECKING:
+    from genai.evaluation import ModelDiff, ValueDiff
+
+_DEFAULT_PROMPT = "What is 12 + 7? Count from 3 to 7."
+# Rows shown around the first value that parts.
+_BEFORE, _AFTER = 3, 2
+_COLUMNS = f"  {'layer':>5}  {'operator':<32}  {'rel. RMS':>8}  {'max abs':>8}  {'cosine':>9}  {'shape':<16}  value"
+
+
+def diff(
+    base: opt.ModelArgument = None,
+    other: OtherArgument = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help='"onnxruntime": compare BASE with it, on the same graph.', show_default=False),
+    ] = None,
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to compute; - reads stdin.")] = (
+        _DEFAULT_PROMPT
+    ),
+    tolerance: Annotated[float, typer.Option(help="Relative RMS error above which values part.")] = 0.05,
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="Give each operator the other side's inputs: errors do not add up.")
+    ] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every value, and those of one side only.")] = False,
+    bos: Bos = None,
+    threads: opt.Threads = None,
+    accuracy: opt.Accuracy = "auto",
+    kv_type: opt.KvType = "auto",
+    other_accuracy: OtherAccuracy = None,
+    other_kv_type: OtherKvType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two models, or one model in two ways, value by value; mark the first value that differs.
+
+    Without --all the table shows the worst value of each layer, and those around the first that parts.
+    """
+    from genai.evaluation import diff_models, diff_with_onnxruntime, encode_prompt
+    from genai.evaluation.model_diff import check_tolerance
+    from genai.evaluation.onnxruntime_values import import_onnxruntime
+
+    check_tolerance(tolerance)
+    first, second = sides(base, other, accuracy, kv_type, other_accuracy, other_kv_type)
+    _check(against, [other, other_accuracy, other_kv_type], first == second)
+    text = read_stdin() if prompt == "-" else prompt
+    if against is not None:
+        import_onnxruntime()
+        with opt.load(base, threads, accuracy, kv_type) as model:
+            tokens = encode_prompt(model, text, bos)
+            result = diff_with_onnxruntime(model, tokens, tolerance=tolerance, isolate=isolate, threads=threads)
+    else:
+        with loaded(first, second, threads) as (reference, subject):
+            tokens = encode_prompt(reference, text, bos)
+            result = diff_models(reference, subject, tokens, tolerance=tolerance, isolate=isolate)
+    emit(_json(result) if as_json else _report(result, show_all), "\n")
+
+
+def _check(against: str | None, of_other: list[object], equal: bool) -> None:
+    """Raises OptionError if the two sides are not said, or said twice."""
+    from genai.errors import OptionError
+
+    if against is not None and against != "onnxruntime":
+        raise OptionError(f"--against {against!r}", "allowed: onnxruntime", "use it, or give OTHER")
+    if against is not None and any(item is not None for item in of_other):
+        raise OptionError(
+            "--against contradicts OTHER, --other-accuracy and --other-kv-type",
+            "one side is BASE, the other is onnxruntime on the same graph",
+            "leave one of them out",
+        )
+    if against is None and equal:
+        raise OptionError(
+            "there is nothing to compare BASE with",
+            "both sides are the same model computed in the same way",
+            "give OTHER, --other-accuracy, --other-kv-type or --against onnxruntime",
+        )
+
+
+def _json(result: ModelDiff) -> str:
+    return to_json(
+        result,
+        layers_only_in_base=result.layers_only_in_base,
+        layers_only_in_other=result.layers_only_in_other,
+    )
+
+
+def _report(result: ModelDiff, show_all: bool) -> str:
+    shown = range(len(result.values)) if show_all else _interesting(result)
+    lines = [f"BASE   {result.base}", f"OTHER  {result.other}", f"prompt {result.tokens} tokens", "", _COLUMNS]
+    last = -1
+    for index in shown:
+        if index > last + 1:
+            lines.append("  …")
+        lines.append(_row(result.values[index], index == result.first))
+        last = index
+    lines += ["  …"] if last < len(result.values) - 1 else []
+    lines += ["", _verdict(result), *_one_sided(result, show_all)]
+    return "\n".join(lines)
+
+
+def _interesting(result: ModelDiff) -> list[int]:
+    """The worst value of each layer, and those around the first that parts."""
+    worst: dict[int | None, int] = {}
+    for index, value in enumerate(result.values):
+        best = worst.setdefault(value.layer, index)
+        if value.relative_rms > result.values[best].relative_rms:
+            worst[value.layer] = index
+    near = range(result.first - _BEFORE, result.first + _AFTER + 1) if result.first is not None else range(0)
+    return sorted({*worst.values(), *(i for i in near if 0 <= i < len(result.values))})
+
+
+def _row(value: ValueDiff, marked: bool) -> str:
+    layer = "-" if value.layer is None else str(value.layer)
+    shape = "×".join(map(str, value.shape)) or "scalar"
+    if value.shape != value.base_shape:
+        shape += f" ({'×'.join(map(str, value.base_shape)) or 'scalar'})"
+    return (
+        f"{'>' if marked else ' '} {layer:>5}  {value.op_type:<32}  {value.relative_rms:>8.1e}  {value.max_abs:>8.1e}"
+        f"  {value.cosine:>9.6f}  {shape:<16}  {value.name}"
+    )
+
+
+def _verdict(result: ModelDiff) -> str:
+    how = "each operator alone" if result.isolated else "errors add up"
+    if result.first is None:
+        return f"no value parts: relative RMS error ≤ {result.tolerance:g} in all {len(result.values)} values ({how})"
+    value = result.values[result.first]
+    where = "outside the layers" if value.layer is None else f"layer {value.layer}"
+    before = max((v.relative_rms for v in result.values[: result.first]), default=0.0)
+    return (
+        f"first to part: {where}, {value.op_type} {value.name!r}: relative RMS error {value.relative_rms:.2e} > "
+        f"{result.tolerance:g} ({how}; at most {before:.1e} before it)"
+    )
+
+
+def _one_sided(result: ModelDiff, show_all: bool) -> list[str]:
+    lines = []
+    for side, names, layers in (
+        ("BASE", result.only_in_base, result.layers_only_in_base),
+        ("OTHER", result.only_in_other, result.layers_only_in_other),
+    ):
+        if layers:
+            lines.append(f"layers only in {side}: {', '.join(map(str, layers))}")
+        if names:
+            lines.append(f"values only in {side}: {len(names)}")
+            lines += [f"  {name}" for name in names] if show_all else []
+    return lines

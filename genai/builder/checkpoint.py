@@ -1,0 +1,131 @@
+"""A Hugging Face checkpoint folder: config.json, and safetensors files read through memory maps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..errors import InputError, ModelFolderError
+from .hf_config import HFConfig
+from .safetensors_file import SafetensorsFile
+
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Formats that may run code when they are opened, or that other tools read.
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder looks like a Hugging Face checkpoint, and not like a model folder of ours."""
+    return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
+
+
+class Checkpoint(Mapping[str, NDArray[Any]]):
+    """Tensors by their names in the files; each look-up maps memory and copies nothing.
+
+    Attributes:
+        folder: where it lies. config: config.json, with generation_config.json's special tokens.
+
+    Raises:
+        ModelFolderError: a file is missing. InputError: a file is malformed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.config = HFConfig(read_json(self.folder, CONFIG), _generation_config(self.folder))
+        self._files = [SafetensorsFile(path) for path in _tensor_files(self.folder)]
+        self._places: dict[str, SafetensorsFile] = {}
+        for file in self._files:
+            for name in file.tensors:
+                if name in self._places:
+                    raise InputError(
+                        f"tensor {name!r} is in {self._places[name].path.name} and in {file.path.name}",
+                        "there is no telling which of them counts",
+                        "download the checkpoint again",
+                    )
+                self._places[name] = file
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._places[name].read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, from the header alone."""
+        return self._places[name].tensors[name][1]
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object from a file of the folder.
+
+    Raises:
+        ModelFolderError: there is no such file. InputError: it is not a JSON object.
+    """
+    path = folder / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(
+            f"{folder}: no readable {name}",
+            str(error),
+            f"give a folder downloaded from Hugging Face, with {name} and *.safetensors",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not JSON", str(error), "download the file again") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: holds a {type(value).__name__}", "an object is expected", "download the file again")
+    return value
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    return read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelFolderError(
+            f"{folder}: the weights are in {pickles[0]}, which is a pickle",
+            "opening a pickle runs whatever code it holds, so it is never opened here",
+            "get the checkpoint as safetensors (most have both), or convert it with the tool you trust",
+        )
+    raise ModelFolderError(
+        f"{folder}: no {SINGLE} and no {INDEX}",
+        "the weights are read from safetensors files",
+        "download the checkpoint whole",
+    )
+
+
+def _shards(folder: Path) -> list[Path]:
+    places = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise InputError(f"{INDEX} has no weight_map", "it says which file holds which tensor", "download it again")
+    shards = []
+    for name in sorted(set(places.values())):
+        if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
+            raise InputError(
+                f"{INDEX} names the file {name!r}", "shards lie beside the index, nowhere else", "download it again"
+            )
+        shards.append(folder / name)
+    if missing := [path.name for path in shards if not path.is_file()]:
+        raise ModelFolderError(
+            f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:3])}",
+            f"{INDEX} names them",
+            "finish the download",
+        )
+    return shards

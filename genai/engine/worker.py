@@ -1,0 +1,141 @@
+"""The thread that drives an Engine, so that callers of any kind can wait for it: blocking, interrupted, or async."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..errors import StateError
+from .engine import Engine, Job
+
+# The garbage collector may end a worker on any thread, also on one that the worker itself waits for.
+_FAREWELL_SECONDS = 5.0
+
+
+class Worker:
+    """Runs an engine while it has work. Jobs of several threads share its steps.
+
+    The thread starts with the first job and ends with `close`, with the last reference to the worker, or with the
+    interpreter.
+
+    Args:
+        make_engine: called once, in the first submit.
+    """
+
+    def __init__(self, make_engine: Callable[[], Engine]) -> None:
+        self._make_engine = make_engine
+        self._inbox = _Inbox()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        # Also run at exit: a thread inside a kernel must not outlive the memory that it reads.
+        self._finalizer = weakref.finalize(self, _stop, self._inbox)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs; their `finish` is called when they are over.
+
+        Raises:
+            StateError: the worker is closed, belongs to the process that this one was forked from, or would have to
+                wait for itself.
+        """
+        self.check_usable()
+        with self._lock:
+            if self._thread is None and not self._inbox.stopped:
+                self._start()
+        self._inbox.put(jobs)
+
+    def check_usable(self) -> None:
+        """Raise if whoever waits for this worker would wait for ever.
+
+        Raises:
+            StateError: see submit.
+        """
+        if self._inbox.is_foreign:
+            raise StateError(
+                f"this LLM worked in process {self._inbox.process}, and this is process {os.getpid()}",
+                "a fork does not copy the thread that generates",
+                "load the model in the child process, or start it by spawning",
+            )
+        if self._thread is threading.current_thread():
+            raise StateError(
+                "a logits processor called the LLM that runs it",
+                "it would wait for itself",
+                "use another LLM of the same Model inside the processor",
+            )
+
+    def _start(self) -> None:
+        self._inbox.process = os.getpid()
+        engine = self._make_engine()
+        self._thread = threading.Thread(target=_run, args=(engine, self._inbox), name="genai-worker", daemon=True)
+        self._inbox.thread = self._thread
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something changed that the engine should see, such as a job being cancelled."""
+        self._inbox.notify()
+
+    def close(self) -> None:
+        """End the thread; jobs that are not over are dropped as cancelled."""
+        self._finalizer()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class _Inbox:
+    """What the callers and the thread share."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.jobs: deque[Job] = deque()
+        self.stopped = False
+        self.thread: threading.Thread | None = None
+        self.process = os.getpid()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the thread was left behind by a fork; it may have held the lock, so nobody may wait for that."""
+        return self.thread is not None and self.process != os.getpid()
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        with self.condition:
+            if self.stopped:
+                raise StateError("the model is closed", "close() ended its worker", "load the model again")
+            self.jobs.extend(jobs)
+            self.condition.notify()
+
+    def notify(self) -> None:
+        if not self.is_foreign:
+            with self.condition:
+                self.condition.notify()
+
+    def pass_on(self, engine: Engine) -> bool:
+        """Give new jobs to the engine, and wait for some if it has none. False when it is time to stop."""
+        with self.condition:
+            while not self.jobs and not engine.has_work and not self.stopped:
+                self.condition.wait()
+            while self.jobs:
+                engine.submit(self.jobs.popleft())
+            return not self.stopped
+
+
+def _run(engine: Engine, inbox: _Inbox) -> None:
+    # No job is named here: it would keep its caller, and with it the worker, from being collected.
+    while inbox.pass_on(engine):
+        try:
+            engine.step()
+        except BaseException as error:
+            # A failing step leaves no sequence in a known state; the waiting callers must hear of it.
+            engine.abandon(error)
+    engine.cancel_all()
+
+
+def _stop(inbox: _Inbox) -> None:
+    if inbox.is_foreign:
+        return
+    with inbox.condition:
+        inbox.stopped = True
+        inbox.condition.notify()
+    if inbox.thread is not None and inbox.thread is not threading.current_thread():
+        inbox.thread.join(_FAREWELL_SECONDS)

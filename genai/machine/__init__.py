@@ -1,0 +1,6 @@
+"""Facts about this machine: processor, kernels, memory bandwidth, GPU, caches; and what follows from them.
+
+Each module finds out one thing and says it as a frozen dataclass; `checkup` turns them into findings for people. Files
+of the system are read below a root that the caller may choose, so every machine can be made up in a test. Nothing here
+knows models; nothing is changed on disk but by `caches.remove_stale`.
+"""

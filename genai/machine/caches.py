@@ -1,0 +1,113 @@
+"""The folder of compiled kernels: where it is, whether it serves, and what older versions left in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai.kernels.cpu.cache import cache_root, compile_target, reason_to_refuse, source_key
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class StaleFolder:
+    """Kernels of another version of this toolkit, Python, Numba or processor."""
+
+    path: Path
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelCaches:
+    """The kernel cache of this user.
+
+    Attributes:
+        folder: where kernels of this version are kept; None without a home folder.
+        reason: why they are not kept on disk; empty if they are.
+        num_files, num_bytes: kernels there now.
+        stale: folders of other versions.
+    """
+
+    folder: Path | None
+    reason: str
+    num_files: int
+    num_bytes: int
+    stale: tuple[StaleFolder, ...]
+
+
+def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | None = None) -> KernelCaches:
+    """Look at the cache without making or changing anything.
+
+    Args:
+        key: name of this version's folder; None = computed from the kernels' sources, which imports Numba.
+    """
+    try:
+        kernels = cache_root(environment) / "kernels"
+    except RuntimeError:
+        return KernelCaches(None, "there is no home folder", 0, 0, ())
+    folder = kernels / (key or kernel_key())
+    files = list(_files(folder))
+    stale = tuple(
+        StaleFolder(path, sum(_size(file) for file in _files(path)))
+        for path in _entries(kernels)
+        if path.name != folder.name and _KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    )
+    return KernelCaches(folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale)
+
+
+def kernel_key() -> str:
+    """Name of the folder that this version's kernels are kept in."""
+    import genai.kernels
+
+    return source_key(Path(next(iter(genai.kernels.__path__))), compile_target())
+
+
+def remove_stale(caches: KernelCaches) -> tuple[list[StaleFolder], list[tuple[StaleFolder, str]]]:
+    """Remove the stale folders; returns those removed, and those that could not be, each with the reason."""
+    removed, kept = [], []
+    for stale in caches.stale:
+        try:
+            shutil.rmtree(stale.path)
+            removed.append(stale)
+        except OSError as error:
+            kept.append((stale, f"{error.strerror or error}"))
+    return removed, kept
+
+
+def _reason_unusable(folder: Path) -> str:
+    """Why the engine cannot keep kernels in a folder, which may not exist yet; empty if it can."""
+    try:
+        for level in (folder.parent.parent, folder.parent, folder):
+            if level.exists() and (reason := reason_to_refuse(level)):
+                return reason
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not existing.is_dir():
+            return f"{existing} is not a folder"
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return f"{existing} cannot be written"
+    except OSError as error:
+        return f"{error.filename or folder}: {error.strerror}"
+    return ""
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in _entries(folder) if path.is_file())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,187 @@
+"""The kernel that takes rows through their steps, and the typed function that calls it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checks import Float32, check
+from .jit import kernel
+from .sampling_steps import codes
+from .sampling_steps.batch import SLOT_ARRAYS, SamplingBatch, Workspace
+from .sampling_steps.draw import draw, most_likely
+from .sampling_steps.exclusion import xtc
+from .sampling_steps.passes import close, scan, total_weight
+from .sampling_steps.philox import uniforms
+from .sampling_steps.repetition import dry, edit, forbid_repeated_ngrams, penalties
+from .sampling_steps.row import (
+    COUNT,
+    FINE,
+    MAXIMUM,
+    OPEN,
+    STATUS,
+    TEMPERATURE,
+    TOKENS,
+    WEIGHTS,
+    Row,
+    current,
+    helper,
+    reset,
+)
+from .sampling_steps.selection import weigh
+from .sampling_steps.truncation import min_p, mirostat, top_k, top_n_sigma, top_p, typical_p
+from .team import Team, run
+
+_NANOSECONDS_PER_LOGIT = 0.5
+_NO_DISTRIBUTIONS = np.empty((0, 0), np.float64)
+_NO_DISTRIBUTIONS.flags.writeable = False
+# Rows of so few logits become a list of candidates at once, exact to float64.
+_SHORT_ROW = 1024
+
+
+@helper
+def _last(tokens: Any, count: float) -> Any:
+    """The last `count` tokens, which may be infinite."""
+    return tokens[int(max(0.0, tokens.shape[0] - count)) :]
+
+
+@helper
+def _apply(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float) -> None:
+    """One step of a row."""
+    if step == codes.PENALTIES:
+        window = _last(tokens, settings[codes.PENALTY_LAST])
+        first_output = span[codes.FIRST_OUTPUT] - (tokens.shape[0] - window.shape[0])
+        presence, frequency = settings[codes.PRESENCE], settings[codes.FREQUENCY]
+        penalties(row, window, first_output, settings[codes.REPETITION], presence, frequency)
+    elif step == codes.DRY:
+        window = _last(tokens, settings[codes.DRY_LAST])
+        allowed = int(settings[codes.DRY_ALLOWED_LENGTH])
+        dry(row, window, span[codes.DRY_LIMIT], settings[codes.DRY_MULTIPLIER], settings[codes.DRY_BASE], allowed)
+    elif step == codes.TOP_N_SIGMA:
+        top_n_sigma(row, settings[codes.NUM_SIGMAS])
+    elif step == codes.TOP_K:
+        top_k(row, int(settings[codes.KEPT_TOKENS]))
+    elif step == codes.TYPICAL_P:
+        typical_p(row, settings[codes.TYPICAL_MASS])
+    elif step == codes.TOP_P:
+        top_p(row, settings[codes.NUCLEUS])
+    elif step == codes.MIN_P:
+        min_p(row, settings[codes.RELATIVE_PROBABILITY])
+    elif step == codes.XTC:
+        if coin < settings[codes.EXCLUSION_PROBABILITY]:
+            xtc(row, settings[codes.EXCLUSION_THRESHOLD])
+    elif step == codes.TEMPERATURE:
+        row.state[TEMPERATURE] *= settings[codes.DIVISOR]
+    elif step == codes.MIROSTAT:
+        mirostat(row, settings[codes.MOST_SURPRISE])
+
+
+@helper
+def _prepare(row: Row, settings: Any, tokens: Any, ids: Any, values: Any) -> None:
+    """What comes before all steps: edits, masks, and a look whether the row can be sampled."""
+    edit(row, ids, values)
+    if settings[codes.NGRAM_SIZE] > 0:
+        forbid_repeated_ngrams(row, tokens, int(settings[codes.NGRAM_SIZE]))
+    scan(row)
+    if row.flags[STATUS] == FINE and row.given.shape[0] <= _SHORT_ROW and settings[codes.GREEDY] == 0:
+        close(row, -math.inf)
+
+
+@helper
+def _write_distribution(row: Row, out: Any, certain: int) -> None:
+    """Probabilities of all tokens, float64 [V]; `certain` is a token that has them all, or -1."""
+    for token in range(out.shape[0]):
+        out[token] = 0.0
+    if certain >= 0:
+        out[certain] = 1.0
+    elif row.flags[OPEN]:
+        total, _ = total_weight(row)
+        logits = current(row)
+        for token in range(out.shape[0]):
+            out[token] = math.exp((logits[token] - row.state[MAXIMUM]) / row.state[TEMPERATURE]) / total
+    else:
+        total = weigh(row)
+        for i in range(row.flags[COUNT]):
+            out[row.ids[TOKENS, i]] = row.numbers[WEIGHTS, i] / total
+
+
+@kernel(
+    "void(float32[:,::1], float32[:,::1], int64[:,::1], float64[:,::1], uint64[:,::1], int64[:,::1], int32[::1], "
+    f"float32[::1], int32[::1], {SLOT_ARRAYS}, int64[::1], float64[::1], int64[::1], float64[:,::1], int64, int64)"
+)
+def sample_slots(
+    logits: Any, replaced: Any, steps: Any, settings: Any, counters: Any, spans: Any, edit_ids: Any, edit_values: Any,
+    tokens: Any, own: Any, blocks: Any, numbers: Any, ids: Any, state: Any, flags: Any, chosen: Any,
+    probabilities: Any, status: Any, distributions: Any, begin: int, end: int,
+) -> None:  # fmt: skip
+    """Slots [begin, end): each samples its share of the rows, one after another."""
+    count, slots = steps.shape[0], own.shape[0]
+    for slot in range(begin, end):
+        for i in range(slot * count // slots, (slot + 1) * count // slots):
+            span, setting = spans[i], settings[i]
+            source = span[codes.SOURCE]
+            row = Row(
+                logits[source] if source >= 0 else replaced[-1 - source], own[slot], blocks[slot], numbers[slot],
+                ids[slot], state[slot], flags[slot],
+            )  # fmt: skip
+            history = tokens[span[codes.FIRST_TOKEN] : span[codes.END_TOKEN]]
+            edited = slice(span[codes.FIRST_EDIT], span[codes.END_EDIT])
+            uniform, coin = uniforms(counters[i, 0], counters[i, 1], counters[i, 2])
+            reset(row)
+            _prepare(row, setting, history, edit_ids[edited], edit_values[edited])
+            for place in range(codes.MAX_STEPS):
+                if steps[i, place] == codes.END or row.flags[STATUS] != FINE:
+                    break
+                _apply(row, steps[i, place], setting, history, span, coin)
+            chosen[i], probabilities[i] = -1, 1.0
+            if row.flags[STATUS] == FINE:
+                if setting[codes.GREEDY]:
+                    chosen[i] = most_likely(row)
+                else:
+                    chosen[i], probabilities[i] = draw(row, uniform)
+            status[i] = row.flags[STATUS]
+            if distributions.shape[0] > 0 and status[i] == FINE:
+                _write_distribution(row, distributions[i], chosen[i] if setting[codes.GREEDY] else -1)
+
+
+def sample_batch(
+    logits: Float32,
+    batch: SamplingBatch,
+    workspace: Workspace,
+    *,
+    distributions: NDArray[np.float64] | None = None,
+    team: Team | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Take each row through its steps to a token.
+
+    Args:
+        logits: float32 [B, V], not changed.
+        batch: which rows of logits, and what to do with each of the A rows; checked.
+        workspace: memory for rows of V logits; only one call at a time may use it.
+        distributions: float64 [A, V] or None: receives the distributions from which the tokens were drawn.
+
+    Returns:
+        tokens int64 [A]; float64 [A], the probability of each in the distribution it was drawn from (1 if greedy);
+        status int64 [A] (FINE, or why there is no token: HAS_NAN, HAS_INFINITY, ALL_MASKED; then the token is -1).
+
+    Raises:
+        ValueError: a shape or type does not fit, or an index points outside.
+    """
+    size = workspace.vocab_size
+    check("logits", logits, (None, size))
+    batch.check(len(logits), size)
+    count = batch.num_rows
+    if distributions is not None:
+        check("distributions", distributions, (count, size), np.dtype(np.float64))
+    tokens, probabilities = np.empty(count, np.int64), np.empty(count, np.float64)
+    status = np.empty(count, np.int64)
+    arguments = (
+        logits, batch.replaced, batch.steps, batch.settings, batch.counters, batch.spans, batch.edit_ids,
+        batch.edit_values, batch.tokens, *workspace.arrays, tokens, probabilities, status,
+        _NO_DISTRIBUTIONS if distributions is None else distributions,
+    )  # fmt: skip
+    run(team, sample_slots, arguments, workspace.slots, work=count * size * _NANOSECONDS_PER_LOGIT)
+    return tokens, probabilities, status

@@ -1,0 +1,111 @@
+"""Configurations in the words of older libraries, the registry, and the page that lists what is known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai.builder.architectures import MODEL_TYPES, find
+from genai.builder.hf_config import HFConfig
+from genai.builder.rope_scaling import LinearScaling, LongRope, YarnScaling
+from genai.builder.spec import DecoderSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+}
+
+
+def describe(model_type: str, **values: Any) -> DecoderSpec:
+    return find(model_type).describe(HFConfig({"model_type": model_type, **SIZES, **values}))
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_each_file_is_named_after_its_model_type(model_type: str) -> None:
+    assert find(model_type).model_type == model_type
+    assert find(model_type).title
+
+
+def test_every_file_is_registered() -> None:
+    files = {path.stem for path in (ROOT / "genai" / "builder" / "architectures").glob("*.py")}
+    assert files - {"__init__", "common", "cuts"} == set(MODEL_TYPES)
+
+
+def test_defaults_that_a_configuration_leaves_out() -> None:
+    assert describe("gemma", head_dim=None).head_size == 256
+    assert describe("gemma").tie_word_embeddings
+    assert not describe("llama").tie_word_embeddings
+    assert describe("llama", num_key_value_heads=None).num_key_value_heads == 4
+    assert describe("phi", num_key_value_heads=4).partial_rotary_factor == 0.5
+    assert describe("stablelm").partial_rotary_factor == 0.25
+    assert describe("gpt_neox", rotary_pct=0.5).rotary_size == 8
+    assert describe("smollm3").rope_theta == 2e6
+
+
+def test_special_tokens() -> None:
+    spec = describe("llama", eos_token_id=[5, 6, 5], bos_token_id=None, pad_token_id=-1)
+    assert (spec.eos_token_ids, spec.bos_token_id, spec.pad_token_id) == ((5, 6), None, None)
+    config = HFConfig({"model_type": "llama", **SIZES}, {"eos_token_id": [7, 2]})
+    assert find("llama").describe(config).eos_token_ids == (7, 2)
+
+
+def test_windows_by_pattern() -> None:
+    assert describe("gemma2", sliding_window=16).sliding_layers == (0, 2, 4, 6)
+    assert describe("gemma3_text", sliding_window=16).sliding_layers == (0, 1, 2, 3, 4, 6, 7)
+    assert describe("gemma3_text", sliding_window=16, sliding_window_pattern=2).sliding_layers == (0, 2, 4, 6)
+    cohere = describe("cohere2", sliding_window=16)
+    assert cohere.sliding_layers == cohere.rope_layers == (0, 1, 2, 4, 5, 6)
+    exaone = describe("exaone4", sliding_window=16)
+    assert exaone.rope_layers == exaone.sliding_layers == (0, 1, 2, 4, 5, 6)
+    assert describe("exaone4", sliding_window=None).rope_layers is None
+    assert describe("mistral", sliding_window=16).sliding_layers is None
+
+
+def test_qwen_windows() -> None:
+    assert describe("qwen2", sliding_window=16).sliding_window is None
+    upper = describe("qwen2", sliding_window=16, use_sliding_window=True, max_window_layers=6)
+    assert (upper.sliding_window, upper.sliding_layers) == (16, (6, 7))
+    none = describe("qwen2", sliding_window=16, use_sliding_window=True, max_window_layers=8)
+    assert none.sliding_window is None
+
+
+def test_rope_of_older_libraries() -> None:
+    gemma = describe(
+        "gemma3_text",
+        sliding_window=16,
+        rope_theta=1e6,
+        rope_local_base_freq=500.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert (gemma.rope_theta, gemma.local_rope_theta, gemma.rope_scaling) == (1e6, 500.0, LinearScaling(factor=8.0))
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    qwen = describe("qwen2", rope_theta=1e6, rope_scaling=scaling)
+    assert qwen.rope_scaling == YarnScaling(factor=4.0, original_max_position_embeddings=256)
+    assert qwen.context_length == 1024
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    phi = describe("phi3", original_max_position_embeddings=64, rope_scaling={"type": "su", **factors})
+    assert isinstance(phi.rope_scaling, LongRope)
+    assert phi.rope_scaling.original_max_position_embeddings == 64
+
+
+def test_smollm_layers_without_rotation() -> None:
+    assert describe("smollm3").rope_layers == (0, 1, 2, 4, 5, 6)
+    assert describe("smollm3", no_rope_layers=[1, 0] * 4).rope_layers == (0, 2, 4, 6)
+
+
+def test_page_lists_every_architecture_with_its_error(golden_names: list[str]) -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (\w+) \| ([\w ]+) \| (\S+) \| (\S+) \|$", page, re.M)
+    assert [row[1] for row in rows] == golden_names
+    assert {row[0] for row in rows} == set(MODEL_TYPES)
+    assert all(float(error) <= 2e-4 for row in rows for error in row[3:])

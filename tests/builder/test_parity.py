@@ -1,0 +1,122 @@
+"""Every architecture and RoPE scaling against logits and tokens of transformers (tools/make_goldens.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genai
+from genai.builder import ExportOptions, plan_build, write_model_folder
+from genai.builder.architectures import MODEL_TYPES
+from genai.engine.decoder import compute as compute_pending
+
+TOLERANCE = 2e-4
+
+
+@pytest.fixture(scope="module")
+def case(request: pytest.FixtureRequest, golden: Any, golden_folder: Any) -> Iterator[tuple[Any, genai.Model]]:
+    with genai.Model(golden_folder(request.param), accuracy="fp32") as model:
+        yield golden(request.param), model
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    names = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", names, indirect=True, ids=names)
+    if "quantised" in metafunc.fixturenames:
+        metafunc.parametrize("quantised", names)
+
+
+def compute(model: genai.Model, tokens: Any, pieces: list[int]) -> np.ndarray:
+    """Logits of all tokens, fed in pieces of these lengths."""
+    decoder = model.decoder
+    sequence, rows, start = decoder.open(), [], 0
+    for length in pieces:
+        sequence.tokens.extend(int(token) for token in tokens[start : start + length])
+        rows.append(compute_pending(decoder, [sequence], all_rows=True)[0][-length:])
+        start += length
+    sequence.close()
+    return np.concatenate(rows)
+
+
+def test_whole_prompt(case: Any) -> None:
+    golden, model = case
+    actual = compute(model, golden.tokens, [len(golden.tokens)])
+    close(actual, golden.expected(len(golden.tokens)))
+
+
+def test_chunks(case: Any) -> None:
+    golden, model = case
+    pieces = [3, 21, 1, 15]
+    ends = np.cumsum(pieces)
+    expected = [golden.expected(end)[end - length : end] for end, length in zip(ends, pieces, strict=True)]
+    close(compute(model, golden.tokens, pieces), np.concatenate(expected))
+
+
+def test_token_by_token(case: Any) -> None:
+    golden, model = case
+    expected = np.array([golden.expected(end)[end - 1] for end in range(1, len(golden.tokens) + 1)])
+    close(compute(model, golden.tokens, [1] * len(golden.tokens)), expected)
+
+
+def test_greedy_tokens(case: Any) -> None:
+    """Each of their tokens is ours, or as likely: theirs are fed, so that a tie does not end the comparison."""
+    golden, model = case
+    tokens = [*golden.tokens, *golden.greedy]
+    logits = compute(model, tokens, [len(golden.tokens)] + [1] * len(golden.greedy))[len(golden.tokens) - 1 : -1]
+    chosen = logits[np.arange(len(logits)), golden.greedy]
+    behind = logits.max(axis=1) - chosen
+    assert behind.max() <= TOLERANCE * np.abs(logits).max()
+    assert (behind == 0).mean() > 0.9
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+def test_every_architecture_has_a_golden(golden_names: list[str], golden: Any) -> None:
+    assert {golden(name).config["model_type"] for name in golden_names} == set(MODEL_TYPES)
+    kinds = {(golden(name).config.get("rope_parameters") or {}).get("rope_type") for name in golden_names}
+    assert kinds >= {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
+
+
+def test_goldens_are_small(golden_names: list[str], golden: Any) -> None:
+    assert max(golden(name).path.stat().st_size for name in golden_names) <= 100_000
+
+
+def test_batched(case: Any) -> None:
+    """Three sequences in one step, each as if it were alone."""
+    golden, model = case
+    lengths = [len(golden.tokens), 5, 13]
+    sequences = [model.decoder.open() for _ in lengths]
+    for sequence, length in zip(sequences, lengths, strict=True):
+        sequence.tokens.extend(golden.tokens[:length])
+    assert model.info.flattened, model.info.reason
+    for rows, length in zip(compute_pending(model.decoder, sequences, all_rows=True), lengths, strict=True):
+        close(rows, golden.expected(length)[:length])
+    for sequence in sequences:
+        sequence.close()
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_quantised(
+    quantised: Any, golden: Any, golden_folder: Any, rounded_weights: Any, precision: Any, tmp_path: Path
+) -> None:
+    """The same logits as an fp32 model of the rounded weights, of which the tests above say that they are right."""
+    folder, tokens = golden_folder(quantised, precision=precision), golden(quantised).tokens
+    plan = plan_build(folder.parent / quantised, ExportOptions(precision=precision))
+    weights = rounded_weights(plan.spec, plan.options, dict(plan.weights))
+    options = ExportOptions(precision="fp32", fused_rope=plan.options.fused_rope)
+    spec = replace(plan.spec, tie_word_embeddings=False)  # a tied head may be rounded where the embeddings are not
+    rounded = write_model_folder(tmp_path / "rounded", spec, options, weights)
+    results = []
+    for path in (folder, rounded):
+        with genai.Model(path, accuracy="fp32") as model:
+            results.append(compute(model, tokens, [30, *[1] * 10]))
+    close(*results)

@@ -1,0 +1,78 @@
+"""What we build loads in onnxruntime-genai as it is, and both compute the same logits.
+
+The goldens' architectures in sizes that onnxruntime's operators accept (heads of a multiple of 8, whole blocks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genai
+from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.builder.architectures import find
+from genai.builder.hf_config import HFConfig
+from genai.builder.random_weights import RandomWeights
+from genai.builder.rope_scaling import LongRope
+from genai.engine.decoder import compute as compute_pending
+
+pytestmark = pytest.mark.oracle
+
+TOKENS = [int(token) for token in np.random.default_rng(3).integers(3, 101, 40)]
+PROMPT = 22
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "name" in metafunc.fixturenames:
+        goldens = (Path(__file__).parent / "goldens").glob("*.safetensors")
+        metafunc.parametrize("name", sorted(path.stem for path in goldens))
+
+
+def fitting(config: dict[str, Any]) -> DecoderSpec:
+    spec = find(config["model_type"]).describe(HFConfig(config))
+    partial = 1.0 if spec.partial_rotary_factor == 1 else 0.5
+    size = 16 if partial == 1 else 32
+    scaling = spec.rope_scaling
+    if isinstance(scaling, LongRope):
+        factors = {name: tuple(1.0 + i for i in range(8)) for name in ("short_factor", "long_factor")}
+        scaling = replace(scaling, **factors)
+    experts = spec.experts and replace(
+        spec.experts, intermediate_size=64, shared_intermediate_size=64 if spec.experts.shared_intermediate_size else 0
+    )
+    return replace(
+        spec,
+        hidden_size=64,
+        intermediate_size=96,
+        head_size=size,
+        num_layers=4,
+        partial_rotary_factor=partial,
+        rope_scaling=scaling,
+        experts=experts,
+        **{
+            field: tuple(layer for layer in getattr(spec, field) or () if layer < 4) if getattr(spec, field) else value
+            for field, value in (("sliding_layers", None), ("rope_layers", None), ("dense_layers", ()))
+        },
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_same_logits(name: str, precision: Any, golden: Any, og_logits: Any, tmp_path: Path) -> None:
+    spec = fitting(golden(name).config)
+    if spec.rope_scaling and isinstance(spec.rope_scaling, LongRope):
+        spec = replace(spec, rope_scaling=replace(spec.rope_scaling, original_max_position_embeddings=64))
+    folder = write_model_folder(
+        tmp_path / "model", spec, ExportOptions(precision=precision, accuracy_level=1), RandomWeights(spec, seed=2)
+    )
+    theirs = og_logits(folder, TOKENS, PROMPT)
+    with genai.Model(folder, accuracy="fp32", kv_dtype="fp32") as model:
+        sequence, rows = model.decoder.open(), []
+        for piece in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT:])):
+            sequence.tokens.extend(piece)
+            rows.append(compute_pending(model.decoder, [sequence], all_rows=True)[0])
+    ours = np.concatenate(rows)
+    assert ours.std() > 0.1
+    assert np.abs(ours - theirs).max() <= 2e-4 * np.abs(theirs).max()

@@ -1,0 +1,109 @@
+"""Real terminals for the tests of the command line."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+class Terminal:
+    """A command in a pseudo-terminal; `screen` is all that was shown, without colours and cursor movements."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str]) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "genai", *arguments], environment)
+        self.resize(100, 40)
+        self.seen = ""
+
+    def wait_for(self, pattern: str, seconds: float = 20) -> str:
+        """Read until a pattern appears after what was already matched; returns the text up to its end."""
+        deadline = time.monotonic() + seconds
+        while not (match := re.search(pattern, _plain(self.seen), re.S)):
+            ready, _, _ = select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{pattern!r} did not appear; the screen shows {_plain(self.seen)!r}"
+            try:
+                self.seen += os.read(self.fd, 65536).decode("utf-8", "replace")
+            except OSError:
+                raise AssertionError(f"ended before {pattern!r}; the screen shows {_plain(self.seen)!r}") from None
+        text = _plain(self.seen)
+        self.seen = text[match.end() :]
+        return text[: match.end()]
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self.fd, text.encode())
+
+    def enter(self, text: str, pattern: str) -> str:
+        """Type a line and wait for what it brings, and for the next prompt; returns what was shown."""
+        self.type(text + "\r")
+        return self.wait_for(pattern + r".*>>>")
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the size of the window, as dragging its corner does."""
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def echoes(self) -> bool:
+        """Whether the terminal is in its ordinary mode: keys are echoed, lines are edited by the system."""
+        return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
+
+    def exit_code(self, seconds: float = 20) -> int:
+        """Wait for the end."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+            if select.select([self.fd], [], [], 0.05)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536).decode("utf-8", "replace")
+                except OSError:
+                    time.sleep(0.05)
+        raise AssertionError(f"did not end; the screen shows {_plain(self.seen)!r}")
+
+    def close(self) -> None:
+        """Kill what is left."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+def _plain(text: str) -> str:
+    """Without escape sequences, and without one that is not complete yet."""
+    text = re.sub(r"\x1b\][^\x07]*\x07|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-B0]|\x1b[=>78]", "", text)
+    return re.sub(r"\x1b(\[[0-9;?]*)?$", "", text).replace("\r", "")
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """terminal(*arguments): the command line in a pseudo-terminal, with a history of its own."""
+    opened: list[Terminal] = []
+    environment = {
+        **os.environ,
+        "TERM": "xterm",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        # The test does not answer questions about the cursor.
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
+
+    def open_terminal(*arguments: str, **extra: str) -> Terminal:
+        opened.append(Terminal(*arguments, environment={**environment, **extra}))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        one.close()

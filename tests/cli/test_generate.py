@@ -1,0 +1,126 @@
+"""`genai generate` and the flags that it shares with `genai chat`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genai.cli.app import run as run_here
+
+
+def run(*arguments: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "genai", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+QUESTION = ["-p", "What is 12 + 7?", "--chat"]
+
+
+def test_prompts_come_from_flags_files_and_stdin(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("What is 2 + 2?")
+    result = run("generate", *QUESTION, "-p", "-", "-f", str(file), text="What is 5 + 5?")
+    assert result.stdout.splitlines() == ["19", "10", "4"]
+
+
+def test_json_says_everything() -> None:
+    result = run("generate", *QUESTION, "--json", "--logprobs", "2", "--prompt-logprobs", "0", "--samples", "2",
+                 "--temperature", "0.1", "--seed", "7")  # fmt: skip
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first["text"] == "19"
+    assert (first["finish_reason"], first["stopped_by"], first["seed"]) == ("stop", 2, 7)
+    assert (first["sample_index"], second["sample_index"]) == (0, 1)
+    assert [entry["text"] for entry in first["logprobs"]] == ["1", "9"]
+    assert len(first["logprobs"][0]["top"]) == 2
+    assert first["prompt_logprobs"][0] is None
+    assert len(first["prompt_logprobs"]) == first["prompt_tokens"] == 17
+    assert second["prompt_logprobs"] == first["prompt_logprobs"]
+    assert first["timings"]["time_to_first_token"] > 0
+
+
+def test_stop_and_banned_texts() -> None:
+    story = ["generate", "--chat", "-p", "Tell me a story about Luna and Tom."]
+    plain = run(*story).stdout
+    assert "Luna" in plain
+    stopped = run(*story, "--stop", "morning,").stdout
+    assert stopped.strip() == plain.split("morning,")[0].strip()
+    banned = run(*story, "--ban", "morning", "--ban", "Luna").stdout
+    assert "morning" not in banned
+    assert "Luna" not in banned
+    assert len(banned) > 10
+
+
+def test_logit_bias_and_min_tokens() -> None:
+    assert run("generate", *QUESTION, "--logit-bias", "19=-inf").stdout.strip() != "19"
+    assert len(run("generate", *QUESTION, "--min-tokens", "12").stdout.strip()) > 4
+
+
+def test_the_prompt_can_be_seen() -> None:
+    result = run("generate", *QUESTION, "--dump-prompt")
+    assert result.stdout == "19\n"
+    assert "<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n<|im_start|>assistant\n" in result.stderr
+    assert re.search(r"\[17 tokens\] 1 \d+", result.stderr)
+
+
+def test_variables_stand_for_flags() -> None:
+    assert run("generate", *QUESTION, GENAI_MAX_TOKENS="1").stdout == "1\n"
+    assert run("generate", *QUESTION, "-n", "2", GENAI_MAX_TOKENS="1").stdout == "19\n"
+    assert "1\n" in run("chat", "-p", "What is 12 + 7?", GENAI_MAX_TOKENS="1").stdout
+    result = run("generate", *QUESTION, GENAI_MODEL="/no/such/folder")
+    assert (result.returncode, "/no/such/folder" in result.stderr) == (1, True)
+    result = run("generate", *QUESTION, GENAI_TOP_K="many")
+    assert (result.returncode, "GENAI_TOP_K" in result.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_quiet_also_where_kernels_are_compiled(tmp_path: Path) -> None:
+    assert run("generate", *QUESTION, "-q", GENAI_CACHE_DIR=str(tmp_path)).stderr == ""
+    assert "Compiling" not in run("generate", *QUESTION, GENAI_CACHE_DIR=str(tmp_path)).stderr
+
+
+def test_quiet_and_verbose() -> None:
+    assert run("generate", *QUESTION, "-q").stderr == ""
+    assert "parameters" in run("generate", *QUESTION, "-v").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--logprobs", "1"], "without --json"),
+        (["-p", "-", "-p", "-"], "given twice"),
+        (["-f", "/no/such/file"], "/no/such/file"),
+        (["--logit-bias", "5"], "ID=NUMBER"),
+        (["--logit-bias", "99999=1"], "vocabulary has 1536"),
+        (["--top-p", "0.5", "--temperature", "0"], "contradicts temperature = 0"),
+        (["--min-p", "1.5"], "min_p = 1.5"),
+        (["--samplers", "top_k;top_q"], "top_q"),
+        (["--xtc-threshold", "0.2"], "xtc_probability"),
+        (["--dry-base", "2"], "dry_multiplier"),
+        (["--mirostat", "1"], "mirostat = 1"),
+        (["--mirostat", "2", "--top-k", "5"], "contradicts"),
+        (["--min-tokens", "5", "-n", "4"], "contradicts max_tokens"),
+        (["--stop", ""], "stop"),
+        (["--seed", "-1"], "seed = -1"),
+        (["--samples", "2", "--temperature", "0", "--json"], "contradicts temperature = 0"),
+        (["--stop-token", "99999"], "vocabulary has 1536"),
+    ],
+)
+def test_bad_options_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = [] if "-p" in arguments or "-f" in arguments else ["-p", "hi"]
+    assert run_here(["generate", *prompt, *arguments]) in (1, 2)
+    shown = capsys.readouterr()
+    assert shown.out in ("", "\n")
+    assert message in shown.err
+    assert re.search(r"error: .+\n  why: .+\n  fix: .+", shown.err)

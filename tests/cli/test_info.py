@@ -1,0 +1,83 @@
+"""`genai info` as a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def info(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "genai", "info", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **changes},
+    )
+
+
+def assert_three_part_error(result: subprocess.CompletedProcess[str], code: int) -> None:
+    assert result.returncode == code, result.stderr
+    assert re.search(r"error: .+\n  why: .+\n  fix: .+", result.stderr), result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_text_is_aligned() -> None:
+    result = info()
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    column = lines[0].index("/")
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)
+    for text in ("bits per weight", "cache per token", "fp16 is used", "fits with the full", "batched over the paged"):
+        assert text in result.stdout
+    assert result.stderr == ""
+
+
+def test_json_and_a_context() -> None:
+    facts = json.loads(info("--json", "-c", "100").stdout)
+    assert facts["memory"]["context_size"] == 100
+    assert facts["memory"]["fits"] is True
+    assert json.loads(info("--json", "--kv-type", "fp32").stdout)["kv_dtype"] == "fp32"
+
+
+def test_a_poor_locale(tmp_path: Path) -> None:
+    """A name that the terminal cannot show is escaped."""
+    from genai.bundled import bundled_model
+
+    folder = tmp_path / "caf\u00e9\x1b[31m"
+    folder.symlink_to(bundled_model())
+    result = info(str(folder), LANG="C", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.isascii()
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["/no/such/folder"], 1),
+        (["/etc"], 1),
+        (["/etc/passwd"], 1),
+        (["-c", "0"], 2),
+        (["-c", "-5"], 2),
+        (["-c", "100000000"], 2),
+        (["--kv-type", "int1"], 2),
+        (["--accuracy", "best"], 2),
+    ],
+)
+def test_errors(arguments: list[str], code: int) -> None:
+    assert_three_part_error(info(*arguments), code)
+
+
+@pytest.mark.parametrize("arguments", [["-c", "many"], ["-c", "1.5"], ["--nonsense"], ["a", "b"]])
+def test_usage(arguments: list[str]) -> None:
+    result = info(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,31 @@
+"""The command-line reference says what the commands say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from genai.cli.app import command
+from genai.cli.reference import reference
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference(), "run: python -m genai.cli.reference > docs/cli.md"
+
+
+def test_every_option_has_help_and_a_variable_of_its_own() -> None:
+    def check(one: object) -> None:
+        variables: set[str] = set()
+        for parameter in one.params:  # type: ignore[attr-defined]
+            if parameter.name in ("help", "version", "install_completion", "show_completion"):
+                continue
+            assert parameter.help, parameter.name
+            if parameter.param_type_name == "option":
+                assert parameter.envvar.startswith("GENAI_")
+                assert parameter.envvar not in variables
+                variables.add(parameter.envvar)
+        for child in getattr(one, "commands", {}).values():
+            check(child)
+
+    check(command())

@@ -1,0 +1,155 @@
+"""Decoders exported by torch.onnx with plain attention: found by pattern and batched, or run densely, said aloud."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from safetensors.numpy import load_file
+
+import genai
+from genai.config import Config
+from genai.engine.decoder import compute as compute_pending
+from genai.exported_decoder import flatten_exported, visible_window
+from genai.graph.exported_attention import find_plain_attention
+from genai.graph.reader import read_model
+from genai.graph.rows import NotFlattenable
+
+EXPORTS = Path(__file__).parent / "exports"
+WINDOWS = {"llama_eager": [None], "qwen2_sdpa": [None], "mistral_window": [7], "gemma2_softcap": [7, None]}
+
+
+def rows_of(model: genai.Model, tokens: list[int], pieces: list[int]) -> np.ndarray:
+    sequence, rows, start = model.decoder.open(), [], 0
+    for length in pieces:
+        sequence.tokens.extend(tokens[start : start + length])
+        rows.append(compute_pending(model.decoder, [sequence], all_rows=True)[0][-length:])
+        start += length
+    sequence.close()
+    return np.concatenate(rows)
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(actual - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("pieces", [[24], [7, 1, 16], [1] * 24], ids=["whole", "chunks", "token by token"])
+def test_logits(name: str, pieces: list[int]) -> None:
+    golden = load_file(EXPORTS / name / "golden.safetensors")
+    with genai.Model(EXPORTS / name) as model:
+        assert model.info.flattened, model.info.reason
+        assert model.info.num_layers == 2
+        close(rows_of(model, golden["input_ids"].tolist(), pieces), golden["logits"])
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_batched_equals_alone(name: str) -> None:
+    golden = load_file(EXPORTS / name / "golden.safetensors")
+    tokens = golden["input_ids"].tolist()
+    with genai.Model(EXPORTS / name) as model:
+        sequences = [model.decoder.open() for _ in range(3)]
+        for sequence, count in zip(sequences, (24, 5, 11), strict=True):
+            sequence.tokens.extend(tokens[:count])
+        results = compute_pending(model.decoder, sequences, all_rows=True)
+        for rows, count in zip(results, (24, 5, 11), strict=True):
+            close(rows, golden["logits"][:count])
+
+
+@pytest.mark.parametrize(("name", "windows"), WINDOWS.items())
+def test_masks_are_tried_out(name: str, windows: list[int | None]) -> None:
+    config = Config(EXPORTS / name)
+    layers = find_plain_attention(read_model(EXPORTS / name / "model.onnx").graph, config.model.decoder.names)
+    assert [visible_window(config, layer.mask) for layer in layers] == windows * (len(layers) // len(windows))
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Path]:
+    """changed(edit) -> a copy of the llama export whose graph was edited."""
+
+    def make(edit: Callable[[onnx.GraphProto], None]) -> Path:
+        folder = tmp_path / "export"
+        shutil.copytree(EXPORTS / "llama_eager", folder)
+        model = onnx.load(folder / "model.onnx")
+        model.opset_import.append(helper.make_opsetid("nobody.knows", 1))
+        edit(model.graph)
+        onnx.save(model, folder / "model.onnx")
+        return folder
+
+    return make
+
+
+def mask_add(graph: onnx.GraphProto) -> onnx.NodeProto:
+    """The addition of the mask to the first layer's scores."""
+    softmax = next(node for node in graph.node if node.op_type == "Softmax")
+    return next(node for node in graph.node if softmax.input[0] in node.output)
+
+
+def insert_on_mask(graph: onnx.GraphProto, operator: str, constant: np.ndarray) -> None:
+    """Put operator(mask, constant) between the mask and all scores."""
+    add = mask_add(graph)
+    mask = add.input[1]
+    graph.initializer.append(numpy_helper.from_array(constant, "changed_by"))
+    users = [node for node in graph.node if mask in node.input]
+    place = next(i for i, node in enumerate(graph.node) if node == users[0])
+    for user in users:
+        user.input[:] = ["changed" if name == mask else name for name in user.input]
+    graph.node.insert(place, helper.make_node(operator, [mask, "changed_by"], ["changed"]))
+
+
+BIAS = np.float32(-0.5)
+NOTHING_HIDDEN = np.float32(0)
+
+
+@pytest.mark.parametrize(
+    ("operator", "constant", "reason"),
+    [("Add", BIAS, "a bias"), ("Mul", NOTHING_HIDDEN, "hides other tokens than those that come later")],
+    ids=["bias", "not causal"],
+)
+def test_other_masks_run_densely_and_say_so(
+    changed: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    operator: str,
+    constant: np.float32,
+    reason: str,
+) -> None:
+    folder = changed(lambda graph: insert_on_mask(graph, operator, np.array(constant)))
+    with pytest.raises(NotFlattenable, match=reason):
+        flatten_exported(Config(folder))
+    with genai.Model(folder) as model:
+        assert not model.info.flattened
+        assert reason in model.info.reason
+        assert "sequence by sequence" in capsys.readouterr().err
+        assert np.isfinite(rows_of(model, [3, 4, 5, 6], [3, 1])).all()
+
+
+def test_a_mask_that_cannot_be_computed_alone(changed: Callable[..., Path]) -> None:
+    """It depends on tokens through an operator that nobody knows: refused when the mask is tried, not before."""
+
+    def edit(graph: onnx.GraphProto) -> None:
+        insert_on_mask(graph, "Add", np.array(NOTHING_HIDDEN))
+        next(node for node in graph.node if node.output[0] == "changed").domain = "nobody.knows"
+
+    with pytest.raises(NotFlattenable, match="could not be tried out"):
+        flatten_exported(Config(changed(edit)))
+
+
+def test_missing_layer(changed: Callable[..., Path]) -> None:
+    def edit(graph: onnx.GraphProto) -> None:
+        next(node for node in graph.node if node.op_type == "Softmax").op_type = "Hardmax"
+
+    with pytest.raises(NotFlattenable, match="found 1 times, there are 2 layers"):
+        flatten_exported(Config(changed(edit)))
+
+
+def test_heads_of_another_size(tmp_path: Path) -> None:
+    shutil.copytree(EXPORTS / "llama_eager", tmp_path / "export")
+    path = tmp_path / "export" / "genai_config.json"
+    path.write_text(path.read_text().replace('"num_attention_heads": 6', '"num_attention_heads": 12'))
+    with pytest.raises(NotFlattenable, match="heads are not of the size 6"):
+        flatten_exported(Config(tmp_path / "export"))

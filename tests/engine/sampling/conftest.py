@@ -1,0 +1,101 @@
+"""Fixtures of the sampling tests: one row's distribution by the engine, and by the plain statements in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.engine.sampling.batch import BatchSampler
+from genai.engine.sampling.plan import plan_sampling
+from genai.engine.sampling.row import RowSampler
+from genai.kernels.reference import sampling as reference
+from genai.sampling_params import SamplingParams
+
+Distribution = Callable[..., np.ndarray]
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Seeded by the test's name: each test has numbers of its own, always the same."""
+    return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture(scope="session")
+def ours() -> Distribution:
+    """ours(logits, tokens=(), prompt_length=0, breakers=(), **options): the distribution a token is drawn from."""
+
+    def distribution(
+        logits: np.ndarray,
+        tokens: Sequence[int] = (),
+        prompt_length: int = 0,
+        breakers: Sequence[Sequence[int]] = (),
+        **options: Any,
+    ) -> np.ndarray:
+        row = np.asarray(logits, np.float32)
+        plan = plan_sampling(SamplingParams(**options), vocab_size=len(row), breakers=breakers)
+        sampler = RowSampler(plan, list(tokens), seed=1, prompt_length=prompt_length)
+        return BatchSampler(len(row)).distributions(row[None], [sampler])[0]
+
+    return distribution
+
+
+@pytest.fixture(scope="session")
+def published() -> Distribution:
+    """The same by the published definitions, each applied to a whole row in float64."""
+    return _published
+
+
+def _published(
+    logits: np.ndarray,
+    tokens: Sequence[int] = (),
+    prompt_length: int = 0,
+    breakers: Sequence[Sequence[int]] = (),
+    **options: Any,
+) -> np.ndarray:
+    params = SamplingParams(**options)
+    row = np.asarray(logits, np.float32).astype(np.float64)
+    for token, bias in dict(params.logit_bias).items():
+        row[token] += bias
+    if params.no_repeat_ngram_size:
+        row = reference.no_repeat_ngram(row, tokens, params.no_repeat_ngram_size)
+    for name in params.samplers:
+        row = _step(name, row, params, list(tokens), prompt_length, breakers)
+    if params.mirostat:
+        row = reference.mirostat(row, 2 * params.mirostat_tau)
+    if params.temperature == 0:
+        return (np.arange(len(row)) == np.argmax(row)).astype(np.float64)
+    return reference.softmax(row)
+
+
+def _step(
+    name: str,
+    row: np.ndarray,
+    params: SamplingParams,
+    tokens: list[int],
+    prompt_length: int,
+    breakers: Sequence[Sequence[int]],
+) -> np.ndarray:
+    if name == "penalties":
+        begin = 0 if params.penalty_last_n is None else max(0, len(tokens) - params.penalty_last_n)
+        row = reference.repetition_penalty(row, tokens[begin:], params.repetition_penalty)
+        output = tokens[max(begin, prompt_length) :]
+        return reference.presence_and_frequency_penalty(row, output, params.presence_penalty, params.frequency_penalty)
+    if name == "dry" and params.dry_multiplier:
+        begin = 0 if params.dry_last_n is None else max(0, len(tokens) - params.dry_last_n)
+        numbers = (params.dry_multiplier, params.dry_base, params.dry_allowed_length)
+        return reference.dry(row, tokens[begin:], *numbers, breakers)
+    if name == "temperature":
+        return row / (params.temperature or 1.0)
+    steps: dict[str, tuple[Callable[..., np.ndarray], Any, bool]] = {
+        "top_n_sigma": (reference.top_n_sigma, params.top_n_sigma, params.top_n_sigma > 0),
+        "top_k": (reference.top_k, params.top_k, params.top_k > 0),
+        "typical_p": (reference.typical_p, params.typical_p, params.typical_p < 1),
+        "top_p": (reference.top_p, params.top_p, params.top_p < 1),
+        "min_p": (reference.min_p, params.min_p, params.min_p > 0),
+        "xtc": (reference.xtc, params.xtc_threshold, params.xtc_probability == 1),
+    }
+    step, number, active = steps.get(name, (lambda row, _: row, 0, True))
+    return step(row, number) if active else row

@@ -1,0 +1,91 @@
+"""Log-probabilities against float64 NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.engine.sampling.batch import BatchSampler
+from genai.engine.sampling.logprobs import token_logprobs
+from genai.engine.sampling.plan import plan_sampling
+from genai.engine.sampling.row import RowSampler
+from genai.errors import InputError, SamplingError
+from genai.kernels.cpu.team import Team
+from genai.kernels.reference.sampling import log_softmax
+from genai.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize("size", [1, 3, 255, 1000, 4001])
+@pytest.mark.parametrize("threads", [None, 2])
+def test_exact_to_float64(rng: np.random.Generator, size: int, threads: int | None) -> None:
+    logits = rng.normal(0, 4, (7, size)).astype(np.float32)
+    logits[2, : size // 2] = -np.inf
+    targets = rng.integers(0, size, 7)
+    top = min(size, 5)
+    team = None if threads is None else Team(threads, min_work_per_part=1)
+    found = token_logprobs(logits, targets, top, team=team)
+    for row, target, one in zip(logits, targets, found, strict=True):
+        expected = log_softmax(row.astype(np.float64))
+        assert one.token == target
+        np.testing.assert_allclose(one.logprob, expected[target], rtol=1e-14, atol=1e-14)
+        best = [int(token) for token in np.argsort(-expected, kind="stable")[:top] if np.isfinite(expected[token])]
+        assert [token for token, _ in one.top] == best
+        np.testing.assert_allclose([logprob for _, logprob in one.top], expected[best], rtol=1e-14, atol=1e-14)
+
+
+def test_far_apart_logits() -> None:
+    logits = np.array([[3e38, -3e38, 0.0, -np.inf], [0.0, -800.0, -60.0, -1e-3]], np.float32)
+    for row, one in zip(logits, token_logprobs(logits, [0, 2], 4), strict=True):
+        expected = log_softmax(row.astype(np.float64))
+        np.testing.assert_allclose(one.logprob, expected[one.token], rtol=1e-14)
+        assert len(one.top) == np.isfinite(expected).sum()
+
+
+def test_large_numbers_of_alternatives(rng: np.random.Generator) -> None:
+    logits = rng.permutation(5000).astype(np.float32)[None]
+    (one,) = token_logprobs(logits, [0], 5000)
+    assert [token for token, _ in one.top] == np.argsort(-logits[0]).tolist()
+
+
+def test_of_the_model_not_of_the_sampler(rng: np.random.Generator) -> None:
+    """Reported for rows that ask, with as many alternatives as each asks for, before all options."""
+    size = 3000
+    logits = rng.normal(0, 3, (4, size)).astype(np.float32)
+    requests: list[dict[str, Any]] = [
+        {"logprobs": 2, "temperature": 0.3, "logit_bias": {5: 4.0}},
+        {},
+        {"logprobs": 0, "top_k": 1},
+        {"logprobs": 4, "repetition_penalty": 2.0},
+    ]
+    rows: list[RowSampler | None] = [
+        RowSampler(plan_sampling(SamplingParams(**options), vocab_size=size), [7], seed=1) for options in requests
+    ]
+    result = BatchSampler(size).sample(logits, rows)
+    assert result.logprobs[1] is None
+    for index in (0, 2, 3):
+        one = result.logprobs[index]
+        assert one is not None and one.token == result.tokens[index]
+        assert len(one.top) == requests[index]["logprobs"]
+        expected = log_softmax(logits[index].astype(np.float64))
+        np.testing.assert_allclose(one.logprob, expected[one.token], rtol=1e-14)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_bad_rows_raise(value: float) -> None:
+    logits = np.zeros((2, 100), np.float32)
+    logits[1] = value
+    with pytest.raises(SamplingError, match="the logits of row 1 have no log-probabilities"):
+        token_logprobs(logits, [0, 0])
+
+
+def test_inputs_that_do_not_fit() -> None:
+    logits = np.zeros((2, 10), np.float32)
+    for targets in ([0], [0, 10], [0, -1]):
+        with pytest.raises(InputError, match="2 rows of 10 logits"):
+            token_logprobs(logits, targets)
+    with pytest.raises(InputError, match="top = 11"):
+        token_logprobs(logits, [0, 0], 11)
+    with pytest.raises(InputError, match="logits are float64"):
+        token_logprobs(logits.astype(np.float64), [0, 0])  # type: ignore[arg-type]

@@ -1,0 +1,276 @@
+"""The engine's loop over a decoder that is a function of the tokens: who runs, who waits, and who fails."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.engine.engine import Engine
+from genai.engine.sampling.batch import BatchSampler
+from genai.engine.sampling.logprobs import TokenLogprob
+from genai.engine.sampling.plan import plan_sampling
+from genai.engine.sampling.row import RowSampler
+from genai.errors import CacheCapacityError, GraphError
+from genai.sampling_params import SamplingParams
+
+VOCAB = 50
+POISON = 49
+
+
+class FakeSequence:
+    """Counts what it holds of the decoder's room."""
+
+    def __init__(self, decoder: FakeDecoder) -> None:
+        self.tokens: list[int] = []
+        self.num_computed = 0
+        self.decoder = decoder
+        decoder.sequences.append(self)
+
+    def rewind(self, length: int) -> None:
+        del self.tokens[length:]
+        self.num_computed = min(self.num_computed, max(length - 1, 0))
+
+    def drop_cache(self) -> None:
+        self.num_computed = 0
+
+    def close(self) -> None:
+        self.num_computed = 0
+        self.decoder.sequences.remove(self)
+
+
+class FakeDecoder:
+    """Logits are a hash of the tokens. Room for `capacity` tokens; a sequence with POISON in it fails its step."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, capacity: int = 10**9, chunk: int = 10**9) -> None:
+        self.capacity, self.chunk = capacity, chunk
+        self.sequences: list[FakeSequence] = []
+        self.most_running = self.num_steps = self.num_computed = 0
+
+    def open(self) -> FakeSequence:
+        return FakeSequence(self)
+
+    def fork(self, sequence: FakeSequence) -> FakeSequence:
+        other = FakeSequence(self)
+        other.tokens, other.num_computed = list(sequence.tokens), sequence.num_computed
+        return other
+
+    def reuse(self, sequence: FakeSequence) -> int:
+        return 0
+
+    def publish(self, sequence: FakeSequence) -> None:
+        assert sequence.num_computed <= len(sequence.tokens)
+
+    def step(
+        self, sequences: Sequence[FakeSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
+    ) -> list[np.ndarray | None]:
+        self.num_steps += 1
+        self.most_running = max(self.most_running, len(sequences))
+        room = min(self.chunk, token_budget or self.chunk)
+        takes = []
+        for sequence in sequences:
+            takes.append(min(len(sequence.tokens) - sequence.num_computed, room))
+            room -= takes[-1]
+        held = sum(sequence.num_computed for sequence in self.sequences)
+        if held + sum(takes) > self.capacity:
+            raise CacheCapacityError("the cache is full", f"{held} + {sum(takes)} > {self.capacity}", "wait")
+        if any(POISON in sequence.tokens for sequence in sequences):
+            raise GraphError("a kernel failed", "poison", "do not")
+        results: list[np.ndarray | None] = []
+        for index, (sequence, take) in enumerate(zip(sequences, takes, strict=True)):
+            first = sequence.num_computed
+            sequence.num_computed += take
+            self.num_computed += take
+            done = take and sequence.num_computed == len(sequence.tokens)
+            rows = range(first, first + take) if index in all_rows else range(first + take - bool(done), first + take)
+            results.append(np.stack([row_of(sequence.tokens[: i + 1]) for i in rows]) if len(rows) else None)
+        return results
+
+
+def row_of(tokens: list[int]) -> np.ndarray:
+    logits = np.random.default_rng(zlib.crc32(bytes(tokens))).standard_normal(VOCAB).astype(np.float32)
+    logits[POISON] = -np.inf
+    return logits
+
+
+class FakeJob:
+    """Generates `count` tokens after a prompt."""
+
+    def __init__(
+        self, prompt: list[int], count: int, *, sample: int = 0, siblings: Sequence[FakeJob] = (), **options: Any
+    ) -> None:
+        self.prompt, self.count, self.sample, self.siblings = prompt, count, sample, siblings
+        self.params = SamplingParams(seed=1, **options)
+        self.sequence: Any = None
+        self.row: Any = None
+        self.cancelled = False
+        self.wants_prompt_logits = self.params.prompt_logprobs is not None
+        self.output: list[int] = []
+        self.prompt_rows: dict[int, np.ndarray] = {}
+        self.ends: list[BaseException | None] = []
+
+    def take_siblings(self) -> Sequence[FakeJob]:
+        siblings, self.siblings = self.siblings, ()
+        return siblings
+
+    def start(self, sequence: Any) -> None:
+        sequence.tokens.extend(self.prompt)
+        self.adopt(sequence)
+
+    def adopt(self, sequence: Any) -> None:
+        self.sequence = sequence
+        plan = plan_sampling(self.params, vocab_size=VOCAB)
+        self.row = RowSampler(plan, sequence.tokens, seed=1, row=self.sample, prompt_length=len(self.prompt))
+
+    def note_reused(self, num_tokens: int) -> None:
+        pass
+
+    def take_prompt_logits(self, logits: np.ndarray, start: int) -> None:
+        if self.params.prompt_logprobs == 7:
+            raise ValueError("no logits, please")
+        self.prompt_rows |= dict(enumerate(logits, start))
+
+    def take(self, token: int, logprob: TokenLogprob | None) -> bool:
+        if self.params.min_tokens == 7:
+            raise ValueError("no tokens, please")
+        self.sequence.tokens.append(token)
+        self.output.append(token)
+        return len(self.output) < self.count
+
+    def finish(self, error: BaseException | None) -> None:
+        self.ends.append(error)
+
+
+def run(jobs: Sequence[FakeJob], decoder: FakeDecoder, most: int = 32, steps: int = 5000) -> Engine:
+    engine = Engine(decoder, BatchSampler(VOCAB), most)  # type: ignore[arg-type]
+    for job in jobs:
+        engine.submit(job)  # type: ignore[arg-type]
+    for _ in range(steps):
+        if not engine.has_work:
+            break
+        engine.step()
+    assert not engine.has_work, "it does not come to an end"
+    assert not decoder.sequences, "a sequence was not closed"
+    return engine
+
+
+def everyone(jobs: Sequence[FakeJob]) -> Iterator[FakeJob]:
+    for job in jobs:
+        yield job
+        yield from everyone(job.siblings)
+
+
+def alone(job: FakeJob) -> list[int]:
+    copy = FakeJob(job.prompt, job.count, sample=job.sample)
+    run([copy], FakeDecoder())
+    return copy.output
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_loads(seed: int) -> None:
+    """Whatever the capacity, the chunks and the number of places: every job gets its tokens, once."""
+    rng = random.Random(seed)
+    jobs = []
+    for _ in range(rng.randrange(1, 12)):
+        prompt = [rng.randrange(40) for _ in range(rng.randrange(1, 30))]
+        count = rng.randrange(1, 20)
+        siblings = [FakeJob(prompt, count, sample=i) for i in range(1, rng.choice([1, 1, 3, 6]))]
+        options = {"prompt_logprobs": 0} if rng.random() < 0.3 else {}
+        jobs.append(FakeJob(prompt, count, siblings=siblings, **options))
+    all_jobs = list(everyone(jobs))
+    longest = max(len(job.prompt) + job.count for job in all_jobs)
+    decoder = FakeDecoder(capacity=rng.choice([longest, 2 * longest, 10**6]), chunk=rng.choice([1, 5, 16, 1000]))
+    most = rng.choice([1, 2, 4, 32])
+    run(jobs, decoder, most)
+    assert decoder.most_running <= most
+    for job in all_jobs:
+        assert job.ends == [None]
+        assert job.output == alone(job)
+        if job.wants_prompt_logits or job.params.prompt_logprobs is not None:
+            for i in range(len(job.prompt)):
+                np.testing.assert_array_equal(job.prompt_rows[i], row_of(job.prompt[: i + 1]))
+
+
+def test_the_youngest_waits_and_the_oldest_goes_on() -> None:
+    first, second = FakeJob([1] * 10, 30), FakeJob([2] * 10, 30)
+    decoder = FakeDecoder(capacity=45)
+    engine = Engine(decoder, BatchSampler(VOCAB))  # type: ignore[arg-type]
+    engine.submit(first)  # type: ignore[arg-type]
+    engine.submit(second)  # type: ignore[arg-type]
+    while not first.ends:
+        engine.step()
+    assert len(first.output) == 30 and 0 < len(second.output) < 30 and not second.ends
+    waited = len(second.output)
+    while engine.has_work:
+        engine.step()
+    assert second.ends == [None] and waited < len(second.output) == 30
+    # Its tokens were computed again once, not over and over.
+    assert decoder.num_computed <= 39 + 39 + 10 + waited
+
+
+def test_one_that_cannot_fit_alone_fails_alone() -> None:
+    good, bad, other = FakeJob([1] * 5, 5), FakeJob([2] * 50, 5), FakeJob([3] * 5, 5)
+    run([good, bad, other], FakeDecoder(capacity=20))
+    assert isinstance(bad.ends[0], CacheCapacityError) and len(bad.ends) == 1
+    assert (good.ends, other.ends) == ([None], [None])
+    assert good.output == alone(good) and other.output == alone(other)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: FakeJob([POISON, 1], 5), GraphError),
+        (lambda: FakeJob([1, 2], 5, prompt_logprobs=7), ValueError),
+        (lambda: FakeJob([1, 2], 5, min_tokens=7), ValueError),
+        (lambda: FakeJob([1, 2], 5, logits_processors=[lambda ids, logits: 5]), RuntimeError),
+        (lambda: FakeJob([1, 2], 5, logit_bias=dict.fromkeys(range(VOCAB), -float("inf"))), RuntimeError),
+    ],
+)
+def test_what_fails_ends_alone(make: Any, kind: type[Exception]) -> None:
+    jobs = [FakeJob([1, 2, 3], 6), make(), FakeJob([4], 9)]
+    bad_siblings = [FakeJob([5], 3), FakeJob([5], 3)]
+    jobs[1].siblings = bad_siblings
+    run(jobs, FakeDecoder())
+    assert isinstance(jobs[1].ends[0], kind) and len(jobs[1].ends) == 1
+    assert all(len(job.ends) == 1 for job in bad_siblings)
+    for job in (jobs[0], jobs[2]):
+        assert job.ends == [None] and job.output == alone(job)
+
+
+def test_cancelled_jobs_leave_at_the_next_step() -> None:
+    running, waiting, other = FakeJob([1], 50), FakeJob([2], 5), FakeJob([3], 5)
+    engine = Engine(FakeDecoder(), BatchSampler(VOCAB), 2)  # type: ignore[arg-type]
+    for job in (running, other, waiting):
+        engine.submit(job)  # type: ignore[arg-type]
+    engine.step()
+    running.cancelled = waiting.cancelled = True
+    engine.step()
+    assert running.ends == waiting.ends == [None] and len(running.output) == 1 and not waiting.output
+    while engine.has_work:
+        engine.step()
+    assert len(other.output) == 5
+
+
+def test_abandon_tells_all() -> None:
+    running, waiting = FakeJob([1], 50, siblings=[FakeJob([1], 50, sample=1)]), FakeJob([2], 5)
+    siblings = list(running.siblings)
+    engine = Engine(FakeDecoder(), BatchSampler(VOCAB), 1)  # type: ignore[arg-type]
+    engine.submit(running)  # type: ignore[arg-type]
+    engine.submit(waiting)  # type: ignore[arg-type]
+    engine.step()
+    engine.abandon(ValueError("broken"))
+    for job in (running, waiting, *siblings):
+        assert len(job.ends) == 1 and isinstance(job.ends[0], ValueError)
+    assert not engine.has_work
+
+
+def test_a_step_without_work_does_nothing() -> None:
+    decoder = FakeDecoder()
+    Engine(decoder, BatchSampler(VOCAB)).step()  # type: ignore[arg-type]
+    assert decoder.num_steps == 0

@@ -1,0 +1,107 @@
+"""Conversations: messages, policies for a full context, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import genai
+from genai.chat import ChatSession
+from genai.errors import ContextOverflowError, InputError, OptionError, StateError
+
+STORY = "Tell me a story about Luna and Tom. "
+
+
+@pytest.fixture(scope="module")
+def small(bundled_folder: Path) -> genai.LLM:
+    return genai.LLM(bundled_folder, context_size=192)
+
+
+def test_turns_undo_and_retry(small: genai.LLM) -> None:
+    chat = ChatSession(small)
+    assert chat.ask("What is 12 + 7?").text == "19"
+    assert "".join(event.raw for event in chat.retry()) == "19"
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"]
+    assert chat.undo() == "What is 12 + 7?"
+    assert chat.messages == []
+    for call in (chat.undo, chat.retry):
+        with pytest.raises(StateError, match="no message"):
+            call()
+    with pytest.raises(InputError, match="empty"):
+        chat.ask("  ")
+    assert chat.messages == []
+
+
+def test_a_full_context_is_an_error_by_default(small: genai.LLM) -> None:
+    chat = ChatSession(small, max_tokens=60)
+    chat.ask(STORY)
+    chat.ask(STORY)
+    messages = list(chat.messages)
+    with pytest.raises(ContextOverflowError, match="the context holds 192"):
+        chat.ask(STORY * 5)
+    assert chat.messages == messages
+
+
+def test_truncate_leaves_out_the_oldest_and_says_so(small: genai.LLM) -> None:
+    chat = ChatSession(small, max_tokens=40, on_overflow="truncate")
+    for number in range(6):
+        chat.ask(f"{STORY}Number {number}.")
+    assert chat.num_left_out > 0
+    assert len(chat.messages) == 12
+    assert "Number 0." not in chat.prompt()
+    assert "Number 5." in chat.prompt()
+    with pytest.raises(ContextOverflowError):
+        chat.ask(STORY * 40)
+
+
+def test_shift_goes_on_within_a_reply(small: genai.LLM) -> None:
+    options = {"ignore_eos": True, "max_tokens": 150}
+    cut = ChatSession(small, on_overflow="truncate", **options)
+    shifted = ChatSession(small, on_overflow="shift", **options)
+    for chat in (cut, shifted):
+        chat.set_options(max_tokens=40)
+        chat.ask(STORY)
+        chat.set_options(max_tokens=150)
+    assert len(cut.ask(STORY).completion.token_ids) < 150
+    reply = shifted.ask(STORY)
+    assert len(reply.completion.token_ids) == 150
+    assert shifted.num_left_out == 2
+    assert shifted.messages[-1]["content"] == reply.text
+
+
+def test_a_reply_that_is_stopped_is_kept(small: genai.LLM) -> None:
+    chat = ChatSession(small, ignore_eos=True)
+    events = chat.send(STORY)
+    first = next(events)
+    assert chat.cancel()
+    text = first.raw + "".join(event.raw for event in events)
+    assert chat.last_reply is not None
+    assert chat.last_reply.completion.finish_reason == "cancelled"
+    assert chat.messages[-1] == {"role": "assistant", "content": text}
+    assert not chat.cancel()
+
+
+def test_files(small: genai.LLM, tmp_path: Path) -> None:
+    chat = ChatSession(small, system="You are kind.", temperature=0.5)
+    chat.ask("What is 12 + 7?")
+    chat.save(tmp_path / "chat.json")
+    other = ChatSession(small)
+    other.load(tmp_path / "chat.json")
+    assert (other.messages, other.system, other.options) == (chat.messages, chat.system, chat.options)
+    (tmp_path / "bad.json").write_text('{"format": "genai-chat-1", "messages": [1]}')
+    for name in ("bad.json", "none.json"):
+        with pytest.raises(InputError, match=name):
+            other.load(tmp_path / name)
+    assert other.messages == chat.messages
+
+
+def test_bad_options(small: genai.LLM) -> None:
+    with pytest.raises(OptionError, match="on_overflow = 'never'"):
+        ChatSession(small, on_overflow="never")
+    with pytest.raises(OptionError, match="n = 2"):
+        ChatSession(small, n=2)
+    chat = ChatSession(small, temperature=0.5)
+    with pytest.raises(OptionError, match="top_p"):
+        chat.set_options(top_p=3)
+    assert chat.options == {"temperature": 0.5}

@@ -1,0 +1,239 @@
+"""Bad input through LLM: typed errors in three parts, and the engine goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genai
+from genai.errors import (
+    ChatTemplateError,
+    ContextOverflowError,
+    InputError,
+    ModelFolderError,
+    NotSupportedYetError,
+    OptionError,
+    TokenizerError,
+    UnsupportedModelError,
+)
+
+PROMPTS: list[tuple[Any, type[Exception], str]] = [
+    ([], InputError, "no prompts"),
+    ("", InputError, "no tokens"),
+    ([""], InputError, "no tokens"),
+    (["A", ""], InputError, "no tokens"),
+    ([[]], InputError, "no tokens"),
+    (None, InputError, "NoneType"),
+    (5, InputError, "int"),
+    (np.int64(5), InputError, "int64"),
+    (b"bytes", InputError, "bytes"),
+    ([b"bytes"], InputError, "bytes"),
+    (["A", 5], InputError, "int"),
+    (["A", None], InputError, "NoneType"),
+    ([1, "A"], InputError, "type"),
+    ([1.5, 2.5], InputError, "float64"),
+    ([True], InputError, "bool"),
+    ([1536], InputError, "1536"),
+    ([-1], InputError, "-1"),
+    ([[1, 2], [1536]], InputError, "1536"),
+    ({"role": "user"}, InputError, "dict"),
+    ([{"role": "user", "content": "A"}], InputError, "chat"),
+    ({"A"}, InputError, "set"),
+    (iter(["A"]), InputError, "iterator"),
+    ("a\0b", InputError, "NUL"),
+    (["fine", "a\0b"], InputError, "NUL"),
+    ("half \ud800", InputError, "surrogate"),
+    ([5] * 1024, ContextOverflowError, "1024"),
+    (["A", "word " * 2000], ContextOverflowError, "context"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "kind", "said"), PROMPTS, ids=lambda value: repr(value)[:30])
+def test_prompts(llm: genai.LLM, prompts: Any, kind: type[genai.GenaiError], said: str) -> None:
+    with pytest.raises(kind) as raised:
+        llm.generate(prompts, max_tokens=1)
+    assert said in str(raised.value)
+    assert raised.value.what and raised.value.why and raised.value.fix
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"x", {"role": "user"}, [], "", ["A", "B"], [1536], "a\0b", [5] * 1024])
+def test_prompts_of_a_stream(llm: genai.LLM, prompt: Any) -> None:
+    with pytest.raises(InputError) as raised:
+        llm.stream(prompt, max_tokens=1)
+    assert raised.value.what and raised.value.why and raised.value.fix
+
+
+def test_messages(llm: genai.LLM) -> None:
+    for messages in (None, 5, [5], [{"content": "A"}], {"role": "user"}):
+        with pytest.raises((InputError, ChatTemplateError)):
+            llm.chat(messages)  # type: ignore[arg-type]
+    with pytest.raises(ContextOverflowError):
+        llm.chat("word " * 2000)
+    with pytest.raises(InputError):
+        llm.chat("A", tools=5)  # type: ignore[arg-type]
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"temperature": "warm"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"top_k": 10**400, "top_p": 2}, "top_p"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"presence_penalty": -(10**400)}, "presence_penalty"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"n": 10_001}, "n = 10001"),
+    ({"temperature": 0, "top_p": 0.5}, "contradicts"),
+    ({"temperature": 0, "n": 2}, "contradicts"),
+    ({"stop": ""}, "stop"),
+    ({"stop": "end", "banned_strings": "the end is"}, "contradicts"),
+    ({"min_tokens": 5, "max_tokens": 4}, "contradicts"),
+    ({"stop_token_ids": [1536]}, "1536"),
+    ({"logit_bias": {1536: 1.0}}, "1536"),
+    ({"logit_bias": {3: 1e39}}, "logit_bias"),
+    ({"logprobs": 1537}, "1537"),
+    ({"top_k": 1537}, "1537"),
+    ({"prompt_logprobs": 1537}, "1537"),
+    ({"seed": -1}, "seed"),
+    ({"samplers": "top_q"}, "top_q"),
+    ({"max_length": 5}, "max_length"),
+    ({"temprature": 1}, "temperature"),
+    ({"dry_multiplier": 1, "dry_sequence_breakers": ["\U0001f9ff\U0001f9ff"]}, "breaker"),
+    ({"params": {"temperature": 1}}, "SamplingParams is expected"),
+    ({"params": 5}, "SamplingParams is expected"),
+    ({"params": "top_k"}, "SamplingParams is expected"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), OPTIONS, ids=str)
+def test_options(llm: genai.LLM, options: dict[str, Any], said: str) -> None:
+    calls = [lambda: llm.generate("A", **options), lambda: llm.stream("A", **options), lambda: llm.chat("A", **options)]
+    for call in calls:
+        with pytest.raises(OptionError) as raised:
+            call()
+        assert said in str(raised.value)
+        assert raised.value.what and raised.value.why and raised.value.fix
+
+
+EXTREMES: list[dict[str, Any]] = [
+    {"top_k": 1536},
+    {"no_repeat_ngram_size": 10**30},
+    {"repetition_penalty": 1.1, "penalty_last_n": 10**400},
+    {"dry_multiplier": 1, "dry_allowed_length": 10**30, "dry_last_n": 10**30},
+    {"dry_multiplier": 1e308, "dry_base": 1e308},
+    {"temperature": 1e-300},
+    {"temperature": 5e-324},
+    {"temperature": 1.7e308},
+    {"top_n_sigma": 1e308},
+    {"mirostat": 2, "mirostat_tau": 1e-300},
+    {"mirostat": 2, "mirostat_tau": 1e300},
+    {"repetition_penalty": 1e308},
+    {"max_tokens": 10**400},
+    {"logit_bias": {5: 3e38, 6: -3e38}},
+    {"xtc_probability": 1, "xtc_threshold": 5e-324},
+]
+
+
+@pytest.mark.parametrize("options", EXTREMES, ids=lambda options: str(options)[:60])
+def test_extreme_values_are_obeyed(llm: genai.LLM, options: dict[str, Any]) -> None:
+    (completion,) = llm.generate("Luna and Tom and Luna and", **{"max_tokens": 4, "seed": 1, **options})
+    assert all(0 <= token < 1536 for token in completion.token_ids)
+
+
+def test_penalties_that_overflow_are_an_error_of_that_request(llm: genai.LLM) -> None:
+    with pytest.raises(genai.GenaiError, match="infinity"):
+        llm.generate("Luna and", repetition_penalty=1e-300, max_tokens=4)
+
+
+def test_params_lists(llm: genai.LLM) -> None:
+    params = genai.SamplingParams(max_tokens=1)
+    for given in ([params], [params] * 3, []):
+        with pytest.raises(OptionError, match=f"{len(given)} params for 2 prompts"):
+            llm.generate(["A", "B"], given)
+    with pytest.raises(OptionError, match="SamplingParams is expected"):
+        llm.generate(["A", "B"], [params, 5])  # type: ignore[list-item]
+    assert len(llm.generate(["A", "B"], [params] * 2, temperature=0)) == 2
+
+
+@pytest.mark.parametrize("call", ["stream", "chat"])
+def test_one_sample_only(llm: genai.LLM, call: str) -> None:
+    with pytest.raises(OptionError, match="n = 2"):
+        getattr(llm, call)("A", n=2)
+
+
+def test_more_than_the_context_can_hold(llm: genai.LLM) -> None:
+    for options in ({"min_tokens": 1024}, {"min_length": 1025}):
+        with pytest.raises(ContextOverflowError, match="min_tokens"):
+            llm.generate("A", **options)
+        with pytest.raises(ContextOverflowError, match="min_tokens"):
+            llm.stream("A", **options)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", None])
+def test_max_sequences(bundled: genai.Model, value: Any) -> None:
+    with pytest.raises(OptionError, match="max_sequences"):
+        genai.LLM(bundled, max_sequences=value)
+
+
+def test_what_a_model_is(bundled: genai.Model, tmp_path: Path) -> None:
+    for value in (5, b"x", ["x"]):
+        with pytest.raises(InputError, match="model is a"):
+            genai.LLM(value)  # type: ignore[arg-type]
+    with pytest.raises(ModelFolderError):
+        genai.LLM(tmp_path / "nowhere")
+    with pytest.raises(OptionError, match="loaded already"):
+        genai.LLM(bundled, threads=2)
+    with pytest.raises(OptionError, match="threads"):
+        genai.LLM(threads=0)
+
+
+def test_folders(bundled_folder: Path, tmp_path: Path) -> None:
+    def folder(name: str, **search: Any) -> Path:
+        copy = Path(shutil.copytree(bundled_folder, tmp_path / name))
+        config = json.loads((copy / "genai_config.json").read_text())
+        config["search"] |= search
+        (copy / "genai_config.json").write_text(json.dumps(config))
+        return copy
+
+    with pytest.raises(NotSupportedYetError, match="num_beams"):
+        genai.LLM(folder("beams", num_beams=4))
+    with genai.LLM(folder("short", max_length=20)) as llm:
+        assert llm.context_size == 20
+        (one,) = llm.generate([5] * 15, ignore_eos=True)
+        assert len(one.token_ids) == 5
+    without = folder("no-tokenizer")
+    (without / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError):
+        genai.LLM(without)
+    (folder("no-template") / "chat_template.jinja").unlink()
+    settings = tmp_path / "no-template" / "tokenizer_config.json"
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}))
+    with genai.LLM(tmp_path / "no-template") as llm:
+        with pytest.raises(ChatTemplateError):
+            llm.chat("A")
+        assert llm.generate("A", max_tokens=1)
+
+
+def test_a_step_that_fails_for_one_goes_on_for_the_others(form_folder: Callable[[str], Path]) -> None:
+    """This graph gives the last row of logits only, and cannot be flattened: it has no log-probabilities of prompts."""
+    with genai.LLM(form_folder("dense-last-row")) as llm:
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
+        (expected,) = llm.generate("Once upon", **options)
+        with llm.stream("Once upon", **options) as good:
+            next(good)
+            with pytest.raises(UnsupportedModelError, match="rows of logits"):
+                llm.generate("What is 12 + 7?", prompt_logprobs=1)
+            list(good)
+        assert good.completion.token_ids == expected.token_ids
+
+
+def test_the_engine_goes_on(llm: genai.LLM) -> None:
+    assert llm.chat("What is 12 + 7?", temperature=0).text == "19"

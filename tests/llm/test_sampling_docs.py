@@ -1,0 +1,45 @@
+"""docs/sampling.md says what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from genai.engine.sampling.order import DEFAULT_ORDER, sampler_table
+from genai.errors import OptionError
+from genai.sampling_params import SamplingParams
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text(encoding="utf-8")
+
+
+def rows(section: str) -> list[list[str]]:
+    """Cells of the first table of a section."""
+    lines = re.findall(r"^\|(.*)\|$", PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0], re.M)
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines[2:]]
+
+
+def test_the_table_of_samplers_is_the_generated_one() -> None:
+    assert f"\n\n{sampler_table()}\n\n" in PAGE
+
+
+def test_every_option_with_its_default() -> None:
+    found = {cells[0].strip("`"): cells[1].strip("`") for cells in rows("Options")}
+    defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+    assert found == {
+        name: "DEFAULT_ORDER" if value == DEFAULT_ORDER else repr(value) for name, value in defaults.items()
+    }
+
+
+@pytest.mark.parametrize("example", [cells[0].strip("`") for cells in rows("Contradictions")])
+def test_contradictions(example: str) -> None:
+    with pytest.raises(OptionError, match="contradicts"):
+        eval(f"SamplingParams({example})", {"SamplingParams": SamplingParams})
+
+
+def test_neutral_values_contradict_nothing() -> None:
+    assert "`temperature=0, top_p=1` is fine, and so is `top_k=1`" in PAGE
+    SamplingParams(temperature=0, top_p=1, top_k=1)
+    SamplingParams(stop="bad", banned_strings="a bad word", min_tokens=3)

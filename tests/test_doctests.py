@@ -1,0 +1,45 @@
+"""Every example in the docstrings of the public API runs and shows what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import inspect
+from importlib import import_module
+
+import pytest
+
+import genai
+
+MODULES = (
+    "genai.completion",
+    "genai.generator",
+    "genai.llm",
+    "genai.model",
+    "genai.parsing.reply",
+    "genai.parsing.splitter",
+    "genai.sampling_params",
+    "genai.tensor",
+    "genai.tokenizer",
+)
+WITH_EXAMPLES = ("genai.completion", "genai.llm", "genai.parsing.splitter", "genai.sampling_params")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str, bundled: genai.Model) -> None:
+    with genai.LLM(bundled) as llm:
+        module = import_module(name)
+        results = doctest.testmod(
+            module,
+            extraglobs={"llm": llm, "asyncio": asyncio},
+            optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+        )
+    assert results.failed == 0
+    assert results.attempted > 0 or name not in WITH_EXAMPLES
+
+
+@pytest.mark.parametrize("kind", [genai.LLM, genai.SamplingParams])
+def test_every_public_method_has_an_example(kind: type) -> None:
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and (inspect.isroutine(member) or isinstance(member, property)):
+            assert ">>>" in (inspect.getdoc(getattr(kind, name)) or ""), f"{kind.__name__}.{name}"

@@ -1,0 +1,155 @@
+"""Tiny configurations, one or more per architecture and RoPE scaling, as arguments of transformers' classes.
+
+Sizes are odd on purpose, and layers many enough to reach every kind of layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCAB = 101
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 54,
+    "intermediate_size": 75,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# Heads of 14: 84 elements in all, beside a hidden size of 54.
+HEADS: dict[str, Any] = {**SMALL, "head_dim": 14}
+# For classes that derive the head from the hidden size: 6 heads of 10.
+DERIVED: dict[str, Any] = {**SMALL, "hidden_size": 60}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2, "logits_scaling": 1.7}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 37}
+
+
+def _rope(rope_type: str, theta: float = 10000.0, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": theta, **more}}
+
+
+_LONG = {
+    "original_max_position_embeddings": 24,
+    "short_factor": [1.0 + 0.1 * i for i in range(5)],
+    "long_factor": [1.5 + 0.7 * i for i in range(5)],
+}
+
+# name -> (model_type, arguments)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {**HEADS, "attention_bias": True, "mlp_bias": True}),
+    "llama_tied": ("llama", {**DERIVED, "tie_word_embeddings": True}),
+    "llama_linear": ("llama", {**HEADS, **_rope("linear", factor=3.0)}),
+    "llama_dynamic": ("llama", {**HEADS, "max_position_embeddings": 24, **_rope("dynamic", factor=4.0)}),
+    "llama_llama3": (
+        "llama",
+        {
+            **HEADS,
+            **_rope(
+                "llama3",
+                500.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        },
+    ),
+    "llama_yarn": ("llama", {**HEADS, **_rope("yarn", factor=4.0, original_max_position_embeddings=32)}),
+    "mistral": ("mistral", {**HEADS, "sliding_window": 9}),
+    "mixtral": ("mixtral", {**HEADS, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen2": ("qwen2", {**DERIVED, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 4}),
+    "qwen3": ("qwen3", HEADS),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            **DERIVED,
+            **EXPERTS,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 41,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+    ),
+    "qwen3_moe": ("qwen3_moe", {**HEADS, **EXPERTS, "num_experts": 6, "norm_topk_prob": True, "mlp_only_layers": [2]}),
+    "phi": ("phi", {**DERIVED, "num_attention_heads": 3, "num_key_value_heads": 3, "partial_rotary_factor": 0.5}),
+    "phi_qk_norm": ("phi", {**DERIVED, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
+    "phi3": ("phi3", {**DERIVED, "sliding_window": 11}),
+    "phi3_longrope": ("phi3", {**DERIVED, "original_max_position_embeddings": 24, **_rope("longrope", **_LONG)}),
+    "phimoe": (
+        "phimoe",
+        {
+            **DERIVED,
+            "num_local_experts": 5,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": None,
+            # More than all tokens: transformers 5.23 looks up the short factors whatever the length.
+            "original_max_position_embeddings": 96,
+            **_rope("longrope", **{**_LONG, "original_max_position_embeddings": 96}, short_mscale=1.2, long_mscale=1.3),
+        },
+    ),
+    "gemma": ("gemma", HEADS),
+    "gemma2": (
+        "gemma2",
+        {
+            **HEADS,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            **HEADS,
+            "num_hidden_layers": 8,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "smollm3": ("smollm3", {**DERIVED, "no_rope_layer_interval": 3}),
+    "olmo": ("olmo", {**DERIVED, "clip_qkv": 1.1}),
+    "olmo2": ("olmo2", DERIVED),
+    "granite": ("granite", {**DERIVED, **GRANITE}),
+    "granitemoe": ("granitemoe", {**DERIVED, **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 3}),
+    "cohere": ("cohere", {**DERIVED, "use_qk_norm": True, "logit_scale": 0.3}),
+    "cohere2": ("cohere2", {**DERIVED, "sliding_window": 9, "logit_scale": 0.3}),
+    "stablelm": ("stablelm", {**DERIVED, "use_qkv_bias": True, "partial_rotary_factor": 0.4}),
+    "stablelm_parallel": (
+        "stablelm",
+        {**DERIVED, "use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.4},
+    ),
+    "falcon": ("falcon", {**DERIVED, "multi_query": True, "parallel_attn": True}),
+    "falcon_grouped": ("falcon", {**DERIVED, "new_decoder_architecture": True, "num_kv_heads": 3, "bias": True}),
+    "falcon_sequential": ("falcon", {**DERIVED, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": VOCAB,
+            "n_embd": 60,
+            "n_layer": 7,
+            "n_head": 6,
+            "n_positions": 128,
+            "n_inner": 75,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "gpt_neox": ("gpt_neox", {**DERIVED, "rotary_pct": 0.4}),
+    "gpt_neox_sequential": ("gpt_neox", {**DERIVED, "use_parallel_residual": False, "rotary_pct": 0.4}),
+    "starcoder2": ("starcoder2", {**DERIVED, "sliding_window": 9}),
+    "nemotron": ("nemotron", {**DERIVED, "partial_rotary_factor": 0.4}),
+    "ernie4_5": ("ernie4_5", {**HEADS, "use_bias": True}),
+    "glm4": ("glm4", {**HEADS, "head_dim": 20, "partial_rotary_factor": 0.5, "attention_bias": True}),
+    "exaone4": ("exaone4", {**HEADS, "sliding_window": 9, "sliding_window_pattern": 4}),
+}

@@ -1,0 +1,143 @@
+"""Tiny decoders exported by torch.onnx: the goldens of tests/decoder/exports (needs torch and transformers).
+
+    python tools/make_exports.py
+
+Plain operators throughout, past keys and values as inputs, present ones as outputs: what Optimum writes, too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from safetensors.numpy import save_file
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "decoder" / "exports"
+VOCAB, LAYERS, PROMPT = 40, 2, 24
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# name -> (model_type, attention implementation, changes)
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama_eager": ("llama", "eager", {}),
+    "qwen2_sdpa": ("qwen2", "sdpa", {"head_dim": 4}),
+    "mistral_window": ("mistral", "eager", {"sliding_window": 7}),
+    "gemma2_softcap": ("gemma2", "eager", {"sliding_window": 7, "query_pre_attn_scalar": 6}),
+}
+
+
+def make_export(name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, attention, changes = CASES[name]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SMALL, **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+    folder = FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    kinds = [f"{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
+    past_names = [f"past_key_values.{kind}" for kind in kinds]
+    size = config.head_dim if hasattr(config, "head_dim") else config.hidden_size // config.num_attention_heads
+    past = [torch.randn(2, config.num_key_value_heads, 4, size) for _ in kinds]
+    ids, mask = torch.randint(3, VOCAB, (2, 5)), torch.ones(2, 9, dtype=torch.long)
+    positions = torch.arange(4, 9)[None].expand(2, -1).contiguous()
+    tokens = {"input_ids": {0: "b", 1: "s"}, "attention_mask": {0: "b", 1: "t"}, "position_ids": {0: "b", 1: "s"}}
+    torch.onnx.export(
+        wrapped(model),
+        (ids, mask, positions, *past),
+        str(folder / "model.onnx"),
+        input_names=[*tokens, *past_names],
+        output_names=["logits", *(f"present.{kind}" for kind in kinds)],
+        dynamic_axes={**tokens, **{name: {0: "b", 2: "p"} for name in past_names}},
+        opset_version=17,
+        dynamo=False,
+    )
+    shorten(folder / "model.onnx")
+    prompt = np.random.default_rng(0).integers(3, VOCAB, PROMPT)
+    with torch.no_grad():
+        logits = model(torch.tensor(prompt[None])).logits[0].numpy()
+    save_file({"input_ids": prompt, "logits": np.ascontiguousarray(logits)}, folder / "golden.safetensors")
+    (folder / "genai_config.json").write_text(json.dumps(genai_config(config, size), indent=1) + "\n")
+
+
+def wrapped(model: Any) -> Any:
+    """The model with past tensors one by one, as graphs take them."""
+    import torch
+    from transformers import DynamicCache
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> Any:
+            cache = DynamicCache()
+            for layer in range(LAYERS):
+                cache.update(past[2 * layer], past[2 * layer + 1], layer)
+            given = {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": cache}
+            result = self.model(input_ids, **given)
+            present = [tensor for layer in result.past_key_values.layers for tensor in (layer.keys, layer.values)]
+            return (result.logits, *present)
+
+    return Wrapped()
+
+
+def shorten(path: Path) -> None:
+    """Give nodes and values between them short names: most of a tiny export is names."""
+    model = onnx.load(path)
+    kept = {value.name for value in [*model.graph.input, *model.graph.output]}
+    made = dict.fromkeys(name for node in model.graph.node for name in node.output if name not in kept)
+    names = {name: f"v{i}" for i, name in enumerate(made)}
+    for node in model.graph.node:
+        node.name, node.doc_string = "", ""
+        for fields in (node.input, node.output):
+            fields[:] = [names.get(name, name) for name in fields]
+    del model.graph.value_info[:]
+    onnx.save(model, path)
+
+
+def genai_config(config: Any, head_size: int) -> dict[str, Any]:
+    decoder = {
+        "filename": "model.onnx",
+        "head_size": head_size,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "num_hidden_layers": LAYERS,
+        "inputs": {
+            "input_ids": "input_ids",
+            "attention_mask": "attention_mask",
+            "position_ids": "position_ids",
+            "past_key_names": "past_key_values.%d.key",
+            "past_value_names": "past_key_values.%d.value",
+        },
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+    }
+    model = {"type": config.model_type, "vocab_size": VOCAB, "context_length": 64, "decoder": decoder}
+    return {"model": {**model, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}, "search": {}}
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        make_export(case)

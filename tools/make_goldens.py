@@ -1,0 +1,104 @@
+"""What transformers computes for tiny random checkpoints: the goldens of tests/builder (needs torch and transformers).
+
+    python tools/make_goldens.py [NAME ...]
+
+A golden is a safetensors file: `input_ids`, `logits` of the whole prompt at once, `stepped_logits` of the same prompt
+token by token where they differ, and `greedy`, 32 tokens; in its metadata the configuration, and the name and shape of
+every tensor of the checkpoint. The weights are not stored: genai.builder.random_weights makes them again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from golden_cases import CASES, VOCAB
+
+from genai.builder.random_weights import random_tensor
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "builder" / "goldens"
+SEED = 7
+PROMPT, GREEDY = 40, 32
+
+
+def make_golden(name: str) -> None:
+    """Write one golden."""
+    import torch
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, arguments = CASES[name]
+    config = AutoConfig.for_model(model_type, **arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder)
+        AutoModelForCausalLM.from_config(config).save_pretrained(checkpoint)
+        stored = {key: list(tensor.shape) for key, tensor in load_file(checkpoint / "model.safetensors").items()}
+        weights = {key: random_tensor(key, tuple(shape), SEED) for key, shape in stored.items()}
+        save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            checkpoint,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+        written = json.loads((checkpoint / "config.json").read_text())
+    problems = {key: value for key, value in loading.items() if value and key != "error_msgs"}
+    if problems:
+        raise SystemExit(f"{name}: transformers did not take every tensor as it is: {problems}")
+    tokens = np.random.default_rng(SEED).integers(3, VOCAB, PROMPT)
+    rope = written.get("rope_parameters") or {}
+    with torch.no_grad():
+        whole = logits_of(model, tokens)[0]
+        stepped, greedy = step_by_step(model, tokens, keep=rope.get("rope_type") != "longrope")
+    arrays = {"input_ids": tokens, "logits": whole, "greedy": np.array(greedy)}
+    if np.abs(stepped - whole).max() > 1e-4 * np.abs(whole).max():
+        arrays["stepped_logits"] = stepped
+    metadata = {
+        "config": json.dumps(written),
+        "tensors": json.dumps(stored),
+        "seed": str(SEED),
+        "transformers": transformers.__version__,
+    }
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.safetensors"
+    save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, path, metadata)
+    print(f"{name}: {len(stored)} tensors, logits spread by {whole.std():.3g}, {path.stat().st_size} bytes")
+
+
+def logits_of(model: Any, tokens: Any, past: Any = None) -> tuple[np.ndarray, Any]:
+    """Logits [length, vocabulary] of tokens after a cache, and the cache with them."""
+    import torch
+
+    result = model(torch.tensor(np.array(tokens)[None]), past_key_values=past, use_cache=True)
+    return result.logits[0].numpy(), result.past_key_values
+
+
+def step_by_step(model: Any, tokens: np.ndarray, *, keep: bool) -> tuple[np.ndarray, list[int]]:
+    """Logits of the prompt fed token by token, then greedy tokens.
+
+    keep: False computes each prefix anew, because the rotation of all of it depends on its length (LongRoPE).
+    """
+    past, rows, ids = None, [], [int(token) for token in tokens]
+    for length in range(1, len(tokens) + GREEDY):
+        if keep:
+            logits, past = logits_of(model, ids[length - 1 : length], past)
+        else:
+            logits, _ = logits_of(model, ids[:length])
+        rows.append(logits[-1])
+        if length >= len(tokens):
+            ids.append(int(rows[-1].argmax()))
+    return np.array(rows[: len(tokens)]), ids[len(tokens) :]
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or CASES:
+        make_golden(wanted)
