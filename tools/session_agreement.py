@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def export(model_type: str, folder: Path, dynamo: bool = False) -> tuple[Path, d
         def forward(self, *inputs: Any) -> Any:
             return self.model(**dict(zip(feed, inputs, strict=True)))[0]
 
-    form = {"dynamo": True, "verbose": False} if dynamo else {"dynamo": False, "opset_version": 17}
+    form = {"dynamo": True, "verbose": False, "external_data": False} if dynamo else {"dynamo": False, "opset_version": 17}
     torch.onnx.export(FirstOutput().eval(), tuple(feed.values()), str(path), input_names=list(feed), **form)
     return path, {name: value.numpy() for name, value in feed.items()}
 
@@ -154,7 +154,7 @@ def outcome(make: Callable[[Path], tuple[Any, dict[str, Any]]], folder: Path) ->
     from genai.session.peer import Peer
 
     try:
-        with redirect_stdout(io.StringIO()):
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             source, feed = make(folder)
     except Exception as error:
         return f"not exported: {type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"

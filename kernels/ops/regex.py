@@ -76,7 +76,8 @@ class Pattern:
             for item in reversed(tree[1]):
                 then = self._emit(item, then)
             return then
-        return self._emit_repeat(*tree[1:], then)
+        _, repeated, least, most = tree
+        return self._emit_repeat(repeated, least, most, then)
 
     def _emit_repeat(self, tree: Tree, least: int, most: int | None, then: int) -> int:
         first = then

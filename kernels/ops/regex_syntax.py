@@ -133,7 +133,8 @@ class _Parser:
         return ("repeat", tree, *bounds)
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        for symbol, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+        simple: tuple[tuple[str, tuple[int, int | None]], ...] = (("*", (0, None)), ("+", (1, None)), ("?", (0, 1)))
+        for symbol, bounds in simple:
             if self._take(symbol):
                 return bounds
         end = self.text.find("}", self.at)

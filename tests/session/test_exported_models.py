@@ -14,7 +14,7 @@ LEVELS = list(ort.GraphOptimizationLevel)
 
 
 def test_there_are_models():
-    assert len(MODELS) >= 7
+    assert len(MODELS) >= 16
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
