@@ -152,6 +152,7 @@ _OP_MODULES = (
     "control",
     "convolution",
     "decoder",
+    "dense_attention",
     "elementwise",
     "experts",
     "indexing",

@@ -114,7 +114,9 @@ def export(model_type: str, folder: Path, dynamo: bool = False) -> tuple[Path, d
         def forward(self, *inputs: Any) -> Any:
             return self.model(**dict(zip(feed, inputs, strict=True)))[0]
 
-    form = {"dynamo": True, "verbose": False, "external_data": False} if dynamo else {"dynamo": False, "opset_version": 17}
+    form = (
+        {"dynamo": True, "verbose": False, "external_data": False} if dynamo else {"dynamo": False, "opset_version": 17}
+    )
     torch.onnx.export(FirstOutput().eval(), tuple(feed.values()), str(path), input_names=list(feed), **form)
     return path, {name: value.numpy() for name, value in feed.items()}
 

@@ -110,18 +110,21 @@ def _check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> Non
 def conv_integer(spec: NodeSpec) -> Kernel:
     """Convolution of 8-bit integers less their zero points, exactly, in int32."""
     window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+    team = spec.options.get("team")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, weight = inputs[:2]
         _check_ranks(spec, x, weight)
         windows = window_spec.windows(x.shape[2:], weight.shape[2:])
         _check_columns(spec, x, weight, windows)
-        return (integer_convolution(x, weight, optional(inputs, 2), optional(inputs, 3), windows, groups),)
+        return (integer_convolution(x, weight, optional(inputs, 2), optional(inputs, 3), windows, groups, team),)
 
     return kernel
 
 
-def integer_convolution(x: Any, weight: Any, x_zero: Any, w_zero: Any, windows: Windows, groups: int) -> Any:
+def integer_convolution(
+    x: Any, weight: Any, x_zero: Any, w_zero: Any, windows: Windows, groups: int, team: Any = None
+) -> Any:
     """Integer products by way of float BLAS, which is exact while sums stay below the mantissa.
 
     Products of 8-bit values stay below 2**16, so float32 holds sums of up to 2**8 of them and float64 any real number.
@@ -134,7 +137,7 @@ def integer_convolution(x: Any, weight: Any, x_zero: Any, w_zero: Any, windows: 
     if w_zero is not None:
         points = np.asarray(w_zero).astype(dtype)
         kernels -= points.reshape(-1, *[1] * (weight.ndim - 1)) if points.size > 1 else points.reshape(())
-    return np.rint(convolve(data, kernels, windows, groups)).astype(np.int32)
+    return np.rint(convolve(data, kernels, windows, groups, team)).astype(np.int32)
 
 
 @register("ConvTranspose")

@@ -194,11 +194,12 @@ def qlinear_matmul(spec: NodeSpec) -> Kernel:
 def qlinear_conv(spec: NodeSpec) -> Kernel:
     """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
     window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+    team = spec.options.get("team")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = inputs[:8]
         windows = window_spec.windows(x.shape[2:], weight.shape[2:])
-        total = integer_convolution(x, weight, x_zero, w_zero, windows, groups)
+        total = integer_convolution(x, weight, x_zero, w_zero, windows, groups, team)
         bias = optional(inputs, 8)
         if bias is not None:
             total = total + per_channel(bias, x.ndim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .attention import FuseAttention
 from .base import Rewrite
 from .common_subexpressions import ShareSubexpressions
 from .constant_folding import FoldConstants
@@ -12,6 +13,7 @@ from .gelu import FuseGelu
 from .identity import RemoveIdentities
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
+from .quantized_nodes import FuseQuantizedNodes
 from .quantized_products import FuseMatMulIntegerToFloat
 from .transposes import MergeTransposes
 
@@ -26,6 +28,8 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseConvActivation(),
     FuseLayerNorm(),
     FuseGelu(),
+    FuseAttention(),
     FuseMatMulIntegerToFloat(),
+    FuseQuantizedNodes(),
     RemoveDeadCode(),
 )
