@@ -74,5 +74,5 @@ def _report(result: dict[str, object], as_json: bool) -> None:
         emit(json.dumps(result), "\n")
         return
     for name, value in result.items():
-        shown = f"{value:.1f}" if isinstance(value, float) else value
+        shown = f"{value:.4g}" if isinstance(value, float) else value
         emit(f"{name.replace('_', ' '):<20} {shown}", "\n")

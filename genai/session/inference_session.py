@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,11 @@ from genai.kernels.cpu.blas import BLAS_THREADS
 from ..errors import GenaiError
 from ..runtime.run_context import RunStopped
 from .binding import IOBinding
-from .errors import Fail, InvalidArgument, RuntimeException, as_session_error
+from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error
 from .feeds import FeedCheck
 from .metadata import ModelMetadata, NodeArg
 from .options import RunOptions, SessionOptions
-from .preparing import prepare
+from .preparing import Prepared, prepare
 from .profiling import Profiler
 from .providers import CPU_PROVIDER, chosen_providers
 from .results import ResultCheck
@@ -61,14 +62,10 @@ class InferenceSession:
             )
         self._options = sess_options or SessionOptions()
         self._providers = chosen_providers(providers, provider_options, self._options)
-        try:
-            prepared = prepare(path_or_bytes, self._options, self._providers)
-        except GenaiError as error:
-            raise as_session_error(error) from error
-        except RecursionError:
-            raise Fail("the model nests too deeply", "hundreds of graphs in each other", "export it again") from None
-        except MemoryError as error:
-            raise _out_of_memory("loading the model", error) from error
+        self._falls_back, self._fallback_lock = True, threading.Lock()
+        # Needed again only if a provider fails.
+        self._source = path_or_bytes if len(self._providers) > 1 else None
+        prepared = self._prepare(path_or_bytes)
         self._model, self._plan = prepared.model, prepared.plan
         self._inputs = [NodeArg.of(value) for value in prepared.inputs]
         self._overridable = [NodeArg.of(value) for value in prepared.overridable]
@@ -80,6 +77,16 @@ class InferenceSession:
         self._result_check = ResultCheck(prepared.outputs)
         self._positions = {value.name: index for index, value in enumerate(prepared.outputs)}
         self._profiler = Profiler(self._options.profile_file_prefix) if self._options.enable_profiling else None
+
+    def _prepare(self, source: Any) -> Prepared:
+        try:
+            return prepare(source, self._options, self._providers)
+        except GenaiError as error:
+            raise as_session_error(error) from error
+        except RecursionError:
+            raise Fail("the model nests too deeply", "hundreds of graphs in each other", "export it again") from None
+        except MemoryError as error:
+            raise _out_of_memory("loading the model", error) from error
 
     # What the model is
 
@@ -127,17 +134,12 @@ class InferenceSession:
         self._providers = chosen
 
     def enable_fallback(self) -> None:
-        """Falling back to the CPU is always on."""
+        """If a provider fails in a run, warn, and from then on use the CPU alone; so it is from the start."""
+        self._falls_back = True
 
     def disable_fallback(self) -> None:
-        """Refused, since nodes without a kernel elsewhere need the CPU.
-
-        Raises:
-            InvalidArgument: always.
-        """
-        raise InvalidArgument(
-            "disable_fallback", "nodes without a kernel elsewhere run on the CPU", f"leave {CPU_PROVIDER} in the list"
-        )
+        """If a provider fails in a run, raise EPFail. Nodes that no provider takes run on the CPU all the same."""
+        self._falls_back = False
 
     # Running
 
@@ -254,14 +256,31 @@ class InferenceSession:
             ) from None
 
     def _run(self, feeds: list[tuple[int, Any]], run_options: RunOptions | None) -> list[Any]:
+        plan = self._plan
         try:
             with BLAS_THREADS.single():
-                results = run_steps(self._plan, feeds, run_options, self._profiler)
+                results = run_steps(plan, feeds, run_options, self._profiler)
+        except EPFail as error:
+            if not self._falls_back:
+                raise
+            names = {slot: name for name, slot in plan.inputs.items()}
+            self._leave_providers(error)
+            return self._run([(self._plan.inputs[names[slot]], value) for slot, value in feeds], run_options)
         except MemoryError as error:
             raise _out_of_memory("running the model", error) from error
         except RunStopped as error:
             raise Fail(error.what, error.why, error.fix) from None
         return self._result_check(results, feeds)
+
+    def _leave_providers(self, error: EPFail) -> None:
+        """Compile for the CPU alone; other runs in progress end with the plan that they began with."""
+        with self._fallback_lock:
+            if len(self._providers) == 1:
+                return
+            warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=4)
+            self._providers = [(CPU_PROVIDER, {})]
+            prepared = self._prepare(self._source)
+            self._model, self._plan = prepared.model, prepared.plan
 
 
 def _out_of_memory(doing: str, error: MemoryError) -> RuntimeException:

@@ -17,7 +17,7 @@ from ..errors import GenaiError
 from ..graph.ir import Graph, Model, Node, Value, make_node
 from ..graph.uses import used_names
 from ..graph.writer import to_proto
-from .errors import EngineError, EPFail
+from .errors import EPFail
 from .providers import CPU_PROVIDER, Chosen, Provider, make_provider
 
 OURS = "genai"
@@ -71,7 +71,9 @@ def _replace(model: Model, nodes: Sequence[Node], name: str, provider: Provider,
         ) from error
     inputs, outputs = ([value.name for value in values] for values in (part.graph.inputs, part.graph.outputs))
     graph = model.graph
-    graph.insert_before(nodes[0], make_node("Provided", inputs, outputs, domain=OURS, name=name, key=key))
+    graph.insert_before(
+        nodes[0], make_node("Provided", inputs, outputs, domain=OURS, name=name, provider=name, key=key)
+    )
     graph.remove_nodes(nodes)
     return compiled
 
@@ -108,14 +110,16 @@ def provided(spec: NodeSpec) -> Kernel:
     if run is None:
         raise KernelError("a model that was divided among providers runs only in the session that divided it")
 
+    name = spec.attributes.get("provider", "")
+
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         try:
             results = run(list(inputs))
         except GenaiError:
             raise
         except Exception as error:
-            raise EngineError(
-                f"the provider failed: {error!s:.300}", type(error).__name__, "leave it out of `providers`"
+            raise EPFail(
+                f"provider {name!r} failed: {error!s:.300}", type(error).__name__, "leave it out of `providers`"
             ) from error
         return tuple(np.asarray(value) if isinstance(value, np.generic) else value for value in results)
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import GenaiError
 from ..runtime.plan import Plan
 from ..runtime.run_context import RunContext, RunStopped
-from .errors import Fail, InvalidArgument
+from .errors import EPFail, Fail, InvalidArgument
 from .options import RunOptions
 from .profiling import Profiler
 
@@ -23,6 +23,7 @@ def run_steps(
 
     Raises:
         Fail: a step failed.
+        EPFail: a provider failed.
         RunStopped: `options.terminate` was set.
         InvalidArgument: an index is out of range.
     """
@@ -38,7 +39,7 @@ def run_steps(
             begin = 0 if profiler is None else perf_counter_ns()
             try:
                 results = step.kernel(context, inputs)
-            except (MemoryError, RunStopped):
+            except (MemoryError, RunStopped, EPFail):
                 raise
             except Exception as error:
                 raise _failure(step.label, inputs, error) from error

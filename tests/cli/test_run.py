@@ -70,7 +70,18 @@ def test_a_missing_model(capsys):
 
 def test_bench_session(model, capsys):
     assert run(["bench", "session", model, "--dim", "N=3", "-r", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"] == 2
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"] == 2
+    assert 0 < found["create_least_ms"] <= found["create_ms"]
+
+
+@pytest.mark.oracle
+def test_bench_session_beside_onnxruntime(model, capsys):
+    pytest.importorskip("onnxruntime")
+    assert run(["bench", "session", model, "--dim", "N=3", "-r", "2", "--json", "--compare"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run_ratio"] == pytest.approx(found["run_ms"] / found["onnxruntime_run_ms"])
+    assert found["create_ratio"] == pytest.approx(found["create_ms"] / found["onnxruntime_create_ms"])
 
 
 def test_info_of_a_file(model, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -111,9 +112,20 @@ def test_a_provider_that_fails_while_running(model, monkeypatch):
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(Reference, "compile", lambda self, model: fail)
+    feed = {"x": np.array([3, 4], np.float32)}
     session = ort.InferenceSession(model, providers=["TestProvider"])
-    with pytest.raises(ort.GenaiError, match="device lost"):
-        session.run(None, {"x": np.array([3, 4], np.float32)})
+    session.disable_fallback()
+    with pytest.raises(ort.EPFail, match="'TestProvider' failed: device lost"):
+        session.run(None, feed)
+    session.enable_fallback()
+    with pytest.warns(UserWarning, match="device lost.*the CPU alone"):
+        results = session.run(None, feed)
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    for ours, plain in zip(results, ort.InferenceSession(model).run(None, feed), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.run(["y"], feed)
 
 
 @pytest.mark.oracle
