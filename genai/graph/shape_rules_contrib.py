@@ -36,6 +36,15 @@ def skip_layer_normalization(types: NodeTypes) -> list[Type | None]:
     return [source, statistics, statistics, source]
 
 
+@shape_rule("Linear", domain="genai")
+def linear(types: NodeTypes) -> list[Type | None]:
+    """[..., K] times [K, N]: [..., N]."""
+    source, weight = types.tensor(0), types.tensor(1)
+    if source is None or weight is None or not source.shape or not weight.shape:
+        return []
+    return [TensorType(source.dtype, (*source.shape[:-1], weight.shape[-1]))]
+
+
 @shape_rule("DenseAttention", domain="genai")
 def dense_attention(types: NodeTypes) -> list[Type | None]:
     """[B, H, T, size], [B, H, size, S] and [B, H, S, width]: [B, H, T, width]."""

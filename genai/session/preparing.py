@@ -11,6 +11,7 @@ import onnx
 
 from genai.kernels.cpu.team import Team
 
+from ..graph.gradients import expand_gradients
 from ..graph.ir import Graph, Model, Tensor, Value
 from ..graph.reader import read_model
 from ..graph.rewrites.base import run_rewrites
@@ -59,6 +60,8 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     level = options.graph_optimization_level.level
     check_nodes(model)
     infer_shapes(model)
+    if expand_gradients(model):
+        infer_shapes(model)
     run_rewrites(model, SESSION_RULES, level)
     if options.optimized_model_filepath:
         write_model(model, Path(options.optimized_model_filepath))

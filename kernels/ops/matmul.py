@@ -35,6 +35,19 @@ def matmul(spec: NodeSpec) -> Kernel:
     return kernel
 
 
+@register("Linear", domain="genai")
+def linear(spec: NodeSpec) -> Kernel:
+    """x @ weight + bias (ours): x [..., K], weight [K, N], bias [N], all float32."""
+    team = spec.options.get("team")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        result = blas_matmul(inputs[0], inputs[1], team)
+        result += inputs[2]
+        return (result,)
+
+    return kernel
+
+
 @register("Gemm")
 def gemm(spec: NodeSpec) -> Kernel:
     """alpha * A' @ B' + beta * C."""

@@ -22,6 +22,7 @@ from genai.graph.rewrites.gelu import FuseGelu
 from genai.graph.rewrites.identity import RemoveIdentities
 from genai.graph.rewrites.known_shapes import FoldKnownShapes
 from genai.graph.rewrites.layer_norm import FuseLayerNorm
+from genai.graph.rewrites.linear import FuseLinear
 from genai.graph.rewrites.quantized_products import FuseMatMulIntegerToFloat
 from genai.graph.rewrites.transposes import MergeTransposes
 from genai.graph.shapes import infer_shapes
@@ -272,3 +273,21 @@ def test_levels(make_model, x, tmp_path):
     assert found["ORT_DISABLE_ALL"] == [item.op_type for item in model.graph.node]
     assert "Erf" in found["ORT_ENABLE_BASIC"]
     assert found["ORT_ENABLE_EXTENDED"] == ["Gelu"]
+
+
+@pytest.mark.parametrize("order", ["mb", "bm"])
+def test_linear(make_model, x, order):
+    nodes = [node("MatMul", "xw", "m"), node("Add", order, "y")]
+    constants = {"w": np.arange(12, dtype=np.float32).reshape(4, 3), "b": f(1, 2, 3)}
+    model = make_model(nodes, {"x": X}, {"y": (1, None)}, constants)
+    assert ops_after(model, FuseLinear()) == ["Linear"]
+    outputs_agree(model, {"x": x})
+
+
+@pytest.mark.parametrize("bias", [f(1), np.ones((2, 3), np.float32)], ids=["one number", "a matrix"])
+def test_other_addends_stay(make_model, x, bias):
+    nodes = [node("MatMul", "xw", "m"), node("Add", "mb", "y")]
+    constants = {"w": np.arange(12, dtype=np.float32).reshape(4, 3), "b": bias}
+    model = make_model(nodes, {"x": X}, {"y": (1, None)}, constants)
+    assert ops_after(model, FuseLinear()) == ["MatMul", "Add"]
+    outputs_agree(model, {"x": x})

@@ -13,6 +13,7 @@ from .gelu import FuseGelu
 from .identity import RemoveIdentities
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
+from .linear import FuseLinear
 from .quantized_nodes import FuseQuantizedNodes
 from .quantized_products import FuseMatMulIntegerToFloat
 from .transposes import MergeTransposes
@@ -31,5 +32,6 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseAttention(),
     FuseMatMulIntegerToFloat(),
     FuseQuantizedNodes(),
+    FuseLinear(),
     RemoveDeadCode(),
 )
