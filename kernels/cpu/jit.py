@@ -26,6 +26,7 @@ _KERNEL_MODULES = (
     "activations",
     "attention",
     "block_products",
+    "channels",
     "depthwise",
     "embedding",
     "kv",

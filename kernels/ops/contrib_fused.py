@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
-from .convolution import conv
+from .convolution import conv, limited_conv
 from .matmul import gemm, product
 from .movement import pad
 from .support import from_function, optional, widened
@@ -77,6 +78,10 @@ def fused_gemm(spec: NodeSpec) -> Kernel:
 @register("FusedConv", domain=MS)
 def fused_conv(spec: NodeSpec) -> Kernel:
     """Conv, an addend, and an activation."""
+    parameters = [float(value) for value in spec.attributes.get("activation_params") or ()]
+    limits = {"Relu": (0.0, math.inf), "Clip": (*parameters, 0.0, 0.0)[:2]}.get(spec.attributes.get("activation", ""))
+    if limits is not None and not spec.has(3):
+        return limited_conv(spec, (limits[0], limits[1]))
     inner = conv(spec)
 
     def added(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -84,7 +89,7 @@ def fused_conv(spec: NodeSpec) -> Kernel:
         addend = optional(inputs, 3)
         return (result if addend is None else np.add(result, addend, out=result),)
 
-    return _with_activation(spec, added, list(spec.attributes.get("activation_params") or ()))
+    return _with_activation(spec, added, parameters)
 
 
 @register("BiasGelu", domain=MS)

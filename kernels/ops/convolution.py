@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..cpu.blas import matmul
+from ..cpu.team import run
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .support import checked_shape, optional, widened
 from .windows import Windows, WindowSpec
+
+Limits: TypeAlias = tuple[float, float]
+NO_LIMITS: Limits = (-math.inf, math.inf)
+_NANOSECONDS_PER_COPY = 0.5
 
 
 def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = None) -> Any:
@@ -26,27 +31,30 @@ def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = Non
     if windows.is_pointwise and groups == 1:
         product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), team)
     elif weight.shape[1] == 1 and outputs == channels:
-        return _depthwise(windows.padded(x, 0), weight, windows, team)
+        return _depthwise(windows.padded(x, 0), weight, windows)
     else:
-        columns = _columns(windows.padded(x, 0), windows)
+        columns = _columns(windows.padded(x, 0), windows, team)
         columns = columns.reshape(batch, groups, -1, positions)
         product = matmul(weight.reshape(groups, outputs // groups, -1), columns, team)
     return product.reshape(batch, outputs, *windows.counts)
 
 
-def _columns(x: Any, windows: Windows) -> Any:
+def _columns(x: Any, windows: Windows, team: Any) -> Any:
     """[N, C, taps, positions ...]: the elements that each window sees."""
     taps = math.prod(windows.kernel)
     columns = np.empty((*x.shape[:2], taps, *windows.counts), x.dtype)
-    for index, tap in enumerate(windows.taps()):
-        columns[:, :, index] = x[tap]
+    run(team, _fill_columns, (x, columns, list(windows.taps())), x.shape[1], work=columns.size * _NANOSECONDS_PER_COPY)
     return columns
 
 
-def _depthwise(x: Any, weight: Any, windows: Windows, team: Any) -> Any:
-    """One window per channel: images in compiled code, others tap by tap; neither needs columns."""
-    if x.ndim == 4 and x.dtype == weight.dtype == np.float32 and windows.dilations == (1, 1) and x.size:
-        return _depthwise_images(x, weight, windows, team)
+def _fill_columns(x: Any, columns: Any, taps: Sequence[tuple[slice, ...]], begin: int, end: int) -> None:
+    """Channels begin to end."""
+    for index, tap in enumerate(taps):
+        columns[:, begin:end, index] = x[:, begin:end][tap]
+
+
+def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
+    """One window per channel, tap by tap, which needs no columns."""
     scales = weight.reshape(1, weight.shape[0], -1, *[1] * len(windows.counts))
     result = np.zeros((*x.shape[:2], *windows.counts), np.result_type(x, weight))
     part = np.empty_like(result)
@@ -55,18 +63,41 @@ def _depthwise(x: Any, weight: Any, windows: Windows, team: Any) -> Any:
     return result
 
 
-def _depthwise_images(x: Any, weight: Any, windows: Windows, team: Any) -> Any:
+def _depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, team: Any) -> Any:
+    """The same of images in float32, in compiled code, with all that follows; None where it does not fit."""
+    fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
+    if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
+        return None
     from ..cpu.depthwise import depthwise
 
-    rows, columns = (
-        (count - 1) * stride + size
-        for count, stride, size in zip(windows.counts, windows.strides, windows.kernel, strict=True)
+    first, second = windows.strides
+    out = depthwise(
+        np.ascontiguousarray(x).reshape(-1, *x.shape[2:]),
+        np.ascontiguousarray(weight[:, 0]),
+        np.zeros(len(weight), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32),
+        (windows.counts[0], windows.counts[1]),
+        strides=(first, second),
+        pads=(windows.begins[0], windows.begins[1]),
+        limits=limits,
+        team=team,
     )
-    planes = np.ascontiguousarray(x[:, :, :rows, :columns]).reshape(-1, rows, columns)
-    kernels = np.ascontiguousarray(weight[:, 0])
-    strides = windows.strides[0], windows.strides[1]
-    out = depthwise(planes, kernels, np.zeros(len(kernels), np.float32), strides, team=team)
     return out.reshape(*x.shape[:2], *windows.counts)
+
+
+def _finish(result: Any, bias: Any, limits: Limits, team: Any) -> None:
+    """Add the bias and keep to the limits, in place."""
+    if bias is None and limits == NO_LIMITS:
+        return
+    if result.dtype == np.float32 and result.flags.c_contiguous and result.size and result.ndim > 2:
+        from ..cpu.channels import finish_channels
+
+        addend = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        finish_channels(result.reshape(math.prod(result.shape[:2]), -1), addend, limits, team=team)
+        return
+    if bias is not None:
+        result += per_channel(bias, result.ndim)
+    if limits != NO_LIMITS:
+        np.clip(result, *limits, out=result)
 
 
 def per_channel(values: Any, rank: int) -> Any:
@@ -77,6 +108,11 @@ def per_channel(values: Any, rank: int) -> Any:
 @register("Conv")
 def conv(spec: NodeSpec) -> Kernel:
     """Cross-correlation of any spatial rank, with groups, dilations and bias."""
+    return limited_conv(spec, NO_LIMITS)
+
+
+def limited_conv(spec: NodeSpec, limits: Limits) -> Kernel:
+    """The same with results kept within limits, as Relu and Clip do."""
     window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
     team = spec.options.get("team")
     if groups < 1:
@@ -87,9 +123,10 @@ def conv(spec: NodeSpec) -> Kernel:
         _check_ranks(spec, x, weight)
         windows = window_spec.windows(x.shape[2:], weight.shape[2:])
         _check_columns(spec, x, weight, windows)
-        result = convolve(widened(x), widened(weight), windows, groups, team)
-        if bias is not None:
-            result += per_channel(bias, x.ndim)
+        result = _depthwise_images(x, weight, bias, windows, limits, team)
+        if result is None:
+            result = convolve(widened(x), widened(weight), windows, groups, team)
+            _finish(result, bias, limits, team)
         return (result.astype(x.dtype, copy=False),)
 
     return kernel
