@@ -83,14 +83,14 @@ def exported(name: str) -> tuple[bytes, dict[str, Any]]:
     np.random.seed(0)  # noqa: NPY002 - scikit-learn's own generator, where a model is given no seed
     estimator.fit(rows.astype(np.float32), targets)
     given = rows[::7].astype(np.float32)
-    return _converted(estimator, given), {"X": given}
+    return converted(estimator, given), {"X": given}
 
 
 def _predicts_values(name: str) -> bool:
     return name.endswith("values") or name in ("elastic_net", "forest", "gaussian_process", "ridge", "tree")
 
 
-def _converted(estimator: Any, rows: Any) -> bytes:
+def converted(estimator: Any, rows: Any) -> bytes:
     """XGBoost and LightGBM have converters of their own."""
     from skl2onnx import to_onnx
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..cpu.blas import matmul
 from ..cpu.team import run
 from ..registry import Kernel, KernelError, NodeSpec, register
+from .exact import exact_runs
 from .support import checked_shape, optional, widened
 from .windows import Windows, WindowSpec
 
@@ -23,10 +24,7 @@ def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = Non
     """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
     batch, channels = x.shape[:2]
     outputs = weight.shape[0]
-    if channels != weight.shape[1] * groups or outputs % groups:
-        raise KernelError(
-            f"Conv: {channels} channels in {groups} groups do not fit a weight of shape {list(weight.shape)}"
-        )
+    _check_groups(x, weight, groups)
     positions = math.prod(windows.counts)
     if windows.is_pointwise and groups == 1:
         product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), team)
@@ -37,6 +35,13 @@ def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = Non
         columns = columns.reshape(batch, groups, -1, positions)
         product = matmul(weight.reshape(groups, outputs // groups, -1), columns, team)
     return product.reshape(batch, outputs, *windows.counts)
+
+
+def _check_groups(x: Any, weight: Any, groups: int) -> None:
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise KernelError(
+            f"Conv: {x.shape[1]} channels in {groups} groups do not fit a weight of shape {list(weight.shape)}"
+        )
 
 
 def _columns(x: Any, windows: Windows, team: Any) -> Any:
@@ -146,35 +151,66 @@ def _check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> Non
 @register("ConvInteger", since_version=10)
 def conv_integer(spec: NodeSpec) -> Kernel:
     """Convolution of 8-bit integers less their zero points, exactly, in int32."""
-    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
-    team = spec.options.get("team")
+    convolve_integers = IntegerConvolution(spec, 1, 3)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x, weight = inputs[:2]
-        _check_ranks(spec, x, weight)
-        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
-        _check_columns(spec, x, weight, windows)
-        return (integer_convolution(x, weight, optional(inputs, 2), optional(inputs, 3), windows, groups, team),)
+        return (convolve_integers(inputs[0], inputs[1], optional(inputs, 2), optional(inputs, 3)),)
 
     return kernel
 
 
-def integer_convolution(
-    x: Any, weight: Any, x_zero: Any, w_zero: Any, windows: Windows, groups: int, team: Any = None
-) -> Any:
-    """Integer products by way of float BLAS, which is exact while sums stay below the mantissa.
+class IntegerConvolution:
+    """Convolution of 8-bit integers less their zero points, exactly, as int32.
 
-    Products of 8-bit values stay below 2**16, so float32 holds sums of up to 2**8 of them and float64 any real number.
+    Constant kernels are brought into the form for BLAS once, for all nodes that share them.
+
+    Args:
+        weight, zero: which inputs of the node are the kernels and their zero points (one, or one per output channel).
     """
-    terms = math.prod(weight.shape[1:])
-    dtype = np.float32 if terms <= 256 else np.float64
-    data, kernels = x.astype(dtype), weight.astype(dtype)
-    if x_zero is not None:
-        data -= np.asarray(x_zero).astype(dtype).reshape(())
-    if w_zero is not None:
-        points = np.asarray(w_zero).astype(dtype)
+
+    def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
+        self._spec, self._windows = spec, WindowSpec(spec)
+        self._groups, self._team = int(spec.attributes.get("group", 1)), spec.options.get("team")
+        if self._groups < 1:
+            raise KernelError(f"{spec.op_type}: group is {self._groups}")
+        self._kernels: tuple[Any, list[slice]] | None = None
+        constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
+        if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
+            self._kernels = spec.pack((weight, zero), "kernels in exact runs", lambda: _kernels_in_runs(*constants))
+
+    def __call__(self, x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
+        _check_ranks(self._spec, x, weight)
+        windows = self._windows.windows(x.shape[2:], weight.shape[2:])
+        _check_columns(self._spec, x, weight, windows)
+        kernels, runs = self._kernels or _kernels_in_runs(weight, w_zero)
+        data = x.astype(np.float32)
+        if x_zero is not None:
+            data -= np.asarray(x_zero).astype(np.float32).reshape(())
+        if len(runs) == 1:
+            sums = _depthwise_images(data, kernels, None, windows, NO_LIMITS, self._team)
+            sums = convolve(data, kernels, windows, self._groups, self._team) if sums is None else sums
+            return sums.astype(np.int32)
+        return _convolve_in_runs(data, kernels, windows, self._groups, runs, self._team)
+
+
+def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
+    """Kernels as float32 less their zero points, and the runs of their terms that are summed exactly."""
+    kernels = weight.astype(np.float32)
+    if zero is not None and np.any(zero):
+        points = np.asarray(zero).astype(np.float32)
         kernels -= points.reshape(-1, *[1] * (weight.ndim - 1)) if points.size > 1 else points.reshape(())
-    return np.rint(convolve(data, kernels, windows, groups, team)).astype(np.int32)
+    return kernels, exact_runs(math.prod(weight.shape[1:]), kernels.reshape(len(kernels), -1).T)
+
+
+def _convolve_in_runs(x: Any, weight: Any, windows: Windows, groups: int, runs: list[slice], team: Any) -> Any:
+    batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
+    _check_groups(x, weight, groups)
+    columns = _columns(windows.padded(x, 0), windows, team).reshape(batch, groups, -1, positions)
+    kernels = weight.reshape(groups, outputs // groups, -1)
+    total = np.zeros((batch, groups, outputs // groups, positions), np.int32)
+    for part in runs:
+        total += matmul(kernels[..., part], columns[:, :, part], team).astype(np.int32)
+    return total.reshape(batch, outputs, *windows.counts)
 
 
 @register("ConvTranspose")

@@ -1,7 +1,4 @@
-"""Linear quantisation of ai.onnx, and products of 8-bit integers.
-
-Integer products go through float BLAS in chunks whose sums float32 holds exactly.
-"""
+"""Linear quantisation of ai.onnx, and products of 8-bit integers (see exact.py)."""
 
 from __future__ import annotations
 
@@ -13,12 +10,9 @@ import numpy as np
 from ..cpu.blas import matmul
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .casting import cast_array, dtype_of, number_of
-from .convolution import integer_convolution, per_channel
+from .convolution import IntegerConvolution, per_channel
+from .exact import exact_runs
 from .support import checked_axis, optional, widened
-from .windows import WindowSpec
-
-# 256 * 255 * 255 < 2**24: so many products of differences of 8-bit values add up exactly in float32.
-_EXACT_TERMS = 256
 
 
 def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
@@ -127,19 +121,19 @@ class IntegerProduct:
 
     def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
         self._team = spec.options.get("team")
-        self._right: Any = None
+        self._right: tuple[Any, list[slice]] | None = None
         constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
         if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
-            self._right = spec.pack((weight, zero), "float32 less zero point", lambda: _less(*constants))
+            self._right = spec.pack((weight, zero), "float32 in exact runs", lambda: _in_runs(_less(*constants)))
 
     def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
-        right = _less(b, b_zero) if self._right is None else self._right
-        return _exact_product(_less(a, a_zero, by_row=True), right, self._team)
+        right, runs = self._right or (_less(b, b_zero), None)
+        return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._team)
 
 
 def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None, team: Any = None) -> Any:
     """The same for values that are not constant. Zero points are one, or per row of a and per column of b."""
-    return _exact_product(_less(a, a_zero, by_row=True), _less(b, b_zero), team)
+    return _exact_product(_less(a, a_zero, by_row=True), _less(b, b_zero), None, team)
 
 
 def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:
@@ -150,12 +144,20 @@ def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:
     return result
 
 
-def _exact_product(left: Any, right: Any, team: Any) -> Any:
-    """In chunks whose sums float32 holds exactly, added up as integers."""
-    total = matmul(left[..., :_EXACT_TERMS], right[..., :_EXACT_TERMS, :], team).astype(np.int32)
-    for first in range(_EXACT_TERMS, left.shape[-1], _EXACT_TERMS):
-        chunk = slice(first, first + _EXACT_TERMS)
-        total += matmul(left[..., chunk], right[..., chunk, :], team).astype(np.int32)
+def _in_runs(right: Any) -> tuple[Any, list[slice]]:
+    """A matrix, or several, and the runs of its rows that are summed exactly."""
+    terms = right.shape[-2] if right.ndim > 1 else len(right)
+    return right, exact_runs(terms, np.moveaxis(right, -2, 0).reshape(terms, -1) if right.ndim > 1 else None)
+
+
+def _exact_product(left: Any, right: Any, runs: list[slice] | None, team: Any) -> Any:
+    """Run by run, added up as integers."""
+    if right.ndim == 1:
+        return _exact_product(left, right[:, None], runs, team)[..., 0]
+    first, *rest = runs or exact_runs(right.shape[-2])
+    total = matmul(left[..., first], right[..., first, :], team).astype(np.int32)
+    for run in rest:
+        total += matmul(left[..., run], right[..., run, :], team).astype(np.int32)
     return total
 
 
@@ -193,13 +195,11 @@ def qlinear_matmul(spec: NodeSpec) -> Kernel:
 @register("QLinearConv", since_version=10)
 def qlinear_conv(spec: NodeSpec) -> Kernel:
     """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
-    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
-    team = spec.options.get("team")
+    convolve = IntegerConvolution(spec, 3, 5)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = inputs[:8]
-        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
-        total = integer_convolution(x, weight, x_zero, w_zero, windows, groups, team)
+        total = convolve(x, weight, x_zero, w_zero)
         bias = optional(inputs, 8)
         if bias is not None:
             total = total + per_channel(bias, x.ndim)

@@ -116,9 +116,17 @@ def test_what_is_left_alone(build, name):
     compare(model, ROWS, STEP)
 
 
-def test_a_bias_of_another_scale_stays(build):
+def test_a_bias_of_another_scale_is_rounded_to_that_of_the_products(build):
     constants = {"w": KERNELS, "ws": f(0.01), "wz": np.int8(0), "b": np.arange(4, dtype=np.int32), "bs": f(0.5)}
     dequantize = [node("DequantizeLinear", "w ws wz", "wd", axis=0), node("DequantizeLinear", "b bs", "bd")]
     model = build([*ENTER, *dequantize, node("Conv", "xd wd bd", "m"), *LEAVE], IMAGE, **constants)
+    assert ops_after(model) == ["QuantizeLinear", "QLinearConv", "DequantizeLinear"]
+    compare(model, IMAGE, STEP)
+
+
+def test_a_bias_beyond_int32_stays(build):
+    constants = {"w": KERNELS, "ws": f(0.01), "wz": np.int8(0), "b": f([1e9, 0, 0, 0])}
+    nodes = [*ENTER, node("DequantizeLinear", "w ws wz", "wd", axis=0), node("Conv", "xd wd b", "m"), *LEAVE]
+    model = build(nodes, IMAGE, **constants)
     assert "Conv" in ops_after(model)
     compare(model, IMAGE, STEP)

@@ -10,8 +10,9 @@ from .base import Level
 _NEW_EACH_TIME = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
-# Constants beyond this are not compared: equal ones are rare, and comparing costs.
+# Constants and lists beyond this are not compared: equal ones are rare, and comparing costs.
 _MAX_COMPARED_BYTES = 1024
+_MAX_COMPARED_ITEMS = 128
 
 
 class ShareSubexpressions:
@@ -78,6 +79,8 @@ def _attribute_key(attribute: Attribute) -> Any:
     if isinstance(value, Tensor):
         return _tensor_key(value)
     if isinstance(value, list):
+        if len(value) > _MAX_COMPARED_ITEMS:
+            return None
         return repr(value) if all(isinstance(item, int | float | bytes) for item in value) else None
     return repr(value) if isinstance(value, int | float | bytes) else None
 

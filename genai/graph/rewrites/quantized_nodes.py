@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -120,28 +121,28 @@ def _quantize(graph: Graph, name: str) -> Node | None:
 
 
 def _integer_bias(graph: Graph, name: str, x_scale: str, weight_scale: str) -> str | None:
-    """A bias as int32 at the scale of the products: as it is stored, or rounded where it is stored in float32."""
-    scales = [graph.constant_tensor(scale) for scale in (x_scale, weight_scale)]
-    first, second = scales
+    """A constant bias as int32 at the scale of the products: as it is stored if that is its scale, else rounded."""
+    first, second = graph.constant(x_scale), graph.constant(weight_scale)
     if first is None or second is None:
         return None
-    scale = first.array().reshape(()) * second.array().reshape(-1)
+    scale = first.reshape(()).astype(np.float64) * second.reshape(-1)
     node = made_by(graph, name, "DequantizeLinear")
     if node is None:
-        return _rounded_bias(graph, name, scale)
-    stored, own = graph.constant_tensor(node.input(0)), graph.constant_tensor(node.input(1))
-    point = graph.constant(node.input(2)) if node.input(2) else None
-    if stored is None or own is None or stored.dtype is not DataType.INT32 or (point is not None and np.any(point)):
+        return _rounded(graph, name, graph.constant(name), scale)
+    stored, own = graph.constant(node.input(0)), graph.constant(node.input(1))
+    point = graph.constant(node.input(2)) if node.input(2) else np.zeros((), np.int32)
+    if stored is None or own is None or point is None or stored.ndim != 1 or own.size not in (1, len(stored)):
         return None
-    return node.input(0) if np.allclose(own.array().reshape(-1), scale, rtol=1e-5, atol=0) else None
+    if stored.dtype == np.int32 and not np.any(point) and np.allclose(own.reshape(-1), scale, rtol=1e-5, atol=0):
+        return node.input(0)
+    return _rounded(graph, name, (stored.astype(np.float64) - point) * own.reshape(-1), scale)
 
 
-def _rounded_bias(graph: Graph, name: str, scale: np.ndarray) -> str | None:
-    tensor = graph.constant_tensor(name)
-    if tensor is None or tensor.dtype is not DataType.FLOAT or not np.all(scale > 0):
+def _rounded(graph: Graph, name: str, bias: Any, scale: Any) -> str | None:
+    if bias is None or bias.dtype.kind != "f" or not np.all(scale > 0):
         return None
-    steps = np.rint(tensor.array().astype(np.float64) / scale)
-    if np.any(np.abs(steps) >= 2**31):
+    steps = np.rint(bias.astype(np.float64) / scale)
+    if not np.all(np.abs(steps) < 2**31):
         return None
     rounded = graph.fresh_name(f"{name}/int32")
     graph.add_initializer(Tensor.from_array(rounded, steps.astype(np.int32)))
