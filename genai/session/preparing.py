@@ -15,6 +15,7 @@ from ..graph.gradients import expand_gradients
 from ..graph.ir import Graph, Model, Tensor, Value
 from ..graph.reader import read_model
 from ..graph.rewrites.base import run_rewrites
+from ..graph.rewrites.constant_folding import LiftConstants
 from ..graph.rewrites.standard import SESSION_RULES
 from ..graph.shapes import infer_shapes
 from ..graph.types import DataType, TensorType
@@ -59,6 +60,7 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     outputs = [replace(value) for value in graph.outputs]
     level = options.graph_optimization_level.level
     check_nodes(model)
+    run_rewrites(model, (LiftConstants(),), level)
     infer_shapes(model)
     if expand_gradients(model):
         infer_shapes(model)

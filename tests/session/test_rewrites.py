@@ -15,6 +15,7 @@ import genai as ort
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
 from genai.graph.rewrites.common_subexpressions import ShareSubexpressions
+from genai.graph.rewrites.constant_folding import LiftConstants
 from genai.graph.rewrites.conv_batch_norm import FoldConvBatchNorm
 from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv, FuseConvActivation
 from genai.graph.rewrites.dead_code import RemoveDeadCode
@@ -290,4 +291,12 @@ def test_other_addends_stay(make_model, x, bias):
     constants = {"w": np.arange(12, dtype=np.float32).reshape(4, 3), "b": bias}
     model = make_model(nodes, {"x": X}, {"y": (1, None)}, constants)
     assert ops_after(model, FuseLinear()) == ["MatMul", "Add"]
+    outputs_agree(model, {"x": x})
+
+
+def test_constant_nodes_become_initializers(make_model, x):
+    constant = helper.make_node("Constant", [], ["c"], value_floats=[1.0, 2.0, 3.0, 4.0])
+    given_out = helper.make_node("Constant", [], ["z"], value_float=1.0)
+    model = make_model([constant, given_out, node("Add", "xc", "y")], {"x": X}, {"y": X, "z": (1, [])})
+    assert ops_after(model, LiftConstants()) == ["Constant", "Add"]
     outputs_agree(model, {"x": x})
