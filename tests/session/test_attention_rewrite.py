@@ -96,6 +96,14 @@ def test_what_is_left_alone(build, feed, nodes):
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
+def test_the_older_softmax_without_an_axis_stays(build, feed):
+    model = build(FORMS["bare"])
+    model.opset_import[0].version = 12
+    assert "DenseAttention" not in ops_after(model)
+    before, after = runs(model, feed)
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+
+
 def test_batch_axes_broadcast(build, feed):
     shapes = ((1, [1, 3, 5, 8]), (1, [2, 1, 8, 7]), V, BIAS)
     model = build(FORMS["mask first"], shapes)

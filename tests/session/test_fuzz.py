@@ -186,8 +186,18 @@ def test_damaged_models_and_inputs(cases):
 
 
 @pytest.mark.slow
+def test_a_minute_of_damage(cases):
+    _fuzz_for(cases, seconds=60, seed=100)
+
+
+@pytest.mark.fuzz
 def test_ten_minutes_of_damage(cases):
-    began, seed = time.monotonic(), 100
-    while time.monotonic() - began < 600:
+    _fuzz_for(cases, seconds=600, seed=random.randrange(10**9))
+
+
+def _fuzz_for(cases: list[tuple[onnx.ModelProto, list[Any]]], seconds: float, seed: int) -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        print("seed", seed)
         _fuzz(cases, seed, 500)
         seed += 1

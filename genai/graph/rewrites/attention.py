@@ -33,16 +33,18 @@ class FuseAttention:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
+        # Before version 13 a Softmax without an axis went over all axes from the second on.
+        default_axis = -1 if (model.opset_version() or 0) >= 13 else 1
+        changes = sum(_fuse(graph, node, default_axis) for graph in list(model.graphs()) for node in list(graph.nodes))
         if changes:
             model.opset_imports.setdefault(DOMAIN, 1)
         return changes
 
 
-def _fuse(graph: Graph, product: Node) -> bool:
+def _fuse(graph: Graph, product: Node, default_axis: int) -> bool:
     if product.key != ("", "MatMul"):
         return False
-    softmax, nan_is_zero = _softmax(graph, product.input(0))
+    softmax, nan_is_zero = _softmax(graph, product.input(0), default_axis)
     if softmax is None or not _is_4d_float(graph, softmax.output(0)):
         return False
     scores = _scores(graph, softmax.input(0))
@@ -61,7 +63,7 @@ def _fuse(graph: Graph, product: Node) -> bool:
     return True
 
 
-def _softmax(graph: Graph, name: str) -> tuple[Node | None, bool]:
+def _softmax(graph: Graph, name: str, default_axis: int) -> tuple[Node | None, bool]:
     """The Softmax over the last axis behind a value that nothing else uses; and whether its NaN were made 0."""
     where = made_by(graph, name, "Where")
     if where is not None:
@@ -78,7 +80,7 @@ def _softmax(graph: Graph, name: str) -> tuple[Node | None, bool]:
         softmax, fits = made_by(graph, name, "Softmax"), True
     if softmax is None or not fits or only_user(graph, name) is None:
         return None, False
-    return (softmax if softmax.attribute("axis", -1) in (-1, 3) else None), where is not None
+    return (softmax if softmax.attribute("axis", default_axis) in (-1, 3) else None), where is not None
 
 
 def _users(graph: Graph, name: str) -> set[Node]:
