@@ -142,7 +142,7 @@ def _check_close(name: str, a: Any, b: Any, step: float) -> None:
 common = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-@settings(common, max_examples=60)
+@settings(common, max_examples=40)
 @given(graphs())
 def test_rewrites_change_no_result(model):
     check(model)
