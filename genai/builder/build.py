@@ -11,12 +11,12 @@ from ..errors import ModelFolderError
 from .architectures import find
 from .checkpoint import Checkpoint
 from .checkpoint_weights import CheckpointWeights
-from .folder import tokenizer_files, write_model_folder
+from .folder import write_model_folder
 from .genai_config import search_defaults
 from .options import ExportOptions
 from .size import folder_bytes
 from .spec import DecoderSpec
-from .tokenizer_check import check_tokenizer
+from .tokenizer_files import check_tokenizer, tokenizer_files
 
 # What onnxruntime's attention operator rotates at once.
 _ROTATED_TOGETHER = 16
@@ -24,7 +24,10 @@ _ROTATED_TOGETHER = 16
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build will do: the decoder, the options that fit it, and the bytes that it reads and writes."""
+    """What a build will do: the decoder, the options that fit it, and the bytes that it reads and writes.
+
+    `remarks` is what a user should be told: keys of config.json that nothing here knows, tokens without vectors.
+    """
 
     checkpoint: Checkpoint
     spec: DecoderSpec
@@ -32,6 +35,7 @@ class BuildPlan:
     weights: CheckpointWeights
     read_bytes: int
     written_bytes: int
+    remarks: list[str]
 
 
 def plan_build(
@@ -52,15 +56,19 @@ def plan_build(
     Raises:
         ModelFolderError: files are missing. InputError, ConfigError: they contradict each other.
         UnsupportedModelError: an architecture or a part of one that is not known.
+        TokenizerError: the tokenizer cannot be used.
     """
     checkpoint = Checkpoint(checkpoint_dir)
     architecture = find(checkpoint.config.model_type)
     spec = architecture.describe(checkpoint.config)
-    check_tokenizer(checkpoint.folder, spec.vocab_size)
+    remarks = check_tokenizer(checkpoint.folder, spec.vocab_size)
+    if unread := checkpoint.config.unread:
+        remarks.append(f"config.json has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
     options = _fitting(options or ExportOptions(), spec)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
-    return BuildPlan(checkpoint, spec, options, weights, weights.total_bytes, folder_bytes(spec, options) + copied)
+    written = folder_bytes(spec, options) + copied
+    return BuildPlan(checkpoint, spec, options, weights, weights.total_bytes, written, remarks)
 
 
 def build_model(

@@ -20,7 +20,7 @@ from genai.builder import build_model, plan_build
 from genai.builder.options import ExportOptions
 from genai.builder.safetensors_file import SafetensorsFile
 from genai.engine.decoder import compute as compute_pending
-from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, UnsupportedModelError
+from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, TokenizerError, UnsupportedModelError
 
 FP32 = ExportOptions(precision="fp32")
 WEIGHTS = "model.safetensors"
@@ -329,15 +329,34 @@ def test_no_tokenizer(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
     refuse(checkpoint, ModelFolderError, "no tokenizer.json and no tokenizer.model")
     (checkpoint / "tokenizer.model").write_bytes(b"\n")
-    assert (build_model(checkpoint, checkpoint.parent / "out", FP32) / "tokenizer.model").exists()
+    refuse(checkpoint, TokenizerError, "is not a SentencePiece model that can be used")
+    (checkpoint / "tokenizer.model").unlink()
+    (checkpoint / "tekken.json").write_text("{}")
+    refuse(checkpoint, ModelFolderError, "tekken.json is not read here")
+
+
+def test_tokenizer_that_is_none(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text('{"model": 3}')
+    refuse(checkpoint, TokenizerError, "is not a usable tokenizer")
 
 
 def test_tokenizer_larger_than_the_vocabulary(checkpoint: Path) -> None:
-    path = checkpoint / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["added_tokens"] = [{"id": 101, "content": "<extra>"}]
-    path.write_text(json.dumps(tokenizer))
+    write_added_token(checkpoint, special=False)
     refuse(checkpoint, InputError, "the tokenizer has token 101, the model's vocabulary ends at 100")
+
+
+def test_a_special_token_beyond_the_vocabulary_is_said(checkpoint: Path) -> None:
+    """Gemma 3's text models share a tokenizer with those that see images."""
+    write_added_token(checkpoint, special=True)
+    assert plan_build(checkpoint).remarks == ["the tokenizer's '<extra>' (101) is not in the model's vocabulary"]
+
+
+def write_added_token(folder: Path, *, special: bool) -> None:
+    from tokenizers import AddedToken, Tokenizer, models
+
+    tokenizer = Tokenizer(models.BPE({f"t{i}": i for i in range(101)}, []))
+    tokenizer.add_tokens([AddedToken("<extra>", special=special)])
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 # --- malformed safetensors ---------------------------------------------------------------------------------------
@@ -355,9 +374,9 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("header", "text"),
     [
-        (b"{", "is not JSON"),
-        (b"\xff\xfe", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
+        (b"{", "is not sound JSON"),
+        (b"\xff\xfe", "is not sound JSON"),
+        (b"[" * 100_000, "is not sound JSON"),
         ([], "is a list"),
         ({"a": 3}, "lacks dtype"),
         ({"a": {"dtype": "F32", "shape": [2]}}, "lacks dtype"),
@@ -371,6 +390,12 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**GOOD, "data_offsets": [0, 4]}}, "bytes 0 to 4 of 8"),
         ({"a": {**GOOD, "data_offsets": [0]}}, "data_offsets [0]"),
         ({"a": {**GOOD, "shape": [10**30]}}, "bytes 0 to 8 of 8"),
+        ({"a": {**GOOD, "shape": [2**32, 2**32]}}, "bytes 0 to 8 of 8"),
+        ({"a": {**GOOD, "data_offsets": [-8, 0]}}, "data_offsets [-8, 0]"),
+        ({"a": GOOD, "b": GOOD}, "'b' begins at byte 0, 'a' ends at 8"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, "'a' begins at byte 4, 'the header' ends at 0"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "the last tensor ends at byte 4 of 8"),
+        (b'{"a": %b, "a": %b}' % ((json.dumps(GOOD).encode(),) * 2), "it names 'a' twice"),
     ],
 )
 def test_malformed_headers(tmp_path: Path, header: Any, text: str) -> None:

@@ -104,7 +104,7 @@ def test_batched(case: Any) -> None:
         sequence.close()
 
 
-@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("precision", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_quantised(
     quantised: Any, golden: Any, golden_folder: Any, rounded_weights: Any, precision: Any, tmp_path: Path
 ) -> None:
