@@ -18,18 +18,19 @@ from genai.builder import folder as folder_module
 from genai.builder.unfinished import locked, unfinished_folder
 from genai.errors import ModelFolderError
 
-# `genai` with a pause after every tensor.
+# A pause after every tensor; then the command line, or what `genai chat` does first with a checkpoint.
 SLOW = """
 import sys, time
+from pathlib import Path
 from genai.builder.data_file import DataFile
 append = DataFile.append
 def slow(self, *arguments):
     time.sleep(0.02)
     return append(self, *arguments)
 DataFile.append = slow
-from genai.cli.__main__ import main
-main(sys.argv[1:])
 """
+BUILD = SLOW + "from genai.cli.__main__ import main; main(sys.argv[1:])"
+RESOLVE = SLOW + "from genai.cli.checkpoint import model_folder; print(model_folder(Path(sys.argv[1])))"
 
 
 @pytest.fixture
@@ -39,12 +40,12 @@ def checkpoint(golden: Any, letter_tokenizer: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """start(*arguments) -> the command line in a process of its own, slowed down."""
+    """start(code, *arguments) -> a process of its own, with a cache of its own."""
 
-    def run(*arguments: Any) -> subprocess.Popen[str]:
+    def run(code: str, *arguments: Any) -> subprocess.Popen[str]:
         environment = os.environ | {"GENAI_CACHE_DIR": str(tmp_path / "cache")}
         return subprocess.Popen(
-            [sys.executable, "-c", SLOW, *map(str, arguments)],
+            [sys.executable, "-c", code, *map(str, arguments)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -66,7 +67,7 @@ def wait_for(folder: Path, pattern: str) -> Path:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_leave_nothing(start: Any, checkpoint: Path, tmp_path: Path, number: int, code: int) -> None:
-    build = start("build", checkpoint, "-o", tmp_path / "out")
+    build = start(BUILD, "build", checkpoint, "-o", tmp_path / "out")
     wait_for(tmp_path, ".out.*.unfinished/model.onnx.data")
     build.send_signal(number)
     stderr = build.communicate(timeout=60)[1]
@@ -76,7 +77,7 @@ def test_signals_leave_nothing(start: Any, checkpoint: Path, tmp_path: Path, num
 
 
 def test_what_a_killed_build_left_is_removed_by_the_next(start: Any, checkpoint: Path, tmp_path: Path) -> None:
-    build = start("build", checkpoint, "-o", tmp_path / "out")
+    build = start(BUILD, "build", checkpoint, "-o", tmp_path / "out")
     left = wait_for(tmp_path, ".out.*.unfinished")
     build.kill()
     build.communicate(timeout=60)
@@ -113,13 +114,13 @@ def test_two_builds_of_one_folder(checkpoint: Path, tmp_path: Path, monkeypatch:
 def test_two_first_uses_at_once(start: Any, checkpoint: Path, tmp_path: Path) -> None:
     """One builds, the other waits for it and finds the folder; a checkpoint that cannot be written to is enough."""
     checkpoint.chmod(0o555)
-    arguments = ("info", checkpoint, "--json")
-    one = start(*arguments)
+    one = start(RESOLVE, checkpoint)
     wait_for(tmp_path / "cache", "genai/models/.hf-*.unfinished/model.onnx.data")
-    two = start(*arguments)
+    two = start(RESOLVE, checkpoint)
     results = [process.communicate(timeout=120) for process in (one, two)]
     checkpoint.chmod(0o755)
     assert [process.returncode for process in (one, two)] == [0, 0], results
     assert "Building an INT4 model" in results[0][1]
     assert "waiting for another build" in results[1][1]
-    assert len(list((tmp_path / "cache" / "genai" / "models").iterdir())) == 1
+    assert results[0][0] == results[1][0]
+    assert [str(path) for path in (tmp_path / "cache" / "genai" / "models").iterdir()] == [results[0][0].strip()]
