@@ -24,21 +24,24 @@ def model_folder(path: Path, *, build: bool = True) -> Path:
     """A model folder as it is; a Hugging Face checkpoint built into the cache, asking first on a terminal."""
     from genai.builder.resolve import resolve_model_folder
 
-    with ended_by_sigterm():
+    with interruptible():
         return resolve_model_folder(path, build=build, ask=ask, watch=watch, waiting=waiting)
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block by an exception, as Ctrl-C does: an unfinished folder is then removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the block by an exception, as Ctrl-C does: the unfinished folder is removed, and that is said."""
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number)) if on_main else None
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        # The bar's line has no end yet.
+        say(("\n" if sys.stderr.isatty() else "") + "genai: interrupted, nothing was built")
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if on_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def waiting(folder: Path) -> None:
