@@ -86,7 +86,7 @@ def _exporter(name: str, tokens: dict[str, Any], past_names: list[str]) -> dict[
         axes = {**tokens, **{past: {0: "b", 2: "p"} for past in past_names}}
         return {"dynamic_axes": axes, "opset_version": 17, "dynamo": False}
     free = torch.export.Dim.DYNAMIC
-    given = [{axis: free for axis in (0, 1)} for _ in tokens]
+    given = [dict.fromkeys((0, 1), free) for _ in tokens]
     shapes = (*given, tuple({0: free, 2: free} for _ in past_names))
     return {"dynamic_shapes": shapes, "opset_version": 18, "dynamo": True, "external_data": False}
 

@@ -18,10 +18,9 @@ from genai.builder import folder as folder_module
 from genai.builder.unfinished import locked, unfinished_folder
 from genai.errors import ModelFolderError
 
-# A pause after every tensor; then the command line, or what `genai chat` does first with a checkpoint.
+# The command line with a pause after every tensor; and what `genai chat` does first with a checkpoint.
 SLOW = """
 import sys, time
-from pathlib import Path
 from genai.builder.data_file import DataFile
 append = DataFile.append
 def slow(self, *arguments):
@@ -30,7 +29,12 @@ def slow(self, *arguments):
 DataFile.append = slow
 """
 BUILD = SLOW + "from genai.cli.__main__ import main; main(sys.argv[1:])"
-RESOLVE = SLOW + "from genai.cli.checkpoint import model_folder; print(model_folder(Path(sys.argv[1])))"
+RESOLVE = """
+import sys
+from pathlib import Path
+from genai.cli.checkpoint import model_folder
+print(model_folder(Path(sys.argv[1])))
+"""
 
 
 @pytest.fixture
@@ -113,14 +117,16 @@ def test_two_builds_of_one_folder(checkpoint: Path, tmp_path: Path, monkeypatch:
 
 def test_two_first_uses_at_once(start: Any, checkpoint: Path, tmp_path: Path) -> None:
     """One builds, the other waits for it and finds the folder; a checkpoint that cannot be written to is enough."""
+    models = tmp_path / "cache" / "genai" / "models"
+    models.mkdir(parents=True)
     checkpoint.chmod(0o555)
-    one = start(RESOLVE, checkpoint)
-    wait_for(tmp_path / "cache", "genai/models/.hf-*.unfinished/model.onnx.data")
-    two = start(RESOLVE, checkpoint)
-    results = [process.communicate(timeout=120) for process in (one, two)]
+    with locked(models):  # a third, so that both have to wait
+        processes = [start(RESOLVE, checkpoint) for _ in range(2)]
+        for process in processes:
+            assert "Building an INT4 model" in process.stderr.readline()
+            assert "waiting for another build" in process.stderr.readline()
+    results = [process.communicate(timeout=120) for process in processes]
     checkpoint.chmod(0o755)
-    assert [process.returncode for process in (one, two)] == [0, 0], results
-    assert "Building an INT4 model" in results[0][1]
-    assert "waiting for another build" in results[1][1]
+    assert [process.returncode for process in processes] == [0, 0], results
     assert results[0][0] == results[1][0]
-    assert [str(path) for path in (tmp_path / "cache" / "genai" / "models").iterdir()] == [results[0][0].strip()]
+    assert [str(path) for path in models.iterdir()] == [results[0][0].strip()]
