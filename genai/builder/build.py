@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ..errors import ModelFolderError
+from ..errors import ConfigError, ModelFolderError, OptionError
+from ..sampling_defaults import model_defaults
+from ..text.special_ids import generation_defaults
 from .architectures import find
-from .checkpoint import Checkpoint
+from .checkpoint import GENERATION_CONFIG, Checkpoint
 from .checkpoint_weights import CheckpointWeights
 from .folder import write_model_folder
 from .genai_config import search_defaults
@@ -33,6 +36,7 @@ class BuildPlan:
     spec: DecoderSpec
     options: ExportOptions
     weights: CheckpointWeights
+    search: Mapping[str, Any]
     read_bytes: int
     written_bytes: int
     remarks: list[str]
@@ -68,7 +72,20 @@ def plan_build(
     options = _fitting(options or ExportOptions(), spec)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
     written = folder_bytes(spec, options) + copied
-    return BuildPlan(checkpoint, spec, options, weights, weights.total_bytes, written, remarks)
+    search = _search(checkpoint, spec.vocab_size)
+    return BuildPlan(checkpoint, spec, options, weights, search, weights.total_bytes, written, remarks)
+
+
+def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
+    """Search options out of generation_config.json, if the engine will take them when the model is loaded."""
+    search = search_defaults(checkpoint.config.generation)
+    try:
+        model_defaults({**generation_defaults(checkpoint.folder).sampling, **search}, vocab_size)
+    except OptionError as error:
+        raise ConfigError(
+            f"{GENERATION_CONFIG}: {error.what}", error.why, "correct the file, or remove the key"
+        ) from error
+    return search
 
 
 def build_model(
@@ -101,7 +118,7 @@ def execute(plan: BuildPlan, output: Path) -> Path:
         plan.options,
         plan.weights,
         tokenizer_dir=plan.checkpoint.folder,
-        search=search_defaults(plan.checkpoint.config.generation),
+        search=plan.search,
     )
 
 

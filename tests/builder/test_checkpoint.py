@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import struct
@@ -117,7 +118,7 @@ def test_float_types(checkpoint: Path, tmp_path: Path, dtype: Any) -> None:
 
 def test_generation_config(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [5, 2], "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": "much"})
+        json.dumps({"eos_token_id": [5, 2], "do_sample": True, "temperature": 0.6, "top_k": 20})
     )
     config = json.loads((build_model(checkpoint, tmp_path / "out", FP32) / "genai_config.json").read_text())
     assert config["model"]["eos_token_id"] == [5, 2]
@@ -194,6 +195,23 @@ def test_config_is_no_object(checkpoint: Path, text: str) -> None:
 def test_config_values(checkpoint: Path, changes: dict[str, Any], text: str) -> None:
     change_config(checkpoint, **changes)
     refuse(checkpoint, ConfigError, text)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"temperature": math.nan}, "generation_config.json: temperature = nan"),
+        ({"top_p": 2.0}, "generation_config.json: top_p = 2.0"),
+        ({"repetition_penalty": 0}, "generation_config.json: repetition_penalty = 0"),
+    ],
+)
+def test_generation_config_that_cannot_be_obeyed(checkpoint: Path, values: dict[str, Any], text: str) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps(values))
+    refuse(checkpoint, ConfigError, text)
+    (checkpoint / "generation_config.json").write_text('{"top_p": "much"}')
+    refuse(checkpoint, TokenizerError, "generation_config.json: top_p = 'much'")
+    (checkpoint / "generation_config.json").write_text("[]")
+    refuse(checkpoint, InputError, "generation_config.json: holds a list")
 
 
 def test_unknown_architecture(checkpoint: Path) -> None:
