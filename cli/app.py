@@ -10,6 +10,7 @@ import typer
 import typer.main
 
 from . import bench, build, doctor, evaluate, generate, info
+from . import run as run_command
 from .chat.command import chat
 from .terminal import ReaderGone, say
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("chat")(chat)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
+app.command("run")(run_command.run)
 app.command("build")(build.build)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options as opt
+from .run import ModelFile, extents
 from .terminal import emit
 
 app = typer.Typer(help="Measure speed: medians over several runs.", no_args_is_help=True)
@@ -53,10 +54,25 @@ def prefill(
     _report(bench_prefill(loaded, tokens=tokens, repeat=repeat), as_json)
 
 
+@app.command()
+def session(
+    file: ModelFile,
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT of a symbolic dimension.")] = None,
+    repeat: Repeat = 10,
+    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
+    compare: Annotated[bool, typer.Option("--compare", help="Measure onnxruntime in turn with us.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Milliseconds to load and run any ONNX model, on made-up inputs."""
+    from genai.session_benchmark import bench_session
+
+    _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
+
+
 def _report(result: dict[str, object], as_json: bool) -> None:
     if as_json:
         emit(json.dumps(result), "\n")
         return
     for name, value in result.items():
-        shown = f"{value:.1f}" if isinstance(value, float) else value
+        shown = f"{value:.4g}" if isinstance(value, float) else value
         emit(f"{name.replace('_', ' '):<20} {shown}", "\n")

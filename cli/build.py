@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .checkpoint import watch
+from .checkpoint import interruptible, watch
 from .terminal import emit, say
 
 
@@ -43,7 +43,8 @@ def build(
     start = time.monotonic()
     plan = plan_build(checkpoint, options, force=force, progress=lambda count: report[0](count))
     report.append(watch(plan))
-    folder = execute(plan, output)
+    with interruptible():
+        folder = execute(plan, output)
     for name in plan.weights.replaced:
         say(f"genai: {name} held NaN or infinite values, now 0 (--force)")
     written = sum(file.stat().st_size for file in folder.iterdir())

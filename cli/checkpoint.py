@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +24,29 @@ def model_folder(path: Path, *, build: bool = True) -> Path:
     """A model folder as it is; a Hugging Face checkpoint built into the cache, asking first on a terminal."""
     from genai.builder.resolve import resolve_model_folder
 
-    return resolve_model_folder(path, build=build, ask=ask, watch=watch)
+    with interruptible():
+        return resolve_model_folder(path, build=build, ask=ask, watch=watch, waiting=waiting)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the block by an exception, as Ctrl-C does: the unfinished folder is removed, and that is said."""
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number)) if on_main else None
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        # The bar's line has no end yet.
+        say(("\n" if sys.stderr.isatty() else "") + "genai: interrupted, nothing was built")
+        raise
+    finally:
+        if on_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def waiting(folder: Path) -> None:
+    """Another process builds into the same cache."""
+    say(f"genai: waiting for another build in {folder} (Ctrl-C ends this)")
 
 
 def ask(question: str) -> bool:
@@ -34,7 +59,9 @@ def ask(question: str) -> bool:
 
 
 def watch(plan: BuildPlan) -> Callable[[int], None]:
-    """A bar for terminals, nothing elsewhere."""
+    """Say what is odd about the checkpoint; then a bar for terminals, nothing elsewhere."""
+    for remark in plan.remarks:
+        say(f"genai: {remark}")
     return ProgressBar(plan.read_bytes) if sys.stderr.isatty() else lambda count: None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +28,13 @@ def info(
     kv_type: opt.KvType = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Describe a model without loading it: architecture, size, cache per token, and whether it fits into memory."""
+    """Describe a model without loading it: architecture, size, cache per token, and whether it fits into memory.
+
+    Of an .onnx file: its inputs, outputs, operators and sizes.
+    """
+    if model is not None and model.suffix == ".onnx":
+        _describe_file(model, as_json)
+        return
     from genai.bundled import bundled_model
     from genai.model import check_model_options
     from genai.model_info import describe
@@ -38,6 +45,19 @@ def info(
         emit(json.dumps(facts, indent=2), "\n")
     else:
         emit(aligned([(name, printable(text)) for name, text in _lines(facts)]), "\n")
+
+
+def _describe_file(path: Path, as_json: bool) -> None:
+    from genai.session_info import describe_onnx
+
+    facts = describe_onnx(path)
+    if as_json:
+        emit(json.dumps(facts, indent=2), "\n")
+    else:
+        lines = [
+            (name.replace("_", " "), "-" if value is None else printable(str(value))) for name, value in facts.items()
+        ]
+        emit(aligned(lines), "\n")
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

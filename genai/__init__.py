@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .session.names import SESSION_NAMES
+
 __version__ = "0.1.0"
 
 # In a checkout the rooms kernels/, kvcache/, quant/, cli/ and configs/ lie beside this folder; installed, inside it.
@@ -34,6 +36,39 @@ if TYPE_CHECKING:
     from .llm import LLM as LLM
     from .model import Model as Model
     from .sampling_params import SamplingParams as SamplingParams
+    from .session.binding import IOBinding as IOBinding
+    from .session.binding import SessionIOBinding as SessionIOBinding
+    from .session.custom_ops import register_op as register_op
+    from .session.errors import EngineError as EngineError
+    from .session.errors import EPFail as EPFail
+    from .session.errors import Fail as Fail
+    from .session.errors import InvalidArgument as InvalidArgument
+    from .session.errors import InvalidGraph as InvalidGraph
+    from .session.errors import InvalidProtobuf as InvalidProtobuf
+    from .session.errors import ModelLoaded as ModelLoaded
+    from .session.errors import NoModel as NoModel
+    from .session.errors import NoSuchFile as NoSuchFile
+    from .session.errors import NotImplemented as NotImplemented
+    from .session.errors import RuntimeException as RuntimeException
+    from .session.inference_session import InferenceSession as InferenceSession
+    from .session.machine import disable_telemetry_events as disable_telemetry_events
+    from .session.machine import enable_telemetry_events as enable_telemetry_events
+    from .session.machine import get_all_providers as get_all_providers
+    from .session.machine import get_available_providers as get_available_providers
+    from .session.machine import get_build_info as get_build_info
+    from .session.machine import get_device as get_device
+    from .session.machine import get_version_string as get_version_string
+    from .session.machine import set_default_logger_severity as set_default_logger_severity
+    from .session.machine import set_default_logger_verbosity as set_default_logger_verbosity
+    from .session.metadata import ModelMetadata as ModelMetadata
+    from .session.metadata import NodeArg as NodeArg
+    from .session.options import ExecutionMode as ExecutionMode
+    from .session.options import ExecutionOrder as ExecutionOrder
+    from .session.options import GraphOptimizationLevel as GraphOptimizationLevel
+    from .session.options import RunOptions as RunOptions
+    from .session.options import SessionOptions as SessionOptions
+    from .session.values import OrtDevice as OrtDevice
+    from .session.values import OrtValue as OrtValue
     from .tensor import Tensor as Tensor
     from .tokenizer import Tokenizer as Tokenizer
     from .tokenizer import TokenizerStream as TokenizerStream
@@ -59,6 +94,7 @@ _LAZY = {
     "is_cuda_available": ".later",
     "register_execution_provider_library": ".later",
     "set_log_options": ".later",
+    **SESSION_NAMES,
 }
 
 __all__ = [*_LAZY, "__version__"]

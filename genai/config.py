@@ -123,7 +123,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
         raise ModelFolderError(
             f"{folder}: {CONFIG_NAME} is missing",
             "a model folder is described by that file",
-            "give a folder made by a model builder, such as onnxruntime-genai's",
+            "give a folder made by a model builder; of a Hugging Face checkpoint `genai build` makes one",
         ) from error
     except OSError as error:
         raise ModelFolderError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error

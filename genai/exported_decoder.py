@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .config import Config
 from .errors import GenaiError
 from .graph.exported_attention import find_plain_attention, replace_plain_attention
+from .graph.exported_shapes import settle_shapes
 from .graph.flatten import FlatDecoder, flatten_decoder
 from .graph.ir import Model, Value
 from .graph.reader import read_model
@@ -108,5 +109,5 @@ def _feeds(config: Config, model: Model, past: int, new: int) -> dict[str, Any]:
 
 def _read(config: Config) -> Model:
     model = read_model(config.folder / config.model.decoder.filename)
-    infer_shapes(model)
+    settle_shapes(model, config.model.decoder.names)
     return model

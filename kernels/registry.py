@@ -24,6 +24,15 @@ class Kernel(Protocol):
     def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
 
 
+class Subgraph(Protocol):
+    """A compiled subgraph: a kernel, and per output (dtype, sizes), None where the graph does not say."""
+
+    @property
+    def outputs(self) -> Sequence[tuple[Any, tuple[int | None, ...] | None]]: ...
+
+    def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
+
+
 class Packer(Protocol):
     """Shares packed weights: the same constants in the same format are packed once."""
 
@@ -54,7 +63,7 @@ class NodeSpec:
     constants: tuple[Array | None, ...]
     weights: Packer
     options: Mapping[str, Any] = field(default_factory=dict)
-    subgraphs: Mapping[str, Kernel] = field(default_factory=dict)
+    subgraphs: Mapping[str, Subgraph] = field(default_factory=dict)
     proto: Callable[[], Any] | None = None
 
     def has(self, index: int) -> bool:
@@ -106,7 +115,8 @@ class Registry:
 
         def add(factory: KernelFactory) -> KernelFactory:
             entries = self._entries.setdefault((domain, op_type, device), [])
-            entries.append(Entry(domain, op_type, since_version, device, source, factory))
+            # Of one version the latest registration comes first, so that users can replace kernels.
+            entries.insert(0, Entry(domain, op_type, since_version, device, source, factory))
             entries.sort(key=lambda entry: entry.since_version, reverse=True)
             return factory
 
@@ -133,15 +143,34 @@ REGISTRY = Registry()
 register = REGISTRY.register
 
 _OP_MODULES = (
+    "activations",
+    "attention",
+    "casting",
+    "contrib_attention",
+    "contrib_fused",
+    "contrib_quantized",
     "control",
+    "convolution",
     "decoder",
+    "dense_attention",
     "elementwise",
     "experts",
+    "indexing",
     "matmul",
+    "ml",
     "movement",
     "normalization",
+    "pooling",
+    "quantization",
     "quantized",
+    "random",
+    "recurrent",
     "reduction",
+    "regex",
+    "resize",
+    "sequences",
+    "text",
+    "trees",
 )
 
 

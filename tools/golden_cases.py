@@ -75,11 +75,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [3],
         },
     ),
+    "qwen2_moe_windows": (
+        "qwen2_moe",
+        {
+            **DERIVED,
+            **EXPERTS,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 41,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 5,
+        },
+    ),
     "qwen3_moe": ("qwen3_moe", {**HEADS, **EXPERTS, "num_experts": 6, "norm_topk_prob": True, "mlp_only_layers": [2]}),
     "phi": ("phi", {**DERIVED, "num_attention_heads": 3, "num_key_value_heads": 3, "partial_rotary_factor": 0.5}),
     "phi_qk_norm": ("phi", {**DERIVED, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
     "phi3": ("phi3", {**DERIVED, "sliding_window": 11}),
     "phi3_longrope": ("phi3", {**DERIVED, "original_max_position_embeddings": 24, **_rope("longrope", **_LONG)}),
+    "phi3_partial": (
+        "phi3",
+        {
+            **DERIVED,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 24,
+            "partial_rotary_factor": 0.6,
+            **_rope("longrope", **{**_LONG, "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 2.0, 4.0]}),
+        },
+    ),
     "phimoe": (
         "phimoe",
         {
@@ -118,6 +141,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("smollm3", {**DERIVED, "no_rope_layer_interval": 3}),
+    "smollm3_windows": ("smollm3", {**DERIVED, "use_sliding_window": True, "sliding_window": 9}),
     "olmo": ("olmo", {**DERIVED, "clip_qkv": 1.1}),
     "olmo2": ("olmo2", DERIVED),
     "granite": ("granite", {**DERIVED, **GRANITE}),
@@ -131,6 +155,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon": ("falcon", {**DERIVED, "multi_query": True, "parallel_attn": True}),
     "falcon_grouped": ("falcon", {**DERIVED, "new_decoder_architecture": True, "num_kv_heads": 3, "bias": True}),
+    "falcon_one_norm": (
+        "falcon",
+        {**DERIVED, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
     "falcon_sequential": ("falcon", {**DERIVED, "multi_query": False, "parallel_attn": False, "bias": True}),
     "gpt2": (
         "gpt2",

@@ -29,11 +29,14 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# name -> (model_type, attention implementation, changes)
+# name -> (model_type, attention implementation, changes); those named "dynamo" come from the newer exporter
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_eager": ("llama", "eager", {}),
     "qwen2_sdpa": ("qwen2", "sdpa", {"head_dim": 4}),
     "mistral_window": ("mistral", "eager", {"sliding_window": 7}),
+    "gpt_neox_sdpa": ("gpt_neox", "sdpa", {"num_key_value_heads": 6, "head_dim": None, "rotary_pct": 0.5}),
+    "llama_dynamo": ("llama", "eager", {}),
+    "qwen2_sdpa_dynamo": ("qwen2", "sdpa", {"head_dim": 4}),
     "gemma2_softcap": ("gemma2", "eager", {"sliding_window": 7, "query_pre_attn_scalar": 6}),
 }
 
@@ -54,8 +57,9 @@ def make_export(name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     kinds = [f"{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
     past_names = [f"past_key_values.{kind}" for kind in kinds]
-    size = config.head_dim if hasattr(config, "head_dim") else config.hidden_size // config.num_attention_heads
-    past = [torch.randn(2, config.num_key_value_heads, 4, size) for _ in kinds]
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    past = [torch.randn(2, kv_heads, 4, size) for _ in kinds]
     ids, mask = torch.randint(3, VOCAB, (2, 5)), torch.ones(2, 9, dtype=torch.long)
     positions = torch.arange(4, 9)[None].expand(2, -1).contiguous()
     tokens = {"input_ids": {0: "b", 1: "s"}, "attention_mask": {0: "b", 1: "t"}, "position_ids": {0: "b", 1: "s"}}
@@ -65,9 +69,7 @@ def make_export(name: str) -> None:
         str(folder / "model.onnx"),
         input_names=[*tokens, *past_names],
         output_names=["logits", *(f"present.{kind}" for kind in kinds)],
-        dynamic_axes={**tokens, **{name: {0: "b", 2: "p"} for name in past_names}},
-        opset_version=17,
-        dynamo=False,
+        **_exporter(name, tokens, past_names),
     )
     shorten(folder / "model.onnx")
     prompt = np.random.default_rng(0).integers(3, VOCAB, PROMPT)
@@ -75,6 +77,18 @@ def make_export(name: str) -> None:
         logits = model(torch.tensor(prompt[None])).logits[0].numpy()
     save_file({"input_ids": prompt, "logits": np.ascontiguousarray(logits)}, folder / "golden.safetensors")
     (folder / "genai_config.json").write_text(json.dumps(genai_config(config, size), indent=1) + "\n")
+
+
+def _exporter(name: str, tokens: dict[str, Any], past_names: list[str]) -> dict[str, Any]:
+    import torch
+
+    if "dynamo" not in name:
+        axes = {**tokens, **{past: {0: "b", 2: "p"} for past in past_names}}
+        return {"dynamic_axes": axes, "opset_version": 17, "dynamo": False}
+    free = torch.export.Dim.DYNAMIC
+    given = [dict.fromkeys((0, 1), free) for _ in tokens]
+    shapes = (*given, tuple({0: free, 2: free} for _ in past_names))
+    return {"dynamic_shapes": shapes, "opset_version": 18, "dynamo": True, "external_data": False}
 
 
 def wrapped(model: Any) -> Any:
@@ -107,9 +121,12 @@ def shorten(path: Path) -> None:
     names = {name: f"v{i}" for i, name in enumerate(made)}
     for node in model.graph.node:
         node.name, node.doc_string = "", ""
+        del node.metadata_props[:]
         for fields in (node.input, node.output):
             fields[:] = [names.get(name, name) for name in fields]
     del model.graph.value_info[:]
+    for holder in (model, model.graph, *model.graph.initializer, *model.graph.input, *model.graph.output):
+        del holder.metadata_props[:]
     onnx.save(model, path)
 
 
@@ -119,7 +136,7 @@ def genai_config(config: Any, head_size: int) -> dict[str, Any]:
         "head_size": head_size,
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", config.num_attention_heads),
         "num_hidden_layers": LAYERS,
         "inputs": {
             "input_ids": "input_ids",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ..errors import ModelFolderError
+from ..errors import ConfigError, ModelFolderError, OptionError
+from ..sampling_defaults import model_defaults
+from ..text.special_ids import generation_defaults
 from .architectures import find
-from .checkpoint import Checkpoint
+from .checkpoint import GENERATION_CONFIG, Checkpoint
 from .checkpoint_weights import CheckpointWeights
-from .folder import tokenizer_files, write_model_folder
+from .folder import write_model_folder
 from .genai_config import search_defaults
 from .options import ExportOptions
 from .size import folder_bytes
 from .spec import DecoderSpec
-from .tokenizer_check import check_tokenizer
+from .tokenizer_files import check_tokenizer, tokenizer_files
 
 # What onnxruntime's attention operator rotates at once.
 _ROTATED_TOGETHER = 16
@@ -24,14 +27,19 @@ _ROTATED_TOGETHER = 16
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build will do: the decoder, the options that fit it, and the bytes that it reads and writes."""
+    """What a build will do: the decoder, the options that fit it, and the bytes that it reads and writes.
+
+    `remarks` is what a user should be told: keys of config.json that nothing here knows, tokens without vectors.
+    """
 
     checkpoint: Checkpoint
     spec: DecoderSpec
     options: ExportOptions
     weights: CheckpointWeights
+    search: Mapping[str, Any]
     read_bytes: int
     written_bytes: int
+    remarks: list[str]
 
 
 def plan_build(
@@ -52,15 +60,32 @@ def plan_build(
     Raises:
         ModelFolderError: files are missing. InputError, ConfigError: they contradict each other.
         UnsupportedModelError: an architecture or a part of one that is not known.
+        TokenizerError: the tokenizer cannot be used.
     """
     checkpoint = Checkpoint(checkpoint_dir)
     architecture = find(checkpoint.config.model_type)
     spec = architecture.describe(checkpoint.config)
-    check_tokenizer(checkpoint.folder, spec.vocab_size)
+    remarks = check_tokenizer(checkpoint.folder, spec.vocab_size)
+    if unread := checkpoint.config.unread:
+        remarks.append(f"config.json has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
     options = _fitting(options or ExportOptions(), spec)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
-    return BuildPlan(checkpoint, spec, options, weights, weights.total_bytes, folder_bytes(spec, options) + copied)
+    written = folder_bytes(spec, options) + copied
+    search = _search(checkpoint, spec.vocab_size)
+    return BuildPlan(checkpoint, spec, options, weights, search, weights.total_bytes, written, remarks)
+
+
+def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
+    """Search options out of generation_config.json, if the engine will take them when the model is loaded."""
+    search = search_defaults(checkpoint.config.generation)
+    try:
+        model_defaults({**generation_defaults(checkpoint.folder).sampling, **search}, vocab_size)
+    except OptionError as error:
+        raise ConfigError(
+            f"{GENERATION_CONFIG}: {error.what}", error.why, "correct the file, or remove the key"
+        ) from error
+    return search
 
 
 def build_model(
@@ -93,7 +118,7 @@ def execute(plan: BuildPlan, output: Path) -> Path:
         plan.options,
         plan.weights,
         tokenizer_dir=plan.checkpoint.folder,
-        search=search_defaults(plan.checkpoint.config.generation),
+        search=plan.search,
     )
 
 

@@ -93,10 +93,10 @@ def _generation_config(folder: Path) -> dict[str, Any]:
 
 
 def _tensor_files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_file():  # first, as transformers does where a folder has both
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         return _shards(folder)
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelFolderError(

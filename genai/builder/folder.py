@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,11 @@ from .genai_config import genai_config
 from .graph_writer import GraphWriter
 from .options import ExportOptions
 from .spec import DecoderSpec
+from .tokenizer_files import copy_tokenizer, require_tokenizer
+from .unfinished import unfinished_folder
 from .weights import Weights
 
 MODEL, DATA, CONFIG = "model.onnx", "model.onnx.data", "genai_config.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "generation_config.json",
-)
-# Either of these is a whole tokenizer.
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 def write_model_folder(
@@ -52,7 +39,7 @@ def write_model_folder(
         path: the folder to make; its parent must exist, itself not.
         weights: arrays by Hugging Face name, such as "model.layers.0.self_attn.q_proj.weight", of any float type.
             It may load them lazily: they are read one after the other and freed.
-        tokenizer_dir: folder whose tokenizer files are copied; it must hold tokenizer.json or tokenizer.model.
+        tokenizer_dir: folder whose tokenizer is taken over: tokenizer.json, or a SentencePiece model.
         search: defaults of genai_config.json's search options, beside greedy search.
 
     Raises:
@@ -60,23 +47,18 @@ def write_model_folder(
         InputError: a tensor is missing, of another shape or type, or not finite.
     """
     target = Path(path)
-    tokenizer = [] if tokenizer_dir is None else tokenizer_files(Path(tokenizer_dir))
+    if tokenizer_dir is not None:
+        require_tokenizer(Path(tokenizer_dir))
     _require_absent(target)
     try:
-        # Beside the target, so that the rename at the end cannot cross file systems.
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent))
+        with unfinished_folder(target) as unfinished:
+            _write_files(unfinished, spec, options, weights, search or {})
+            if tokenizer_dir is not None:
+                copy_tokenizer(Path(tokenizer_dir), unfinished)
+            _require_absent(target)
+            unfinished.rename(target)
     except OSError as error:
         raise _not_writable(target, error) from error
-    try:
-        unfinished.chmod(0o755)
-        _write_files(unfinished, spec, options, weights, search or {})
-        for file in tokenizer:
-            shutil.copyfile(file, unfinished / file.name)
-        unfinished.rename(target)
-    except OSError as error:
-        raise _not_writable(target, error) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
@@ -93,22 +75,6 @@ def _write_files(
     (folder / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
     config = json.dumps(genai_config(spec, options, search), indent=4)
     (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """What a model folder takes over from a folder with a tokenizer.
-
-    Raises:
-        ModelFolderError: there is none.
-    """
-    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if not {file.name for file in files} & set(TOKENIZERS):
-        raise ModelFolderError(
-            f"there is no {' and no '.join(TOKENIZERS)} in {folder}",
-            "the model folder gets its tokenizer from there",
-            "name the folder that holds the tokenizer, or leave it out",
-        )
-    return files
 
 
 def _require_absent(target: Path) -> None:

@@ -6,6 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError
+from .spec_checks import MAX_LAYERS, MAX_NUMBER, MAX_SIZE
+
+# What only training reads, what is about the file itself, and what means nothing without another key.
+_HARMLESS = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern architectures
+    attention_dropout attn_pdrop auto_map chunk_size_feed_forward classifier_dropout classifier_dropout_prob dtype
+    embd_pdrop embedding_dropout experts_implementation finetuning_task gradient_checkpointing hidden_dropout
+    hidden_dropout_prob id2label initializer_range input_jitter_noise label2id language n_ctx no_rope_layer_interval
+    original_max_position_embeddings output_router_logits pretraining_tp reorder_and_upcast_attn resid_pdrop
+    residual_dropout return_dict router_aux_loss_coef sep_token_id sliding_window_pattern summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class
+    torch_dtype torchscript transformers_version use_cache
+    """.split()
+)
 
 
 class _Required:
@@ -24,6 +39,7 @@ class HFConfig:
 
     def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> None:
         self.values, self.generation = values, generation or {}
+        self._asked: set[str] = set()
 
     @property
     def model_type(self) -> str:
@@ -31,13 +47,30 @@ class HFConfig:
 
     def get(self, *names: str) -> Any:
         """The value as it is, or None."""
+        self._asked.update(names)
         return next((self.values[name] for name in names if self.values.get(name) is not None), None)
 
-    def integer(self, *names: str, default: int | _Required = REQUIRED) -> int:
-        return int(self._typed(names, default, (int,)))
+    @property
+    def unread(self) -> list[str]:
+        """Keys that say something, that nobody asked for so far, and that are not known to change nothing."""
+        return sorted(name for name, value in self.values.items() if value and name not in self._asked | _HARMLESS)
 
-    def number(self, *names: str, default: float | _Required = REQUIRED) -> float:
-        return float(self._typed(names, default, (int, float)))
+    @property
+    def num_layers(self) -> int:
+        return self.integer("num_hidden_layers", "n_layer", most=MAX_LAYERS)
+
+    def integer(self, *names: str, default: int | _Required = REQUIRED, least: int = 1, most: int = MAX_SIZE) -> int:
+        """A size or a count."""
+        value = int(self._typed(names, default, (int,)))
+        if not least <= value <= most:
+            raise _wrong(names[0], value, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, *names: str, default: float | _Required = REQUIRED, positive: bool = False) -> float:
+        value = self._typed(names, default, (int, float))
+        if not abs(value) <= MAX_NUMBER or (positive and value <= 0):  # Python's JSON knows NaN and Infinity
+            raise _wrong(names[0], value, "a positive number" if positive else "a finite number")
+        return float(value)
 
     def flag(self, *names: str, default: bool | _Required = False) -> bool:
         return bool(self._typed(names, default, (bool,)))
@@ -45,8 +78,15 @@ class HFConfig:
     def text(self, *names: str, default: str | _Required = REQUIRED) -> str:
         return str(self._typed(names, default, (str,)))
 
-    def optional_integer(self, *names: str) -> int | None:
-        return None if self.get(*names) is None else self.integer(*names)
+    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+        """None where the file says null or 0; the default where it says nothing."""
+        if self.get(name) in (None, 0):
+            return None if name in self.values else default
+        return self.integer(name)
+
+    def optional_number(self, name: str, default: float = 0.0) -> float:
+        """0 where the file says null; the default where it says nothing."""
+        return self.number(name, default=0.0 if name in self.values else default)
 
     def layers(self, name: str, count: int) -> list[Any] | None:
         """A list with one entry per layer, or None."""
@@ -57,10 +97,19 @@ class HFConfig:
             raise _wrong(name, value, f"a list with one entry for each of the {count} layers")
         return value
 
+    def numbers(self, name: str) -> list[int]:
+        """A list of integers, empty where the file has none."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(type(number) is int for number in value):
+            raise _wrong(name, value, "a list of integers")
+        return value
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One special token or several; generation_config.json comes first, because it is what decoding obeys."""
         value = self.generation.get(name)
-        value = self.values.get(name) if value is None else value
+        value = self.get(name) if value is None else value
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int for token in ids):
             raise _wrong(name, value, "a token id or a list of them")

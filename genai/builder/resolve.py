@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from ..errors import ModelFolderError
 from .build import BuildPlan, execute, plan_build
 from .checkpoint import is_checkpoint
 from .options import ExportOptions
+from .unfinished import locked
 
 # Raised when the same checkpoint would be written differently.
 _BUILDER_VERSION = 1
 # Part of a checkpoint's identity beside its name: whatever the builder reads.
-_READ = ("*.safetensors", "*.json", "*.jinja", "*.model")
+_READ = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model")
 
 Progress = Callable[[int], None]
 
@@ -27,6 +29,7 @@ def resolve_model_folder(
     build: bool = True,
     ask: Callable[[str], bool] = lambda question: True,
     watch: Callable[[BuildPlan], Progress] = lambda plan: lambda count: None,
+    waiting: Callable[[Path], None] = lambda folder: None,
     options: ExportOptions | None = None,
 ) -> Path:
     """The model folder that a path stands for.
@@ -38,6 +41,7 @@ def resolve_model_folder(
         build: False refuses to build what is not there.
         ask: given the question, with the sizes, before a build; False ends it.
         watch: called when a build begins; what it returns is told the bytes of every tensor that is read.
+        waiting: called with the cache folder, while another process builds there; one build runs at a time.
         options: None means INT4 in blocks of 32.
 
     Raises:
@@ -68,14 +72,32 @@ def resolve_model_folder(
         raise ModelFolderError(
             f"{source} was not built", "the answer was no", f"genai build {source} -o FOLDER builds it elsewhere"
         )
-    report.append(watch(plan))
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        return execute(plan, target)
-    except ModelFolderError:
+    _make_cache(target.parent)
+    with _alone(target.parent, waiting):
         if (target / "genai_config.json").is_file():  # another process was faster
             return target
-        raise
+        report.append(watch(plan))
+        return execute(plan, target)
+
+
+def _make_cache(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelFolderError(
+            f"cannot make {folder}", str(error), "set GENAI_CACHE_DIR to a folder that can be written"
+        ) from error
+
+
+@contextmanager
+def _alone(folder: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
+    with locked(folder, wait=False) as free:
+        if free:
+            yield
+            return
+    waiting(folder)
+    with locked(folder):
+        yield
 
 
 def _identity(source: Path, options: ExportOptions) -> str:

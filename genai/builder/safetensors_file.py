@@ -54,6 +54,7 @@ class SafetensorsFile:
             raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
         entries.pop("__metadata__", None)
         self.tensors = {name: _checked(path, name, entry, size - self._start) for name, entry in entries.items()}
+        _check_places(path, self.tensors, size - self._start)
         # An empty file cannot be mapped, and a file of the header alone holds empty tensors only.
         self._bytes = np.memmap(path, np.uint8, "r", self._start) if size > self._start else np.empty(0, np.uint8)
 
@@ -72,9 +73,9 @@ def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]
     if size < 8 or length > min(_MAX_HEADER, size - 8):
         raise _malformed(path, f"its header would take {length} of the file's {size} bytes")
     try:
-        header = json.loads(file.read(length))
+        header = json.loads(file.read(length), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"its header is not JSON: {error}") from error
+        raise _malformed(path, f"its header is not sound JSON: {error}") from error
     if not isinstance(header, dict):
         raise _malformed(path, f"its header is a {type(header).__name__}, expected an object")
     return header, 8 + length
@@ -93,6 +94,25 @@ def _checked(path: Path, name: str, entry: Any, size: int) -> TensorEntry:
     if end > size or end - start != math.prod(shape) * dtype.itemsize:
         raise _malformed(path, f"{name!r} {entry['dtype']} {shape} lies at bytes {start} to {end} of {size}")
     return dtype, tuple(shape), start, end
+
+
+def _check_places(path: Path, tensors: dict[str, TensorEntry], size: int) -> None:
+    """Tensors lie one behind the other, without gaps, up to the end, as the format demands."""
+    end, before = 0, "the header"
+    for start, stop, name in sorted((start, stop, name) for name, (_, _, start, stop) in tensors.items()):
+        if start != end:
+            raise _malformed(path, f"{name!r} begins at byte {start}, {before!r} ends at {end}")
+        end, before = stop, name
+    if end != size:
+        raise _malformed(path, f"the last tensor ends at byte {end} of {size}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r} twice")
+    return entries
 
 
 def _are_counts(values: Any) -> bool:

@@ -6,13 +6,17 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .rope_scaling import LongRope
+from .rope_scaling import DynamicScaling, Llama3Scaling, LongRope
 
 if TYPE_CHECKING:
     from .spec import DecoderSpec
 
 # Far beyond any decoder, and small enough to count through.
-_MAX_LAYERS, _MAX_EXPERTS, _MAX_SIZE = 1 << 12, 1 << 14, 1 << 31
+MAX_LAYERS, MAX_EXPERTS, MAX_CONTEXT, MAX_SIZE = 1 << 12, 1 << 17, 1 << 24, 1 << 31
+# Bases of rotations go up to 1e11.
+MAX_NUMBER = 1e30
+# Of a table inside a graph: four of them stay below the 2 GB of a protobuf message.
+MAX_GRAPH_FLOATS = 1 << 26
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
@@ -31,7 +35,7 @@ def _check_sizes(spec: DecoderSpec) -> None:
         value = getattr(spec, field.name)
         if field.type == "int" and value < 1:
             raise _error(f"{field.name} is {value}", "sizes and counts are at least 1")
-        limit = _MAX_LAYERS if field.name == "num_layers" else _MAX_SIZE
+        limit = {"num_layers": MAX_LAYERS, "context_length": MAX_CONTEXT}.get(field.name, MAX_SIZE)
         if field.type == "int" and value > limit:
             raise _error(f"{field.name} is {value}", f"more than {limit} is taken for a mistake")
     if spec.hidden_activation not in ACTIVATIONS:
@@ -73,20 +77,43 @@ def _check_rope(spec: DecoderSpec) -> None:
         value = getattr(spec.rope_scaling, name, None)
         if value is not None and not 0 < value < float("inf"):
             raise _error(f"{name} of the RoPE scaling is {value}", "it is a positive number")
-    if isinstance(spec.rope_scaling, LongRope):
-        pairs = spec.rotary_size // 2
-        for name in ("short_factor", "long_factor"):
-            count = len(getattr(spec.rope_scaling, name))
-            if count != pairs:
-                raise _error(f"{name} has {count} entries", f"there are {pairs} rotated pairs in a head")
+    scaling = spec.rope_scaling
+    if isinstance(scaling, Llama3Scaling) and not scaling.low_freq_factor < scaling.high_freq_factor:
+        raise _error(
+            f"low_freq_factor is {scaling.low_freq_factor}, high_freq_factor {scaling.high_freq_factor}",
+            "between them lies the blend of kept and stretched frequencies",
+        )
+    if isinstance(scaling, DynamicScaling) and spec.rotary_size < 4:
+        raise _error(f"{spec.rotary_size} elements of a head are rotated", "dynamic scaling needs two pairs or more")
+    if isinstance(scaling, LongRope):
+        _check_long_rope(spec, scaling)
+
+
+def _check_long_rope(spec: DecoderSpec, scaling: LongRope) -> None:
+    pairs = spec.rotary_size // 2
+    for name in ("short_factor", "long_factor"):
+        count = len(getattr(scaling, name))
+        if count != pairs:
+            raise _error(f"{name} has {count} entries", f"there are {pairs} rotated pairs in a head")
+    if not 1 < scaling.original_max_position_embeddings <= spec.context_length:
+        raise _error(
+            f"original_max_position_embeddings is {scaling.original_max_position_embeddings}",
+            f"it lies between 2 and the {spec.context_length} positions there are",
+        )
+    if spec.context_length * pairs > MAX_GRAPH_FLOATS:
+        raise _error(
+            f"LongRoPE with {spec.context_length} positions of {pairs} pairs",
+            f"its tables lie in the graph, which holds {MAX_GRAPH_FLOATS} numbers in each",
+        )
 
 
 def _check_experts(spec: DecoderSpec) -> None:
     experts = spec.experts
     if experts is None:
         return
-    if experts.count > _MAX_EXPERTS:
-        raise _error(f"there are {experts.count} experts", f"more than {_MAX_EXPERTS} is taken for a mistake")
+    total = spec.num_layers * experts.count
+    if total > MAX_EXPERTS:
+        raise _error(f"there are {total} experts in all layers", f"more than {MAX_EXPERTS} is taken for a mistake")
     if not 1 <= experts.per_token <= experts.count or experts.intermediate_size < 1:
         raise _error(
             f"{experts.per_token} of {experts.count} experts of width {experts.intermediate_size} are used per token",

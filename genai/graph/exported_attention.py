@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .exported_transpose import flat_swap
 from .ir import Attribute, Graph, Model, Node, Tensor
 from .names import GraphNames
 from .rewrites.dead_code import RemoveDeadCode
@@ -132,9 +133,13 @@ def _transposed_keys(graph: Graph, name: str) -> tuple[str, float] | None:
     """Keys [B, heads, T, size] behind a swap of the last two axes, and what they were multiplied with."""
     name, outer = _without_factors(graph, name)
     swap = _producer(graph, name, "Transpose")
-    if swap is None or swap.attribute("perm", None) != [0, 1, 3, 2]:
+    if swap is not None and swap.attribute("perm", None) == [0, 1, 3, 2]:
+        before = swap.inputs[0]
+    elif (flat := flat_swap(graph, name)) is not None:
+        before = flat
+    else:
         return None
-    name, inner = _without_factors(graph, swap.inputs[0])
+    name, inner = _without_factors(graph, before)
     return name, outer * inner
 
 

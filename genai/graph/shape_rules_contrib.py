@@ -36,6 +36,24 @@ def skip_layer_normalization(types: NodeTypes) -> list[Type | None]:
     return [source, statistics, statistics, source]
 
 
+@shape_rule("Linear", domain="genai")
+def linear(types: NodeTypes) -> list[Type | None]:
+    """[..., K] times [K, N]: [..., N]."""
+    source, weight = types.tensor(0), types.tensor(1)
+    if source is None or weight is None or not source.shape or not weight.shape:
+        return []
+    return [TensorType(source.dtype, (*source.shape[:-1], weight.shape[-1]))]
+
+
+@shape_rule("DenseAttention", domain="genai")
+def dense_attention(types: NodeTypes) -> list[Type | None]:
+    """[B, H, T, size], [B, H, size, S] and [B, H, S, width]: [B, H, T, width]."""
+    query, values = types.tensor(0), types.tensor(2)
+    if query is None or values is None or not query.shape or not values.shape:
+        return []
+    return [TensorType(query.dtype, (*query.shape[:-1], values.shape[-1]))]
+
+
 @shape_rule("MatMulNBits")
 def matmul_nbits(types: NodeTypes) -> list[Type | None]:
     """[..., K] times packed [N, K]: [..., N]."""

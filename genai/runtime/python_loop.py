@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,14 @@ def run(plan: Plan, feeds: Mapping[str, Any], context: Any = None) -> dict[str, 
     Raises:
         GraphError: a kernel failed; the message names the node and the shapes it got.
     """
-    results = run_slots(plan, {plan.inputs[name]: value for name, value in feeds.items()}, context)
-    return dict(zip(plan.outputs, results, strict=True))
+    results = run_slots(plan, ((plan.inputs[name], value) for name, value in feeds.items()), context)
+    return dict(zip(plan.output_names, results, strict=True))
 
 
-def run_slots(plan: Plan, feeds: Mapping[int, Any], context: Any) -> tuple[Any, ...]:
+def run_slots(plan: Plan, feeds: Iterable[tuple[int, Any]], context: Any) -> tuple[Any, ...]:
     """Run with values given per slot; returns the outputs in order."""
     slots = list(plan.initial)
-    for slot, value in feeds.items():
+    for slot, value in feeds:
         slots[slot] = value
     with np.errstate(all="ignore"):
         for step in plan.steps:
@@ -48,7 +48,7 @@ def run_slots(plan: Plan, feeds: Mapping[int, Any], context: Any) -> tuple[Any, 
                     slots[slot] = value
             for slot in step.release:
                 slots[slot] = None
-    return tuple(slots[slot] for slot in plan.outputs.values())
+    return tuple([slots[slot] for slot in plan.outputs])
 
 
 def _failure(label: str, inputs: list[Any], error: Exception) -> GraphError:

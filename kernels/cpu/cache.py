@@ -27,6 +27,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 _DIGEST_BYTES = 32
+_NEVER_COMPILED = frozenset({"ops", "reference"})
 _CODEGEN_SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "ENABLE_AVX")
 
 
@@ -41,9 +42,13 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def source_key(sources: Path, target: Iterable[Any]) -> str:
-    """Hash of every Python file below `sources` (names and contents) and of what the code is compiled for."""
+    """Hash of every Python file below `sources` (names and contents) and of what the code is compiled for.
+
+    Folders of plain array code are left out: kernels never import them.
+    """
     digest = hashlib.sha256(repr(tuple(target)).encode())
-    for path in sorted(sources.rglob("*.py")):
+    compiled = (path for path in sources.rglob("*.py") if path.relative_to(sources).parts[0] not in _NEVER_COMPILED)
+    for path in sorted(compiled):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(sources).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)

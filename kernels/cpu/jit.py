@@ -26,8 +26,11 @@ from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_
 
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
+    "activations",
     "attention",
     "block_products",
+    "channels",
+    "depthwise",
     "embedding",
     "kv",
     "logprobs",
@@ -36,6 +39,7 @@ _KERNEL_MODULES = (
     "rowwise.arrays",
     "sampling",
     "tape.driver",
+    "trees",
 )
 
 Progress = Callable[[int, int], None]

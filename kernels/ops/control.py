@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
-from ..registry import Kernel, NodeSpec, register, scalar
+import numpy as np
+
+from ..registry import Kernel, KernelError, NodeSpec, Subgraph, register, scalar
 
 
 @register("If")
@@ -16,5 +19,146 @@ def if_(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         branch = then_branch if scalar(inputs[0]) else else_branch
         return branch(context, inputs[1:])
+
+    return kernel
+
+
+@register("Loop")
+def loop(spec: NodeSpec) -> Kernel:
+    """Run the body while the condition holds, at most M times; what it makes beyond the carried values is stacked."""
+    body = spec.subgraphs["body"]
+    num_inputs = len(spec.inputs)
+    num_carried = num_inputs - 2
+    num_stacked = len(body.outputs) - 1 - num_carried
+    if num_carried < 0 or num_stacked < 0:
+        raise KernelError("Loop: the body's outputs are the condition, every carried value, then stacked ones")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        limit = None if inputs[0] is None else int(scalar(inputs[0]))
+        going = inputs[1] is None or bool(scalar(inputs[1]))
+        carried, captured = list(inputs[2:num_inputs]), inputs[num_inputs:]
+        stacked: list[list[Any]] = [[] for _ in range(num_stacked)]
+        for step in count():
+            if not going or (limit is not None and step >= limit):
+                break
+            results = body(context, [np.asarray(step, np.int64), np.asarray(going), *carried, *captured])
+            going = bool(scalar(results[0]))
+            carried = list(results[1 : 1 + num_carried])
+            for values, value in zip(stacked, results[1 + num_carried :], strict=True):
+                values.append(value)
+        return *carried, *(_stacked(values, body, 1 + num_carried + i) for i, values in enumerate(stacked))
+
+    return kernel
+
+
+def _stacked(values: list[Any], body: Subgraph, output: int, axis: int = 0) -> Any:
+    """The values along a new axis; of none, an empty array of the declared type."""
+    if values:
+        return np.stack([np.asarray(value) for value in values], axis=axis)
+    dtype, shape = body.outputs[output]
+    sizes = [0 if size is None else size for size in shape or ()]
+    return np.empty((*sizes[:axis], 0, *sizes[axis:]), np.float32 if dtype is None else dtype)
+
+
+@register("Scan", since_version=9)
+def scan(spec: NodeSpec) -> Kernel:
+    """Run the body once per slice of the scan inputs, carrying states from one to the next."""
+    walk = _Scan(spec)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        given = inputs[: len(spec.inputs)]
+        return walk(context, given[: walk.num_states], given[walk.num_states :], inputs[len(spec.inputs) :])
+
+    return kernel
+
+
+@register("Scan", since_version=8)
+def scan_of_batches(spec: NodeSpec) -> Kernel:
+    """The first form: sequence lengths as input 0, a batch as axis 0 of everything else, scanned along axis 1."""
+    walk = _Scan(spec, first=1)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        lengths, given, captured = inputs[0], inputs[1 : len(spec.inputs)], inputs[len(spec.inputs) :]
+        rows = []
+        for row in range(len(given[0])):
+            length = None if lengths is None else int(lengths[row])
+            states = [value[row] for value in given[: walk.num_states]]
+            scanned = [value[row][:length] for value in given[walk.num_states :]]
+            rows.append(walk(context, states, scanned, captured))
+        return tuple(_padded(values) for values in zip(*rows, strict=True))
+
+    return kernel
+
+
+class _Scan:
+    """The loop of a Scan node. `first` is the number of inputs before the states."""
+
+    def __init__(self, spec: NodeSpec, first: int = 0) -> None:
+        attributes = spec.attributes
+        self.body = spec.subgraphs["body"]
+        self.num_scanned = int(attributes["num_scan_inputs"])
+        self.num_states = len(spec.inputs) - first - self.num_scanned
+        self.num_stacked = len(self.body.outputs) - self.num_states
+        if self.num_scanned < 1 or self.num_states < 0 or self.num_stacked < 0:
+            raise KernelError("Scan: num_scan_inputs does not fit the node's inputs and the body's outputs")
+        directions = "directions" if first else "scan_input_directions"
+        self.input_axes = self._numbers(attributes.get("scan_input_axes"), self.num_scanned)
+        self.input_backwards = self._numbers(attributes.get(directions), self.num_scanned)
+        self.output_axes = self._numbers(attributes.get("scan_output_axes"), self.num_stacked)
+        self.output_backwards = self._numbers(attributes.get("scan_output_directions"), self.num_stacked)
+
+    def _numbers(self, given: Any, count: int) -> list[int]:
+        numbers = [0] * count if given is None else [int(number) for number in given]
+        if len(numbers) != count:
+            raise KernelError(f"Scan: {len(numbers)} axes or directions for {count} values")
+        return numbers
+
+    def __call__(self, context: Any, states: Sequence[Any], scanned: Sequence[Any], captured: Any) -> tuple[Any, ...]:
+        carried = list(states)
+        slices = [
+            np.moveaxis(value, axis, 0)[:: -1 if backwards else 1]
+            for value, axis, backwards in zip(scanned, self.input_axes, self.input_backwards, strict=True)
+        ]
+        lengths = {len(value) for value in slices}
+        if len(lengths) != 1:
+            raise KernelError(f"Scan: inputs of different lengths {sorted(lengths)}")
+        stacked: list[list[Any]] = [[] for _ in range(self.num_stacked)]
+        for step in range(lengths.pop()):
+            results = self.body(context, [*carried, *(value[step] for value in slices), *captured])
+            carried = list(results[: self.num_states])
+            for values, value in zip(stacked, results[self.num_states :], strict=True):
+                values.append(value)
+        return *carried, *(self._joined(values, index) for index, values in enumerate(stacked))
+
+    def _joined(self, values: list[Any], index: int) -> Any:
+        rank = values[0].ndim + 1 if values else len(self.body.outputs[self.num_states + index][1] or ()) + 1
+        axis = self.output_axes[index] % max(rank, 1)
+        return _stacked(
+            values[::-1] if self.output_backwards[index] else values, self.body, self.num_states + index, axis
+        )
+
+
+def _padded(values: Sequence[Any]) -> Any:
+    """Rows stacked; shorter ones are filled with zeros at the end of axis 0."""
+    longest = max((len(value) if value.ndim else 0) for value in values)
+    if all(value.ndim == 0 or len(value) == longest for value in values):
+        return np.stack(values)
+    return np.stack([np.pad(v, [(0, longest - len(v)), *[(0, 0)] * (v.ndim - 1)]) for v in values])
+
+
+@register("SequenceMap")
+def sequence_map(spec: NodeSpec) -> Kernel:
+    """Run the body per element of the first sequence; other sequences go along, tensors stay."""
+    body = spec.subgraphs["body"]
+    num_inputs = len(spec.inputs)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        captured = inputs[num_inputs:]
+        outputs: list[list[Any]] = [[] for _ in body.outputs]
+        for index in range(len(inputs[0])):
+            given = [value[index] if isinstance(value, list) else value for value in inputs[:num_inputs]]
+            for values, value in zip(outputs, body(context, [*given, *captured]), strict=True):
+                values.append(value)
+        return tuple(outputs)
 
     return kernel

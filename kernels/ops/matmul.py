@@ -1,39 +1,98 @@
-"""Dense products: handed to BLAS through NumPy."""
+"""Dense products: handed to BLAS through NumPy. What BLAS does not know is computed in float32 and rounded once."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..registry import Kernel, NodeSpec, register
+from ..cpu.blas import matmul as blas_matmul
+from ..registry import Kernel, KernelError, NodeSpec, register
+from .support import checked_shape, optional, widened
+
+_TERM = r"[A-Za-z]*(\.\.\.[A-Za-z]*)?"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+
+
+def product(a: Any, b: Any, team: Any = None) -> Any:
+    """a @ b in a's type."""
+    if a.dtype.itemsize < 4:
+        return blas_matmul(widened(a), widened(b), team).astype(a.dtype, copy=False)
+    return blas_matmul(a, b, team)
 
 
 @register("MatMul")
 def matmul(spec: NodeSpec) -> Kernel:
     """NumPy's matmul has the rules of ONNX."""
+    team = spec.options.get("team")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return (np.matmul(inputs[0], inputs[1]),)
+        return (product(inputs[0], inputs[1], team),)
 
     return kernel
 
 
-@register("Gemm", since_version=7)
+@register("Linear", domain="genai")
+def linear(spec: NodeSpec) -> Kernel:
+    """x @ weight + bias (ours): x [..., K], weight [K, N], bias [N], all float32."""
+    team = spec.options.get("team")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        result = blas_matmul(inputs[0], inputs[1], team)
+        result += inputs[2]
+        return (result,)
+
+    return kernel
+
+
+@register("Gemm")
 def gemm(spec: NodeSpec) -> Kernel:
     """alpha * A' @ B' + beta * C."""
     alpha, beta = float(spec.attributes.get("alpha", 1.0)), float(spec.attributes.get("beta", 1.0))
     trans_a, trans_b = bool(spec.attributes.get("transA", 0)), bool(spec.attributes.get("transB", 0))
+    team = spec.options.get("team")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a = inputs[0].T if trans_a else inputs[0]
         b = inputs[1].T if trans_b else inputs[1]
-        result = a @ b
+        addend = optional(inputs, 2)
+        result = blas_matmul(widened(a), widened(b), team)
         if alpha != 1.0:
-            result = result * a.dtype.type(alpha)
-        if len(inputs) > 2 and inputs[2] is not None:
-            result = result + (inputs[2] if beta == 1.0 else inputs[2] * a.dtype.type(beta))
-        return (result,)
+            result *= result.dtype.type(alpha)
+        if addend is not None:
+            addend = widened(addend)
+            result = result + (addend if beta == 1.0 else addend * result.dtype.type(beta))
+        return (result.astype(a.dtype, copy=False),)
 
     return kernel
+
+
+@register("Einsum", since_version=12)
+def einsum(spec: NodeSpec) -> Kernel:
+    """Sums of products by NumPy, whose notation is the same."""
+    equation = str(spec.attributes.get("equation", "")).replace(" ", "")
+    if not _EQUATION.fullmatch(equation):
+        raise KernelError(f"Einsum: equation {equation!r:.80} is malformed")
+    outputs = equation.split("->")[1] if "->" in equation else None
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        _check_einsum_size(spec, equation, outputs, inputs)
+        result = np.einsum(equation, *(widened(x) for x in inputs), optimize="greedy" if len(inputs) > 1 else False)
+        return (np.asarray(result).astype(inputs[0].dtype, copy=False),)
+
+    return kernel
+
+
+def _check_einsum_size(spec: NodeSpec, equation: str, outputs: str | None, inputs: Sequence[Any]) -> None:
+    """Repeated letters multiply extents, so the result is measured before it is made."""
+    terms = equation.split("->")[0].split(",")
+    extents: dict[str, int] = {}
+    for term, x in zip(terms, inputs, strict=False):
+        letters = term.replace("...", "")
+        if "..." not in term:
+            extents.update(zip(letters, x.shape, strict=False))
+    shape = [extents.get(letter, 1) for letter in outputs.replace(".", "")] if outputs is not None else [1]
+    checked_shape(spec, [*shape, max((math.prod(x.shape) for x in inputs), default=1) if "..." in equation else 1], 4)

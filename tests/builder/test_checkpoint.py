@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import struct
@@ -20,7 +21,7 @@ from genai.builder import build_model, plan_build
 from genai.builder.options import ExportOptions
 from genai.builder.safetensors_file import SafetensorsFile
 from genai.engine.decoder import compute as compute_pending
-from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, UnsupportedModelError
+from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, TokenizerError, UnsupportedModelError
 
 FP32 = ExportOptions(precision="fp32")
 WEIGHTS = "model.safetensors"
@@ -117,7 +118,7 @@ def test_float_types(checkpoint: Path, tmp_path: Path, dtype: Any) -> None:
 
 def test_generation_config(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [5, 2], "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": "much"})
+        json.dumps({"eos_token_id": [5, 2], "do_sample": True, "temperature": 0.6, "top_k": 20})
     )
     config = json.loads((build_model(checkpoint, tmp_path / "out", FP32) / "genai_config.json").read_text())
     assert config["model"]["eos_token_id"] == [5, 2]
@@ -194,6 +195,23 @@ def test_config_is_no_object(checkpoint: Path, text: str) -> None:
 def test_config_values(checkpoint: Path, changes: dict[str, Any], text: str) -> None:
     change_config(checkpoint, **changes)
     refuse(checkpoint, ConfigError, text)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"temperature": math.nan}, "generation_config.json: temperature = nan"),
+        ({"top_p": 2.0}, "generation_config.json: top_p = 2.0"),
+        ({"repetition_penalty": 0}, "generation_config.json: repetition_penalty = 0"),
+    ],
+)
+def test_generation_config_that_cannot_be_obeyed(checkpoint: Path, values: dict[str, Any], text: str) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps(values))
+    refuse(checkpoint, ConfigError, text)
+    (checkpoint / "generation_config.json").write_text('{"top_p": "much"}')
+    refuse(checkpoint, TokenizerError, "generation_config.json: top_p = 'much'")
+    (checkpoint / "generation_config.json").write_text("[]")
+    refuse(checkpoint, InputError, "generation_config.json: holds a list")
 
 
 def test_unknown_architecture(checkpoint: Path) -> None:
@@ -329,15 +347,34 @@ def test_no_tokenizer(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
     refuse(checkpoint, ModelFolderError, "no tokenizer.json and no tokenizer.model")
     (checkpoint / "tokenizer.model").write_bytes(b"\n")
-    assert (build_model(checkpoint, checkpoint.parent / "out", FP32) / "tokenizer.model").exists()
+    refuse(checkpoint, TokenizerError, "is not a SentencePiece model that can be used")
+    (checkpoint / "tokenizer.model").unlink()
+    (checkpoint / "tekken.json").write_text("{}")
+    refuse(checkpoint, ModelFolderError, "tekken.json is not read here")
+
+
+def test_tokenizer_that_is_none(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text('{"model": 3}')
+    refuse(checkpoint, TokenizerError, "is not a usable tokenizer")
 
 
 def test_tokenizer_larger_than_the_vocabulary(checkpoint: Path) -> None:
-    path = checkpoint / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["added_tokens"] = [{"id": 101, "content": "<extra>"}]
-    path.write_text(json.dumps(tokenizer))
+    write_added_token(checkpoint, special=False)
     refuse(checkpoint, InputError, "the tokenizer has token 101, the model's vocabulary ends at 100")
+
+
+def test_a_special_token_beyond_the_vocabulary_is_said(checkpoint: Path) -> None:
+    """Gemma 3's text models share a tokenizer with those that see images."""
+    write_added_token(checkpoint, special=True)
+    assert plan_build(checkpoint).remarks == ["the tokenizer's '<extra>' (101) is not in the model's vocabulary"]
+
+
+def write_added_token(folder: Path, *, special: bool) -> None:
+    from tokenizers import AddedToken, Tokenizer, models
+
+    tokenizer = Tokenizer(models.BPE({f"t{i}": i for i in range(101)}, []))
+    tokenizer.add_tokens([AddedToken("<extra>", special=special)])
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 # --- malformed safetensors ---------------------------------------------------------------------------------------
@@ -355,9 +392,9 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("header", "text"),
     [
-        (b"{", "is not JSON"),
-        (b"\xff\xfe", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
+        (b"{", "is not sound JSON"),
+        (b"\xff\xfe", "is not sound JSON"),
+        (b"[" * 100_000, "is not sound JSON"),
         ([], "is a list"),
         ({"a": 3}, "lacks dtype"),
         ({"a": {"dtype": "F32", "shape": [2]}}, "lacks dtype"),
@@ -371,6 +408,12 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**GOOD, "data_offsets": [0, 4]}}, "bytes 0 to 4 of 8"),
         ({"a": {**GOOD, "data_offsets": [0]}}, "data_offsets [0]"),
         ({"a": {**GOOD, "shape": [10**30]}}, "bytes 0 to 8 of 8"),
+        ({"a": {**GOOD, "shape": [2**32, 2**32]}}, "bytes 0 to 8 of 8"),
+        ({"a": {**GOOD, "data_offsets": [-8, 0]}}, "data_offsets [-8, 0]"),
+        ({"a": GOOD, "b": GOOD}, "'b' begins at byte 0, 'a' ends at 8"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, "'a' begins at byte 4, 'the header' ends at 0"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, "the last tensor ends at byte 4 of 8"),
+        (b'{"a": %b, "a": %b}' % ((json.dumps(GOOD).encode(),) * 2), "it names 'a' twice"),
     ],
 )
 def test_malformed_headers(tmp_path: Path, header: Any, text: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from genai.builder import ExportOptions, resolve_model_folder
 from genai.builder import build as build_module
 from genai.builder import folder as folder_module
-from genai.errors import InputError, ModelFolderError
+from genai.errors import ModelFolderError, TokenizerError
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_another_process_was_faster(checkpoint: Path) -> None:
 
 def test_a_fault_is_found_before_the_question(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         resolve_model_folder(checkpoint, ask=lambda question: pytest.fail("asked"))
 
 

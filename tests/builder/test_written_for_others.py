@@ -24,12 +24,17 @@ pytestmark = pytest.mark.oracle
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(3, 101, 40)]
 PROMPT = 22
+# Those of the default run.
+INT4 = ("gemma2", "gpt2", "llama_tied", "mixtral", "phimoe", "qwen2_moe", "stablelm")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         goldens = (Path(__file__).parent / "goldens").glob("*.safetensors")
-        metafunc.parametrize("name", sorted(path.stem for path in goldens))
+        names = sorted(path.stem for path in goldens)
+        slow = {name: () if name in INT4 else pytest.mark.slow for name in names}
+        cases = [pytest.param(name, "int4", marks=slow[name]) for name in names]
+        metafunc.parametrize(("name", "precision"), [*((name, "fp32") for name in names), *cases])
 
 
 def fitting(config: dict[str, Any]) -> DecoderSpec:
@@ -59,7 +64,6 @@ def fitting(config: dict[str, Any]) -> DecoderSpec:
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int4"])
 def test_same_logits(name: str, precision: Any, golden: Any, og_logits: Any, tmp_path: Path) -> None:
     spec = fitting(golden(name).config)
     if spec.rope_scaling and isinstance(spec.rope_scaling, LongRope):

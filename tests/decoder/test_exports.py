@@ -21,7 +21,15 @@ from genai.graph.reader import read_model
 from genai.graph.rows import NotFlattenable
 
 EXPORTS = Path(__file__).parent / "exports"
-WINDOWS = {"llama_eager": [None], "qwen2_sdpa": [None], "mistral_window": [7], "gemma2_softcap": [7, None]}
+WINDOWS: dict[str, list[int | None]] = {
+    "llama_eager": [None],
+    "qwen2_sdpa": [None],
+    "mistral_window": [7],
+    "gemma2_softcap": [7, None],
+    "gpt_neox_sdpa": [None],
+    "llama_dynamo": [None],
+    "qwen2_sdpa_dynamo": [None],
+}
 
 
 def rows_of(model: genai.Model, tokens: list[int], pieces: list[int]) -> np.ndarray:

@@ -15,6 +15,7 @@ def describe(config: HFConfig) -> DecoderSpec:
     return decoder(
         config,
         **cohere_fields(config),
+        theta=500000.0,
         qk_norm=config.flag("use_qk_norm"),
         qk_norm_scope="heads",
         **biases(config.flag("attention_bias"), False),

@@ -15,7 +15,7 @@ def describe(config: HFConfig) -> DecoderSpec:
         **cohere_fields(config),
         rope_layers=sliding_layers(config, pattern=4),
         **biases(config.flag("attention_bias"), False),
-        **window_fields(config, pattern=4),
+        **window_fields(config, pattern=4, window=4096),
     )
 
 

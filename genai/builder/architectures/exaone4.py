@@ -9,7 +9,7 @@ from .common import decoder, window_fields
 
 
 def describe(config: HFConfig) -> DecoderSpec:
-    windows = window_fields(config, pattern=4)
+    windows = window_fields(config, pattern=4, window=4096)
     return decoder(
         config,
         epsilon=1e-5,

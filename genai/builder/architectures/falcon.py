@@ -19,10 +19,11 @@ def describe(config: HFConfig) -> DecoderSpec:
         )
     heads, hidden = config.integer("num_attention_heads", "n_head"), config.integer("hidden_size")
     new = config.flag("new_decoder_architecture")
-    parallel = new or config.flag("parallel_attn", default=True)
+    parallel = config.flag("parallel_attn", default=True) or new
     one_head = config.flag("multi_query", default=True) and not new
     bias = config.flag("bias")
-    kv_heads = config.integer("num_kv_heads", "n_head_kv", default=heads) if new else heads
+    listed = config.integer("num_kv_heads", "n_head_kv", default=heads)
+    kv_heads = listed if new else heads
     return decoder(
         config,
         tied=True,
@@ -40,7 +41,8 @@ def describe(config: HFConfig) -> DecoderSpec:
 
 def two_norms(config: HFConfig) -> bool:
     """Whether attention and feed-forward layer have norms of their own."""
-    return config.flag("new_decoder_architecture") and config.integer("num_ln_in_parallel_attn", default=2) == 2
+    count = config.integer("num_ln_in_parallel_attn", default=2)
+    return config.flag("new_decoder_architecture") and count == 2
 
 
 RULES = (

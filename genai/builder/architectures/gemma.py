@@ -15,12 +15,13 @@ def describe(config: HFConfig) -> DecoderSpec:
 
 
 def gemma_fields(config: HFConfig, family: str = "gemma") -> dict[str, Any]:
-    """What all Gemmas share. hidden_act of the first checkpoints is wrong, and ignored as everywhere."""
+    """What all Gemmas share. The first checkpoints say gelu and mean its approximation by tanh."""
+    named = config.text("hidden_activation", "hidden_act", default="gelu")
     return {
         "family": family,
         "tied": True,
         "head_size": 256,
-        "hidden_activation": activation(config.text("hidden_activation", default="gelu_pytorch_tanh")),
+        "hidden_activation": activation("gelu_pytorch_tanh" if named == "gelu" else named),
         "norm_weight_offset": 1.0,
         "embedding_scale": config.integer("hidden_size") ** 0.5,
     }

@@ -14,11 +14,11 @@ def describe(config: HFConfig) -> DecoderSpec:
         config,
         **gemma_fields(config, "gemma2"),
         **biases(config.flag("attention_bias"), False),
-        **window_fields(config, pattern=2),
+        **window_fields(config, pattern=2, window=4096),
         post_norms=True,
-        attention_scale=config.number("query_pre_attn_scalar", default=256) ** -0.5,
-        attention_softcap=config.number("attn_logit_softcapping", default=0.0),
-        logit_softcap=config.number("final_logit_softcapping", default=0.0),
+        attention_scale=config.number("query_pre_attn_scalar", default=256, positive=True) ** -0.5,
+        attention_softcap=config.optional_number("attn_logit_softcapping", 50.0),
+        logit_softcap=config.optional_number("final_logit_softcapping", 30.0),
     )
 
 

@@ -18,13 +18,13 @@ def describe(config: HFConfig) -> DecoderSpec:
         rope_kind="full_attention",
         **gemma_fields(config, "gemma3_text"),
         **biases(config.flag("attention_bias"), False),
-        **window_fields(config, pattern=6),
+        **window_fields(config, pattern=6, window=4096),
         qk_norm=True,
         post_norms=True,
         local_rope_theta=config.number("rope_local_base_freq", default=local or 10000.0),
-        attention_scale=config.number("query_pre_attn_scalar", default=256) ** -0.5,
-        attention_softcap=config.number("attn_logit_softcapping", default=0.0),
-        logit_softcap=config.number("final_logit_softcapping", default=0.0),
+        attention_scale=config.number("query_pre_attn_scalar", default=256, positive=True) ** -0.5,
+        attention_softcap=config.optional_number("attn_logit_softcapping"),
+        logit_softcap=config.optional_number("final_logit_softcapping"),
     )
 
 

@@ -13,6 +13,7 @@ def describe(config: HFConfig) -> DecoderSpec:
     return decoder(
         config,
         partial=0.5,
+        epsilon=1.5625e-7,
         head_size=128,
         qkv_bias=config.flag("attention_bias", default=True),
         post_norms=True,

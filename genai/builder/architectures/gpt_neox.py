@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..architecture import Architecture, Rule
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec
-from .common import biases, decoder, layer_norms
+from .common import activation, biases, decoder, layer_norms
 from .cuts import group_keys, group_queries, group_values
 
 
@@ -15,6 +15,7 @@ def describe(config: HFConfig) -> DecoderSpec:
         num_key_value_heads=config.integer("num_attention_heads"),
         partial=0.25,
         epsilon=1e-5,
+        hidden_activation=activation(config.text("hidden_act", default="gelu")),
         gated_mlp=False,
         parallel=config.flag("use_parallel_residual", default=True),
         **biases(config.flag("attention_bias", default=True), True),

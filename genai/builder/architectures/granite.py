@@ -25,7 +25,7 @@ def multipliers(config: HFConfig) -> dict[str, Any]:
         "embedding_scale": config.number("embedding_multiplier", default=1.0),
         "attention_scale": config.number("attention_multiplier", default=1.0),
         "residual_scale": config.number("residual_multiplier", default=1.0),
-        "logit_scale": 1 / config.number("logits_scaling", default=1.0),
+        "logit_scale": 1 / config.number("logits_scaling", default=1.0, positive=True),
     }
 
 

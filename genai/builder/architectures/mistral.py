@@ -9,7 +9,7 @@ from .common import decoder, window_fields
 
 
 def describe(config: HFConfig) -> DecoderSpec:
-    return decoder(config, family="mistral", **window_fields(config))
+    return decoder(config, family="mistral", **window_fields(config, window=4096))
 
 
 ARCHITECTURE = Architecture("mistral", "Mistral", describe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..architecture import Architecture, Rule
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec
-from .common import biases, decoder, layer_norms
+from .common import activation, biases, decoder, layer_norms
 
 
 def describe(config: HFConfig) -> DecoderSpec:
@@ -14,6 +14,8 @@ def describe(config: HFConfig) -> DecoderSpec:
         config,
         family="phi",
         partial=0.5,
+        epsilon=1e-5,
+        hidden_activation=activation(config.text("hidden_act", default="gelu_new")),
         gated_mlp=False,
         parallel=True,
         shared_norm=True,

@@ -10,7 +10,7 @@ from .cuts import PACKED_GATE_UP, PACKED_QKV
 
 
 def describe(config: HFConfig) -> DecoderSpec:
-    return decoder(config, family="phi3", epsilon=1e-5, **window_fields(config))
+    return decoder(config, family="phi3", partial=1.0, epsilon=1e-5, **window_fields(config))
 
 
 RULES = (*PACKED_QKV, *PACKED_GATE_UP)

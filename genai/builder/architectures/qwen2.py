@@ -16,12 +16,12 @@ def describe(config: HFConfig) -> DecoderSpec:
 
 def windows(config: HFConfig) -> dict[str, Any]:
     """The window of the layers from max_window_layers on, if use_sliding_window says so."""
+    fields, first = window_fields(config, window=4096), config.integer("max_window_layers", default=28, least=0)
     if not config.flag("use_sliding_window"):
         return {}
-    fields = window_fields(config)
-    if config.get("layer_types") is None:
-        layers = range(config.integer("max_window_layers", default=0), config.integer("num_hidden_layers"))
-        return {**fields, "sliding_layers": tuple(layers)} if layers else {}
+    if fields and config.get("layer_types") is None:
+        layers = tuple(range(first, config.num_layers))
+        return {**fields, "sliding_layers": layers} if layers else {}
     return fields
 
 

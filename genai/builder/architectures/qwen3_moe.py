@@ -7,8 +7,7 @@ from typing import Any
 from ..architecture import Architecture
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec, Experts
-from .common import decoder
-from .qwen2 import windows
+from .common import decoder, window_fields
 from .qwen2_moe import dense_layers
 
 
@@ -26,7 +25,8 @@ def describe(config: HFConfig) -> DecoderSpec:
         "experts": experts,
         "dense_layers": dense_layers(config),
     }
-    return decoder(config, qk_norm=True, **fields, **windows(config))
+    windows = window_fields(config, window=4096)
+    return decoder(config, qk_norm=True, **fields, **(windows if config.flag("use_sliding_window") else {}))
 
 
 ARCHITECTURE = Architecture("qwen3_moe", "Qwen 3 MoE", describe)

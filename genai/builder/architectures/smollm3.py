@@ -9,12 +9,17 @@ from .common import biases, decoder, window_fields
 
 
 def describe(config: HFConfig) -> DecoderSpec:
-    count = config.integer("num_hidden_layers")
+    count = config.num_layers
     rotated = config.layers("no_rope_layers", count)
     if rotated is None:
         every = config.integer("no_rope_layer_interval", default=4)
         rotated = [(layer + 1) % every for layer in range(count)]
-    windows = window_fields(config) if config.flag("use_sliding_window") else {}
+    still = tuple(layer for layer, flag in enumerate(rotated) if not flag)
+    windows = window_fields(config)
+    if not config.flag("use_sliding_window"):
+        windows = {}
+    elif windows and config.get("layer_types") is None:
+        windows["sliding_layers"] = still
     return decoder(
         config,
         family="smollm3",

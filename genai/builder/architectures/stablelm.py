@@ -13,6 +13,7 @@ def describe(config: HFConfig) -> DecoderSpec:
     return decoder(
         config,
         partial=0.25,
+        epsilon=1e-5,
         qkv_bias=config.flag("use_qkv_bias"),
         qk_norm=config.flag("qk_layernorm"),
         qk_norm_scope="heads",

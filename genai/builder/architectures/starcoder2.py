@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..architecture import Architecture, Rule
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec
-from .common import biases, decoder, layer_norms, window_fields
+from .common import activation, biases, decoder, layer_norms, window_fields
 
 
 def describe(config: HFConfig) -> DecoderSpec:
@@ -14,6 +14,7 @@ def describe(config: HFConfig) -> DecoderSpec:
         config,
         tied=True,
         epsilon=1e-5,
+        hidden_activation=activation(config.text("hidden_act", default="gelu_pytorch_tanh")),
         gated_mlp=False,
         **biases(bias, bias),
         **layer_norms(),

@@ -139,6 +139,28 @@ class FoldConstants:
         return expected.num_elements * item_bytes <= self.max_bytes
 
 
+class LiftConstants:
+    """Constant nodes become initializers; needs no types, so that it makes inferring them cheaper."""
+
+    name = "lift_constants"
+    level = Level.BASIC
+
+    def apply(self, model: Model) -> int:
+        return sum(_lift(graph) for graph in list(model.graphs()))
+
+
+def _lift(graph: Graph) -> int:
+    lifted = []
+    for node in graph.nodes:
+        tensor = graph.constant_tensor(node.output(0)) if node.key == ("", "Constant") else None
+        if tensor is not None and not graph.is_output(tensor.name):
+            graph.add_initializer(tensor)
+            graph.values.pop(tensor.name, None)
+            lifted.append(node)
+    graph.remove_nodes(lifted)
+    return len(lifted)
+
+
 def _may_fold(model: Model, node: Node) -> bool:
     domain, op_type = node.key
     if domain == "" and op_type in _RANDOM | _KEPT:

@@ -1,0 +1,143 @@
+"""`genai run`: any ONNX model on arrays from files, or on made-up ones."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import emit, say
+
+Named = list[str] | None
+# Not named "model": GENAI_MODEL, a model folder, is no default of it.
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An .onnx file.", show_default=False)]
+
+
+def run(
+    file: ModelFile,
+    inputs: Annotated[
+        Named, typer.Option("-i", "--input", help="NAME=FILE.npy, or an .npz file with arrays by name.")
+    ] = None,
+    random: Annotated[bool, typer.Option("--random", help="Make up the inputs that no file gives.")] = False,
+    dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT of a symbolic dimension (made-up inputs).")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the results to an .npz file.", show_default=False)
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Time per operator, and a trace for Chrome.")] = False,
+    compare: Annotated[
+        str | None, typer.Option("--compare", help="Also run it by: onnxruntime.", show_default=False)
+    ] = None,
+    level: Annotated[str, typer.Option("--level", help="Rewrites: none, basic, extended or all.")] = "all",
+    threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of made-up inputs.")] = 0,
+) -> None:
+    """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
+    from genai.session.arrays import save_arrays
+    from genai.session.inference_session import InferenceSession
+    from genai.session.peer import PEERS
+
+    _check_choice("--compare", compare, (None, *PEERS))
+    session = InferenceSession(file, _options(level, threads, profile))
+    feed = _feed(session, inputs or [], random, extents(dims or []), seed)
+    began = time.perf_counter()
+    results = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
+    say(f"{(time.perf_counter() - began) * 1e3:.1f} ms")
+    for name, value in results.items():
+        emit(f"{name}: {_summary(value)}", "\n")
+    if output is not None:
+        save_arrays(output, results)
+    if compare is not None:
+        _compare(file, threads, feed, results)
+    if profile:
+        _report_profile(session)
+
+
+def _options(level: str, threads: int, profile: bool) -> Any:
+    from genai.session.options import GraphOptimizationLevel, SessionOptions
+
+    levels = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+    _check_choice("--level", level, tuple(levels))
+    options = SessionOptions()
+    options.graph_optimization_level = GraphOptimizationLevel[f"ORT_{levels[level]}"]
+    options.intra_op_num_threads = threads
+    options.enable_profiling = profile
+    options.profile_file_prefix = "genai_profile_"
+    return options
+
+
+def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+    from genai.errors import OptionError
+
+    if value not in choices:
+        known = ", ".join(choice for choice in choices if choice)
+        raise OptionError(f"{flag} {value!r}", f"it is one of {known}", "choose one of these")
+
+
+def extents(dims: list[str]) -> dict[str, int]:
+    """NAME=EXTENT flags as a dictionary.
+
+    Raises:
+        OptionError: one is of another form.
+    """
+    from genai.errors import OptionError
+
+    found = {}
+    for item in dims:
+        name, _, extent = item.partition("=")
+        if not name or not extent.isdecimal():
+            raise OptionError(f"--dim {item!r}", "it has the form NAME=EXTENT", "for example --dim batch=4")
+        found[name] = int(extent)
+    return found
+
+
+def _feed(session: Any, inputs: list[str], random: bool, dims: dict[str, int], seed: int) -> dict[str, Any]:
+    from genai.errors import OptionError
+    from genai.session.arrays import load_arrays, random_feed
+
+    feed: dict[str, Any] = {}
+    for item in inputs:
+        name, equals, path = item.partition("=")
+        if equals:
+            arrays = load_arrays(Path(path))
+            if len(arrays) != 1:
+                raise OptionError(
+                    f"--input {item!r}", f"the file holds {len(arrays)} arrays", "pass the .npz file alone"
+                )
+            feed[name] = next(iter(arrays.values()))
+        else:
+            feed.update(load_arrays(Path(item)))
+    missing = [argument for argument in session.get_inputs() if argument.name not in feed]
+    if missing and not random:
+        names = ", ".join(str(argument) for argument in missing)
+        raise OptionError(
+            f"no input for {names}", "every input needs a value", "give --input NAME=FILE.npy, or --random"
+        )
+    return {**random_feed(missing, dims, seed), **feed}
+
+
+def _summary(value: Any) -> str:
+    import numpy as np
+
+    if not isinstance(value, np.ndarray):
+        return f"{type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else repr(value)
+    text = f"{value.dtype.name}{list(value.shape)}"
+    if value.dtype.kind in "fiu" and value.size:
+        text += f" min {value.min():.6g} mean {value.mean():.6g} max {value.max():.6g}"
+    return text
+
+
+def _compare(model: Path, threads: int, feed: dict[str, Any], results: dict[str, Any]) -> None:
+    from genai.session.arrays import differences
+    from genai.session.peer import Peer
+
+    emit("largest differences from onnxruntime:", "\n")
+    for name, absolute, relative in differences(results, Peer(str(model), threads).run(feed)):
+        emit(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)", "\n")
+
+
+def _report_profile(session: Any) -> None:
+    for name, (calls, nanoseconds) in session.profile_totals().items():
+        emit(f"{name:<28} {calls:>6} calls {nanoseconds / 1e6:>10.3f} ms", "\n")
+    say(f"trace: {session.end_profiling()}")

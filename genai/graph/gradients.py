@@ -1,0 +1,155 @@
+"""Gradient nodes (ai.onnx.preview.training) written out: the differentiated part of the graph again, then backwards.
+
+Reverse accumulation over operators whose derivative is known here, where operands have one shape: gradients of
+operands that were broadcast are refused, since that depends on shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraphError, UnsupportedOpError
+from .ir import Graph, Model, Node, Tensor, make_node
+from .types import TensorType
+
+DOMAIN = "ai.onnx.preview.training"
+
+
+class _Tape:
+    """Nodes that are added before a Gradient node."""
+
+    def __init__(self, graph: Graph, before: Node) -> None:
+        self._graph, self._before = graph, before
+
+    def __call__(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """A new node of one output; returns the output."""
+        output = self._graph.fresh_name(f"{self._before.name or 'gradient'}/{op_type}")
+        self.insert(make_node(op_type, list(inputs), [output], **attributes))
+        return output
+
+    def insert(self, node: Node) -> None:
+        self._graph.insert_before(self._before, node)
+
+    def filled_like(self, name: str, number: int, known: Any) -> str:
+        """A number in the shape of a value, in the element type `known`."""
+        dtype = known.dtype.numpy_dtype if isinstance(known, TensorType) else np.dtype(np.float32)
+        value = Tensor.from_array("", np.full(1, number, dtype))
+        return self("ConstantOfShape", self("Shape", name), value=value)
+
+
+# (tape, the node's inputs, its output, the gradient of its output) -> the gradient of each input.
+_Rule = Callable[[_Tape, Sequence[str], str, str], list[str]]
+
+
+def _quotient(tape: _Tape, x: Sequence[str], y: str, g: str) -> list[str]:
+    first = tape("Div", g, x[1])
+    return [first, tape("Neg", tape("Mul", first, y))]
+
+
+_RULES: dict[str, _Rule] = {
+    "Identity": lambda tape, x, y, g: [g],
+    "Neg": lambda tape, x, y, g: [tape("Neg", g)],
+    "Add": lambda tape, x, y, g: [g, g],
+    "Sub": lambda tape, x, y, g: [g, tape("Neg", g)],
+    "Mul": lambda tape, x, y, g: [tape("Mul", g, x[1]), tape("Mul", g, x[0])],
+    "Div": _quotient,
+    "Exp": lambda tape, x, y, g: [tape("Mul", g, y)],
+    "Log": lambda tape, x, y, g: [tape("Div", g, x[0])],
+    "Sin": lambda tape, x, y, g: [tape("Mul", g, tape("Cos", x[0]))],
+    "Cos": lambda tape, x, y, g: [tape("Neg", tape("Mul", g, tape("Sin", x[0])))],
+}
+
+
+def expand_gradients(model: Model) -> int:
+    """Replace every Gradient node of a model whose shapes are inferred; returns how many there were.
+
+    Raises:
+        GraphError: a node names a tensor that does not lead to the one it differentiates.
+        UnsupportedOpError: it differentiates an operator without a rule, or operands of different shapes.
+    """
+    found = [
+        (graph, node) for graph in list(model.graphs()) for node in graph.nodes if node.key == (DOMAIN, "Gradient")
+    ]
+    for graph, node in found:
+        _expand(graph, node)
+    return len(found)
+
+
+def _expand(graph: Graph, gradient: Node) -> None:
+    sources = [str(name) for name in [*gradient.attribute("xs", []), *gradient.attribute("zs", [])]]
+    target = str(gradient.attribute("y", ""))
+    if len(sources) != len(gradient.inputs):
+        raise GraphError(
+            f"Gradient {gradient.name!r} names {len(sources)} tensors and has {len(gradient.inputs)} inputs",
+            "xs and zs stand for its inputs, one by one",
+            "export the model again",
+        )
+    tape = _Tape(graph, gradient)
+    values = dict(zip(sources, gradient.inputs, strict=True))
+    nodes = _path(graph, set(sources), target)
+    copies = [_evaluate_again(tape, graph, node, values) for node in nodes]
+    if target not in values:
+        raise GraphError(
+            f"Gradient {gradient.name!r} differentiates {target!r}, which nothing computes from {sources}",
+            "y must be the output of a node that depends on xs",
+            "export the model again",
+        )
+    gradients = {values[target]: tape.filled_like(values[target], 1, graph.type_of(target))}
+    for node in reversed(copies):
+        _go_back(tape, graph, node, gradients)
+    for name, output in zip(gradient.inputs, gradient.outputs, strict=False):
+        if output:
+            known = gradients.get(name) or tape.filled_like(name, 0, graph.type_of(name))
+            tape.insert(make_node("Identity", [known], [output]))
+    graph.remove_nodes([gradient])
+
+
+def _path(graph: Graph, sources: set[str], target: str) -> list[Node]:
+    """Nodes between the sources and the target, in order."""
+    graph.topological_sort()
+    reached = set(sources)
+    forward = []
+    for node in graph.nodes:
+        if not reached.isdisjoint(node.inputs) and sources.isdisjoint(node.outputs) and node.domain != DOMAIN:
+            reached.update(node.outputs)
+            forward.append(node)
+    needed, path = {target}, []
+    for node in reversed(forward):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+            path.append(node)
+    return path[::-1]
+
+
+def _evaluate_again(tape: _Tape, graph: Graph, node: Node, values: dict[str, str]) -> Node:
+    """A copy of a node that reads the values given to the Gradient node."""
+    if node.key not in {("", op_type) for op_type in _RULES}:
+        raise UnsupportedOpError(
+            f"the gradient of {node.op_type} {node.name!r}",
+            f"known are those of {', '.join(sorted(_RULES))}",
+            "compute the gradient where the model was made",
+        )
+    shapes = [known.shape if isinstance(known := graph.type_of(name), TensorType) else None for name in node.inputs]
+    if len(node.inputs) == 2 and (None in shapes or shapes[0] != shapes[1]):
+        raise UnsupportedOpError(
+            f"the gradient of {node.op_type} {node.name!r} over operands of shapes {shapes}",
+            "it needs operands whose shapes are known to be equal",
+            "compute the gradient where the model was made",
+        )
+    copy = node.copy()
+    copy.inputs = [values.get(name, name) for name in node.inputs]
+    copy.outputs = [graph.fresh_name(f"{name}/again") for name in node.outputs]
+    values.update(zip(node.outputs, copy.outputs, strict=True))
+    tape.insert(copy)
+    return copy
+
+
+def _go_back(tape: _Tape, graph: Graph, node: Node, gradients: dict[str, str]) -> None:
+    incoming = gradients.get(node.output(0))
+    if incoming is None:
+        return
+    for name, part in zip(node.inputs, _RULES[node.op_type](tape, node.inputs, node.output(0), incoming), strict=True):
+        gradients[name] = tape("Add", gradients[name], part) if name in gradients else part

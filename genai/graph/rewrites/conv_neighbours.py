@@ -1,0 +1,94 @@
+"""What stands beside a convolution becomes part of it: a Pad of zeros before, an activation after."""
+
+from __future__ import annotations
+
+from ..ir import DataType, Graph, Model, Node
+from ..types import TensorType
+from .base import Level
+from .patterns import is_float32, made_by, number, only_user
+
+MS = "com.microsoft"
+
+
+class FoldPadIntoConv:
+    """Conv(Pad(x)) with constant pads of zeros on the spatial axes -> Conv(x) with larger pads."""
+
+    name = "fold_pad_into_conv"
+    level = Level.BASIC
+
+    def apply(self, model: Model) -> int:
+        return sum(_fold_pad(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
+
+
+def _fold_pad(graph: Graph, conv: Node) -> bool:
+    if conv.key != ("", "Conv") or conv.attribute("auto_pad", "NOTSET") != "NOTSET":
+        return False
+    pad = made_by(graph, conv.input(0), "Pad")
+    if pad is None or only_user(graph, pad.output(0)) is not conv or pad.input(3):
+        return False
+    found = pad.attribute("pads") if not pad.input(1) else graph.constant(pad.input(1))
+    is_zero = pad.attribute("value", 0.0) == 0.0 if not pad.input(2) else number(graph, pad.input(2)) == 0.0
+    if found is None or not is_zero or pad.attribute("mode", "constant") != "constant":
+        return False
+    sizes = [int(size) for size in found]
+    rank = len(sizes) // 2
+    if rank < 3 or any(size < 0 for size in sizes) or any(sizes[i] for i in (0, 1, rank, rank + 1)):
+        return False
+    own = conv.attribute("pads") or [0] * (2 * rank - 4)
+    added = sizes[2:rank] + sizes[rank + 2 :]
+    if len(own) != len(added):
+        return False
+    conv.set_attribute("pads", [a + b for a, b in zip(own, added, strict=True)])
+    conv.inputs[0] = pad.input(0)
+    graph.update(conv)
+    return True
+
+
+class FuseConvActivation:
+    """Relu(Conv(x, w, b)) or Clip(Conv(...)) with constant limits -> com.microsoft::FusedConv, for float32."""
+
+    name = "fuse_conv_activation"
+    level = Level.EXTENDED
+
+    def apply(self, model: Model) -> int:
+        changes = sum(_fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
+        if changes:
+            model.opset_imports.setdefault(MS, 1)
+        return changes
+
+
+def _fuse(graph: Graph, conv: Node) -> bool:
+    if conv.key != ("", "Conv") or not is_float32(graph, conv.input(1)):
+        return False
+    after = only_user(graph, conv.output(0))
+    if after is None or after.input(0) != conv.output(0):
+        return False
+    if after.key == ("", "Relu"):
+        parameters: list[float] = []
+    elif after.key == ("", "Clip"):
+        limits = _limits(graph, after)
+        if limits is None:
+            return False
+        parameters = limits
+    else:
+        return False
+    fused = conv.copy()
+    fused.op_type, fused.domain, fused.outputs = "FusedConv", MS, list(after.outputs)
+    fused.set_attribute("activation", after.op_type)
+    if parameters:
+        fused.set_attribute("activation_params", parameters)
+    graph.replace_node(after, fused)
+    graph.remove_nodes([conv])
+    return True
+
+
+def _limits(graph: Graph, clip: Node) -> list[float] | None:
+    """Both limits of a Clip, if constant."""
+    known = graph.type_of(clip.output(0))
+    if isinstance(known, TensorType) and known.dtype is not DataType.FLOAT:
+        return None
+    found = [
+        number(graph, clip.input(index)) if clip.input(index) else clip.attribute(name)
+        for index, name in ((1, "min"), (2, "max"))
+    ]
+    return None if None in found else [float(value) for value in found if value is not None]

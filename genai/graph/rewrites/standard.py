@@ -1,0 +1,37 @@
+"""The rules for general graphs, in the order that they run."""
+
+from __future__ import annotations
+
+from .attention import FuseAttention
+from .base import Rewrite
+from .common_subexpressions import ShareSubexpressions
+from .constant_folding import FoldConstants
+from .conv_batch_norm import FoldConvBatchNorm
+from .conv_neighbours import FoldPadIntoConv, FuseConvActivation
+from .dead_code import RemoveDeadCode
+from .gelu import FuseGelu
+from .identity import RemoveIdentities
+from .known_shapes import FoldKnownShapes
+from .layer_norm import FuseLayerNorm
+from .linear import FuseLinear
+from .quantized_nodes import FuseQuantizedNodes
+from .quantized_products import FuseMatMulIntegerToFloat
+from .transposes import MergeTransposes
+
+SESSION_RULES: tuple[Rewrite, ...] = (
+    RemoveIdentities(),
+    FoldKnownShapes(),
+    FoldConstants(),
+    ShareSubexpressions(),
+    MergeTransposes(),
+    FoldPadIntoConv(),
+    FoldConvBatchNorm(),
+    FuseConvActivation(),
+    FuseLayerNorm(),
+    FuseGelu(),
+    FuseAttention(),
+    FuseMatMulIntegerToFloat(),
+    FuseQuantizedNodes(),
+    FuseLinear(),
+    RemoveDeadCode(),
+)

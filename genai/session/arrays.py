@@ -1,0 +1,132 @@
+"""Inputs for a session from files or made up, and results into files."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..graph.types import DataType
+from .metadata import NodeArg
+
+# Whole numbers are often indices or token ids, so made-up ones are small.
+_MAX_INTEGER = 10
+_MAX_ELEMENTS = 1 << 28
+
+
+def load_arrays(path: Path) -> dict[str, Any]:
+    """Arrays by name from an .npz file, or one array named after an .npy file. Pickled objects are refused.
+
+    Raises:
+        InputError: the file is missing, or is not such a file.
+    """
+    try:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {path.stem: found}
+        with found:
+            return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read as arrays: {error}",
+            "inputs are .npy or .npz files",
+            "write it with np.savez",
+        ) from error
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Results as an .npz file; strings as text, types that NumPy does not know as float32.
+
+    Raises:
+        InputError: a result is no array, or the file cannot be written.
+    """
+    plain: dict[str, Any] = {}
+    for name, value in arrays.items():
+        if not isinstance(value, np.ndarray):
+            raise InputError(f"output {name!r} is a {type(value).__name__}", ".npz files hold arrays", "leave it out")
+        if value.dtype.kind == "O":
+            value = value.astype(np.str_)
+        plain[name] = value if value.dtype.isbuiltin == 1 or value.dtype.kind == "U" else value.astype(np.float32)
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **plain)
+    except OSError as error:
+        raise InputError(
+            f"{str(path)!r} cannot be written: {error}", "the system refused it", "check the path"
+        ) from error
+
+
+def random_feed(arguments: Sequence[NodeArg], dims: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
+    """Made-up inputs: normal floats, small whole numbers, masks (names with "mask") of ones.
+
+    Args:
+        dims: extents of symbolic dimensions; those not named are 1.
+
+    Raises:
+        InputError: an input is no tensor, or would be too large.
+    """
+    generator = np.random.default_rng(seed)
+    return {argument.name: _random(argument, dims, generator) for argument in arguments}
+
+
+def _random(argument: NodeArg, dims: Mapping[str, int], generator: np.random.Generator) -> Any:
+    if not argument.type.startswith("tensor("):
+        raise InputError(
+            f"input {argument.name!r} is {argument.type or 'untyped'}", "only tensors can be made up", "use --input"
+        )
+    dtype = DataType[argument.type[len("tensor(") : -1].upper()]
+    shape = tuple(dim if isinstance(dim, int) else dims.get(dim, 1) if dim else 1 for dim in argument.shape)
+    if np.prod([float(extent) for extent in shape]) > _MAX_ELEMENTS:
+        raise InputError(f"input {argument.name!r} would have shape {list(shape)}", "that is too large", "set --dim")
+    if dtype is DataType.STRING:
+        return np.full(shape, "text", dtype=object)
+    target = dtype.numpy_dtype
+    if target.kind in "iu" or dtype.is_sub_byte:
+        values = (
+            np.ones(shape)
+            if "mask" in argument.name
+            else generator.integers(0, _MAX_INTEGER, shape) % 2 ** min(dtype.bits - 1, 8)
+        )
+        return values.astype(target)
+    if target.kind == "b":
+        return np.ones(shape, bool) if "mask" in argument.name else generator.random(shape) < 0.5
+    return generator.standard_normal(shape).astype(np.float32).astype(target)
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """(output, largest absolute difference, the same relative to the peer's largest value), the worst first.
+
+    Outputs of different shape, type or kind differ infinitely; equal infinities and NaNs do not differ.
+    """
+    found = [(name, *_difference(value, theirs[name])) for name, value in ours.items()]
+    return sorted(found, key=lambda item: -item[2])
+
+
+def _difference(a: Any, b: Any) -> tuple[float, float]:
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        equal = _plain(a) == _plain(b)
+        return (0.0, 0.0) if equal else (np.inf, np.inf)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return np.inf, np.inf
+    if a.dtype.kind == "O":
+        return (0.0, 0.0) if a.tolist() == b.tolist() else (np.inf, np.inf)
+    first, second = a.astype(np.float64), b.astype(np.float64)
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    with np.errstate(invalid="ignore"):
+        gap = np.where(same, 0.0, np.abs(first - second))
+    gap = np.where(np.isnan(gap), np.inf, gap)
+    largest = float(gap.max(initial=0.0))
+    finite = np.abs(second[np.isfinite(second)])
+    return largest, largest / max(float(finite.max(initial=0.0)), 1e-30) if largest else 0.0
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {key: round(float(item), 4) for key, item in value.items()} if isinstance(value, dict) else value

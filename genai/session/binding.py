@@ -1,0 +1,157 @@
+"""I/O binding: inputs and outputs that stay between runs, as in onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..graph.types import DataType
+from .errors import InvalidArgument
+from .values import OrtValue, array_from_dlpack, check_device
+
+if TYPE_CHECKING:
+    from .inference_session import InferenceSession
+
+
+class IOBinding:
+    """Keeps what goes into and comes out of a session. Made by `InferenceSession.io_binding`."""
+
+    def __init__(self, session: InferenceSession) -> None:
+        arguments = [*session.get_inputs(), *session.get_overridable_initializers()]
+        self._input_names = [argument.name for argument in arguments]
+        self._output_args = {argument.name: argument for argument in session.get_outputs()}
+        self._inputs: dict[str, Any] = {}
+        self._outputs: dict[str, OrtValue | None] = {}
+        self._results: dict[str, OrtValue] = {}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        """Use an array as input; it is read at each run."""
+        self._bind_input(name, np.asarray(arr_on_cpu))
+
+    def bind_input(
+        self,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
+    ) -> None:
+        """Use memory by address, which must stay valid and hold `shape` elements. A DLPack object is safer: pass it
+        to `bind_ortvalue_input` through `OrtValue.from_dlpack`."""
+        check_device(device_type, device_id)
+        self._bind_input(name, _memory(element_type, shape, buffer_ptr))
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Use an OrtValue as input."""
+        self._bind_input(name, ortvalue if isinstance(ortvalue, OrtValue) else OrtValue(array_from_dlpack(ortvalue)))
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Ask for an output; with `buffer_ptr`, `element_type` and `shape`, write it there."""
+        check_device(device_type, device_id)
+        self._check_output(name)
+        if buffer_ptr is None:
+            self._outputs[name] = None
+            return
+        if element_type is None or shape is None:
+            raise InvalidArgument(
+                f"output {name!r} is bound to memory without type or shape", "both are needed", "pass both"
+            )
+        self._outputs[name] = OrtValue(_memory(element_type, shape, buffer_ptr))
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Write an output into an OrtValue."""
+        self._check_output(name)
+        self._outputs[name] = ortvalue
+
+    def clear_binding_inputs(self) -> None:
+        """Forget all inputs."""
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget all outputs."""
+        self._outputs.clear()
+        self._results.clear()
+
+    def synchronize_inputs(self) -> None:
+        """Nothing to wait for on the CPU."""
+
+    def synchronize_outputs(self) -> None:
+        """Nothing to wait for on the CPU."""
+
+    def get_outputs(self) -> list[OrtValue]:
+        """Results of the last run, in the order in which they were bound."""
+        return list(self._results.values())
+
+    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
+        """The same as `get_outputs`."""
+        return self.get_outputs()
+
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """Copies of the results of the last run."""
+        return [np.array(value.value) if value.is_tensor() else value.value for value in self._results.values()]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Outputs that were bound, in order."""
+        return list(self._outputs)
+
+    def feed(self) -> dict[str, Any]:
+        """The bound inputs."""
+        return dict(self._inputs)
+
+    def accept(self, names: Sequence[str], results: Sequence[Any]) -> None:
+        """Take the results of a run.
+
+        Raises:
+            InputError: a result does not fit the memory bound for it.
+        """
+        self._results = {}
+        for name, result in zip(names, results, strict=True):
+            bound = self._outputs.get(name)
+            if bound is None:
+                self._results[name] = OrtValue(result)
+            else:
+                bound.update_inplace(result)
+                self._results[name] = bound
+
+    def _bind_input(self, name: str, value: Any) -> None:
+        if name not in self._input_names:
+            raise InvalidArgument(
+                f"failed to find input {name!r}", f"the model's inputs are {', '.join(self._input_names)}", "rename it"
+            )
+        self._inputs[name] = value
+
+    def _check_output(self, name: str) -> None:
+        if name not in self._output_args:
+            raise InvalidArgument(
+                f"failed to find output {name!r}",
+                f"the model's outputs are {', '.join(self._output_args)}",
+                "rename it",
+            )
+
+
+def _memory(element_type: Any, shape: Sequence[int], address: int) -> Any:
+    """An array over memory that the caller vouches for."""
+    import ctypes
+
+    dtype = DataType(element_type).numpy_dtype if isinstance(element_type, int) else np.dtype(element_type)
+    count = int(np.prod(shape, dtype=np.int64))
+    if address <= 0 or count < 0:
+        raise InputError(f"address {address} with shape {list(shape)}", "that is no memory", "pass array.ctypes.data")
+    buffer = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memoryview(buffer), dtype).reshape(tuple(shape))
+
+
+SessionIOBinding = IOBinding

@@ -1,0 +1,81 @@
+"""onnxruntime's exception classes by name, as errors of ours.
+
+Scripts that catch `onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument` catch `genai.InvalidArgument` after
+changing the import. Wrong names and missing inputs are ValueErrors too, as onnxruntime raises there.
+"""
+
+from __future__ import annotations
+
+from ..errors import ExternalDataError, GenaiError, GraphError, InputError, ModelFolderError, UnsupportedOpError
+
+
+class Fail(GenaiError):
+    """A node failed while running, or a model cannot be loaded for a reason that has no class of its own."""
+
+
+class InvalidArgument(InputError):
+    """An input, output or option is unknown, of the wrong type or shape, or holds values out of range."""
+
+
+class NoSuchFile(ModelFolderError):
+    """The model's file is missing."""
+
+
+class NoModel(GenaiError):
+    """The session has no model."""
+
+
+class InvalidProtobuf(GraphError):
+    """The model is not a protobuf message."""
+
+
+class InvalidGraph(GraphError):
+    """The model is protobuf, but not a valid graph."""
+
+
+class NotImplemented(UnsupportedOpError):
+    """An operator, a version of it or an element type has no kernel."""
+
+
+class RuntimeException(GenaiError):
+    """Something outside the model failed while running: memory, or a call in the wrong order."""
+
+
+class ModelLoaded(GenaiError):
+    """The session already has its model."""
+
+
+class EngineError(GenaiError):
+    """An execution provider failed."""
+
+
+class EPFail(GenaiError):
+    """An execution provider could not be set up."""
+
+
+class ExternalDataFail(Fail, ExternalDataError):
+    """External data is missing, truncated, or outside the model's folder."""
+
+
+class SourceTypeError(InputError, TypeError):
+    """A model cannot be read from an object of this kind."""
+
+
+def as_session_error(error: GenaiError) -> GenaiError:
+    """An error of the reader or compiler as the class that onnxruntime has for it; others as they are."""
+    classes: tuple[tuple[type[GenaiError], type[GenaiError]], ...] = (
+        (ExternalDataError, ExternalDataFail),
+        (ModelFolderError, NoSuchFile),
+        (UnsupportedOpError, NotImplemented),
+        (GraphError, InvalidGraph),
+    )
+    if type(error).__module__ == __name__:
+        return error
+    if isinstance(error, GraphError) and error.why.startswith(
+        ("it is not a protobuf", "it is empty", "it has no graph")
+    ):
+        return InvalidProtobuf(error.what, error.why, error.fix)
+    for found, ours in classes:
+        if isinstance(error, found):
+            return ours(error.what, error.why, error.fix)
+    return error

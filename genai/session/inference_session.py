@@ -1,0 +1,289 @@
+"""InferenceSession: runs any ONNX model, with the calls and errors of onnxruntime.InferenceSession."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from genai.kernels.cpu.blas import BLAS_THREADS
+
+from ..errors import GenaiError
+from ..runtime.run_context import RunStopped
+from .binding import IOBinding
+from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error
+from .feeds import FeedCheck
+from .metadata import ModelMetadata, NodeArg
+from .options import RunOptions, SessionOptions
+from .preparing import Prepared, prepare
+from .profiling import Profiler
+from .providers import CPU_PROVIDER, chosen_providers
+from .results import ResultCheck
+from .running import run_steps
+from .values import OrtValue
+
+Callback = Callable[[list[Any], Any, str], None]
+
+
+class InferenceSession:
+    """A model ready to run. One session may be used from several threads at once.
+
+    Args:
+        path_or_bytes: path of the model, its bytes, or an onnx.ModelProto.
+        sess_options: see `SessionOptions`.
+        providers: names, or (name, options) pairs, in order of preference. The CPU is always the last resort; names
+            that are not available are warned about, as onnxruntime does.
+        provider_options: options per provider, where `providers` holds names only.
+
+    Raises:
+        NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented, Fail: see `genai.session.errors`; all are
+            GenaiErrors.
+        SourceTypeError: a model cannot be read from such an object.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: Any,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[dict[str, Any]] | None = None,
+        **unsupported: Any,
+    ) -> None:
+        if unsupported:
+            raise InvalidArgument(
+                f"InferenceSession takes no {', '.join(sorted(unsupported))}",
+                "it takes path_or_bytes, sess_options, providers and provider_options",
+                "leave them out",
+            )
+        if sess_options is not None and not isinstance(sess_options, SessionOptions):
+            raise InvalidArgument(
+                f"sess_options is a {type(sess_options).__name__}", "it must be SessionOptions", "pass SessionOptions()"
+            )
+        self._options = sess_options or SessionOptions()
+        self._providers = chosen_providers(providers, provider_options, self._options)
+        self._falls_back, self._fallback_lock = True, threading.Lock()
+        # Needed again only if a provider fails.
+        self._source = path_or_bytes if len(self._providers) > 1 else None
+        prepared = self._prepare(path_or_bytes)
+        self._model, self._plan = prepared.model, prepared.plan
+        self._inputs = [NodeArg.of(value) for value in prepared.inputs]
+        self._overridable = [NodeArg.of(value) for value in prepared.overridable]
+        self._outputs = [NodeArg.of(value) for value in prepared.outputs]
+        self._metadata = ModelMetadata.of(prepared.model)
+        self._feed_check = FeedCheck(
+            [*prepared.inputs, *prepared.overridable], {value.name for value in prepared.overridable}, self._plan.inputs
+        )
+        self._result_check = ResultCheck(prepared.outputs)
+        self._positions = {value.name: index for index, value in enumerate(prepared.outputs)}
+        self._profiler = Profiler(self._options.profile_file_prefix) if self._options.enable_profiling else None
+
+    def _prepare(self, source: Any) -> Prepared:
+        try:
+            return prepare(source, self._options, self._providers)
+        except GenaiError as error:
+            raise as_session_error(error) from error
+        except RecursionError:
+            raise Fail("the model nests too deeply", "hundreds of graphs in each other", "export it again") from None
+        except MemoryError as error:
+            raise _out_of_memory("loading the model", error) from error
+
+    # What the model is
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Inputs that every run needs."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Outputs, in order."""
+        return list(self._outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Inputs with a default."""
+        return list(self._overridable)
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """The model's header."""
+        return self._metadata
+
+    def get_providers(self) -> list[str]:
+        """Providers in use, in order of preference."""
+        return [name for name, _ in self._providers]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Options of each provider in use."""
+        return {name: {key: str(value) for key, value in options.items()} for name, options in self._providers}
+
+    def get_session_options(self) -> SessionOptions:
+        """The options that the session was made with."""
+        return self._options
+
+    def set_providers(self, providers: Sequence[Any], provider_options: Sequence[dict[str, Any]] | None = None) -> None:
+        """Choose providers again.
+
+        Raises:
+            InvalidArgument: another provider than the CPU was asked for after loading.
+        """
+        chosen = chosen_providers(providers, provider_options, self._options)
+        if [name for name, _ in chosen] != self.get_providers():
+            raise InvalidArgument(
+                f"providers {[name for name, _ in chosen]} after loading",
+                "the graph is divided among providers once, when it is loaded",
+                "make a new session with them",
+            )
+        self._providers = chosen
+
+    def enable_fallback(self) -> None:
+        """If a provider fails in a run, warn, and from then on use the CPU alone; so it is from the start."""
+        self._falls_back = True
+
+    def disable_fallback(self) -> None:
+        """If a provider fails in a run, raise EPFail. Nodes that no provider takes run on the CPU all the same."""
+        self._falls_back = False
+
+    # Running
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> list[Any]:
+        """Run the model.
+
+        Args:
+            output_names: which outputs to return; None or [] = all.
+            input_feed: per input name an array; also lists and numbers (taken as the input's element type), OrtValues,
+                and anything with DLPack on the CPU. Sequences are lists, empty optionals None.
+            run_options: see `RunOptions`.
+
+        Returns:
+            Arrays of their own memory, in the order of `output_names`; lists for sequences, lists of dicts for
+            sequences of maps, None for empty optionals.
+
+        Raises:
+            InvalidArgument: names, element types or shapes that do not fit.
+            Fail: a node cannot compute what it got; the message names it.
+        """
+        wanted = self._wanted(output_names)
+        results = self._run(self._feed_check(input_feed), run_options)
+        return results if wanted is None else [results[index] for index in wanted]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callback,
+        user_data: Any = None,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Run on another thread; then callback(results, user_data, error) is called there, error "" if all went well.
+
+        The feed is checked before this returns.
+        """
+        wanted = self._wanted(output_names)
+        feeds = self._feed_check(input_feed)
+
+        def work() -> None:
+            try:
+                results = self._run(feeds, run_options)
+            except Exception as error:
+                callback([], user_data, str(error))
+                return
+            callback(results if wanted is None else [results[index] for index in wanted], user_data, "")
+
+        threading.Thread(target=work, name="genai-run-async", daemon=True).start()
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """Like `run`, with OrtValues in and out."""
+        return [OrtValue(value) for value in self.run(output_names, input_dict_ort_values, run_options)]
+
+    def run_with_ortvaluevector(
+        self,
+        run_options: RunOptions | None,
+        feed_names: Sequence[str],
+        feeds: Sequence[OrtValue],
+        fetch_names: Sequence[str],
+        fetches: list[OrtValue],
+        fetch_devices: Sequence[Any] = (),
+    ) -> None:
+        """Like `run`, by lists; results are appended to `fetches`."""
+        results = self.run(list(fetch_names), dict(zip(feed_names, feeds, strict=True)), run_options)
+        fetches.extend(OrtValue(value) for value in results)
+
+    def io_binding(self) -> IOBinding:
+        """An object that keeps inputs and outputs between runs."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run with bound inputs; results go to the bound outputs."""
+        names = iobinding.output_names or list(self._positions)
+        iobinding.accept(names, self.run(names, iobinding.feed(), run_options))
+
+    # Profiling
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When recording began, in nanoseconds of `time.perf_counter_ns`; 0 where nothing is recorded."""
+        return 0 if self._profiler is None else self._profiler.start_ns
+
+    def profile_totals(self) -> dict[str, tuple[int, int]]:
+        """Per operator calls and nanoseconds, the longest first; empty where nothing is recorded."""
+        return {} if self._profiler is None else self._profiler.totals()
+
+    def end_profiling(self) -> str:
+        """Write the trace (Chrome's format) and return its path; "" where nothing is recorded."""
+        if self._profiler is None:
+            return ""
+        path, self._profiler = self._profiler.write(), None
+        return path
+
+    def _wanted(self, output_names: Sequence[str] | None) -> list[int] | None:
+        if not output_names:
+            return None
+        try:
+            return [self._positions[name] for name in output_names]
+        except KeyError:
+            unknown = [str(name) for name in output_names if name not in self._positions]
+            raise InvalidArgument(
+                f"invalid output name: {', '.join(unknown)}",
+                f"the model's outputs are {', '.join(self._positions)}",
+                "ask for one of these",
+            ) from None
+
+    def _run(self, feeds: list[tuple[int, Any]], run_options: RunOptions | None) -> list[Any]:
+        plan = self._plan
+        try:
+            with BLAS_THREADS.single():
+                results = run_steps(plan, feeds, run_options, self._profiler)
+        except EPFail as error:
+            if not self._falls_back:
+                raise
+            names = {slot: name for name, slot in plan.inputs.items()}
+            self._leave_providers(error)
+            return self._run([(self._plan.inputs[names[slot]], value) for slot, value in feeds], run_options)
+        except MemoryError as error:
+            raise _out_of_memory("running the model", error) from error
+        except RunStopped as error:
+            raise Fail(error.what, error.why, error.fix) from None
+        return self._result_check(results, feeds)
+
+    def _leave_providers(self, error: EPFail) -> None:
+        """Compile for the CPU alone; other runs in progress end with the plan that they began with."""
+        with self._fallback_lock:
+            if len(self._providers) == 1:
+                return
+            warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=4)
+            self._providers = [(CPU_PROVIDER, {})]
+            prepared = self._prepare(self._source)
+            self._model, self._plan = prepared.model, prepared.plan
+
+
+def _out_of_memory(doing: str, error: MemoryError) -> RuntimeException:
+    return RuntimeException(
+        f"out of memory while {doing}", str(error) or "an allocation failed", "use smaller inputs or a smaller model"
+    )

@@ -1,0 +1,242 @@
+"""OrtValue: a value outside a run, with its ONNX type, on the CPU; DLPack in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..graph.types import DataType
+
+CPU = "cpu"
+
+
+class OrtDevice:
+    """Where a value lies. There is the CPU."""
+
+    def __init__(self, name: str = CPU, device_id: int = 0) -> None:
+        check_device(name, device_id)
+        self._name, self._id = name, device_id
+
+    @staticmethod
+    def make(name: str, device_id: int = 0) -> OrtDevice:
+        """A device by name."""
+        return OrtDevice(name, device_id)
+
+    def device_type(self) -> int:
+        """0, the CPU's number."""
+        return 0
+
+    def device_id(self) -> int:
+        """Which of several devices."""
+        return self._id
+
+    def __str__(self) -> str:
+        return f"Device:[Type:0 MemType:0 VendorId:0 DeviceId:{self._id} Alignment:0]"
+
+
+class OrtValue:
+    """A tensor, a sequence, a map or nothing. The array given is used, not copied.
+
+    Make one with `ortvalue_from_numpy`, `ortvalue_from_shape_and_type` or `from_dlpack`.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @staticmethod
+    def ortvalue_from_numpy(numpy_obj: NDArray[Any], device_type: str = CPU, device_id: int = 0) -> OrtValue:
+        """From an array of any ONNX element type, bfloat16 and smaller ones of ml_dtypes included.
+
+        Raises:
+            InputError: not an array, or of a type that ONNX does not have.
+        """
+        check_device(device_type, device_id)
+        if not isinstance(numpy_obj, np.ndarray | np.generic):
+            raise InputError(f"got a {type(numpy_obj).__name__}", "a NumPy array is expected", "pass np.asarray(…)")
+        DataType.from_numpy(numpy_obj.dtype)
+        return OrtValue(np.asarray(numpy_obj))
+
+    @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(data: NDArray[Any], onnx_element_type: int) -> OrtValue:
+        """From the bits of an array, read as another element type of the same size (as bfloat16 in uint16).
+
+        Raises:
+            InputError: the sizes differ, or there is no such type.
+        """
+        dtype = _element_dtype(onnx_element_type)
+        if data.dtype.itemsize != dtype.itemsize:
+            raise InputError(
+                f"{data.dtype} cannot be read as ONNX type {onnx_element_type}",
+                f"their elements take {data.dtype.itemsize} and {dtype.itemsize} bytes",
+                "give an array of the same element size",
+            )
+        return OrtValue(data.view(dtype))
+
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: Any = np.float32, device_type: str = CPU, device_id: int = 0
+    ) -> OrtValue:
+        """An uninitialised tensor; `element_type` is a NumPy dtype or ONNX's number."""
+        check_device(device_type, device_id)
+        dtype = _element_dtype(element_type) if isinstance(element_type, int) else np.dtype(element_type)
+        return OrtValue(np.empty(tuple(shape), dtype))
+
+    @staticmethod
+    def from_dlpack(value: Any, is_bool_tensor: bool = False) -> OrtValue:
+        """From any object with __dlpack__ on the CPU (torch, JAX, CuPy's host arrays), without a copy.
+
+        Args:
+            is_bool_tensor: read bytes as booleans, for producers whose DLPack has no boolean type.
+        """
+        array = array_from_dlpack(value)
+        return OrtValue(array.view(np.bool_) if is_bool_tensor and array.dtype == np.uint8 else array)
+
+    @staticmethod
+    def ort_value_from_sparse_tensor(value: Any) -> OrtValue:
+        """Sparse tensors outside models are not supported.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("a sparse OrtValue", "sparse values become dense when a model is loaded", "pass a dense array")
+
+    def numpy(self) -> NDArray[Any]:
+        """The array itself, not a copy.
+
+        Raises:
+            InputError: this is not a tensor.
+        """
+        return self._tensor()
+
+    def shape(self) -> list[int]:
+        """Sizes of the axes."""
+        return list(self._tensor().shape)
+
+    def data_type(self) -> str:
+        """Such as "tensor(float)"."""
+        return type_name(self._value)
+
+    def element_type(self) -> int:
+        """ONNX's number of the element type."""
+        return int(DataType.from_numpy(self._tensor().dtype))
+
+    def device_name(self) -> str:
+        """ "cpu"."""
+        return CPU
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+        address: int = self._tensor().__array_interface__["data"][0]
+        return address
+
+    def tensor_size_in_bytes(self) -> int:
+        """Bytes of the elements."""
+        return self._tensor().nbytes
+
+    def has_value(self) -> bool:
+        """False for an empty optional."""
+        return self._value is not None
+
+    def is_tensor(self) -> bool:
+        """Whether this is a dense tensor."""
+        return isinstance(self._value, np.ndarray)
+
+    def is_sparse_tensor(self) -> bool:
+        """False: sparse values become dense."""
+        return False
+
+    def is_tensor_sequence(self) -> bool:
+        """Whether this is a sequence of tensors."""
+        return isinstance(self._value, list)
+
+    def update_inplace(self, array: NDArray[Any]) -> None:
+        """Copy an array of the same shape and type into this tensor.
+
+        Raises:
+            InputError: shape or type differ, or the memory may not be written.
+        """
+        tensor = self._tensor()
+        given = np.asarray(array)
+        if given.shape != tensor.shape or given.dtype != tensor.dtype:
+            raise InputError(
+                f"{given.dtype}{list(given.shape)} cannot replace {tensor.dtype}{list(tensor.shape)}",
+                "an update keeps shape and element type",
+                "make a new OrtValue",
+            )
+        if not tensor.flags.writeable:
+            raise InputError("this OrtValue is read-only", "its memory belongs to someone else", "make a new OrtValue")
+        tensor[...] = given
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._tensor().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._tensor().__dlpack_device__()
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule over the same memory."""
+        return self._tensor().__dlpack__()
+
+    @property
+    def value(self) -> Any:
+        """What a run takes: an array, a list, a dict or None."""
+        return self._value
+
+    def _tensor(self) -> NDArray[Any]:
+        if isinstance(self._value, np.ndarray):
+            return self._value
+        raise InputError(
+            f"this OrtValue is {type_name(self._value)}", "only tensors have elements and a shape", "use value"
+        )
+
+
+def check_device(name: str, device_id: int = 0) -> None:
+    """Refuse devices that are not here.
+
+    Raises:
+        InputError: the device is not the CPU.
+    """
+    if name.lower() != CPU or device_id != 0:
+        raise InputError(f"device {name!r} number {device_id}", "values of a session lie on the CPU", "use 'cpu', 0")
+
+
+def array_from_dlpack(value: Any) -> NDArray[Any]:
+    """An array over the memory of a DLPack producer.
+
+    Raises:
+        InputError: it has none on the CPU, or of a type that NumPy does not know.
+    """
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, TypeError, RuntimeError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{type(value).__name__} cannot be read through DLPack", str(error), "pass a NumPy array"
+        ) from error
+
+
+def type_name(value: Any) -> str:
+    """The ONNX type of a value as onnxruntime writes it."""
+    if isinstance(value, np.ndarray | np.generic):
+        try:
+            return f"tensor({DataType.from_numpy(value.dtype).onnx_name})"
+        except Exception:
+            return f"array of {value.dtype}"
+    if isinstance(value, list):
+        return f"seq({type_name(value[0]) if value else ''})"
+    if isinstance(value, dict):
+        key = next(iter(value), 0)
+        return f"map({'string' if isinstance(key, str) else 'int64'},...)"
+    return "optional()" if value is None else type(value).__name__
+
+
+def _element_dtype(number: int) -> np.dtype[Any]:
+    try:
+        return DataType(number).numpy_dtype
+    except ValueError:
+        raise InputError(
+            f"ONNX element type {number}", f"types go from 1 to {max(DataType)}", "use onnx.TensorProto's numbers"
+        ) from None

@@ -1,0 +1,178 @@
+"""8-bit operators of com.microsoft, as onnxruntime's quantiser writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..registry import Kernel, KernelError, NodeSpec, register
+from .activations import sigmoid
+from .pooling import average_pool
+from .quantization import IntegerProduct, dynamically_quantized, integer_product, quantized
+from .support import optional
+
+MS = "com.microsoft"
+
+
+def dequantized(x: Any, scale: Any, zero_point: Any) -> Any:
+    """(x - zero point) * scale as float32, for one scale."""
+    values = x.astype(np.float32)
+    if zero_point is not None:
+        values -= np.float32(np.asarray(zero_point).reshape(-1)[0])
+    return values * np.float32(np.asarray(scale).reshape(-1)[0])
+
+
+def requantised(values: Any, scale: Any, zero_point: Any, dtype: Any) -> Any:
+    """float32 values as 8-bit ones of a scale and zero point."""
+    point = None if zero_point is None else np.asarray(zero_point).reshape(-1)[0]
+    return quantized(values / np.float32(np.asarray(scale).reshape(-1)[0]), point, dtype)
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[NodeSpec], Kernel]:
+    def factory(spec: NodeSpec) -> Kernel:
+        def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+            a, b = dequantized(*inputs[:3]), dequantized(*inputs[3:6])
+            return (requantised(function(a, b), inputs[6], optional(inputs, 7), inputs[0].dtype),)
+
+        return kernel
+
+    return factory
+
+
+register("QLinearAdd", domain=MS)(_binary(np.add))
+register("QLinearMul", domain=MS)(_binary(np.multiply))
+
+
+def _unary(function: Callable[..., Any], **defaults: float) -> Callable[[NodeSpec], Kernel]:
+    def factory(spec: NodeSpec) -> Kernel:
+        values = {name: float(spec.attributes.get(name, default)) for name, default in defaults.items()}
+
+        def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+            result = function(dequantized(*inputs[:3]), **values)
+            return (requantised(result, inputs[3], optional(inputs, 4), inputs[0].dtype),)
+
+        return kernel
+
+    return factory
+
+
+register("QLinearSigmoid", domain=MS)(_unary(sigmoid))
+register("QLinearLeakyRelu", domain=MS)(_unary(lambda x, alpha: np.where(x < 0, x * np.float32(alpha), x), alpha=0.01))
+
+
+@register("QLinearSoftmax", domain=MS)
+def qlinear_softmax(spec: NodeSpec) -> Kernel:
+    """Softmax along an axis; for operator sets before 13 over all axes from it on."""
+    axis, along_one = int(spec.attributes.get("axis", -1)), int(spec.attributes.get("opset", 13)) >= 13
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = dequantized(*inputs[:3])
+        axes: Any = axis if along_one else tuple(range(axis % x.ndim, x.ndim))
+        weights = np.exp(x - x.max(axis=axes, keepdims=True))
+        weights /= weights.sum(axis=axes, keepdims=True)
+        return (requantised(weights, inputs[3], optional(inputs, 4), inputs[0].dtype),)
+
+    return kernel
+
+
+@register("QLinearConcat", domain=MS)
+def qlinear_concat(spec: NodeSpec) -> Kernel:
+    """Inputs of their own scales joined in one."""
+    axis = int(spec.attributes["axis"])
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        parts = [dequantized(*inputs[i : i + 3]) for i in range(2, len(inputs), 3)]
+        return (requantised(np.concatenate(parts, axis=axis), inputs[0], inputs[1], inputs[1].dtype),)
+
+    return kernel
+
+
+@register("QLinearWhere", domain=MS)
+def qlinear_where(spec: NodeSpec) -> Kernel:
+    """Choose per element between two quantised values."""
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        chosen = np.where(inputs[0], dequantized(*inputs[1:4]), dequantized(*inputs[4:7]))
+        return (requantised(chosen, inputs[7], inputs[8], inputs[1].dtype),)
+
+    return kernel
+
+
+@register("QLinearGlobalAveragePool", domain=MS)
+def qlinear_global_average_pool(spec: NodeSpec) -> Kernel:
+    """The mean over all spatial axes."""
+    if spec.attributes.get("channels_last", 0):
+        raise KernelError("QLinearGlobalAveragePool with channels last is not supported")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = dequantized(*inputs[:3])
+        mean = x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)
+        return (requantised(mean, inputs[3], optional(inputs, 4), inputs[0].dtype),)
+
+    return kernel
+
+
+@register("QLinearAveragePool", domain=MS)
+def qlinear_average_pool(spec: NodeSpec) -> Kernel:
+    """The mean of each window."""
+    if spec.attributes.get("channels_last", 0):
+        raise KernelError("QLinearAveragePool with channels last is not supported")
+    pool = average_pool(spec)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        (mean,) = pool(context, [dequantized(*inputs[:3])])
+        return (requantised(mean, inputs[3], optional(inputs, 4), inputs[0].dtype),)
+
+    return kernel
+
+
+@register("QGemm", domain=MS)
+def qgemm(spec: NodeSpec) -> Kernel:
+    """alpha * A' @ B' + C of 8-bit matrices; float32 where no output scale is given. C is int32 at scale a * b."""
+    a = spec.attributes
+    alpha = np.float32(a.get("alpha", 1.0))
+    trans_a, trans_b = bool(a.get("transA", 0)), bool(a.get("transB", 0))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        left, a_scale, a_zero, right, b_scale, b_zero = inputs[:6]
+        total = integer_product(left.T if trans_a else left, right.T if trans_b else right, a_zero, b_zero)
+        bias = optional(inputs, 6)
+        values = (total if bias is None else total + bias) * (alpha * a_scale * b_scale)
+        scale = optional(inputs, 7)
+        if scale is None:
+            return (values.astype(np.float32, copy=False),)
+        return (requantised(values, scale, optional(inputs, 8), left.dtype),)
+
+    return kernel
+
+
+@register("MatMulIntegerToFloat", domain=MS)
+def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
+    """An 8-bit product times its scales, plus a bias."""
+    multiply = IntegerProduct(spec, 1, 5)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a, b, a_scale, b_scale = inputs[:4]
+        total = multiply(a, b, optional(inputs, 4), optional(inputs, 5))
+        result = total * (a_scale * b_scale)
+        bias = optional(inputs, 6)
+        return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
+
+    return kernel
+
+
+@register("DynamicQuantizeMatMul", domain=MS)
+def dynamic_quantize_matmul(spec: NodeSpec) -> Kernel:
+    """A float matrix quantised on the way, times an 8-bit one."""
+    multiply = IntegerProduct(spec, 1, 3)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a, b, b_scale = inputs[:3]
+        values, scale, point = dynamically_quantized(a)
+        result = multiply(values, b, point, optional(inputs, 3)) * (scale * b_scale)
+        bias = optional(inputs, 4)
+        return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
+
+    return kernel

@@ -1,0 +1,290 @@
+"""Convolutions as matrix products: windows are laid out side by side (im2col) and multiplied by BLAS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..cpu.blas import matmul
+from ..cpu.team import run
+from ..registry import Kernel, KernelError, NodeSpec, register
+from .exact import exact_runs
+from .support import checked_shape, optional, widened
+from .windows import Windows, WindowSpec
+
+Limits: TypeAlias = tuple[float, float]
+NO_LIMITS: Limits = (-math.inf, math.inf)
+_NANOSECONDS_PER_COPY = 0.5
+
+
+def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = None) -> Any:
+    """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
+    batch, channels = x.shape[:2]
+    outputs = weight.shape[0]
+    _check_groups(x, weight, groups)
+    positions = math.prod(windows.counts)
+    if windows.is_pointwise and groups == 1:
+        product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), team)
+    elif weight.shape[1] == 1 and outputs == channels:
+        return _depthwise(windows.padded(x, 0), weight, windows)
+    else:
+        columns = _columns(windows.padded(x, 0), windows, team)
+        columns = columns.reshape(batch, groups, -1, positions)
+        product = matmul(weight.reshape(groups, outputs // groups, -1), columns, team)
+    return product.reshape(batch, outputs, *windows.counts)
+
+
+def _check_groups(x: Any, weight: Any, groups: int) -> None:
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise KernelError(
+            f"Conv: {x.shape[1]} channels in {groups} groups do not fit a weight of shape {list(weight.shape)}"
+        )
+
+
+def _columns(x: Any, windows: Windows, team: Any) -> Any:
+    """[N, C, taps, positions ...]: the elements that each window sees."""
+    taps = math.prod(windows.kernel)
+    columns = np.empty((*x.shape[:2], taps, *windows.counts), x.dtype)
+    run(team, _fill_columns, (x, columns, list(windows.taps())), x.shape[1], work=columns.size * _NANOSECONDS_PER_COPY)
+    return columns
+
+
+def _fill_columns(x: Any, columns: Any, taps: Sequence[tuple[slice, ...]], begin: int, end: int) -> None:
+    """Channels begin to end."""
+    for index, tap in enumerate(taps):
+        columns[:, begin:end, index] = x[:, begin:end][tap]
+
+
+def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
+    """One window per channel, tap by tap, which needs no columns."""
+    scales = weight.reshape(1, weight.shape[0], -1, *[1] * len(windows.counts))
+    result = np.zeros((*x.shape[:2], *windows.counts), np.result_type(x, weight))
+    part = np.empty_like(result)
+    for index, tap in enumerate(windows.taps()):
+        result += np.multiply(x[tap], scales[:, :, index], out=part)
+    return result
+
+
+def _depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, team: Any) -> Any:
+    """The same of images in float32, in compiled code, with all that follows; None where it does not fit."""
+    fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
+    if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
+        return None
+    from ..cpu.depthwise import depthwise
+
+    first, second = windows.strides
+    out = depthwise(
+        np.ascontiguousarray(x).reshape(-1, *x.shape[2:]),
+        np.ascontiguousarray(weight[:, 0]),
+        np.zeros(len(weight), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32),
+        (windows.counts[0], windows.counts[1]),
+        strides=(first, second),
+        pads=(windows.begins[0], windows.begins[1]),
+        limits=limits,
+        team=team,
+    )
+    return out.reshape(*x.shape[:2], *windows.counts)
+
+
+def _finish(result: Any, bias: Any, limits: Limits, team: Any) -> None:
+    """Add the bias and keep to the limits, in place."""
+    if bias is None and limits == NO_LIMITS:
+        return
+    if result.dtype == np.float32 and result.flags.c_contiguous and result.size and result.ndim > 2:
+        from ..cpu.channels import finish_channels
+
+        addend = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        finish_channels(result.reshape(math.prod(result.shape[:2]), -1), addend, limits, team=team)
+        return
+    if bias is not None:
+        result += per_channel(bias, result.ndim)
+    if limits != NO_LIMITS:
+        np.clip(result, *limits, out=result)
+
+
+def per_channel(values: Any, rank: int) -> Any:
+    """[C] in a form that broadcasts along axis 1 of a value of this rank."""
+    return np.asarray(values).reshape(-1, *[1] * (rank - 2))
+
+
+@register("Conv")
+def conv(spec: NodeSpec) -> Kernel:
+    """Cross-correlation of any spatial rank, with groups, dilations and bias."""
+    return limited_conv(spec, NO_LIMITS)
+
+
+def limited_conv(spec: NodeSpec, limits: Limits) -> Kernel:
+    """The same with results kept within limits, as Relu and Clip do."""
+    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+    team = spec.options.get("team")
+    if groups < 1:
+        raise KernelError(f"Conv: group is {groups}")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
+        _check_ranks(spec, x, weight)
+        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
+        _check_columns(spec, x, weight, windows)
+        result = _depthwise_images(x, weight, bias, windows, limits, team)
+        if result is None:
+            result = convolve(widened(x), widened(weight), windows, groups, team)
+            _finish(result, bias, limits, team)
+        return (result.astype(x.dtype, copy=False),)
+
+    return kernel
+
+
+def _check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
+    if x.ndim < 2 or x.ndim != weight.ndim:
+        raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
+
+
+def _check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> None:
+    """The columns are the largest value that a convolution makes."""
+    checked_shape(spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
+    checked_shape(spec, (x.shape[0], weight.shape[0], *windows.counts), 4)
+
+
+@register("ConvInteger", since_version=10)
+def conv_integer(spec: NodeSpec) -> Kernel:
+    """Convolution of 8-bit integers less their zero points, exactly, in int32."""
+    convolve_integers = IntegerConvolution(spec, 1, 3)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return (convolve_integers(inputs[0], inputs[1], optional(inputs, 2), optional(inputs, 3)),)
+
+    return kernel
+
+
+class IntegerConvolution:
+    """Convolution of 8-bit integers less their zero points, exactly, as int32.
+
+    Constant kernels are brought into the form for BLAS once, for all nodes that share them.
+
+    Args:
+        weight, zero: which inputs of the node are the kernels and their zero points (one, or one per output channel).
+    """
+
+    def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
+        self._spec, self._windows = spec, WindowSpec(spec)
+        self._groups, self._team = int(spec.attributes.get("group", 1)), spec.options.get("team")
+        if self._groups < 1:
+            raise KernelError(f"{spec.op_type}: group is {self._groups}")
+        self._kernels: tuple[Any, list[slice]] | None = None
+        constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
+        if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
+            self._kernels = spec.pack((weight, zero), "kernels in exact runs", lambda: _kernels_in_runs(*constants))
+
+    def __call__(self, x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
+        _check_ranks(self._spec, x, weight)
+        windows = self._windows.windows(x.shape[2:], weight.shape[2:])
+        _check_columns(self._spec, x, weight, windows)
+        kernels, runs = self._kernels or _kernels_in_runs(weight, w_zero)
+        data = x.astype(np.float32)
+        if x_zero is not None:
+            data -= np.asarray(x_zero).astype(np.float32).reshape(())
+        if len(runs) == 1:
+            sums = _depthwise_images(data, kernels, None, windows, NO_LIMITS, self._team)
+            sums = convolve(data, kernels, windows, self._groups, self._team) if sums is None else sums
+            return sums.astype(np.int32)
+        return _convolve_in_runs(data, kernels, windows, self._groups, runs, self._team)
+
+
+def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
+    """Kernels as float32 less their zero points, and the runs of their terms that are summed exactly."""
+    kernels = weight.astype(np.float32)
+    if zero is not None and np.any(zero):
+        points = np.asarray(zero).astype(np.float32)
+        kernels -= points.reshape(-1, *[1] * (weight.ndim - 1)) if points.size > 1 else points.reshape(())
+    return kernels, exact_runs(math.prod(weight.shape[1:]), kernels.reshape(len(kernels), -1).T)
+
+
+def _convolve_in_runs(x: Any, weight: Any, windows: Windows, groups: int, runs: list[slice], team: Any) -> Any:
+    batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
+    _check_groups(x, weight, groups)
+    columns = _columns(windows.padded(x, 0), windows, team).reshape(batch, groups, -1, positions)
+    kernels = weight.reshape(groups, outputs // groups, -1)
+    total = np.zeros((batch, groups, outputs // groups, positions), np.int32)
+    for part in runs:
+        total += matmul(kernels[..., part], columns[:, :, part], team).astype(np.int32)
+    return total.reshape(batch, outputs, *windows.counts)
+
+
+@register("ConvTranspose")
+def conv_transpose(spec: NodeSpec) -> Kernel:
+    """The gradient of Conv: each input element adds its kernel to the output."""
+    return _ConvTranspose(spec)
+
+
+class _ConvTranspose:
+    def __init__(self, spec: NodeSpec) -> None:
+        self.spec = spec
+        attributes = spec.attributes
+        self.groups = int(attributes.get("group", 1))
+        self.auto_pad = str(attributes.get("auto_pad", "NOTSET"))
+        if self.groups < 1:
+            raise KernelError(f"ConvTranspose: group is {self.groups}")
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
+        _check_ranks(self.spec, x, weight)
+        if x.shape[1] != weight.shape[0] or x.shape[1] % self.groups:
+            raise KernelError(
+                f"ConvTranspose: {x.shape[1]} channels in {self.groups} groups, weight {list(weight.shape)}"
+            )
+        strides, dilations = self._axes("strides", x.ndim - 2, 1), self._axes("dilations", x.ndim - 2, 1)
+        reach = [d * (size - 1) + 1 for d, size in zip(dilations, weight.shape[2:], strict=True)]
+        full = [(extent - 1) * s + r for extent, s, r in zip(x.shape[2:], strides, reach, strict=True)]
+        begins, sizes = self._crop(x.shape[2:], strides, full)
+        outputs = weight.shape[1] * self.groups
+        room = [max(f, begin + size) for f, begin, size in zip(full, begins, sizes, strict=True)]
+        checked_shape(self.spec, (x.shape[0], outputs, *room), 4)
+        checked_shape(self.spec, (x.shape[0], outputs, math.prod(weight.shape[2:]), *x.shape[2:]), 4)
+        windows = Windows(tuple(weight.shape[2:]), strides, dilations, (), (), tuple(x.shape[2:]))
+        result = self._spread(widened(x), widened(weight), windows, room)
+        inner = tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True))
+        result = result[(slice(None), slice(None), *inner)]
+        if bias is not None:
+            result = result + per_channel(bias, x.ndim)
+        return (np.ascontiguousarray(result).astype(x.dtype, copy=False),)
+
+    def _spread(self, x: Any, weight: Any, windows: Windows, room: Sequence[int]) -> Any:
+        batch, channels = x.shape[:2]
+        per_group = channels // self.groups
+        taps = math.prod(windows.kernel)
+        matrix = weight.reshape(self.groups, per_group, -1).transpose(0, 2, 1)
+        parts = matrix @ x.reshape(batch, self.groups, per_group, -1)
+        parts = parts.reshape(batch, self.groups * weight.shape[1], taps, *windows.counts)
+        result = np.zeros((batch, parts.shape[1], *room), parts.dtype)
+        for index, tap in enumerate(windows.taps()):
+            result[tap] += parts[:, :, index]
+        return result
+
+    def _crop(self, extents: Sequence[int], strides: Sequence[int], full: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Where the output begins inside the full result, and its sizes."""
+        rank = len(extents)
+        extra = self._axes("output_padding", rank, 0)
+        wanted = self.spec.attributes.get("output_shape")
+        if wanted is None and self.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            wanted = [extent * stride for extent, stride in zip(extents, strides, strict=True)]
+        if wanted is not None:
+            sizes = [int(size) for size in wanted][-rank:]
+            totals = [max(f + e - size, 0) for f, e, size in zip(full, extra, sizes, strict=True)]
+            if self.auto_pad == "SAME_UPPER":
+                return [total // 2 for total in totals], sizes
+            return [total - total // 2 for total in totals], sizes
+        pads = self.spec.attributes.get("pads") if self.auto_pad == "NOTSET" else None
+        begins = [int(pad) for pad in pads[:rank]] if pads else [0] * rank
+        ends = [int(pad) for pad in pads[rank:]] if pads else [0] * rank
+        sizes = [f + e - b - end for f, e, b, end in zip(full, extra, begins, ends, strict=True)]
+        return begins, list(checked_shape(self.spec, sizes, 1))
+
+    def _axes(self, name: str, rank: int, default: int) -> tuple[int, ...]:
+        values = self.spec.attributes.get(name)
+        found = (default,) * rank if not values else tuple(int(value) for value in values)
+        if len(found) != rank or any(value < default for value in found):
+            raise KernelError(f"ConvTranspose: {name} {list(found)} does not fit {rank} spatial axes")
+        return found

@@ -1,0 +1,210 @@
+"""Linear quantisation of ai.onnx, and products of 8-bit integers (see exact.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..cpu.blas import matmul
+from ..registry import Kernel, KernelError, NodeSpec, register
+from .casting import cast_array, dtype_of, number_of
+from .convolution import IntegerConvolution, per_channel
+from .exact import exact_runs
+from .support import checked_axis, optional, widened
+
+
+def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
+    """A scale or zero point in a form that broadcasts to x: one, one per position of an axis, or one per block."""
+    if parameter.ndim == 0 or (parameter.size == 1 and parameter.ndim == 1 and not block_size):
+        return parameter.reshape(())
+    axis = checked_axis(axis, x.ndim)
+    if block_size:
+        repeated = np.repeat(parameter, block_size, axis=axis)
+        return repeated[tuple(slice(size) for size in x.shape)]
+    if parameter.ndim != 1 or parameter.shape[0] != x.shape[axis]:
+        raise KernelError(f"scales of shape {list(parameter.shape)} do not fit axis {axis} of {list(x.shape)}")
+    return parameter.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
+@register("QuantizeLinear", since_version=10)
+@register("QuantizeLinear", domain="com.microsoft")
+def quantize_linear(spec: NodeSpec) -> Kernel:
+    """round(x / scale) + zero point, saturated; halves round to even."""
+    axis, block_size = int(spec.attributes.get("axis", 1)), int(spec.attributes.get("block_size", 0))
+    output = int(spec.attributes.get("output_dtype", 0))
+    precision = int(spec.attributes.get("precision", 0))
+    saturate = bool(spec.attributes.get("saturate", 1))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
+        dtype = points.dtype if points is not None else dtype_of(output or 2)
+        if precision:
+            scaled = x.astype(dtype_of(precision)) / along(scale.astype(dtype_of(precision)), x, axis, block_size)
+        else:
+            scaled = x / along(scale.astype(x.dtype, copy=False) if x.dtype.kind != "i" else scale, x, axis, block_size)
+        offset = None if points is None else along(points, x, axis, block_size)
+        return (quantized(scaled, offset, dtype, saturate=saturate),)
+
+    return kernel
+
+
+def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True) -> Any:
+    """Scaled values as integers (rounded, shifted, saturated) or as narrow floats (cast)."""
+    limits = integer_limits(dtype)
+    if limits is None:
+        wide = widened(scaled)
+        return cast_array(
+            wide if zero_point is None else wide + widened(zero_point), number_of(dtype), saturate=saturate
+        )
+    rounded = np.rint(widened(scaled))
+    if zero_point is not None:
+        rounded = rounded + zero_point.astype(rounded.dtype)
+    return np.clip(rounded, *limits).astype(np.int32 if dtype.isbuiltin != 1 else dtype).astype(dtype, copy=False)
+
+
+def integer_limits(dtype: Any) -> tuple[int, int] | None:
+    """Least and largest value of an integer type, also of 2 and 4 bits; None for floats."""
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return int(info.min), int(info.max)
+    return {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}.get(dtype.name)
+
+
+@register("DequantizeLinear", since_version=10)
+@register("DequantizeLinear", domain="com.microsoft")
+def dequantize_linear(spec: NodeSpec) -> Kernel:
+    """(x - zero point) * scale, in the type of the scale or `output_dtype`."""
+    axis, block_size = int(spec.attributes.get("axis", 1)), int(spec.attributes.get("block_size", 0))
+    output = int(spec.attributes.get("output_dtype", 0))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
+        dtype = dtype_of(output) if output else scale.dtype
+        values = x.astype(np.float64 if x.dtype.itemsize == 4 and x.dtype.kind == "i" else np.float32)
+        if points is not None:
+            values = values - along(points, x, axis, block_size).astype(values.dtype)
+        return ((values * along(widened(scale), x, axis, block_size)).astype(dtype),)
+
+    return kernel
+
+
+@register("DynamicQuantizeLinear", since_version=11)
+def dynamic_quantize_linear(spec: NodeSpec) -> Kernel:
+    """To uint8 over the range of x, zero included."""
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return dynamically_quantized(inputs[0])
+
+    return kernel
+
+
+def dynamically_quantized(x: Any) -> tuple[Any, Any, Any]:
+    """uint8 values, their scale and zero point."""
+    low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
+    scale = (high - low) / np.float32(255)
+    point = np.clip(np.rint(-low / scale), 0, 255) if scale else np.float32(0)
+    scaled = np.rint(x / scale) if scale else np.zeros_like(x)
+    scaled += point
+    return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)
+
+
+class IntegerProduct:
+    """(a - a_zero) @ (b - b_zero) of 8-bit integers, exactly, as int32.
+
+    Constant weights are brought into the form for BLAS once, for all nodes that share them.
+
+    Args:
+        weight, zero: which inputs of the node are b and its zero point.
+    """
+
+    def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
+        self._team = spec.options.get("team")
+        self._right: tuple[Any, list[slice]] | None = None
+        constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
+        if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
+            self._right = spec.pack((weight, zero), "float32 in exact runs", lambda: _in_runs(_less(*constants)))
+
+    def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
+        right, runs = self._right or (_less(b, b_zero), None)
+        return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._team)
+
+
+def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None, team: Any = None) -> Any:
+    """The same for values that are not constant. Zero points are one, or per row of a and per column of b."""
+    return _exact_product(_less(a, a_zero, by_row=True), _less(b, b_zero), None, team)
+
+
+def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:
+    result = values.astype(np.float32)
+    if zero_point is not None and np.any(zero_point):
+        point = np.asarray(zero_point).astype(np.float32)
+        result -= point.reshape(*point.shape, 1) if by_row and point.ndim == 1 and point.size > 1 else point
+    return result
+
+
+def _in_runs(right: Any) -> tuple[Any, list[slice]]:
+    """A matrix, or several, and the runs of its rows that are summed exactly."""
+    terms = right.shape[-2] if right.ndim > 1 else len(right)
+    return right, exact_runs(terms, np.moveaxis(right, -2, 0).reshape(terms, -1) if right.ndim > 1 else None)
+
+
+def _exact_product(left: Any, right: Any, runs: list[slice] | None, team: Any) -> Any:
+    """Run by run, added up as integers."""
+    if right.ndim == 1:
+        return _exact_product(left, right[:, None], runs, team)[..., 0]
+    first, *rest = runs or exact_runs(right.shape[-2])
+    total = matmul(left[..., first], right[..., first, :], team).astype(np.int32)
+    for run in rest:
+        total += matmul(left[..., run], right[..., run, :], team).astype(np.int32)
+    return total
+
+
+@register("MatMulInteger", since_version=10)
+def matmul_integer(spec: NodeSpec) -> Kernel:
+    """Product of 8-bit integers less their zero points, in int32."""
+    multiply = IntegerProduct(spec, 1, 3)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return (multiply(inputs[0], inputs[1], optional(inputs, 2), optional(inputs, 3)),)
+
+    return kernel
+
+
+def requantized(total: Any, factor: Any, zero_point: Any, dtype: Any) -> Any:
+    """int32 sums times a factor, in another quantised form."""
+    return quantized(total * np.asarray(factor, np.float32), np.asarray(zero_point), dtype)
+
+
+@register("QLinearMatMul", since_version=10)
+def qlinear_matmul(spec: NodeSpec) -> Kernel:
+    """A product of quantised matrices, quantised again."""
+    multiply = IntegerProduct(spec, 3, 5)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
+        total = multiply(a, b, a_zero, b_zero)
+        rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
+        factor = widened(rows) * widened(b_scale) / widened(y_scale)
+        return (requantized(total, factor, y_zero, y_zero.dtype),)
+
+    return kernel
+
+
+@register("QLinearConv", since_version=10)
+def qlinear_conv(spec: NodeSpec) -> Kernel:
+    """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
+    convolve = IntegerConvolution(spec, 3, 5)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = inputs[:8]
+        total = convolve(x, weight, x_zero, w_zero)
+        bias = optional(inputs, 8)
+        if bias is not None:
+            total = total + per_channel(bias, x.ndim)
+        factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
+        factor = per_channel(factor, x.ndim) if factor.size > 1 else factor.reshape(())
+        return (requantized(total, factor, y_zero, y_zero.dtype),)
+
+    return kernel

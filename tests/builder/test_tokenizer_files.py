@@ -1,0 +1,106 @@
+"""What a model folder takes over from a checkpoint's tokenizer: the built folder reads and writes the same text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+
+import genai
+from genai.builder import ExportOptions, build_model
+from genai.builder.architectures import find
+from genai.builder.hf_config import HFConfig
+from genai.builder.random_weights import random_tensor
+from genai.builder.tensors import tensor_shapes
+from genai.errors import InputError
+from genai.requests import RequestBuilder
+
+SENTENCEPIECE = Path(__file__).parents[1] / "text" / "goldens" / "sentencepiece"
+TEXTS = json.loads((SENTENCEPIECE.parent / "texts.json").read_text(encoding="utf-8"))["torture"]
+INT4 = ExportOptions(precision="int4")
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+MESSAGES = [{"role": "user", "content": "Hi, naïve café 漢字"}]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Callable[[int], Path]:
+    """checkpoint(vocab_size) -> a folder without a tokenizer."""
+
+    def write(vocab_size: int) -> Path:
+        folder = tmp_path / "hf"
+        folder.mkdir()
+        config = {"model_type": "llama", "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 32}
+        config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64, "eos_token_id": 2}
+        shapes = tensor_shapes(find("llama").describe(HFConfig(config)))
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({name: random_tensor(name, shape, 1) for name, shape in shapes.items()}, folder / "model.safetensors")
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model"])
+@pytest.mark.parametrize("config", [{}, {"legacy": True, "add_bos_token": True, "chat_template": TEMPLATE}])
+@pytest.mark.parametrize("model", sorted(path.stem for path in SENTENCEPIECE.glob("*.model")))
+def test_sentencepiece_becomes_tokenizer_json(
+    checkpoint: Any, tmp_path: Path, model: str, config: dict[str, Any], name: str
+) -> None:
+    folder = checkpoint(1000)
+    (folder / name).write_bytes((SENTENCEPIECE / f"{model}.model").read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    built = build_model(folder, tmp_path / "built", INT4)
+    assert (built / name).is_file()
+    (built / name).unlink()
+    ours, theirs = genai.Tokenizer(built), genai.Tokenizer(folder)
+    for tokenizer in (ours, theirs):
+        tokenizer.update_options(add_special_tokens=True)
+    for text in TEXTS:
+        assert ours.encode(text).tolist() == theirs.encode(text).tolist()
+        assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text))
+    if "chat_template" in config:
+        assert ours.apply_chat_template(MESSAGES) == theirs.apply_chat_template(MESSAGES)
+        assert ours.apply_chat_template(MESSAGES).endswith("</s>")
+
+
+def test_sentencepiece_larger_than_the_vocabulary(checkpoint: Any, tmp_path: Path) -> None:
+    folder = checkpoint(64)
+    (folder / "tokenizer.model").write_bytes((SENTENCEPIECE / "llama.model").read_bytes())
+    with pytest.raises(InputError, match="the model's vocabulary ends at 63"):
+        build_model(folder, tmp_path / "built", INT4)
+
+
+@pytest.mark.oracle
+def test_onnxruntime_genai_reads_what_was_sentencepiece(checkpoint: Any, tmp_path: Path) -> None:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    og = pytest.importorskip("onnxruntime_genai")
+    folder = checkpoint(1000)
+    (folder / "tokenizer.model").write_bytes((SENTENCEPIECE / "llama.model").read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    built = build_model(folder, tmp_path / "built", INT4)
+    theirs, ours = og.Tokenizer(og.Model(str(built))), genai.Tokenizer(built)
+    for text in ("Hello, world! 12 + 7", "the cat sat on the mat"):
+        assert theirs.encode(text).tolist() == ours.encode(text).tolist()
+
+
+def test_everything_about_chats_is_taken_over(checkpoint: Any, tmp_path: Path, byte_tokenizer_dir: Path) -> None:
+    folder = checkpoint(300)
+    for file in byte_tokenizer_dir.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "chat_template.jinja").write_text("default {{ messages[0].content }}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools {{ messages[0].content }}")
+    generation = {"eos_token_id": [2, 7], "do_sample": True, "temperature": 0.6, "min_p": 0.1, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    built = build_model(folder, tmp_path / "built", INT4)
+    tokenizer = genai.Tokenizer(built)
+    assert tokenizer.apply_chat_template(MESSAGES).startswith("default Hi")
+    assert tokenizer.apply_chat_template(MESSAGES, tools=[{"name": "clock"}]).startswith("tools Hi")
+    assert tokenizer.eos_token_ids.tolist() == [2, 7]
+    with genai.Model(built) as model:
+        params = RequestBuilder(model, tokenizer).params(None, {})
+    assert (params.temperature, params.min_p, params.top_p) == (0.6, 0.1, 0.9)

@@ -1,0 +1,92 @@
+"""`genai run` and `genai bench session`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from genai.cli.app import run
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """y = x + x, float32 [N, 2]; the working directory is empty."""
+    monkeypatch.chdir(tmp_path)
+    values = [helper.make_tensor_value_info(name, 1, ["N", 2]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", values[:1], values[1:])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return str(path)
+
+
+def test_inputs_from_a_file(model, capsys):
+    np.save("x.npy", np.ones((3, 2), np.float32))
+    assert run(["run", model, "--input", "x=x.npy", "--output", "out.npz"]) == 0
+    assert "y: float32[3, 2] min 2 mean 2 max 2" in capsys.readouterr().out
+    assert np.load("out.npz")["y"].tolist() == [[2, 2]] * 3
+    np.savez("all.npz", x=np.zeros((1, 2), np.float32))
+    assert run(["run", model, "-i", "all.npz"]) == 0
+
+
+def test_made_up_inputs_and_profile(model, capsys):
+    assert run(["run", model, "--random", "--dim", "N=4", "--profile", "--level", "none"]) == 0
+    captured = capsys.readouterr()
+    assert "float32[4, 2]" in captured.out
+    assert "Add" in captured.out
+    assert json.loads(next(Path().glob("genai_profile_*.json")).read_text())
+
+
+@pytest.mark.oracle
+def test_comparing(model, capsys):
+    pytest.importorskip("onnxruntime")
+    assert run(["run", model, "--random", "--compare", "onnxruntime"]) == 0
+    assert "y: 0 (0 of its largest value)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        ([], 2, "no input for"),
+        (["--random", "--dim", "N"], 2, "NAME=EXTENT"),
+        (["--random", "--level", "most"], 2, "--level"),
+        (["--random", "--compare", "other"], 2, "--compare"),
+        (["-i", "x=absent.npy"], 1, "absent.npy"),
+    ],
+)
+def test_bad_flags(model, capsys, flags, code, message):
+    assert run(["run", model, *flags]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_model(capsys):
+    assert run(["run", "absent.onnx", "--random"]) == 1
+    assert "absent.onnx" in capsys.readouterr().err
+
+
+def test_bench_session(model, capsys):
+    assert run(["bench", "session", model, "--dim", "N=3", "-r", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"] == 2
+    assert 0 < found["create_least_ms"] <= found["create_ms"]
+
+
+@pytest.mark.oracle
+def test_bench_session_beside_onnxruntime(model, capsys):
+    pytest.importorskip("onnxruntime")
+    assert run(["bench", "session", model, "--dim", "N=3", "-r", "2", "--json", "--compare"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run_ratio"] == pytest.approx(found["run_ms"] / found["onnxruntime_run_ms"])
+    assert found["create_ratio"] == pytest.approx(found["create_ms"] / found["onnxruntime_create_ms"])
+
+
+def test_info_of_a_file(model, capsys):
+    assert run(["info", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["inputs"] == "x tensor(float)[N, 2]"
+    assert found["operators"] == "Add 1"
+    assert run(["info", "absent.onnx"]) == 1

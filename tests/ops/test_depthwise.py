@@ -1,0 +1,73 @@
+"""The compiled depthwise convolution, and the end of convolutions, against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.channels import finish_channels
+from genai.kernels.cpu.depthwise import depthwise
+from genai.kernels.cpu.team import Team
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3), (3, 2)])
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (5, 2)])
+@pytest.mark.parametrize(("batch", "pads"), [(1, (0, 0)), (2, (1, 2)), (1, (4, 0))])
+@pytest.mark.parametrize("shape", [(11, 13), (70, 90)])
+def test_equals_the_sum_of_taps(strides, kernel, batch, pads, shape):
+    rng, channels = np.random.default_rng(5), 5
+    x = rng.standard_normal((batch * channels, *shape)).astype(np.float32)
+    weight = rng.standard_normal((channels, *kernel)).astype(np.float32)
+    bias = rng.standard_normal(channels).astype(np.float32)
+    team = Team(3, min_work_per_part=1)
+    padded = np.pad(x, [(0, 0), (pads[0], 2), (pads[1], 3)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(1, 2))[:, :: strides[0], :: strides[1]]
+    per_plane = np.tile(weight.astype(np.float64), (batch, 1, 1))
+    expected = np.einsum("prcij,pij->prc", windows, per_plane) + np.tile(bias, batch)[:, None, None]
+    sizes = windows.shape[1:3]
+    found = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, team=team)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    limited = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, limits=(-0.5, 0.25), team=team)
+    np.testing.assert_allclose(limited, np.clip(expected, -0.5, 0.25), rtol=1e-4, atol=1e-5)
+    team.close()
+
+
+def test_not_a_number_reaches_the_output():
+    x = np.array([[[1, np.nan, 3, 4]]], np.float32)
+    found = depthwise(x, np.ones((1, 1, 1), np.float32), np.zeros(1, np.float32), (1, 4), limits=(0, 3))
+    assert found.tolist()[0][0][0] == 1
+    assert np.isnan(found[0, 0, 1])
+    assert found[0, 0, 3] == 3
+
+
+@pytest.mark.parametrize(
+    ("planes", "kernels", "strides", "sizes", "pads"),
+    [
+        ((3, 5, 5), (2, 3, 3), (1, 1), (3, 3), (0, 0)),
+        ((2, 5, 5), (2, 3, 3), (0, 1), (3, 3), (0, 0)),
+        ((2, 5, 5), (2, 3, 3), (1, 1), (0, 3), (0, 0)),
+        ((2, 5, 5), (2, 3, 3), (1, 1), (3, 3), (-1, 0)),
+        ((2, 5, 5), (2, 0, 3), (1, 1), (3, 3), (0, 0)),
+    ],
+)
+def test_what_does_not_fit(planes, kernels, strides, sizes, pads):
+    bias = np.zeros(kernels[0], np.float32)
+    with pytest.raises(ValueError, match="fit"):
+        depthwise(np.zeros(planes, np.float32), np.zeros(kernels, np.float32), bias, sizes, strides=strides, pads=pads)
+
+
+@pytest.mark.parametrize("bias", [None, np.array([1, -2, 3], np.float32)])
+def test_bias_and_limits_of_channels(bias):
+    values = np.random.default_rng(0).standard_normal((6, 50)).astype(np.float32)
+    values[0, 0] = np.nan
+    addend = 0 if bias is None else np.tile(bias, 2)[:, None]
+    expected = np.clip(values + addend, -1, 0.5)
+    team = Team(2, min_work_per_part=1)
+    finish_channels(values, bias, (-1, 0.5), team=team)
+    np.testing.assert_array_equal(values, expected.astype(np.float32))
+    team.close()
+
+
+def test_channels_that_do_not_fit():
+    with pytest.raises(ValueError, match="4 planes do not fit 3 channels"):
+        finish_channels(np.zeros((4, 2), np.float32), np.zeros(3, np.float32))

@@ -1,0 +1,260 @@
+"""The calls of onnxruntime, one by one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import genai as ort
+
+
+def test_sources(add_model, saved, ones):
+    for source in (add_model, add_model.SerializeToString(), saved, str(saved)):
+        assert ort.InferenceSession(source).run(None, {"a": ones, "b": ones})[0].tolist() == (ones * 2).tolist()
+
+
+def test_what_the_model_is(make_model):
+    kind = (TensorProto.FLOAT, ["N", 3])
+    model = make_model(
+        [helper.make_node("Add", ["a", "w"], ["c"])], {"a": kind, "w": (TensorProto.FLOAT, [3])}, {"c": kind},
+        {"w": np.ones(3, np.float32)}, producer_name="maker",
+    )  # fmt: skip
+    model.metadata_props.add(key="k", value="v")
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (argument,) = session.get_inputs()
+    assert (argument.name, argument.type, argument.shape) == ("a", "tensor(float)", ["N", 3])
+    assert [x.name for x in session.get_overridable_initializers()] == ["w"]
+    assert [x.name for x in session.get_outputs()] == ["c"]
+    meta = session.get_modelmeta()
+    assert (meta.producer_name, meta.graph_name, meta.custom_metadata_map) == ("maker", "g", {"k": "v"})
+    assert meta.version == 2**63 - 1
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert session.get_provider_options() == {"CPUExecutionProvider": {}}
+    a = np.zeros((1, 3), np.float32)
+    assert session.run(["c"], {"a": a})[0].tolist() == [[1, 1, 1]]
+    assert session.run(["c"], {"a": a, "w": np.full(3, 9, np.float32)})[0].tolist() == [[9, 9, 9]]
+
+
+def test_inputs_of_many_kinds(add, ones):
+    expected = (ones * 2).tolist()
+    for value in (
+        ones.tolist(),
+        np.asfortranarray(ones),
+        np.ones((2, 6), np.float32)[:, ::2],
+        ones.astype(">f4"),
+        ort.OrtValue.ortvalue_from_numpy(ones),
+    ):
+        assert add.run(None, {"a": value, "b": ones})[0].tolist() == expected
+    assert add.run(None, {"a": ones[:0], "b": ones[:0]})[0].shape == (0, 3)
+
+
+def test_outputs_by_name(add, ones):
+    assert len(add.run([], {"a": ones, "b": ones})) == 1
+    assert len(add.run(["c", "c"], {"a": ones, "b": ones})) == 2
+
+
+def test_results_are_the_callers_own(make_model, ones):
+    kind = (TensorProto.FLOAT, [2, 3])
+    nodes = [helper.make_node("Identity", ["a"], ["x"]), helper.make_node("Identity", ["w"], ["y"])]
+    model = make_model(nodes, {"a": kind}, {"x": kind, "y": kind}, {"w": ones})
+    session = ort.InferenceSession(model)
+    x, y = session.run(None, {"a": ones})
+    x[:] = y[:] = 7
+    assert ones.max() == 1
+    assert session.run(None, {"a": ones})[1].max() == 1
+
+
+def test_run_with_ort_values_and_vectors(add, ones):
+    value = ort.OrtValue.ortvalue_from_numpy(ones)
+    (result,) = add.run_with_ort_values(["c"], {"a": value, "b": value})
+    assert (result.shape(), result.data_type(), result.element_type()) == ([2, 3], "tensor(float)", 1)
+    fetches = []
+    add.run_with_ortvaluevector(ort.RunOptions(), ["a", "b"], [value, value], ["c"], fetches, [])
+    assert fetches[0].numpy().tolist() == result.numpy().tolist()
+
+
+def test_io_binding(add, ones):
+    binding = add.io_binding()
+    binding.bind_cpu_input("a", ones)
+    binding.bind_ortvalue_input("b", ort.OrtValue.ortvalue_from_numpy(ones))
+    binding.bind_output("c")
+    add.run_with_iobinding(binding)
+    assert binding.copy_outputs_to_cpu()[0].tolist() == (ones * 2).tolist()
+    target = np.zeros((2, 3), np.float32)
+    binding.clear_binding_outputs()
+    binding.bind_output("c", "cpu", 0, np.float32, [2, 3], target.ctypes.data)
+    source = np.full((2, 3), 4, np.float32)
+    binding.bind_input("a", "cpu", 0, np.float32, [2, 3], source.ctypes.data)
+    add.run_with_iobinding(binding)
+    assert target.tolist() == (source + ones).tolist()
+    assert binding.get_outputs()[0].numpy().ctypes.data == target.ctypes.data
+    binding.clear_binding_inputs()
+    with pytest.raises(ort.InvalidArgument, match="missing"):
+        add.run_with_iobinding(binding)
+
+
+def test_run_async(add, ones):
+    done, seen = threading.Event(), []
+
+    def callback(results, user_data, error):
+        seen.append((results, user_data, error, threading.current_thread()))
+        done.set()
+
+    add.run_async(["c"], {"a": ones, "b": ones}, callback, "mine")
+    assert done.wait(10)
+    results, user_data, error, thread = seen[0]
+    assert (results[0].tolist(), user_data, error) == ((ones * 2).tolist(), "mine", "")
+    assert thread is not threading.current_thread()
+    done.clear()
+    add.run_async(["c"], {"a": ones, "b": np.ones((5, 3), np.float32)}, callback, None)
+    assert done.wait(10)
+    assert "sum" in seen[1][2]
+
+
+def test_dlpack_shares_memory(ones):
+    value = ort.OrtValue.from_dlpack(ones)
+    assert value.data_ptr() == ones.ctypes.data
+    assert np.from_dlpack(value).ctypes.data == ones.ctypes.data
+    value.update_inplace(ones * 3)
+    assert ones.max() == 3
+
+
+def test_ort_values_of_other_types():
+    bits = np.array([0x3F80, 0x4000], np.uint16)
+    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, TensorProto.BFLOAT16)
+    assert value.data_type() == "tensor(bfloat16)"
+    assert value.numpy().astype(np.float32).tolist() == [1, 2]
+    assert ort.OrtValue.ortvalue_from_shape_and_type([2, 3], np.int64).tensor_size_in_bytes() == 48
+    assert not ort.OrtValue(None).has_value()
+    assert ort.OrtValue([np.ones(2)]).is_tensor_sequence()
+
+
+def test_sessions_are_shared_by_threads(add):
+    def work(number):
+        a = np.full((50, 3), number, np.float32)
+        wrong.extend(number for _ in range(200) if add.run(None, {"a": a, "b": a})[0].max() != 2 * number)
+
+    wrong: list[int] = []
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_terminate_stops_a_run(make_model):
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["cond"], ["more"]), helper.make_node("Sin", ["x"], ["y"])],
+        "body",
+        [helper.make_tensor_value_info(*value) for value in (("i", 7, []), ("cond", 9, []), ("x", 1, [1]))],
+        [helper.make_tensor_value_info("more", 9, []), helper.make_tensor_value_info("y", 1, [1])],
+    )  # fmt: skip
+    model = make_model(
+        [helper.make_node("Loop", ["", "go", "a"], ["z"], body=body)], {"a": (1, [1]), "go": (9, [])}, {"z": (1, [1])}
+    )
+    session, options = ort.InferenceSession(model), ort.RunOptions()
+    threading.Timer(0.2, lambda: setattr(options, "terminate", True)).start()
+    start = time.perf_counter()
+    with pytest.raises(ort.Fail, match="stopped"):
+        session.run(None, {"a": np.ones(1, np.float32), "go": np.array(True)}, options)
+    assert time.perf_counter() - start < 5
+
+
+def test_ctrl_c_ends_a_run(make_model):
+    """An endless loop in the main thread ends soon after the signal, and the session goes on working."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["cond"], ["more"]), helper.make_node("Sin", ["x"], ["y"])],
+        "body",
+        [helper.make_tensor_value_info(*value) for value in (("i", 7, []), ("cond", 9, []), ("x", 1, [1]))],
+        [helper.make_tensor_value_info("more", 9, []), helper.make_tensor_value_info("y", 1, [1])],
+    )
+    loop = helper.make_node("Loop", ["m", "", "a"], ["z"], body=body)
+    session = ort.InferenceSession(make_model([loop], {"a": (1, [1]), "m": (7, [])}, {"z": (1, [1])}))
+    a = np.ones(1, np.float32)
+    threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        session.run(None, {"a": a, "m": np.array(2**60)})
+    assert time.perf_counter() - start < 2
+    assert session.run(None, {"a": a, "m": np.array(1)})[0][0] == np.sin(a)[0]
+
+
+def test_options_are_obeyed(add_model, tmp_path, make_model, ones):
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.intra_op_num_threads = 1
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.add_free_dimension_override_by_name("N", 2)
+    options.add_session_config_entry("session.anything", "1")
+    assert options.get_session_config_entry("session.anything") == "1"
+    session = ort.InferenceSession(add_model, options)
+    assert session.get_inputs()[0].shape == [2, 3]
+    onnx.checker.check_model(onnx.load(tmp_path / "optimised.onnx"))
+    with pytest.raises(ort.InvalidArgument, match="Got: 4 Expected: 2"):
+        session.run(None, {"a": np.ones((4, 3), np.float32), "b": ones})
+    with_weight = make_model(
+        [helper.make_node("Add", ["a", "w"], ["c"])], {"a": (1, [3])}, {"c": (1, [3])}, {"w": np.ones(3, np.float32)}
+    )
+    options = ort.SessionOptions()
+    options.add_initializer("w", ort.OrtValue.ortvalue_from_numpy(np.full(3, 5, np.float32)))
+    assert ort.InferenceSession(with_weight, options).run(None, {"a": ones[0]})[0].tolist() == [6, 6, 6]
+
+
+def test_profiling_writes_a_trace(add_model, ones, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = "trace_"
+    session = ort.InferenceSession(add_model, options)
+    assert session.get_profiling_start_time_ns() > 0
+    session.run(None, {"a": ones, "b": ones})
+    path = session.end_profiling()
+    import json
+
+    events = json.loads((tmp_path / path).read_text())
+    assert events[0]["args"]["op_name"] == "Add"
+    assert session.end_profiling() == ""
+
+
+def test_custom_operator(make_model):
+    @ort.register_op("test.custom", "Scaled", shape_rule=lambda node: [node.inputs[0]])
+    def scaled(x, *, factor=1.0):
+        return x * np.float32(factor)
+
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("test.custom", 1)]
+    node = helper.make_node("Scaled", ["a"], ["b"], domain="test.custom", factor=3.0)
+    model = make_model([node], {"a": (1, [2])}, {"b": (1, [2])}, imports=imports)
+    assert ort.InferenceSession(model).run(None, {"a": np.ones(2, np.float32)})[0].tolist() == [3, 3]
+
+    @ort.register_op("test.custom", "Scaled")
+    def replaced(x, *, factor=1.0):
+        return x + np.float32(factor)
+
+    assert ort.InferenceSession(model).run(None, {"a": np.ones(2, np.float32)})[0].tolist() == [4, 4]
+    wrong = helper.make_node("Scaled", ["a"], ["b"], domain="test.custom", other=3.0)
+    with pytest.raises(ort.NotImplemented, match="other"):
+        ort.InferenceSession(make_model([wrong], {"a": (1, [2])}, {"b": (1, [2])}, imports=imports))
+
+
+def test_module_functions():
+    assert ort.get_available_providers() == ["CPUExecutionProvider"]
+    assert ort.get_device() == "CPU"
+    assert ort.get_version_string() == ort.__version__
+    ort.set_default_logger_severity(3)
+    with pytest.raises(ort.GenaiError, match="severity"):
+        ort.set_default_logger_severity(9)
+
+
+def test_unavailable_providers_are_warned_about(add_model):
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
+        session = ort.InferenceSession(
+            add_model, providers=[("CUDAExecutionProvider", {"device_id": 0}), "CPUExecutionProvider"]
+        )
+    assert session.get_providers() == ["CPUExecutionProvider"]

@@ -1,0 +1,80 @@
+"""Inputs from files and made-up ones, differences, and the benchmark."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genai.errors import InputError
+from genai.session.arrays import differences, load_arrays, random_feed, save_arrays
+from genai.session.metadata import NodeArg
+from genai.session.peer import Peer
+from genai.session_benchmark import bench_session
+
+
+def test_files(tmp_path):
+    arrays = {"a": np.arange(3), "text": np.array(["x", "yy"], object)}
+    save_arrays(tmp_path / "all.npz", arrays)
+    found = load_arrays(tmp_path / "all.npz")
+    assert found["a"].tolist() == [0, 1, 2]
+    assert found["text"].tolist() == ["x", "yy"]
+    np.save(tmp_path / "one.npy", arrays["a"])
+    assert load_arrays(tmp_path / "one.npy")["one"].tolist() == [0, 1, 2]
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "junk.npz").write_bytes(b"junk")
+    np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    for name in ("junk.npz", "pickled.npy", "absent.npy"):
+        with pytest.raises(InputError, match=name):
+            load_arrays(tmp_path / name)
+    with pytest.raises(InputError, match="list"):
+        save_arrays(tmp_path / "x.npz", {"a": [1]})
+    with pytest.raises(InputError, match="cannot be written"):
+        save_arrays(tmp_path / "no" / "x.npz", {"a": np.ones(1)})
+
+
+def test_random_feed():
+    arguments = [
+        NodeArg("ids", "tensor(int64)", ["batch", 4]), NodeArg("attention_mask", "tensor(int64)", ["batch", 4]),
+        NodeArg("x", "tensor(float16)", [2, None]), NodeArg("flag", "tensor(bool)", []),
+        NodeArg("s", "tensor(string)", [2]),
+        NodeArg("q", "tensor(int4)", [3]),
+    ]  # fmt: skip
+    feed = random_feed(arguments, {"batch": 3}, seed=1)
+    assert feed["ids"].shape == (3, 4)
+    assert feed["attention_mask"].min() == 1
+    assert feed["x"].dtype == np.float16
+    assert feed["q"].dtype.name == "int4"
+    assert np.array_equal(feed["ids"], random_feed(arguments, {"batch": 3}, seed=1)["ids"])
+    with pytest.raises(InputError, match="seq"):
+        random_feed([NodeArg("l", "seq(tensor(float))", [])], {})
+    with pytest.raises(InputError, match="too large"):
+        random_feed([NodeArg("x", "tensor(float)", [10**6, 10**6])], {})
+
+
+def test_differences():
+    a = {"x": np.array([1.0, np.nan, np.inf]), "y": np.array([1.0, 2.0]), "z": np.ones(2), "m": [{"k": 1.0}]}
+    b = {"x": np.array([1.0, np.nan, np.inf]), "y": np.array([1.0, 2.5]), "z": np.ones(3), "m": [{"k": 1.0}]}
+    found = {name: (absolute, relative) for name, absolute, relative in differences(a, b)}
+    assert found["x"] == (0, 0)
+    assert found["y"] == (0.5, 0.2)
+    assert found["z"][0] == np.inf
+    assert found["m"] == (0, 0)
+
+
+@pytest.mark.oracle
+def test_bench_beside_the_peer(saved):
+    pytest.importorskip("onnxruntime")
+    result = bench_session(saved, dims={"N": 5}, repeat=3, compare=True)
+    assert result["runs"] == 3
+    assert result["run_ratio"] == result["run_ms"] / result["onnxruntime_run_ms"]
+
+
+@pytest.mark.oracle
+def test_the_peer_refuses(tmp_path, saved):
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(InputError, match="refuses"):
+        Peer(str(tmp_path / "absent.onnx"))
+    with pytest.raises(InputError, match="fails"):
+        Peer(str(saved)).run({"a": np.ones(3)})

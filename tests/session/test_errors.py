@@ -1,0 +1,220 @@
+"""Bad models and bad feeds: onnxruntime's class names, our three parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import genai as ort
+
+
+def has_three_parts(error: ort.GenaiError) -> bool:
+    return bool(error.what and error.why and error.fix)
+
+
+FEEDS = {
+    "unknown name": ({"a": 0, "b": 0, "q": 0}, "InvalidArgument", "invalid input name: q"),
+    "name instead": ({"x": 0, "b": 0}, "InvalidArgument", "invalid input name: x"),
+    "missing": ({"a": 0}, "InvalidArgument", r"\['b'\]"),
+    "empty": ({}, "InvalidArgument", "missing"),
+    "double": ({"a": np.ones((2, 3)), "b": 0}, "InvalidArgument", r"tensor\(double\).*tensor\(float\)"),
+    "integers": ({"a": np.ones((2, 3), np.int64), "b": 0}, "InvalidArgument", r"tensor\(int64\)"),
+    "rank": ({"a": np.ones((1, 2, 3), np.float32), "b": 0}, "InvalidArgument", "Got: 3 Expected: 2"),
+    "extent": ({"a": np.ones((2, 4), np.float32), "b": 0}, "InvalidArgument", "index: 1 Got: 4 Expected: 3"),
+    "ragged list": ({"a": [[1.0], [1.0, 2.0]], "b": 0}, "InvalidArgument", "not an array"),
+    "object": ({"a": object(), "b": 0}, "InvalidArgument", "object of type object"),
+    "nothing": ({"a": None, "b": 0}, "InvalidArgument", "NoneType"),
+    "text": ({"a": np.array([["x", "y", "z"]]), "b": 0}, "InvalidArgument", r"tensor\(string\)"),
+    "not a dict": ([1, 2], "InvalidArgument", "list"),
+    "unfitting shapes": ({"a": np.ones((5, 3), np.float32), "b": 0}, "Fail", "sum"),
+}
+
+
+@pytest.mark.parametrize(("feed", "kind", "message"), FEEDS.values(), ids=FEEDS)
+def test_bad_feeds(add, ones, feed, kind, message):
+    if isinstance(feed, dict):
+        feed = {name: ones if isinstance(value, int) else value for name, value in feed.items()}
+    with pytest.raises(getattr(ort, kind), match=message) as caught:
+        add.run(None, feed)
+    assert has_three_parts(caught.value)
+
+
+def test_bad_output_name(add, ones):
+    with pytest.raises(ort.InvalidArgument, match="invalid output name: zz"):
+        add.run(["zz"], {"a": ones, "b": ones})
+
+
+def _model(node: onnx.NodeProto, imports=(("", 20),), outputs=(("c", 1, ["N", 3]),), **inputs):
+    given = inputs or {"a": (1, ["N", 3]), "b": (1, ["N", 3])}
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, *kind) for name, kind in given.items()],
+        [helper.make_tensor_value_info(*output) for output in outputs],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid(*i) for i in imports], ir_version=10)
+
+
+MODELS = {
+    "unknown operator": (_model(helper.make_node("Frobnicate", ["a"], ["c"])), "NotImplemented", "Frobnicate"),
+    "unknown domain": (
+        _model(helper.make_node("Foo", ["a"], ["c"], domain="my.dom"), (("", 20), ("my.dom", 1))),
+        "NotImplemented",
+        "my.dom::Foo",
+    ),
+    "dangling input": (_model(helper.make_node("Add", ["a", "zz"], ["c"])), "InvalidGraph", "zz"),
+    "mixed types": (
+        _model(helper.make_node("Add", ["a", "b"], ["c"]), a=(1, [3]), b=(7, [3])),
+        "InvalidGraph",
+        "float and int64",
+    ),
+    "opset of the future": (_model(helper.make_node("Add", ["a", "b"], ["c"]), (("", 99),)), "InvalidGraph", "99"),
+    "attribute that does not exist": (_model(helper.make_node("Relu", ["a"], ["c"], foo=1)), "InvalidGraph", "foo"),
+    "domain not imported": (
+        _model(helper.make_node("Foo", ["a"], ["c"], domain="my.dom")),
+        "InvalidGraph",
+        "my.dom",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "kind", "message"), MODELS.values(), ids=MODELS)
+def test_bad_models(model, kind, message):
+    with pytest.raises(getattr(ort, kind), match=message) as caught:
+        ort.InferenceSession(model.SerializeToString())
+    assert has_three_parts(caught.value)
+
+
+def test_bad_sources(tmp_path):
+    junk, empty = tmp_path / "junk.onnx", tmp_path / "empty.onnx"
+    junk.write_bytes(b"not a model at all")
+    empty.write_bytes(b"")
+    for source, kind in (
+        (tmp_path / "nope.onnx", ort.NoSuchFile),
+        (junk, ort.InvalidProtobuf),
+        (empty, ort.InvalidProtobuf),
+        (b"", ort.InvalidProtobuf),
+        (b"junk", ort.InvalidProtobuf),
+        (tmp_path, ort.NoSuchFile),
+    ):
+        with pytest.raises(kind) as caught:
+            ort.InferenceSession(source)
+        assert has_three_parts(caught.value)
+    for source in (None, 3, [b""]):
+        with pytest.raises(TypeError, match="unable to load"):
+            ort.InferenceSession(source)
+
+
+def test_external_data_must_exist(add_model):
+    model = onnx.ModelProto()
+    model.CopyFrom(add_model)
+    tensor = model.graph.initializer.add(name="w", dims=[2], data_type=TensorProto.FLOAT, data_location=1)
+    tensor.external_data.add(key="location", value="nofile.bin")
+    with pytest.raises(ort.Fail, match=r"nofile\.bin"):
+        ort.InferenceSession(model.SerializeToString())
+
+
+def test_newer_ir(add_model):
+    model = onnx.ModelProto()
+    model.CopyFrom(add_model)
+    model.ir_version = 99
+    with pytest.raises(ort.InvalidGraph, match="99"):
+        ort.InferenceSession(model)
+
+
+PRODUCT = helper.make_node("MatMul", ["a", "b"], ["c"], name="product")
+RANGE = helper.make_node("Range", ["a", "b", "d"], ["c"])
+RUNS = {
+    "shapes that cannot be multiplied": (
+        _model(PRODUCT, outputs=[("c", 1, None)], a=(1, [2, 3]), b=(1, [4, 5])),
+        {"a": np.ones((2, 3), np.float32), "b": np.ones((4, 5), np.float32)},
+        "Fail",
+        "product",
+    ),
+    "gather out of range": (
+        _model(helper.make_node("Gather", ["a", "b"], ["c"]), outputs=[("c", 1, None)], a=(1, [2]), b=(7, [1])),
+        {"a": np.ones(2, np.float32), "b": np.array([5])},
+        "InvalidArgument",
+        "5",
+    ),
+    "reshape impossible": (
+        _model(helper.make_node("Reshape", ["a", "b"], ["c"]), outputs=[("c", 1, None)], a=(1, [None]), b=(7, [1])),
+        {"a": np.ones(4, np.float32), "b": np.array([3])},
+        "Fail",
+        "reshape",
+    ),
+    "absurd size": (
+        _model(helper.make_node("ConstantOfShape", ["a"], ["c"]), outputs=[("c", 1, None)], a=(7, [2])),
+        {"a": np.array([2**40, 2**20])},
+        "Fail",
+        "allowed",
+    ),
+    "absurd expansion": (
+        _model(helper.make_node("Expand", ["a", "b"], ["c"]), outputs=[("c", 1, None)], a=(1, [1]), b=(7, [1])),
+        {"a": np.ones(1, np.float32), "b": np.array([2**50])},
+        "Fail",
+        "allowed",
+    ),
+    "endless range": (
+        _model(RANGE, outputs=[("c", 1, None)], a=(1, []), b=(1, []), d=(1, [])),
+        {"a": np.float32(0), "b": np.float32(1), "d": np.float32(1e-30)},
+        "Fail",
+        "allowed|no end",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "feed", "kind", "message"), RUNS.values(), ids=RUNS)
+def test_failing_runs(model, feed, kind, message):
+    with pytest.raises(getattr(ort, kind), match=message) as caught:
+        ort.InferenceSession(model).run(None, feed)
+    assert has_three_parts(caught.value)
+
+
+def test_wrong_declared_output(make_model, ones):
+    node = helper.make_node("Relu", ["a"], ["c"])
+    session = ort.InferenceSession(make_model([node], {"a": (1, None)}, {"c": (1, [9, 9])}))
+    with pytest.warns(UserWarning, match=r"\[2, 3\].*\[9, 9\]"):
+        session.run(None, {"a": ones})
+
+
+def test_bad_options(add_model):
+    options = ort.SessionOptions()
+    for name, value in (
+        ("graph_optimization_level", 17),
+        ("intra_op_num_threads", -1),
+        ("enable_profiling", "yes"),
+        ("nonsense", 1),
+    ):
+        with pytest.raises(ort.GenaiError):
+            setattr(options, name, value)
+    with pytest.raises(ort.GenaiError, match="register_op"):
+        options.register_custom_ops_library("x.so")
+    options.add_initializer("nope", ort.OrtValue.ortvalue_from_numpy(np.ones(1, np.float32)))
+    with pytest.raises(ort.InvalidArgument, match="nope"):
+        ort.InferenceSession(add_model, options)
+    with pytest.raises(ort.InvalidArgument, match="provider"):
+        ort.InferenceSession(add_model, providers=[3])
+    with pytest.raises(ort.InvalidArgument, match="provider_options"):
+        ort.InferenceSession(add_model, providers=["CPUExecutionProvider"], provider_options=[{}, {}])
+    with pytest.raises(ort.InvalidArgument, match="speed"):
+        ort.InferenceSession(add_model, speed="fast")
+
+
+def test_bad_bindings(add, ones):
+    binding = add.io_binding()
+    for call in (
+        lambda: binding.bind_cpu_input("zz", ones),
+        lambda: binding.bind_output("zz"),
+        lambda: binding.bind_output("c", "cuda"),
+        lambda: binding.bind_output("c", "cpu", 0, None, None, 4096),
+    ):
+        with pytest.raises(ort.GenaiError):
+            call()
+    binding.bind_cpu_input("a", ones)
+    binding.bind_cpu_input("b", ones)
+    binding.bind_ortvalue_output("c", ort.OrtValue.ortvalue_from_numpy(np.zeros((5, 3), np.float32)))
+    with pytest.raises(ort.GenaiError, match="cannot replace"):
+        add.run_with_iobinding(binding)

@@ -1,0 +1,132 @@
+"""QDQ form to integer nodes: before, after, and outputs that differ by no more than a step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import genai as ort
+from genai.graph.reader import read_model
+from genai.graph.rewrites.base import Level, run_rewrites
+from genai.graph.rewrites.dead_code import RemoveDeadCode
+from genai.graph.rewrites.quantized_nodes import FuseQuantizedNodes
+from genai.graph.shapes import infer_shapes
+
+STEP = 0.05
+generator = np.random.default_rng(0)
+WEIGHT = generator.integers(-100, 100, (8, 6)).astype(np.int8)
+KERNELS = generator.integers(-100, 100, (4, 3, 3, 3)).astype(np.int8)
+
+
+def f(values):
+    return np.asarray(values, np.float32)
+
+
+def node(op, inputs, output, **attributes):
+    return helper.make_node(op, inputs.split(), [output], **attributes)
+
+
+COMMON = {"xs": f(0.02), "xz": np.uint8(120), "ys": f(STEP), "yz": np.uint8(128)}
+ENTER = [node("QuantizeLinear", "x xs xz", "xq"), node("DequantizeLinear", "xq xs xz", "xd")]
+LEAVE = [node("QuantizeLinear", "m ys yz", "yq"), node("DequantizeLinear", "yq ys yz", "y")]
+ROWS, IMAGE = [3, 8], [1, 3, 7, 7]
+
+
+@pytest.fixture
+def build(make_model):
+    def build(nodes, shape, **constants):
+        return make_model(nodes, {"x": (1, shape)}, {"y": (TensorProto.FLOAT, None)}, {**COMMON, **constants})
+
+    return build
+
+
+def ops_after(model):
+    read = read_model(model)
+    infer_shapes(read)
+    run_rewrites(read, (FuseQuantizedNodes(), RemoveDeadCode()), Level.ALL)
+    read.graph.check_integrity()
+    return [item.op_type for item in read.graph.nodes]
+
+
+def compare(model, shape, step):
+    plain = ort.SessionOptions()
+    plain.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    feed = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)}
+    before, after = (ort.InferenceSession(model, options).run(None, feed)[0] for options in (plain, None))
+    assert np.ptp(before) > 0
+    np.testing.assert_allclose(after, before, atol=1.01 * step, rtol=1e-5)
+
+
+WEIGHTS = {
+    "one scale": {"w": WEIGHT, "ws": f(0.01), "wz": np.int8(0)},
+    "a scale per column": {"w": WEIGHT, "ws": f(np.linspace(0.01, 0.02, 6)), "wz": np.zeros(6, np.int8)},
+    "zero points": {"w": WEIGHT, "ws": f([0.01]), "wz": np.array([5], np.int8)},
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_products(build, name):
+    nodes = [*ENTER, node("DequantizeLinear", "w ws wz", "wd", axis=1), node("MatMul", "xd wd", "m"), *LEAVE]
+    model = build(nodes, ROWS, **WEIGHTS[name])
+    assert ops_after(model) == ["QuantizeLinear", "QLinearMatMul", "DequantizeLinear"]
+    compare(model, ROWS, STEP)
+
+
+def test_products_that_stay_float(build):
+    nodes = [*ENTER, node("DequantizeLinear", "w ws wz", "wd", axis=1), node("MatMul", "xd wd", "y")]
+    model = build(nodes, ROWS, **WEIGHTS["a scale per column"])
+    assert ops_after(model) == ["QuantizeLinear", "MatMulIntegerToFloat"]
+    compare(model, ROWS, 1e-4)
+
+
+@pytest.mark.parametrize("bias", ["none", "int32", "float"])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_convolutions(build, bias, per_channel):
+    scale = f(np.linspace(0.01, 0.02, 4)) if per_channel else f(0.01)
+    point = np.zeros(4, np.int8) if per_channel else np.int8(0)
+    constants = {"w": KERNELS, "ws": scale, "wz": point}
+    nodes = [*ENTER, node("DequantizeLinear", "w ws wz", "wd", axis=0)]
+    conv = "xd wd"
+    if bias == "int32":
+        constants |= {"b": np.arange(4, dtype=np.int32) * 999, "bs": scale * f(0.02)}
+        nodes.append(node("DequantizeLinear", "b bs", "bd", axis=0))
+        conv = "xd wd bd"
+    elif bias == "float":
+        constants |= {"bd": f([0.1, -2, 3, 0])}
+        conv = "xd wd bd"
+    model = build([*nodes, node("Conv", conv, "m", pads=[1, 1, 1, 1], strides=[2, 2]), *LEAVE], IMAGE, **constants)
+    assert ops_after(model) == ["QuantizeLinear", "QLinearConv", "DequantizeLinear"]
+    compare(model, IMAGE, STEP)
+
+
+LEFT_ALONE = {
+    "rows with scales of their own": ({**WEIGHTS["one scale"], "ws": f(np.ones(8)), "wz": np.zeros(8, np.int8)}, 0),
+    "16 bits": ({"w": WEIGHT.astype(np.int16), "ws": f(0.01), "wz": np.int16(0)}, 1),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_is_left_alone(build, name):
+    constants, axis = LEFT_ALONE[name]
+    nodes = [*ENTER, node("DequantizeLinear", "w ws wz", "wd", axis=axis), node("MatMul", "xd wd", "m"), *LEAVE]
+    model = build(nodes, ROWS, **constants)
+    model.opset_import[0].version = 21
+    assert "MatMul" in ops_after(model)
+    compare(model, ROWS, STEP)
+
+
+def test_a_bias_of_another_scale_is_rounded_to_that_of_the_products(build):
+    constants = {"w": KERNELS, "ws": f(0.01), "wz": np.int8(0), "b": np.arange(4, dtype=np.int32), "bs": f(0.5)}
+    dequantize = [node("DequantizeLinear", "w ws wz", "wd", axis=0), node("DequantizeLinear", "b bs", "bd")]
+    model = build([*ENTER, *dequantize, node("Conv", "xd wd bd", "m"), *LEAVE], IMAGE, **constants)
+    assert ops_after(model) == ["QuantizeLinear", "QLinearConv", "DequantizeLinear"]
+    compare(model, IMAGE, STEP)
+
+
+def test_a_bias_beyond_int32_stays(build):
+    constants = {"w": KERNELS, "ws": f(0.01), "wz": np.int8(0), "b": f([1e9, 0, 0, 0])}
+    nodes = [*ENTER, node("DequantizeLinear", "w ws wz", "wd", axis=0), node("Conv", "xd wd b", "m"), *LEAVE]
+    model = build(nodes, IMAGE, **constants)
+    assert "Conv" in ops_after(model)
+    compare(model, IMAGE, STEP)

@@ -1,0 +1,302 @@
+"""Each rewrite of the session: the graph before and after, and equal outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import genai as ort
+from genai.graph.reader import read_model
+from genai.graph.rewrites.base import Level, run_rewrites
+from genai.graph.rewrites.common_subexpressions import ShareSubexpressions
+from genai.graph.rewrites.constant_folding import LiftConstants
+from genai.graph.rewrites.conv_batch_norm import FoldConvBatchNorm
+from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv, FuseConvActivation
+from genai.graph.rewrites.dead_code import RemoveDeadCode
+from genai.graph.rewrites.gelu import FuseGelu
+from genai.graph.rewrites.identity import RemoveIdentities
+from genai.graph.rewrites.known_shapes import FoldKnownShapes
+from genai.graph.rewrites.layer_norm import FuseLayerNorm
+from genai.graph.rewrites.linear import FuseLinear
+from genai.graph.rewrites.quantized_products import FuseMatMulIntegerToFloat
+from genai.graph.rewrites.transposes import MergeTransposes
+from genai.graph.shapes import infer_shapes
+
+X = (1, [2, 4])
+IMAGE = (1, [1, 3, 6, 6])
+
+
+def node(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, list(inputs), [output], **attributes)
+
+
+def ops_after(model: onnx.ModelProto, *rules: Any) -> list[str]:
+    """Operators after the rules, which must not change what the model computes."""
+    read = read_model(model)
+    infer_shapes(read)
+    run_rewrites(read, (*rules, RemoveDeadCode()), Level.ALL)
+    read.graph.check_integrity()
+    return [item.op_type for item in read.graph.nodes]
+
+
+def outputs_agree(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> None:
+    plain, full = ort.SessionOptions(), ort.SessionOptions()
+    plain.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    before = ort.InferenceSession(model, plain).run(None, feed)
+    after = ort.InferenceSession(model, full).run(None, feed)
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
+
+
+def f(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+GELUS = {
+    "half of the product": [
+        node("Div", "xr", "d"), node("Erf", "d", "e"), node("Add", "eo", "p"),
+        node("Mul", "xp", "m"), node("Mul", "mh", "y"),
+    ],
+    "half first": [
+        node("Div", "xr", "d"), node("Erf", "d", "e"), node("Add", "oe", "p"),
+        node("Mul", "hx", "m"), node("Mul", "mp", "y"),
+    ],
+    "half of the sum": [
+        node("Mul", "xi", "d"), node("Erf", "d", "e"), node("Add", "eo", "p"),
+        node("Mul", "ph", "m"), node("Mul", "mx", "y"),
+    ],
+}  # fmt: skip
+CONSTANTS = {"r": f(math.sqrt(2)), "i": f(math.sqrt(0.5)), "o": f(1.0), "h": f(0.5)}
+
+
+@pytest.mark.parametrize("nodes", GELUS.values(), ids=GELUS)
+def test_gelu(make_model, x, nodes):
+    model = make_model(nodes, {"x": X}, {"y": X}, CONSTANTS)
+    assert ops_after(model, FuseGelu()) == ["Gelu"]
+    outputs_agree(model, {"x": x})
+
+
+def test_gelu_by_tanh(make_model, x):
+    nodes = [
+        node("Pow", "xe", "c"), node("Mul", "ck", "d"), node("Add", "xd", "s"), node("Mul", "sq", "a"),
+        node("Tanh", "a", "t"), node("Add", "to", "p"), node("Mul", "hx", "m"), node("Mul", "mp", "y"),
+    ]  # fmt: skip
+    constants = {**CONSTANTS, "e": f(3.0)[0], "k": f(0.044715)[0], "q": f(math.sqrt(2 / math.pi))[0]}
+    model = make_model(nodes, {"x": X}, {"y": X}, constants)
+    assert ops_after(model, FuseGelu()) == ["FastGelu"]
+    outputs_agree(model, {"x": x})
+    other = make_model(nodes, {"x": X}, {"y": X}, {**constants, "k": f(0.05)[0]})
+    assert "Tanh" in ops_after(other, FuseGelu())
+
+
+def test_no_gelu_with_another_factor(make_model):
+    model = make_model(GELUS["half first"], {"x": X}, {"y": X}, {**CONSTANTS, "h": f(0.7)})
+    assert "Erf" in ops_after(model, FuseGelu())
+
+
+def test_no_gelu_where_its_parts_are_wanted(make_model):
+    model = make_model(GELUS["half first"], {"x": X}, {"y": X, "p": X}, CONSTANTS)
+    assert "Erf" in ops_after(model, FuseGelu())
+
+
+def layer_norm(epsilon_node: str = "ve") -> list[onnx.NodeProto]:
+    return [
+        node("ReduceMean", ["x"], "u", axes=[-1]), node("Sub", "xu", "c"), node("Pow", "ct", "q"),
+        node("ReduceMean", ["q"], "v", axes=[-1]), node("Add", epsilon_node, "w"), node("Sqrt", "w", "s"),
+        node("Div", "cs", "n"), node("Mul", "ng", "k"), node("Add", "kb", "y"),
+    ]  # fmt: skip
+
+
+NORM_CONSTANTS = {"t": f(2.0)[0], "e": f(1e-5)[0], "g": f(1, 2, 3, 4), "b": f(4, 3, 2, 1)}
+
+
+@pytest.mark.parametrize("epsilon", ["ve", "ev"])
+def test_layer_norm(make_model, x, epsilon):
+    model = make_model(layer_norm(epsilon), {"x": X}, {"y": X}, NORM_CONSTANTS, version=17)
+    assert ops_after(model, FuseLayerNorm()) == ["LayerNormalization"]
+    outputs_agree(model, {"x": x})
+
+
+def test_no_layer_norm_over_another_axis(make_model):
+    nodes = layer_norm()
+    nodes[0] = node("ReduceMean", ["x"], "u", axes=[0])
+    model = make_model(nodes, {"x": X}, {"y": X}, NORM_CONSTANTS, version=17)
+    assert "LayerNormalization" not in ops_after(model, FuseLayerNorm())
+
+
+def test_no_layer_norm_before_version_17(make_model):
+    model = make_model(layer_norm(), {"x": X}, {"y": X}, NORM_CONSTANTS, version=16)
+    assert "LayerNormalization" not in ops_after(model, FuseLayerNorm())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_conv_batch_norm(make_model, has_bias):
+    rng = np.random.default_rng(3)
+    constants = {
+        "w": rng.standard_normal((2, 3, 3, 3)).astype(np.float32), "b": f(1, -1), "g": f(2, 3), "h": f(0.5, 1),
+        "m": f(0.1, 0.2), "v": f(1.5, 0.5),
+    }  # fmt: skip
+    nodes = [node("Conv", "xwb" if has_bias else "xw", "c"), node("BatchNormalization", "cghmv", "y", epsilon=1e-3)]
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, constants)
+    assert ops_after(model, FoldConvBatchNorm()) == ["Conv"]
+    outputs_agree(model, {"x": rng.standard_normal((1, 3, 6, 6)).astype(np.float32)})
+
+
+def test_no_conv_batch_norm_where_the_convolution_is_wanted(make_model):
+    constants = {"w": np.ones((2, 3, 3, 3), np.float32), **{name: f(1, 1) for name in "ghmv"}}
+    nodes = [node("Conv", "xw", "c"), node("BatchNormalization", "cghmv", "y")]
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None), "c": (1, None)}, constants)
+    assert len(ops_after(model, FoldConvBatchNorm())) == 2
+
+
+WEIGHT = {"w": np.random.default_rng(2).standard_normal((2, 3, 3, 3)).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("version", "inputs"), [(20, "xp"), (20, "xpz"), (9, "x")])
+def test_pad_and_conv(make_model, version, inputs):
+    pads = [0, 0, 1, 0, 0, 0, 2, 1]
+    more = {"pads": pads} if version < 11 else {}
+    nodes = [node("Pad", inputs, "q", **more), node("Conv", "qw", "y", pads=[1, 1, 0, 0])]
+    constants = {"p": np.array(pads), "z": f(0.0)[0], **WEIGHT}
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, constants, version=version)
+    assert ops_after(model, FoldPadIntoConv()) == ["Conv"]
+    outputs_agree(model, {"x": np.random.default_rng(4).standard_normal((1, 3, 6, 6)).astype(np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("pads", "mode", "value"),
+    [
+        ([0, 1, 0, 0, 0, 0, 0, 0], "constant", 0.0),
+        ([0, 0, 1, 1, 0, 0, 1, 1], "edge", 0.0),
+        ([0] * 6 + [1, 1], "constant", 2.0),
+    ],
+)
+def test_pads_that_stay(make_model, pads, mode, value):
+    weight = {"w": np.ones((2, 3 + pads[1], 3, 3), np.float32)}
+    nodes = [node("Pad", "xpz", "q", mode=mode), node("Conv", "qw", "y")]
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, {"p": np.array(pads), "z": f(value)[0], **weight})
+    assert ops_after(model, FoldPadIntoConv()) == ["Pad", "Conv"]
+
+
+@pytest.mark.parametrize("after", [node("Relu", "c", "y"), node("Clip", "clh", "y")], ids=["relu", "clip"])
+def test_conv_activation(make_model, after):
+    constants = {"l": f(-0.5)[0], "h": f(1.0)[0], **WEIGHT}
+    model = make_model([node("Conv", "xw", "c"), after], {"x": IMAGE}, {"y": (1, None)}, constants)
+    assert ops_after(model, FuseConvActivation()) == ["FusedConv"]
+    outputs_agree(model, {"x": np.random.default_rng(4).standard_normal((1, 3, 6, 6)).astype(np.float32)})
+
+
+def test_no_conv_activation_with_one_limit(make_model):
+    nodes = [node("Conv", "xw", "c"), node("Clip", "cl", "y")]
+    model = make_model(nodes, {"x": IMAGE}, {"y": (1, None)}, {"l": f(-0.5)[0], **WEIGHT})
+    assert ops_after(model, FuseConvActivation()) == ["Conv", "Clip"]
+
+
+def quantised_product() -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]), node("MatMulInteger", "qwzp", "i"),
+        node("Cast", "i", "f", to=1), node("Mul", "st", "k"), node("Mul", "fk", "y"),
+    ]  # fmt: skip
+
+
+QUANTISED = {"w": np.arange(-6, 6, dtype=np.int8).reshape(4, 3), "p": np.array(1, np.int8), "t": f(0.5)}
+
+
+def test_dynamically_quantised_product(make_model, x):
+    model = make_model(quantised_product(), {"x": X}, {"y": (1, [2, 3])}, QUANTISED)
+    assert ops_after(model, FuseMatMulIntegerToFloat()) == ["DynamicQuantizeLinear", "MatMulIntegerToFloat"]
+    outputs_agree(model, {"x": x})
+
+
+def test_no_quantised_product_where_the_sum_is_wanted(make_model):
+    model = make_model(quantised_product(), {"x": X}, {"y": (1, [2, 3]), "i": (6, [2, 3])}, QUANTISED)
+    assert "MatMulInteger" in ops_after(model, FuseMatMulIntegerToFloat())
+
+
+def test_common_subexpressions(make_model, x):
+    nodes = [node("Add", "xa", "p"), node("Add", "xb", "q"), node("Mul", "pq", "y")]
+    model = make_model(nodes, {"x": X}, {"y": X}, {"a": f(1.0), "b": f(1.0)})
+    assert ops_after(model, ShareSubexpressions()) == ["Add", "Mul"]
+    outputs_agree(model, {"x": x})
+
+
+def test_random_numbers_are_not_shared(make_model):
+    nodes = [node("RandomUniformLike", "x", "p"), node("RandomUniformLike", "x", "q"), node("Sub", "pq", "y")]
+    assert len(ops_after(make_model(nodes, {"x": X}, {"y": X}), ShareSubexpressions())) == 3
+
+
+def test_different_attributes_are_not_shared(make_model):
+    nodes = [node("Elu", "x", "p"), node("Elu", "x", "q", alpha=2.0), node("Sub", "pq", "y")]
+    assert len(ops_after(make_model(nodes, {"x": X}, {"y": X}), ShareSubexpressions())) == 3
+
+
+def test_known_shapes(make_model, x):
+    nodes = [node("Shape", "x", "s", start=1), node("Size", "x", "n"), node("Add", "sn", "y")]
+    model = make_model(nodes, {"x": X}, {"y": (7, [1])})
+    assert ops_after(model, FoldKnownShapes()) == ["Add"]
+    outputs_agree(model, {"x": x})
+
+
+def test_unknown_shapes_stay(make_model):
+    model = make_model([node("Shape", "x", "s"), node("Neg", "s", "y")], {"x": (1, ["N", 3])}, {"y": (7, [2])})
+    assert ops_after(model, FoldKnownShapes()) == ["Shape", "Neg"]
+
+
+def test_transposes_merge_and_vanish(make_model, x):
+    nodes = [node("Transpose", "x", "t", perm=[1, 0]), node("Transpose", "t", "u", perm=[1, 0]), node("Neg", "u", "y")]
+    model = make_model(nodes, {"x": X}, {"y": X})
+    assert ops_after(model, MergeTransposes(), RemoveIdentities()) == ["Neg"]
+    outputs_agree(model, {"x": x})
+
+
+def test_levels(make_model, x, tmp_path):
+    """none changes nothing, basic does not leave the standard operators, extended fuses; what is saved runs alike."""
+    model = make_model(GELUS["half first"], {"x": X}, {"y": X}, CONSTANTS)
+    found = {}
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"):
+        options, path = ort.SessionOptions(), tmp_path / f"{level}.onnx"
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+        options.optimized_model_filepath = path
+        expected = ort.InferenceSession(model, options).run(None, {"x": x})[0]
+        found[level] = [item.op_type for item in onnx.load(path).graph.node]
+        np.testing.assert_allclose(ort.InferenceSession(path).run(None, {"x": x})[0], expected, rtol=1e-5)
+    assert found["ORT_DISABLE_ALL"] == [item.op_type for item in model.graph.node]
+    assert "Erf" in found["ORT_ENABLE_BASIC"]
+    assert found["ORT_ENABLE_EXTENDED"] == ["Gelu"]
+
+
+@pytest.mark.parametrize("order", ["mb", "bm"])
+def test_linear(make_model, x, order):
+    nodes = [node("MatMul", "xw", "m"), node("Add", order, "y")]
+    constants = {"w": np.arange(12, dtype=np.float32).reshape(4, 3), "b": f(1, 2, 3)}
+    model = make_model(nodes, {"x": X}, {"y": (1, None)}, constants)
+    assert ops_after(model, FuseLinear()) == ["Linear"]
+    outputs_agree(model, {"x": x})
+
+
+@pytest.mark.parametrize("bias", [f(1), np.ones((2, 3), np.float32)], ids=["one number", "a matrix"])
+def test_other_addends_stay(make_model, x, bias):
+    nodes = [node("MatMul", "xw", "m"), node("Add", "mb", "y")]
+    constants = {"w": np.arange(12, dtype=np.float32).reshape(4, 3), "b": bias}
+    model = make_model(nodes, {"x": X}, {"y": (1, None)}, constants)
+    assert ops_after(model, FuseLinear()) == ["MatMul", "Add"]
+    outputs_agree(model, {"x": x})
+
+
+def test_constant_nodes_become_initializers(make_model, x):
+    constant = helper.make_node("Constant", [], ["c"], value_floats=[1.0, 2.0, 3.0, 4.0])
+    given_out = helper.make_node("Constant", [], ["z"], value_float=1.0)
+    model = make_model([constant, given_out, node("Add", "xc", "y")], {"x": X}, {"y": X, "z": (1, [])})
+    assert ops_after(model, LiftConstants()) == ["Constant", "Add"]
+    outputs_agree(model, {"x": x})

@@ -1,0 +1,86 @@
+"""Writes the small exported models that tests keep: `python -m tools.session_goldens [PATTERN]`.
+
+Each is a model of random weights with inputs and onnxruntime's outputs beside it (tests/session/models). Needs the
+extra "export" and onnxruntime.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.session_agreement import MODELS, cases
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "session" / "models"
+KEPT = (
+    "bert legacy",
+    "resnet legacy",
+    "vit legacy",
+    "convnext dynamo",
+    "distilbert dynamo",
+    "gpt2 dynamo",
+    "mpt dynamo",
+    "boosting pipeline",
+    "forest pipeline",
+    "kmeans pipeline",
+    "lightgbm pipeline",
+    "logistic pipeline",
+    "neighbours pipeline",
+    "network pipeline",
+    "svm pipeline",
+    "xgboost pipeline",
+)
+# Position tables would be most of what these models weigh.
+SHORT = {"bert": "max_position_embeddings", "distilbert": "max_position_embeddings", "gpt2": "n_positions"}
+
+
+def save(name: str, model: bytes, feed: dict[str, Any]) -> None:
+    """Write a model, its inputs and onnxruntime's outputs (those that are arrays)."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    outputs = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
+    arrays = {f"output {key}": value for key, value in outputs.items() if isinstance(value, np.ndarray)}
+    (FOLDER / f"{name}.onnx").write_bytes(model)
+    np.savez_compressed(FOLDER / f"{name}.npz", **{f"input {key}": value for key, value in feed.items()}, **arrays)
+
+
+def without_stack_traces(model: bytes) -> bytes:
+    """The model without the exporter's notes on where each node comes from, which name files of one machine."""
+    import onnx
+
+    proto = onnx.load_from_string(model)
+    for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.initializer, *proto.functions, proto.graph):
+        del part.metadata_props[:]
+    return proto.SerializeToString()
+
+
+def main() -> None:
+    """Write those whose name matches."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    FOLDER.mkdir(exist_ok=True)
+    for model_type, extent in SHORT.items():
+        kind, sizes = MODELS[model_type]
+        MODELS[model_type] = (kind, {**sizes, extent: 16})
+    makers = cases()
+    for name in KEPT:
+        if re.search(sys.argv[1] if len(sys.argv) > 1 else "", name):
+            with tempfile.TemporaryDirectory() as folder:
+                source, feed = makers[name](Path(folder))
+                model = source if isinstance(source, bytes) else source.read_bytes()
+            save(name.replace(" ", "_"), without_stack_traces(model), feed)
+            print(name, len(model))
+
+
+if __name__ == "__main__":
+    main()

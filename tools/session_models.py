@@ -1,0 +1,180 @@
+"""Writes the models that sessions are measured on: `python -m tools.session_models FOLDER [NAME ...]`.
+
+Random weights from transformers' own configurations, exported by torch.onnx: sizes as published, no downloads. Names
+that end in _int8 are the same quantised by onnxruntime (dynamically for text, QDQ for images); trees are ensembles of
+scikit-learn, LightGBM and XGBoost. Needs the extra "export" and onnxruntime.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.session_pipelines import converted
+
+_TOKENS = 128
+
+
+def _text(config: Any, model: Any) -> tuple[Any, tuple[Any, ...], list[str], dict[str, Any]]:
+    import torch
+
+    ids = torch.randint(0, config.vocab_size, (1, _TOKENS))
+    axes = {0: "batch", 1: "sequence"}
+    names = ["input_ids", "attention_mask"]
+    return model, (ids, torch.ones_like(ids)), names, dict.fromkeys(names, axes)
+
+
+def _image(model: Any) -> tuple[Any, tuple[Any, ...], list[str], dict[str, Any]]:
+    import torch
+
+    return model, (torch.randn(1, 3, 224, 224),), ["pixel_values"], {"pixel_values": {0: "batch"}}
+
+
+def _bert(**sizes: int) -> Any:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(**sizes)
+    return _text(config, BertModel(config))
+
+
+def _distilbert() -> Any:
+    from transformers import DistilBertConfig, DistilBertModel
+
+    config = DistilBertConfig()
+    return _text(config, DistilBertModel(config))
+
+
+def _vit() -> Any:
+    from transformers import ViTConfig, ViTModel
+
+    return _image(ViTModel(ViTConfig()))
+
+
+def _resnet() -> Any:
+    from transformers import ResNetConfig, ResNetModel
+
+    return _image(ResNetModel(ResNetConfig()))
+
+
+def _mobilenet() -> Any:
+    from transformers import MobileNetV2Config, MobileNetV2Model
+
+    return _image(MobileNetV2Model(MobileNetV2Config()))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "bert_base": _bert,
+    "minilm": lambda: _bert(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536),
+    "distilbert": _distilbert,
+    "vit_base": _vit,
+    "resnet50": _resnet,
+    "mobilenet_v2": _mobilenet,
+}
+
+
+IMAGES = ("vit_base", "resnet50", "mobilenet_v2")
+QUANTIZED = ("bert_base_int8", "minilm_int8", "vit_base_int8", "resnet50_int8", "mobilenet_v2_int8")
+
+
+def _trees(kind: str) -> bytes:
+    from lightgbm import LGBMClassifier
+    from sklearn.datasets import load_breast_cancer, load_digits
+    from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+    from xgboost import XGBClassifier
+
+    makers: dict[str, tuple[Any, Any]] = {
+        "forest": (RandomForestClassifier(100, random_state=0), load_digits),
+        "boosting": (GradientBoostingClassifier(random_state=0), load_breast_cancer),
+        "lightgbm": (LGBMClassifier(verbose=-1), load_breast_cancer),
+        "xgboost": (XGBClassifier(), load_digits),
+    }
+    estimator, load = makers[kind]
+    rows, kinds = load(return_X_y=True)
+    rows = rows.astype(np.float32)
+    return converted(estimator.fit(rows, kinds), rows)
+
+
+TREES = {f"trees_{kind}": partial(_trees, kind) for kind in ("forest", "boosting", "lightgbm", "xgboost")}
+
+
+def export(name: str, folder: Path) -> Path:
+    """Write one model; returns its path."""
+    import torch
+
+    torch.manual_seed(0)
+    model, arguments, names, axes = MODELS[name]()
+    path = folder / f"{name}.onnx"
+
+    class LastHiddenState(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model.eval()
+
+        def forward(self, *inputs: Any) -> Any:
+            return self.model(**dict(zip(names, inputs, strict=True))).last_hidden_state
+
+    torch.onnx.export(
+        LastHiddenState().eval(),
+        arguments,
+        str(path),
+        input_names=names,
+        dynamic_axes=axes,
+        opset_version=17,
+        dynamo=False,
+    )
+    return path
+
+
+def quantize(source: Path, path: Path, is_image: bool) -> None:
+    """Write the 8-bit form of a model."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
+
+    if is_image:
+        quantize_static(source, path, _Samples(), activation_type=QuantType.QUInt8, per_channel=True)
+    else:
+        quantize_dynamic(source, path, weight_type=QuantType.QInt8)
+
+
+class _Samples:
+    """Random images to calibrate with."""
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(0)
+        shape = (1, 3, 224, 224)
+        self._left = [{"pixel_values": generator.standard_normal(shape, np.float32)} for _ in range(4)]
+
+    def get_next(self) -> dict[str, Any] | None:
+        return self._left.pop() if self._left else None
+
+
+def make(name: str, folder: Path) -> Path:
+    """Write one model of any kind; returns its path."""
+    path = folder / f"{name}.onnx"
+    if name in TREES:
+        path.write_bytes(TREES[name]())
+    elif name.endswith("_int8"):
+        plain = name.removesuffix("_int8")
+        source = folder / f"{plain}.onnx"
+        quantize(source if source.exists() else export(plain, folder), path, plain in IMAGES)
+    else:
+        export(name, folder)
+    return path
+
+
+def main() -> None:
+    """Write the models named, or all."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[2:] or [*MODELS, *QUANTIZED, *TREES]:
+        print(make(name, folder), flush=True)
+
+
+if __name__ == "__main__":
+    main()
