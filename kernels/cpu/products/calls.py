@@ -82,7 +82,7 @@ def has_many(matrix: Matrix) -> bool:
 
 def many_call(
     x: RowTiles,
-    matrix: BlockMatrix,
+    matrix: Matrix,
     out: Rows,
     *,
     bias: NDArray[np.float32] | None = None,
@@ -100,10 +100,10 @@ def many_call(
     """
     second = Second(matrix) if gated is None else gated
     _check_shapes(matrix, out, bias, addend, bool(gate), gated)
+    if not (has_many(matrix) and isinstance(matrix, BlockMatrix) and isinstance(second.matrix, BlockMatrix)):
+        raise ValueError(f"no tiles of this machine multiply {matrix}")
     if x.columns != matrix.padded_columns:
         raise ValueError(f"row tiles have {x.columns} columns, the matrix is filled up to {matrix.padded_columns}")
-    if not (has_many(matrix) and isinstance(second.matrix, BlockMatrix)):
-        raise ValueError(f"no tiles of this machine multiply {matrix.layout}")
     tile_bytes = matrix.records * matrix.layout.nbytes
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
@@ -146,9 +146,7 @@ def _check(
     _check_shapes(matrix, out, bias, addend, gate, gated)
 
 
-def _check_shapes(
-    matrix: Matrix, out: Rows, bias: Any, addend: Rows | None, gate: bool, gated: Second | None
-) -> None:
+def _check_shapes(matrix: Matrix, out: Rows, bias: Any, addend: Rows | None, gate: bool, gated: Second | None) -> None:
     if out.width != matrix.rows or (addend is not None and addend.width != matrix.rows):
         raise ValueError(f"out has {out.width} columns, the matrix gives {matrix.rows}")
     if bias is not None and bias.shape != (matrix.rows,):

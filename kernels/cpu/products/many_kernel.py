@@ -216,8 +216,8 @@ def span_kernel(weights: Weights, pairs: int) -> Any:
 
                     numbers = [INT64(quarter) for quarter in range(QUARTERS)]
                     if pairs == 1:
-                        return _dequantise(e, weights, [(source(first, asked_first, 0), numbers),
-                                                        (source(second, asked_second, PANEL_TILE), numbers)])  # fmt: skip
+                        both = source(first, asked_first, 0), source(second, asked_second, PANEL_TILE)
+                        return _dequantise(e, weights, [(tile, numbers) for tile in both])
                     from_second = b.icmp_signed(">=", pair, INT64(pairs // 2))
                     moved = choose(from_second, INT64(PANEL_TILE), INT64(0))
                     tile = choose(from_second, second, first), choose(from_second, asked_second, asked_first)
@@ -281,7 +281,12 @@ def span_kernel(weights: Weights, pairs: int) -> Any:
 
 
 def _product(
-    e: Emitter, total: int, rows: tuple[int, Any], weights: tuple[int, Any], changes: bool, switch: Callable[[int], None]
+    e: Emitter,
+    total: int,
+    rows: tuple[int, Any],
+    weights: tuple[int, Any],
+    changes: bool,
+    switch: Callable[[int], None],
 ) -> None:
     """Add a product to an accumulator; tiles that come with an address are loaded before."""
     if weights[1] is not None:

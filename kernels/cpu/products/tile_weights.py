@@ -37,7 +37,8 @@ _SMALLEST_SCALE, _LARGEST_HALF = 2.0**-21, 65504.0
 class Weights(Hashable, Protocol):
     """A way to dequantise; `unscale` undoes the powers of two of weights and activations."""
 
-    layout: RecordLayout
+    @property
+    def layout(self) -> RecordLayout: ...
 
     @property
     def name(self) -> str: ...
