@@ -1,8 +1,8 @@
 """Products of many rows: long chunks of a prompt, where the time is that of the arithmetic.
 
 Tiles of bfloat16: weights are dequantised on the way, a row's activations are rounded once (see `tile_rows`), sums are
-float32 in the order of columns. Items are pairs of tiles: two of a matrix, or one each of a gate and what it gates. Rows
-are taken in blocks of 128, wide matrices in spans of columns, so that a block's row tiles stay in the second-level
+float32 in the order of columns. Items are pairs of tiles: two of a matrix, or one each of a gate and what it gates.
+Rows are taken in blocks of 128, wide matrices in spans of columns, so that a block's row tiles stay in the second-level
 cache while all pairs meet them.
 """
 
