@@ -119,6 +119,8 @@ def many_op(weights: Weights, gate: str) -> NativeOp:
         row_pairs = -(-rows // PAIR_ROWS)
         block = word(arguments, ROWS) + row // TILE_ROWS * row_tile
         block_end = block + 2 * row_pairs * row_tile
+        more = min(word(context, word(arguments, ROWS_WORD)) - row - rows, BLOCK_ROWS)
+        following = -(-more // PAIR_ROWS) * 2 * row_tile
         out_stride = word(arguments, OUT_STRIDE)
         first_out = word(arguments, OUT) + (word(context, word(arguments, FIRST_WORD)) + row) * out_stride
         out_columns = 2 * TILE_ROW_BYTES if gate == "" else TILE_ROW_BYTES
@@ -142,13 +144,21 @@ def many_op(weights: Weights, gate: str) -> NativeOp:
                 next_second = word(arguments, SECOND) + next_pair * word(arguments, PAIR_BYTES)
                 is_last = step + steps == all_steps
                 out = first_out + pair * out_columns
-                # The row tiles that follow: the same rows' next span is asked for like the next block's.
-                ahead = block_end + (pair - begin) * row_pairs * steps * 2 * TILE_ROW_BYTES
+                zeros = table + TABLE_ZEROS
+                # The next block's row tiles are asked for during the last pairs, results during the last span.
+                ahead = ahead_end = zeros
+                share = row_pairs * steps * 2 * TILE_ROW_BYTES
+                left = (following + share - 1) // share - (end - pair)
+                if is_last and following > 0 and left >= 0:
+                    ahead = block_end + left * share
+                    ahead_end = min(ahead + share, block_end + following) - 2 * TILE_ROW_BYTES
+                out_end = out + rows * out_stride
+                if not is_last:
+                    out = out_end = zeros
                 values = (
                     block + step * STEP_BYTES, row_tile, steps, row_pairs, panel, other, first, second, step,
                     next_first, next_second, next_step, all_steps - 1, sums, 1 if step == 0 else 0,
-                    table + TABLE_ZEROS, previous, out, out_stride if is_last else 0, out + rows * out_stride, ahead,
-                    ahead + row_pairs * steps * 2 * TILE_ROW_BYTES,
+                    zeros, previous, out, out_stride, out_end, ahead, ahead_end,
                 )  # fmt: skip
                 if row_pairs == ROW_PAIRS:
                     four(values)

@@ -36,7 +36,7 @@ PANEL_BYTES = 2 * PANEL_TILE
 SUMS_BYTES = 4 * TILE_BYTES
 ROW_PAIRS = 4
 _LINE = 64
-_OUT_ROWS = 3  # rows of results asked for per step
+_OUT_ROWS = 2  # rows of results asked for per step
 _PAIR_QUARTERS = 2 * QUARTERS
 
 
