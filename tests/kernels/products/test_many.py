@@ -19,6 +19,9 @@ from genai.kernels.cpu.products.tile_weights import FloatWeights, HalfWeights, w
 from genai.kernels.cpu.tape.context import ContextTable, Word
 from genai.kernels.cpu.tape.program import Rows, TapeWriter
 from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.row_ops.base import RowType
+from genai.kernels.row_ops.products import Product
+from genai.kernels.row_ops.writer import Writer
 
 pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tiles, or is asked not to use them")
 
@@ -212,3 +215,29 @@ def test_refusals(block_matrix: Callable[..., BlockMatrix], normal: Callable[...
         many_call(tiles, matrix, out, bias=normal(3))
     with pytest.raises(ValueError, match="x has 200 columns"):
         row_tiles_call(Rows.of(normal(4, 200)), tiles)
+
+
+def test_products_on_a_tape(
+    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray], walkers: list[Walkers]
+) -> None:
+    """Products of one value share its tiles; few and many rows are multiplied each in their way."""
+    matrices, x = [block_matrix(40, 64), block_matrix(70, 64)], normal(50, 64)
+    types = {name: RowType((1, -1, width), width) for name, width in (("x", 64), ("a", 40), ("b", 70))}
+    nodes = [Product("x", name, types[name], matrix, True) for name, matrix in zip("ab", matrices, strict=True)]
+    writer = Writer({Word.TOKENS: 64, Word.WANTED: 4})
+    tape = writer.write(nodes, {"a": types["a"], "b": types["b"]}, {"x": types["x"]})
+    assert [call.op.name for call in tape.calls].count("fill_row_tiles") == 1
+    for few in (0, 3, 50):
+        context = ContextTable()
+        for word, count in ((Word.TOKENS, 50), (Word.FEW, few), (Word.MANY, 50 - few)):
+            context.count(word, count)
+        view(writer.places["x"], 50)[:] = x
+        walkers[1].walk(tape, context)
+        for name, matrix in zip("ab", matrices, strict=True):
+            np.testing.assert_array_equal(view(writer.places[name], 50), many(x, matrix, few))
+
+
+def view(rows: Rows, count: int) -> np.ndarray:
+    """The first rows as an array."""
+    memory = rows.held[: count * rows.stride].view(np.float32)
+    return memory.reshape(count, -1)[:, : rows.width]
