@@ -8,6 +8,7 @@ unit. All that belongs to two blocks of sixteen rows is one record, so a product
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,26 @@ class BlockMatrix:
     def nbytes(self) -> int:
         """Bytes that one product reads."""
         return self.data.nbytes
+
+    @cached_property
+    def scale_range(self) -> tuple[float, float]:
+        """The smallest and the largest magnitude of a scale other than 0; (inf, 0) if there is none, NaN if one is."""
+        magnitudes = np.abs(self._factors(self.layout.scales))
+        smallest = np.min(magnitudes, where=magnitudes != 0, initial=np.inf)
+        return float(smallest), float(np.max(magnitudes, initial=0.0))
+
+    @cached_property
+    def has_whole_points(self) -> bool:
+        """Whether the zero points, if there are any, are integers that the weights' bits can hold."""
+        if not self.layout.zero_points:
+            return True
+        points = self._factors(self.layout.points)
+        return bool(np.all((points == np.rint(points)) & (points >= 0) & (points < 1 << self.layout.bits)))
+
+    def _factors(self, first: int) -> NDArray[np.floating]:
+        """Scales (or zero points) as they lie in the records from byte `first` on."""
+        part = self.data[:, :, first : first + BLOCKS_PER_RECORD * self.layout.factor_bytes]
+        return np.ascontiguousarray(part).view(np.float32 if self.layout.wide else np.float16)
 
 
 def num_tiles(rows: int) -> int:

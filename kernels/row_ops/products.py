@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from ..block_matrix import BlockMatrix
 from ..cpu.products.activations import Quantized, quantize_call, quantized_in, quantized_size, widen_call
-from ..cpu.products.calls import Matrix, Second, few_call
+from ..cpu.products.calls import Matrix, Second, few_call, has_many, many_call
 from ..cpu.products.dense import DenseMatrix, pack_dense
 from ..cpu.products.packing import pack_matrix
+from ..cpu.products.tile_rows import RowTiles, row_tiles_call, row_tiles_in, row_tiles_size
+from ..cpu.tape.context import Word
 from ..cpu.tape.program import Rows
 from ..registry import NodeSpec
 from .base import RowType, ValueType, row_input, rule
@@ -47,29 +49,51 @@ class Product:
         return {self.out: self.type}
 
     def write(self, writer: Writer) -> None:
-        x, source = self._activations(writer)
         addend = writer.rows(self.addend) if self.addend else None
+        apart = self.quantized and self.type.counted == Word.TOKENS and has_many(self.matrix)
+        x, source = self._activations(writer, Word.FEW if apart else self.type.counted)
+        sources: list[Any] = [source, *([self.addend] if self.addend else [])]
+        options: dict[str, Any] = {"bias": self.bias, "addend": addend, "gate": self.gate, "gated": self.second}
+        if apart:
+            assert isinstance(self.matrix, BlockMatrix)
+            tiles, tiles_source = _row_tiles(writer, self.x, writer.rows(self.x), self.matrix)
+            sources.append(tiles_source)
         out = writer.make(self.out, self.type)
-        call = few_call(x, self.matrix, out, bias=self.bias, addend=addend, gate=self.gate, gated=self.second)
-        writer.run([[call]], [source, *([self.addend] if self.addend else [])], [self.out])
+        calls = [few_call(x, self.matrix, out, **options)]
+        if apart:  # it writes other rows than the first call: threads need not meet between the two
+            calls.append(many_call(tiles, self.matrix, out, **options))
+        writer.run([calls], sources, [self.out])
 
-    def _activations(self, writer: Writer) -> tuple[Quantized | Rows, Any]:
-        """What the product reads, made from x if it is not there yet, and its name among the writer's values."""
+    def _activations(self, writer: Writer, counted: Word) -> tuple[Quantized | Rows, Any]:
+        """What the product of few rows reads, made from x if it is not there yet, and its name among the values."""
         x = writer.rows(self.x)
         if self.quantized:
             assert isinstance(self.matrix, BlockMatrix)
-            return _quantized(writer, self.x, x, self.matrix)
+            return _quantized(writer, self.x, x, self.matrix, counted)
         if x.width == self.matrix.padded_columns:
             return x, self.x
         return _widened(writer, self.x, x, self.matrix.padded_columns)
 
 
-def _quantized(writer: Writer, name: str, x: Rows, matrix: BlockMatrix) -> tuple[Quantized, Any]:
-    key = ("quantized", matrix.blocks, matrix.layout.block_size, matrix.layout.zero_points, matrix.layout.bits)
+def _row_tiles(writer: Writer, name: str, x: Rows, matrix: BlockMatrix) -> tuple[RowTiles, Any]:
+    columns = matrix.padded_columns
+    key = ("row tiles", columns)
+
+    def make() -> RowTiles:
+        size = row_tiles_size(columns, writer.capacity[x.counted])
+        made = row_tiles_in(writer.memory(key, name, size).memory, columns)
+        writer.run([[row_tiles_call(x, made)]], [name], [(name, key)])
+        return made
+
+    return writer.derived(name, key, make), (name, key)
+
+
+def _quantized(writer: Writer, name: str, x: Rows, matrix: BlockMatrix, counted: Word) -> tuple[Quantized, Any]:
+    key = ("quantized", counted, matrix.blocks, matrix.layout.block_size, matrix.layout.zero_points, matrix.layout.bits)
 
     def make() -> Quantized:
         size = quantized_size(matrix, writer.capacity[x.counted])
-        made = quantized_in(writer.memory(key, name, size).memory, matrix, x.counted)
+        made = quantized_in(writer.memory(key, name, size).memory, matrix, counted)
         writer.run([[quantize_call(x, made)]], [name], [(name, key)])
         return made
 

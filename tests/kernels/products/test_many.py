@@ -1,0 +1,243 @@
+"""Products of many rows in bfloat16 tiles: against float64, and the same to the last bit in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from genai.kernels.block_matrix import BlockMatrix, dequantize_matrix
+from genai.kernels.cpu.isa import isa
+from genai.kernels.cpu.products.activations import quantize_call, quantized_in, quantized_size
+from genai.kernels.cpu.products.calls import Second, few_call, has_many, many_call
+from genai.kernels.cpu.products.packing import pack_matrix
+from genai.kernels.cpu.products.tile_rows import row_tiles_call, row_tiles_in, row_tiles_size
+from genai.kernels.cpu.products.tile_weights import FloatWeights, HalfWeights, weights_of
+from genai.kernels.cpu.tape.context import ContextTable, Word
+from genai.kernels.cpu.tape.program import Rows, TapeWriter
+from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.row_ops.base import RowType
+from genai.kernels.row_ops.products import Product
+from genai.kernels.row_ops.writer import Writer
+
+pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tiles, or is asked not to use them")
+
+Multiply = Callable[..., np.ndarray]
+# Rounding both operands to bfloat16's eight bits: two independent errors of 2 ** -9 at most.
+ROUNDING = 4e-3
+
+
+def step(x: np.ndarray, matrix: BlockMatrix, few: int, team: Walkers, options: dict[str, Any]) -> np.ndarray:
+    """The first `few` rows by the operators of few rows, the others by those of many, in one walk."""
+    tape, out = TapeWriter(), np.full((len(x), matrix.rows + 3), np.nan, np.float32)
+    rows, results = Rows.of(np.ascontiguousarray(x, np.float32)), Rows.of(out).columns(0, matrix.rows)
+    size = row_tiles_size(matrix.padded_columns, len(x))
+    memory = np.full(size + 64, 0x7F, np.uint8)  # numbers that nobody must see
+    tiles = row_tiles_in(memory[-memory.ctypes.data % 64 :][:size], matrix.padded_columns)
+    tape.add_phases([[row_tiles_call(rows, tiles)]])
+    tape.add(many_call(tiles, matrix, results, **options))
+    if few:
+        quantized = quantized_in(np.zeros(quantized_size(matrix, len(x)), np.uint8), matrix, Word.FEW)
+        tape.add_phases([[quantize_call(rows, quantized)], [few_call(quantized, matrix, results, **options)]])
+    context = ContextTable()
+    for word, count in ((Word.TOKENS, len(x)), (Word.FEW, few), (Word.MANY, len(x) - few)):
+        context.count(word, count)
+    team.walk(tape.finish(), context)
+    assert np.isnan(out[:, matrix.rows :]).all()  # nothing is written beside the results
+    return out[:, : matrix.rows]
+
+
+@pytest.fixture
+def many(walkers: list[Walkers]) -> Multiply:
+    """many(x, matrix, few=0, **options of many_call): by 1, 2 and 3 threads, which must agree to the bit."""
+
+    def run(x: np.ndarray, matrix: BlockMatrix, few: int = 0, **options: Any) -> np.ndarray:
+        first, *others = (step(x, matrix, few, team, options) for team in walkers)
+        for other in others:
+            np.testing.assert_array_equal(first.view(np.uint32), other.view(np.uint32))
+        return first
+
+    return run
+
+
+def bfloats(x: np.ndarray) -> np.ndarray:
+    """Rounded to nearest even, as float64."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def tile_values(matrix: BlockMatrix) -> np.ndarray:
+    """The weights as tiles hold them: rounded to eight bits, ties to even, or away from zero in float16 lanes."""
+    exact = dequantize_matrix(matrix)
+    if isinstance(weights_of(matrix), FloatWeights):
+        return bfloats(exact)
+    mantissa, exponent = np.frexp(exact.astype(np.float64))
+    return np.ldexp(np.sign(mantissa) * np.floor(np.abs(mantissa) * 256 + 0.5), exponent - 8)
+
+
+def error(actual: np.ndarray, expected: np.ndarray) -> float:
+    assert actual.shape == expected.shape
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 1), (33, 64), (70, 901), (96, 2048), (20, 2100), (40, 8200)])
+def test_against_float64(
+    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray], rows: int, columns: int
+) -> None:
+    matrix = block_matrix(rows, columns)
+    assert isinstance(weights_of(matrix), HalfWeights)
+    x = normal(300, columns)
+    x[:, ::41] *= 30
+    whole = many(x, matrix)
+    assert error(whole, bfloats(x) @ tile_values(matrix).T) < 1e-6
+    assert error(whole, x.astype(np.float64) @ dequantize_matrix(matrix).astype(np.float64).T) < ROUNDING
+    for count in (1, 16, 17, 32, 33, 64, 65, 96, 128, 129):  # every number of tiles, alone or in company
+        np.testing.assert_array_equal(many(x[-count:], matrix), whole[-count:])
+
+
+@pytest.mark.parametrize(
+    "bits, block_size, zero_points, scale_type, kind",
+    [
+        (4, 64, "none", np.float16, HalfWeights),
+        (4, 128, "packed", np.float16, HalfWeights),
+        (8, 32, "none", np.float16, HalfWeights),
+        (4, 32, "fractions", np.float32, FloatWeights),
+        pytest.param(4, 256, "none", np.float16, HalfWeights, marks=pytest.mark.slow),
+        pytest.param(8, 128, "packed", np.float16, HalfWeights, marks=pytest.mark.slow),
+        pytest.param(8, 32, "fractions", np.float16, FloatWeights, marks=pytest.mark.slow),
+        pytest.param(8, 64, "none", np.float32, FloatWeights, marks=pytest.mark.slow),
+        pytest.param(4, 128, "none", np.float32, FloatWeights, marks=pytest.mark.slow),
+    ],
+)
+def test_every_kind_of_weight(
+    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray], bits: int,
+    block_size: int, zero_points: str, scale_type: Any, kind: type,
+) -> None:  # fmt: skip
+    columns = 5 * block_size + 7
+    arguments = stored(50, columns, bits, block_size, zero_points, scale_type)
+    arguments["scales"] = (arguments["scales"] / 8).astype(scale_type)
+    matrix, x = pack_matrix(**arguments), normal(100, columns)
+    assert isinstance(weights_of(matrix), kind)
+    assert error(many(x, matrix), bfloats(x) @ tile_values(matrix).T) < 1e-6
+    np.testing.assert_array_equal(many(x[:40], matrix), many(x, matrix)[:40])
+
+
+@pytest.mark.parametrize("factor", [2.0**-24, 2.0**-20, 1.0, 63.0, 64.0, 65000.0])
+def test_ranges_of_scales(
+    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray], factor: float
+) -> None:
+    arguments = stored(32, 64)
+    arguments["scales"] = np.full((32, 2), factor, np.float16)
+    arguments["scales"][::3] = -arguments["scales"][::3]
+    arguments["scales"][5] = 0
+    matrix, x = pack_matrix(**arguments), normal(33, 64)
+    assert isinstance(weights_of(matrix), HalfWeights) == (2.0**-21 <= factor < 64)
+    assert error(many(x, matrix), bfloats(x) @ tile_values(matrix).T) < 1e-6
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_scales_that_are_no_numbers(
+    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray], value: float
+) -> None:
+    arguments = stored(32, 64)
+    arguments["scales"][7, 1] = value
+    out = many(normal(20, 64), pack_matrix(**arguments))
+    assert not np.isfinite(out[:, 7]).any()
+    assert np.isfinite(np.delete(out, 7, axis=1)).all()
+
+
+def test_few_and_many_together(
+    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray]
+) -> None:
+    matrix, x = block_matrix(70, 200), normal(90, 200)
+    bias, addend = normal(70), normal(90, 70)
+    whole = many(x, matrix)
+    for few in (1, 17, 90):
+        out = many(x, matrix, few, bias=bias, addend=Rows.of(addend))
+        np.testing.assert_array_equal(out[few:], (whole + bias + addend)[few:])
+        np.testing.assert_array_equal(out[:few], many(x[:few], matrix, few, bias=bias, addend=Rows.of(addend)))
+        exact = x.astype(np.float64) @ dequantize_matrix(matrix).astype(np.float64).T + bias + addend
+        assert error(out[:few], exact[:few]) < 0.02  # activations of 8 bits
+
+
+@pytest.mark.parametrize("activation", ["silu", pytest.param("gelu_tanh", marks=pytest.mark.slow)])
+def test_gate(
+    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray], activation: str
+) -> None:
+    gate, up, x = block_matrix(50, 300), block_matrix(50, 300), normal(70, 300) / 8
+    bias, up_bias = normal(50), normal(50)
+    out = many(x, gate, 3, bias=bias, gate=activation, gated=Second(up, up_bias))
+    g = bfloats(x) @ tile_values(gate).T + bias
+    inner = g if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    expected = g / (1 + np.exp(-inner)) * (bfloats(x) @ tile_values(up).T + up_bias)
+    assert error(out[3:], expected[3:]) < 1e-6
+    assert error(out[:3], expected[:3]) < 0.05
+
+
+def test_hard_rows(block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray]) -> None:
+    """Zeros, denormals, huge numbers and outliers: every row by its own scale, whatever its neighbours are."""
+    matrix, x = block_matrix(40, 96), normal(40, 96)
+    clean = many(x, matrix)
+    hard = x.copy()
+    hard[1] = 0
+    hard[2] = 1e-42
+    hard[3] *= np.float32(1e30)
+    hard[4, 7] = 3e36
+    hard[5] *= np.float32(2.0**-100)
+    hard[6] = np.float32(3e38)
+    for row, value in ((7, np.inf), (8, -np.inf), (9, np.nan)):
+        hard[row, 50] = value
+    out = many(hard, matrix)
+    weights = tile_values(matrix)
+    assert not out[1].any()
+    for row in (3, 4, 5):
+        assert error(out[row], bfloats(hard[row]) @ weights.T) < 1e-6
+    expected = hard[2].astype(np.float64) @ weights.T
+    assert np.abs(out[2] - expected).max() <= 2.0**-8 * np.abs(expected).max()
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(np.isinf(out[6]), np.isinf((bfloats(hard[6]) @ weights.T).astype(np.float32)))
+    assert np.isnan(out[7:10]).all()
+    np.testing.assert_array_equal(np.delete(out, range(1, 10), axis=0), np.delete(clean, range(1, 10), axis=0))
+
+
+def test_refusals(block_matrix: Callable[..., BlockMatrix], normal: Callable[..., np.ndarray]) -> None:
+    matrix, narrow, sixteen = block_matrix(32, 128), block_matrix(32, 64), block_matrix(32, 128, block_size=16)
+    tiles = row_tiles_in(np.zeros(row_tiles_size(128, 32), np.uint8), 128)
+    out = Rows.of(normal(4, 32))
+    assert has_many(matrix) and not has_many(sixteen)
+    with pytest.raises(ValueError, match="row tiles have 128 columns"):
+        many_call(tiles, narrow, out)
+    with pytest.raises(ValueError, match="no tiles of this machine"):
+        many_call(tiles, sixteen, out)
+    with pytest.raises(ValueError, match="bias is"):
+        many_call(tiles, matrix, out, bias=normal(3))
+    with pytest.raises(ValueError, match="x has 200 columns"):
+        row_tiles_call(Rows.of(normal(4, 200)), tiles)
+
+
+def test_products_on_a_tape(
+    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray], walkers: list[Walkers]
+) -> None:
+    """Products of one value share its tiles; few and many rows are multiplied each in their way."""
+    matrices, x = [block_matrix(40, 64), block_matrix(70, 64)], normal(50, 64)
+    types = {name: RowType((1, -1, width), width) for name, width in (("x", 64), ("a", 40), ("b", 70))}
+    nodes = [Product("x", name, types[name], matrix, True) for name, matrix in zip("ab", matrices, strict=True)]
+    writer = Writer({Word.TOKENS: 64, Word.WANTED: 4})
+    tape = writer.write(nodes, {"a": types["a"], "b": types["b"]}, {"x": types["x"]})
+    assert [call.op.name for call in tape.calls].count("fill_row_tiles") == 1
+    for few in (0, 3, 50):
+        context = ContextTable()
+        for word, count in ((Word.TOKENS, 50), (Word.FEW, few), (Word.MANY, 50 - few)):
+            context.count(word, count)
+        view(writer.places["x"], 50)[:] = x
+        walkers[1].walk(tape, context)
+        for name, matrix in zip("ab", matrices, strict=True):
+            np.testing.assert_array_equal(view(writer.places[name], 50), many(x, matrix, few))
+
+
+def view(rows: Rows, count: int) -> np.ndarray:
+    """The first rows as an array."""
+    memory = rows.held[: count * rows.stride].view(np.float32)
+    return memory.reshape(count, -1)[:, : rows.width]
