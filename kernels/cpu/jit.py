@@ -27,14 +27,12 @@ from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
     "activations",
-    "attention",
     "block_products",
     "embedding",
-    "kv",
     "logprobs",
     "normalization",
+    "paged.eager",
     "quantize",
-    "rope",
     "sampling",
     "tape.driver",
 )

@@ -151,10 +151,11 @@ class TapeWriter:
                 items.divisor,
                 items.grain,
             )
-            row[FIRST_ARGUMENT : FIRST_ARGUMENT + len(call.arguments)] = [_word(value) for value in call.arguments]
+            row[FIRST_ARGUMENT : FIRST_ARGUMENT + len(call.arguments)] = [argument_word(value) for value in call.arguments]
         counters = huge_array((max(1, len(self._calls)), 8), np.int64)
         return Tape(rows, tuple(self._calls), max((call.scratch for call in self._calls), default=0), counters)
 
 
-def _word(value: int | float) -> int:
+def argument_word(value: int | float) -> int:
+    """An argument as the word that travels in a row."""
     return int(np.float64(value).view(np.int64)) if isinstance(value, float) else int(value)

@@ -1,0 +1,71 @@
+"""New keys and values into their pages: one item is one head of one token."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from ...formats import PAGE_TOKENS
+from ..jit import NativeOp, native_op
+from ..memory import read_float32, read_int64, write_float32, write_half
+from ..tape.context import Refusal, Word
+from ..vector import LANES
+from .arguments import (
+    HEAD_SIZE,
+    K_NORM,
+    KEY,
+    KEY_PAGES,
+    KEY_STRIDE,
+    KV_HEADS,
+    NUM_BLOCKS,
+    V_HEAD_SIZE,
+    VALUE,
+    VALUE_PAGES,
+    VALUE_STRIDE,
+    integer,
+    position_of,
+)
+from .heads import check_rotary, make_head_ready
+
+
+def store_scratch(head_size: int) -> int:
+    """Bytes of scratch that `store_op` needs."""
+    return 8 * (head_size + 2 * LANES)
+
+
+@cache
+def store_op(half: bool) -> NativeOp:
+    """Norm and rotate keys, and store keys and values at the step's SLOTS; float16 rounds to nearest even."""
+    item_bytes = 2 if half else 4
+    write = write_half if half else write_float32
+
+    def store(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+        kv_heads, blocks = integer(arguments, KV_HEADS), integer(arguments, NUM_BLOCKS)
+        size, v_size = integer(arguments, HEAD_SIZE), integer(arguments, V_HEAD_SIZE)
+        work, ready = scratch, scratch + 4 * (size + 2 * LANES)
+        for item in range(begin, end):
+            row, head = item // kv_heads, item % kv_heads
+            slot = read_int64(read_int64(context + 8 * Word.SLOTS) + 8 * row)
+            if slot < 0 or slot >= blocks * PAGE_TOKENS:
+                return Refusal.SLOT.value
+            position = position_of(context, row)
+            status = check_rotary(arguments, context, row, position)
+            if status != 0:
+                return status
+            source = integer(arguments, KEY) + row * integer(arguments, KEY_STRIDE) + 4 * head * size
+            norm = integer(arguments, K_NORM)
+            make_head_ready(arguments, context, row, position, source, norm, np.float32(1.0), work, ready)
+            page = slot // PAGE_TOKENS * kv_heads + head
+            token = slot % PAGE_TOKENS
+            column = integer(arguments, KEY_PAGES) + (page * size * PAGE_TOKENS + token) * item_bytes
+            for i in range(size):
+                write(column + i * PAGE_TOKENS * item_bytes, read_float32(ready + 4 * i))
+            source = integer(arguments, VALUE) + row * integer(arguments, VALUE_STRIDE) + 4 * head * v_size
+            line = integer(arguments, VALUE_PAGES) + (page * PAGE_TOKENS + token) * v_size * item_bytes
+            for i in range(v_size):
+                write(line + i * item_bytes, read_float32(source + 4 * i))
+        return 0
+
+    store.__name__ = f"store_kv_{'float16' if half else 'float32'}"
+    return native_op(store)
