@@ -127,3 +127,15 @@ def store_bfloat_pairs(typing_context: Any, address: Any, even: Any, odd: Any) -
         return context.get_dummy_value()
 
     return types.void(types.int64, FLOAT32, FLOAT32), lower
+
+
+@intrinsic
+def read_bfloat(typing_context: Any, address: Any) -> Any:
+    """float32 from the bfloat16 at an address."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.load(builder.inttoptr(args[0], _POINTER), typ=ir.IntType(16), align=1)
+        wide = builder.shl(builder.zext(bits, ir.IntType(32)), ir.IntType(32)(16))
+        return builder.bitcast(wide, ir.FloatType())
+
+    return types.float32(types.int64), lower

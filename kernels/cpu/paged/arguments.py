@@ -16,9 +16,13 @@ from ..tape.context import Refusal, Word
     KEY_PAGES, VALUE_PAGES, NUM_BLOCKS, KV_HEADS, GROUP, HEAD_SIZE, V_HEAD_SIZE, ITEM_BYTES,
     QUERY_FACTOR, SCORE_CAP, WINDOW, SINKS,
     COS, SIN, POSITIONS, LONG_COS, LONG_SIN, LONG_POSITIONS, HALF, INTERLEAVED,
-    Q_NORM, K_NORM, EPSILON, TILE_CONFIG,
-) = range(32)  # fmt: skip
-# QUERY_FACTOR, SCORE_CAP and SINKS are such that scores are in powers of two: softmax takes 2 ** score.
+    Q_NORM, K_NORM, EPSILON,
+    MAKE_READY, MULTIPLY_KEYS, ADD_VALUES, ROWS_AT_ONCE, WEIGH, PANELS, LOAD_CHUNK, MULTIPLY_GROUP, ADD_GROUP,
+) = range(40)  # fmt: skip
+# QUERY_FACTOR, SCORE_CAP and SINKS are such that scores are in powers of two: softmax takes 2 ** score. From MAKE_READY on
+# there are operators that others call by their address, so that each is small, and compiled once whoever calls it:
+# MAKE_READY is `heads.make_heads_ready`; MULTIPLY_KEYS and ADD_VALUES are `products` of ROWS_AT_ONCE query rows; the
+# others are what `few` and `many` say. PANELS is a table of `panels`.
 
 NO_MAXIMUM = np.float32(-3.0e38)  # finite, so that the difference of two of them is zero and not NaN
 

@@ -8,30 +8,42 @@ its position and window. The pages to come are fetched while one is worked on.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ...formats import PAGE_TOKENS
 from ..functions import exp2_of_negative, inline, tanh
-from ..jit import NativeOp, native_op
-from ..memory import load_float32, read_float32, read_int32, read_int64, store_first, store_float32, write_float32, write_int64
+from ..jit import native_op
+from ..memory import (
+    load_float32,
+    read_float32,
+    read_int32,
+    read_int64,
+    store_first,
+    store_float32,
+    write_float32,
+    write_int64,
+)
 from ..tape.context import Refusal, Word
+from ..tape.driver import call_operator
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
 from .arguments import (
+    ADD_VALUES,
     GROUP,
+    HEAD_SIZE,
+    ITEM_BYTES,
     KV_HEADS,
+    MAKE_READY,
+    MULTIPLY_KEYS,
     NO_MAXIMUM,
     OUT,
     OUT_STRIDE,
-    Q_NORM,
-    QUERY,
-    QUERY_FACTOR,
-    QUERY_STRIDE,
+    ROWS_AT_ONCE,
     SCORE_CAP,
     SINKS,
     V_HEAD_SIZE,
+    WEIGH,
     context_length,
     first_visible,
     integer,
@@ -40,133 +52,129 @@ from .arguments import (
     position_of,
     sequence_of,
 )
-from .heads import check_rotary, head_floats, make_head_ready
-from .products import add_page_values, between, multiply_page_keys, padded, rows_at_once
+from .heads import head_bytes, head_stride
+from .products import between, most_rows
 
 PIECE_TOKENS = 512
 SPLIT_WORDS = 2  # of an entry of SPLITS
+WEIGHT_BYTES = 4 * PIECE_TOKENS  # of a query head
 _PIECE_PAGES = PIECE_TOKENS // PAGE_TOKENS
 _AHEAD = 2  # pages
 _PAGE_LIST_BYTES = 8 * (2 * _PIECE_PAGES + _AHEAD + 6)
-_SCORE_BYTES = 4 * PIECE_TOKENS
-_MAXIMUM, _SUM, _HEADER = 0, 4, 4 * LANES  # bytes of a partial result; then the weighted values
+_MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # places in a partial result; weighted values are its rest
 
 
 def partial_floats(heads: int, v_head_size: int) -> int:
     """float32 numbers that a layer's attention keeps in PARTIALS for one piece."""
-    return heads * (_HEADER // 4 + padded(v_head_size))
+    return heads * (_VALUES // 4 + -(-v_head_size // LANES) * LANES)
 
 
-def _rows(group: int) -> int:
+def few_rows(group: int) -> int:
     """Query heads that one pass over a page serves: equal parts of the group."""
-    return -(-group // -(-group // rows_at_once()))
+    return -(-group // -(-group // most_rows()))
 
 
 def few_scratch(group: int, head_size: int, v_head_size: int) -> int:
-    """Bytes of scratch that `few_op` needs."""
-    heads = -(-group // _rows(group)) * _rows(group)
-    floats = (heads + 1) * head_floats(head_size) + heads * padded(v_head_size)
-    return _PAGE_LIST_BYTES + 4 * floats + heads * _SCORE_BYTES
+    """Bytes of scratch that `attend_pieces` needs."""
+    heads = -(-group // few_rows(group)) * few_rows(group)
+    sums = 4 * -(-v_head_size // LANES) * LANES
+    return _PAGE_LIST_BYTES + (heads + 1) * head_bytes(head_size) + heads * (WEIGHT_BYTES + sums)
 
 
-@cache
-def few_op(group: int, head_size: int, v_head_size: int, half: bool) -> NativeOp:
-    """Attention of one row to one piece of its context."""
-    rows, query_floats, v_floats = _rows(group), head_floats(head_size), padded(v_head_size)
-    heads = -(-group // rows) * rows
-    multiply_keys = multiply_page_keys(rows, head_size, query_floats, half, True)
-    add_values = add_page_values(rows, v_head_size, half, True)
-    queries_at = _PAGE_LIST_BYTES
-    work_at = queries_at + 4 * heads * query_floats
-    scores_at = work_at + 4 * query_floats
-    sums_at = scores_at + heads * _SCORE_BYTES
-
-    @inline
-    def load_queries(arguments: int, context: int, row: int, position: int, head: int, scratch: int) -> None:
-        source = integer(arguments, QUERY) + row * integer(arguments, QUERY_STRIDE) + 4 * head * group * head_size
-        factor, norm = number(arguments, QUERY_FACTOR), integer(arguments, Q_NORM)
-        for h in range(group):
-            ready = scratch + queries_at + 4 * h * query_floats
-            part = source + 4 * h * head_size
-            make_head_ready(arguments, context, row, position, part, norm, factor, scratch + work_at, ready)
-        for i in range(4 * group * query_floats, 4 * heads * query_floats, 4 * LANES):
-            store_float32(scratch + queries_at + i, splat_float32(0.0))
-        for i in range(0, 4 * heads * v_floats, 4 * LANES):
-            store_float32(scratch + sums_at + i, splat_float32(0.0))
-
-    @inline
-    def attend(arguments: int, context: int, split: int, head: int, scratch: int) -> Any:
+@native_op
+def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """Attention of a row to a piece of its context: an item is an entry of SPLITS and a KV head."""
+    kv_heads = integer(arguments, KV_HEADS)
+    for item in range(begin, end):
+        split, head = item // kv_heads, item % kv_heads
         entry = read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
         row, start = np.int64(read_int32(entry)), np.int64(read_int32(entry + 4)) * PIECE_TOKENS
         position, sequence = position_of(context, row), sequence_of(context, row)
         if position < start or position >= context_length(context, sequence):
             return Refusal.POSITION.value
-        status = check_rotary(arguments, context, row, position)
         # Keys of this piece that the row sees, counted from its start.
         low = max(first_visible(arguments, position) - start, np.int64(0))
         high = min(position + 1 - start, np.int64(PIECE_TOKENS))
-        if status != 0 or low >= high:
-            return status
-        first, pages = low // PAGE_TOKENS, (high + PAGE_TOKENS - 1) // PAGE_TOKENS - low // PAGE_TOKENS
-        page = start // PAGE_TOKENS + first
-        status = list_pages(arguments, context, sequence, page, page + pages, head, scratch, scratch + 8 * pages)
-        if status != 0:
-            return status
-        for i in range(_AHEAD):
-            write_int64(scratch + 8 * (2 * pages + i), read_int64(scratch + 8 * (2 * pages - 1)))
-        load_queries(arguments, context, row, position, head, scratch)
-        for i in range(pages):
-            for h in range(0, heads, rows):
-                multiply_keys(
-                    read_int64(scratch + 8 * i),
-                    read_int64(scratch + 8 * (i + _AHEAD)),
-                    scratch + queries_at + 4 * h * query_floats,
-                    scratch + scores_at + h * _SCORE_BYTES + 4 * (first + i) * PAGE_TOKENS,
-                    _SCORE_BYTES,
-                )
-        partial = read_int64(context + 8 * Word.PARTIALS) + (
-            (split * integer(arguments, KV_HEADS) + head) * group * (_HEADER + 4 * v_floats)
-        )
-        for h in range(group):
-            scores = scratch + scores_at + h * _SCORE_BYTES
-            _weigh(scores, low, high, number(arguments, SCORE_CAP), partial + h * (_HEADER + 4 * v_floats))
-        for i in range(pages):
-            before = (first + i) * PAGE_TOKENS
-            for h in range(0, heads, rows):
-                add_values(
-                    read_int64(scratch + 8 * (pages + i)),
-                    read_int64(scratch + 8 * (pages + i + _AHEAD)),
-                    max(low - before, np.int64(0)),
-                    min(high - before, np.int64(PAGE_TOKENS)),
-                    scratch + scores_at + h * _SCORE_BYTES + 4 * before,
-                    _SCORE_BYTES,
-                    scratch + sums_at + 4 * h * v_floats,
-                )
-        for h in range(group):
-            values = partial + h * (_HEADER + 4 * v_floats) + _HEADER
-            for i in range(0, 4 * v_floats, 4 * LANES):
-                store_float32(values + i, load_float32(scratch + sums_at + 4 * h * v_floats + i))
-        return 0
-
-    def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        kv_heads = integer(arguments, KV_HEADS)
-        for item in range(begin, end):
-            status = attend(arguments, context, item // kv_heads, item % kv_heads, scratch)
+        if low < high:
+            # From the page of `low` on, everything is counted from its start.
+            first = low // PAGE_TOKENS
+            pages = (high - 1) // PAGE_TOKENS + 1 - first
+            page = start // PAGE_TOKENS + first
+            status = list_pages(arguments, context, sequence, page, page + pages, head, scratch, scratch + 8 * pages)
             if status != 0:
                 return status
-        return 0
-
-    kind = "float16" if half else "float32"
-    attend_pieces.__name__ = f"attend_pieces_{kind}_{group}x{head_size}x{v_head_size}"
-    return native_op(attend_pieces)
+            status = _attend(
+                arguments, context, row, split, head, pages, low - first * PAGE_TOKENS, high - first * PAGE_TOKENS, scratch
+            )
+            if status != 0:
+                return status
+    return 0
 
 
 @inline
-def _weigh(scores: int, low: int, high: int, cap: float, partial: int) -> None:
-    """Scores of keys [low, high) of a piece become weights; their maximum and sum go to a partial result."""
-    begin, end = low // PAGE_TOKENS * PAGE_TOKENS, high
+def _attend(
+    arguments: int, context: int, row: int, split: int, head: int, pages: int, low: int, high: int, scratch: int
+) -> Any:
+    """The row against tokens [low, high) of `pages` pages, whose addresses the scratch begins with."""
+    group, rows = integer(arguments, GROUP), integer(arguments, ROWS_AT_ONCE)
+    heads = (group + rows - 1) // rows * rows
+    query_bytes = head_stride(integer(arguments, HEAD_SIZE))
+    value_bytes = 4 * ((integer(arguments, V_HEAD_SIZE) + LANES - 1) // LANES * LANES)
+    queries = scratch + _PAGE_LIST_BYTES + query_bytes
+    weights = queries + heads * query_bytes
+    sums = weights + heads * WEIGHT_BYTES
+    status = call_operator(integer(arguments, MAKE_READY), arguments, context, row, head, queries)
+    if status != 0:
+        return status
+    for i in range(group * query_bytes, heads * query_bytes, 4 * LANES):
+        store_float32(queries + i, splat_float32(0.0))
+    for i in range(0, heads * value_bytes, 4 * LANES):
+        store_float32(sums + i, splat_float32(0.0))
+    for i in range(_AHEAD):
+        write_int64(scratch + 8 * (2 * pages + i), read_int64(scratch + 8 * (2 * pages - 1)))
+    multiply = integer(arguments, MULTIPLY_KEYS)
+    for i in range(pages):
+        page, ahead = read_int64(scratch + 8 * i), read_int64(scratch + 8 * (i + _AHEAD))
+        for h in range(0, heads, rows):
+            scores = weights + h * WEIGHT_BYTES + 4 * PAGE_TOKENS * i
+            call_operator(multiply, page, ahead, queries + h * query_bytes, scores, WEIGHT_BYTES)
+    partial_bytes = _VALUES + value_bytes
+    partial = read_int64(context + 8 * Word.PARTIALS)
+    partial += (split * integer(arguments, KV_HEADS) + head) * group * partial_bytes
+    for h in range(group):
+        scores = weights + h * WEIGHT_BYTES
+        call_operator(integer(arguments, WEIGH), arguments, scores, low, high, partial + h * partial_bytes)
+    _add_values(arguments, pages, low, high, rows, heads, value_bytes, scratch, weights, sums)
+    for h in range(group):
+        for i in range(0, value_bytes, 4 * LANES):
+            store_float32(partial + h * partial_bytes + _VALUES + i, load_float32(sums + h * value_bytes + i))
+    return 0
+
+
+@inline
+def _add_values(
+    arguments: int, pages: int, low: int, high: int, rows: int, heads: int, value_bytes: int, places: int, weights: int,
+    sums: int,
+) -> None:  # fmt: skip
+    """Weighted values of tokens [low, high): those outside have no part in it, not even 0 * infinity."""
+    token_bytes = integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
+    add = integer(arguments, ADD_VALUES)
+    for i in range(pages):
+        first = max(low - i * PAGE_TOKENS, np.int64(0))
+        count = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS)) - first
+        page = read_int64(places + 8 * (pages + i)) + first * token_bytes
+        ahead = read_int64(places + 8 * (pages + i + _AHEAD)) + first * token_bytes
+        for h in range(0, heads, rows):
+            share = weights + h * WEIGHT_BYTES + 4 * (i * PAGE_TOKENS + first)
+            call_operator(add, page, ahead, count, share, sums + h * value_bytes)
+
+
+@native_op
+def weigh_piece(arguments: int, scores: int, low: int, high: int, partial: int) -> int:
+    """WEIGH: scores of tokens [low, high) become weights; their maximum and sum go to a partial result."""
+    cap = number(arguments, SCORE_CAP)
     largest = splat_float32(NO_MAXIMUM)
-    for i in range(begin, end, LANES):
+    for i in range(0, high, LANES):
         score = load_float32(scores + 4 * i)
         if cap > 0:
             score = tanh(score) * cap
@@ -175,12 +183,13 @@ def _weigh(scores: int, low: int, high: int, cap: float, partial: int) -> None:
         largest = maximum(largest, score)
     top = reduce_max(largest)
     total = splat_float32(0.0)
-    for i in range(begin, end, LANES):
+    for i in range(0, high, LANES):
         weight = exp2_of_negative(load_float32(scores + 4 * i) - top)
         store_float32(scores + 4 * i, weight)
         total = total + weight
     write_float32(partial + _MAXIMUM, top)
     write_float32(partial + _SUM, reduce_add(total))
+    return 0
 
 
 @inline
@@ -208,17 +217,17 @@ def _merge(partial: int, step: int, pieces: int, width: int, sink: float, has_si
         value = splat_float32(0.0)
         for i in range(pieces):
             place = partial + i * step
-            value = multiply_add(load_float32(place + _HEADER + 4 * j), read_float32(place + _SUM), value)
+            value = multiply_add(load_float32(place + _VALUES + 4 * j), read_float32(place + _SUM), value)
         store_first(out + 4 * j, value / total, min(width - j, LANES))
 
 
 @native_op
 def merge_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-    """The pieces of a row become its result: the item of a row's first piece and a KV head does it, the others nothing."""
+    """Pieces become rows: the item of a row's first piece and a KV head does it, those of the others do nothing."""
     kv_heads, group = integer(arguments, KV_HEADS), integer(arguments, GROUP)
-    width = integer(arguments, V_HEAD_SIZE)
-    record = _HEADER + 4 * ((width + LANES - 1) // LANES * LANES)
-    sinks = integer(arguments, SINKS)
+    width, sinks = integer(arguments, V_HEAD_SIZE), integer(arguments, SINKS)
+    partial_bytes = _VALUES + 4 * ((width + LANES - 1) // LANES * LANES)
+    step = kv_heads * group * partial_bytes
     for item in range(begin, end):
         split, head = item // kv_heads, item % kv_heads
         entry = read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
@@ -227,10 +236,9 @@ def merge_pieces(arguments: int, context: int, begin: int, end: int, scratch: in
             position = position_of(context, row)
             first = first_visible(arguments, position) // PIECE_TOKENS
             pieces = position // PIECE_TOKENS + 1 - first
-            step = kv_heads * group * record
-            partials = read_int64(context + 8 * Word.PARTIALS) + (split + first) * step + head * group * record
+            partials = read_int64(context + 8 * Word.PARTIALS) + (split + first) * step + head * group * partial_bytes
             out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE) + 4 * head * group * width
             for h in range(group):
                 sink = read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
-                _merge(partials + h * record, step, pieces, width, sink, sinks != 0, out + 4 * h * width)
+                _merge(partials + h * partial_bytes, step, pieces, width, sink, sinks != 0, out + 4 * h * width)
     return 0

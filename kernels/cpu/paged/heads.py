@@ -11,59 +11,79 @@ from typing import Any
 import numpy as np
 
 from ..functions import inline
+from ..jit import native_op
 from ..memory import load_first, load_float32, read_float32, read_int32, read_int64, store_float32, write_float32
 from ..tape.context import Refusal, Word
 from ..vector import LANES, multiply_add, reduce_add, splat_float32
 from .arguments import (
     COS,
     EPSILON,
+    GROUP,
     HALF,
     HEAD_SIZE,
     INTERLEAVED,
+    K_NORM,
+    KEY,
+    KEY_STRIDE,
     LONG_COS,
     LONG_POSITIONS,
     LONG_SIN,
     POSITIONS,
+    Q_NORM,
+    QUERY,
+    QUERY_FACTOR,
+    QUERY_STRIDE,
     SIN,
     integer,
     number,
+    position_of,
     sequence_of,
 )
-from .products import padded
 
 
-def head_floats(size: int) -> int:
-    """Floats that a head takes when it is made ready: vectors may be written from any element of it."""
-    return padded(size) + LANES
+def head_bytes(size: int) -> int:
+    """Bytes from a head that is ready to the next: float32, and room for vectors that begin at any element of it."""
+    return 4 * (-(-size // LANES) * LANES + LANES)
 
 
-@inline
-def _is_long(arguments: int, context: int, row: int) -> Any:
-    """Whether the row's sequence uses the long tables."""
-    if integer(arguments, LONG_COS) == 0:
-        return False
-    return read_int32(read_int64(context + 8 * Word.ROPE_TABLE) + 4 * sequence_of(context, row)) != 0
+# The same inside operators.
+head_stride = inline(head_bytes)
 
 
-@inline
-def check_rotary(arguments: int, context: int, row: int, position: int) -> Any:
-    """0, or the reason why a row cannot be rotated."""
-    if integer(arguments, HALF) > 0:
-        positions = integer(arguments, LONG_POSITIONS if _is_long(arguments, context, row) else POSITIONS)
-        if position < 0 or position >= positions:
+@native_op
+def make_heads_ready(arguments: int, context: int, row: int, head: int, out: int) -> int:
+    """Called by the other operators: the query heads of KV head `head` of a row, or its key if `head` is -1 - KV head.
+
+    Heads are written from `out` on, `head_bytes` apart, zeros behind each; so many bytes before `out` are written too.
+    """
+    size, half = integer(arguments, HEAD_SIZE), integer(arguments, HALF)
+    stride = head_stride(size)
+    position, cos, sin = position_of(context, row), np.int64(0), np.int64(0)
+    if half > 0:
+        is_long = integer(arguments, LONG_COS) != 0
+        if is_long:
+            is_long = read_int32(read_int64(context + 8 * Word.ROPE_TABLE) + 4 * sequence_of(context, row)) != 0
+        if position < 0 or position >= integer(arguments, LONG_POSITIONS if is_long else POSITIONS):
             return Refusal.ROTARY_POSITION.value
+        cos = integer(arguments, LONG_COS if is_long else COS) + 4 * half * position
+        sin = integer(arguments, LONG_SIN if is_long else SIN) + 4 * half * position
+    if head < 0:
+        source = integer(arguments, KEY) + row * integer(arguments, KEY_STRIDE) + 4 * (-1 - head) * size
+        count, norm, factor = np.int64(1), integer(arguments, K_NORM), np.float32(1.0)
+    else:
+        count, norm, factor = integer(arguments, GROUP), integer(arguments, Q_NORM), number(arguments, QUERY_FACTOR)
+        source = integer(arguments, QUERY) + row * integer(arguments, QUERY_STRIDE) + 4 * head * count * size
+    for index in range(count):
+        _make_ready(arguments, source + 4 * index * size, norm, factor, cos, sin, out - stride, out + index * stride)
     return 0
 
 
 @inline
-def make_head_ready(
-    arguments: int, context: int, row: int, position: int, source: int, norm: int, factor: float, work: int, out: int
+def _make_ready(
+    arguments: int, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int
 ) -> None:
-    """Norm (if the address of its weight is not 0), rotation and factor, from float32[head_size] at `source`.
-
-    `out` and `work` have head_floats(head_size) floats; behind the head they become zero.
-    """
-    size = integer(arguments, HEAD_SIZE)
+    """Norm (if the address of its weight is not 0), rotation (if there are tables) and factor of one head."""
+    size, half = integer(arguments, HEAD_SIZE), integer(arguments, HALF)
     for i in range(0, size, LANES):
         store_float32(work + 4 * i, load_first(source + 4 * i, min(size - i, LANES)))
     end = (size + LANES - 1) // LANES * LANES
@@ -72,11 +92,7 @@ def make_head_ready(
     store_float32(out + 4 * end, splat_float32(0.0))
     if norm != 0:
         _normalize(work, norm, size, number(arguments, EPSILON))
-    half = integer(arguments, HALF)
     if half > 0:
-        is_long = _is_long(arguments, context, row)
-        cos = integer(arguments, LONG_COS if is_long else COS) + 4 * half * position
-        sin = integer(arguments, LONG_SIN if is_long else SIN) + 4 * half * position
         if integer(arguments, INTERLEAVED) != 0:
             _rotate_neighbours(work, cos, sin, half, out)
         else:
@@ -104,12 +120,15 @@ def _normalize(x: int, weight: int, size: int, epsilon: float) -> None:
 def _rotate_halves(x: int, cos: int, sin: int, half: int, out: int) -> None:
     """Pairs are (0, half), (1, half + 1), ..."""
     for i in range(0, half, LANES):
+        count = min(half - i, LANES)
         first, second = load_float32(x + 4 * i), load_float32(x + 4 * (half + i))
-        cosine, sine = load_first(cos + 4 * i, min(half - i, LANES)), load_first(sin + 4 * i, min(half - i, LANES))
+        cosine, sine = load_first(cos + 4 * i, count), load_first(sin + 4 * i, count)
         store_float32(out + 4 * i, first * cosine - second * sine)
+    # After the first halves, because their last vector may reach into the second ones.
     for i in range(0, half, LANES):
+        count = min(half - i, LANES)
         first, second = load_float32(x + 4 * i), load_float32(x + 4 * (half + i))
-        cosine, sine = load_first(cos + 4 * i, min(half - i, LANES)), load_first(sin + 4 * i, min(half - i, LANES))
+        cosine, sine = load_first(cos + 4 * i, count), load_first(sin + 4 * i, count)
         store_float32(out + 4 * (half + i), second * cosine + first * sine)
 
 

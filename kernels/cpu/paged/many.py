@@ -3,6 +3,16 @@
 Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention, Dao et
 al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row alone, and one
 that the row does not see changes no bit of it, so results do not depend on how a sequence is cut into steps or blocks.
+
+Products are computed in tiles of bfloat16 or in float32 vectors, by functions of `tile_products` or `vector_products`:
+
+- load_queries(arguments, scratch, row): the heads of a token that lie READY become rows of QUERIES from `row` on;
+  clear_queries(arguments, scratch, first): rows from `first` on, up to a whole group of rows, become zero.
+- load_keys(arguments, scratch, page): a page becomes a part of KEYS. load_values(arguments, scratch): the USABLE values
+  become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
+- store_weights(scores, page, first, second): a row's weights for a page. weight_of(scores, token) reads one.
+- MULTIPLY_GROUP(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
+- ADD_GROUP(arguments, scratch, row, pages, part): one of two parts of its weighted values are added to SUMS.
 """
 
 from __future__ import annotations
@@ -30,20 +40,27 @@ from ..memory import (
     write_int8,
 )
 from ..tape.context import Refusal, Word
+from ..tape.driver import call_operator
 from ..tiles import configure_tiles, release_tiles
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
+from . import tile_products, vector_products
 from .arguments import (
+    ADD_GROUP,
+    GROUP,
+    ITEM_BYTES,
     KV_HEADS,
+    LOAD_CHUNK,
+    MAKE_READY,
+    MULTIPLY_GROUP,
     NO_MAXIMUM,
     OUT,
     OUT_STRIDE,
-    Q_NORM,
-    QUERY,
-    QUERY_FACTOR,
-    QUERY_STRIDE,
+    PANELS,
+    ROWS_AT_ONCE,
     SCORE_CAP,
     SINKS,
-    TILE_CONFIG,
+    V_HEAD_SIZE,
+    WEIGH,
     context_length,
     first_visible,
     integer,
@@ -51,13 +68,32 @@ from .arguments import (
     number,
     position_of,
 )
-from .heads import check_rotary, make_head_ready
-from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_STRIDE, Panels
-from .products import any_above, between
-from .tile_products import tile_products
-from .vectors import vector_products
+from .panels import (
+    BEGIN,
+    CHUNK_PAGES,
+    CHUNK_TOKENS,
+    CONFIG,
+    LEFT_OUT,
+    MAXIMA,
+    PAGES,
+    POSITION,
+    READY,
+    ROWS,
+    SCORE_BYTES,
+    SUM_BYTES,
+    SUMS,
+    TOTALS,
+    USABLE,
+    open_panels,
+    panel,
+    scores_of,
+    set_panel,
+)
+from .products import any_above, between, most_rows
 
 BLOCK_WORDS = 3  # of an entry of ROW_BLOCKS
+# The rows of a group are weighed in so many parts, with products of its neighbours between them.
+_PARTS = 4
 
 
 def uses_tiles(half: bool) -> bool:
@@ -65,215 +101,266 @@ def uses_tiles(half: bool) -> bool:
     return half and isa() == "amx"
 
 
-def many_scratch(group: int, head_size: int, v_head_size: int) -> int:
-    """Bytes of scratch that `many_op` needs."""
-    return Panels(group, head_size, v_head_size).bytes
+def many_rows(half: bool) -> int:
+    """Query rows of a group."""
+    return tile_products.TILE_PRODUCT_ROWS if uses_tiles(half) else most_rows()
+
+
+@inline
+def _start_row(arguments: int, scratch: int, r: int, q_head: int) -> None:
+    """A softmax that is empty, or holds the head's sink (of value zero)."""
+    sums, stride = panel(scratch, SUMS), panel(scratch, SUM_BYTES)
+    total, largest = panel(scratch, TOTALS) + 4 * LANES * r, panel(scratch, MAXIMA) + 4 * r
+    for i in range(r * stride, (r + 1) * stride, 4 * LANES):
+        store_float32(sums + i, splat_float32(0.0))
+    store_float32(total, splat_float32(0.0))
+    write_float32(largest, NO_MAXIMUM)
+    sinks = integer(arguments, SINKS)
+    if sinks != 0:
+        write_float32(total, np.float32(1.0))
+        write_float32(largest, read_float32(sinks + 4 * q_head))
+
+
+@inline
+def _cap_and_mask(scores: int, pages: int, cap: float, low: int, high: int) -> None:
+    """A row's scores as the model caps them, -inf outside [low, high)."""
+    for i in range(0, pages * PAGE_TOKENS, LANES):
+        score = load_float32(scores + 4 * i)
+        if cap > 0:
+            score = tanh(score) * cap
+        store_float32(scores + 4 * i, between(score, i, low, high))
+
+
+@inline
+def _finish_row(scratch: int, r: int, width: int, out: int) -> None:
+    sums = panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
+    inverse = np.float32(1.0) / reduce_add(load_float32(panel(scratch, TOTALS) + 4 * LANES * r))
+    for i in range(0, width, LANES):
+        store_first(out + 4 * i, load_float32(sums + 4 * i) * inverse, min(width - i, LANES))
+
+
+@inline
+def _pages_seen(arguments: int, scratch: int, first: int) -> Any:
+    """How many pages of the chunk, from its beginning on, a group of rows is multiplied with; 0 if it sees none."""
+    group, rows = integer(arguments, GROUP), panel(scratch, ROWS)
+    position, begin = panel(scratch, POSITION), panel(scratch, BEGIN)
+    last = min(first + integer(arguments, ROWS_AT_ONCE), rows)
+    lowest, highest = position + first // group, position + (last - 1) // group
+    if first >= rows or begin > highest or begin + CHUNK_TOKENS <= first_visible(arguments, lowest):
+        return np.int64(0)
+    return min((highest - begin) // PAGE_TOKENS + 1, np.int64(CHUNK_PAGES))
+
+
+@inline
+def _check(context: int, sequence: int, row: int, count: int) -> Any:
+    """The tokens follow each other inside their sequence."""
+    position, last = position_of(context, row), position_of(context, row + count - 1)
+    if position < 0 or last != position + count - 1 or last >= context_length(context, sequence):
+        return Refusal.POSITION.value
+    return 0
 
 
 @cache
-def many_op(group: int, head_size: int, v_head_size: int, half: bool) -> NativeOp:
-    """Attention of a block of neighbouring tokens of one sequence; an item is a block and a KV head."""
-    panels, tiles = Panels(group, head_size, v_head_size), uses_tiles(half)
-    if tiles:
-        products = tile_products(panels, head_size, v_head_size)
-    else:
-        products = vector_products(panels, head_size, v_head_size, half)
-    rows_at_once = products.rows
-    load_query, clear_queries, load_keys, load_values = (
-        products.load_query,
-        products.clear_queries,
-        products.load_keys,
-        products.load_values,
-    )
-    multiply_keys, store_weights, weight_of, multiply_values = (
-        products.multiply_keys,
-        products.store_weights,
-        products.weight,
-        products.multiply_values,
-    )
-    load_value = load_first_half if half else load_first
-    value_bytes = v_head_size * (2 if half else 4)
-    pages_at, usable_at, work_at, ready_at = panels.pages, panels.usable, panels.work, panels.ready
-    scores_at, sums_at, sum_stride = panels.scores, panels.sums, panels.sum_stride
-    maxima_at, totals_at = panels.maxima, panels.totals
+def load_chunk_op(half: bool) -> NativeOp:
+    """LOAD_CHUNK(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of the chunk, whose tokens [low, high) are seen.
 
-    @inline
-    def start(arguments: int, context: int, row: int, count: int, position: int, head: int, scratch: int) -> None:
-        """Queries made ready, and softmaxes that are empty or hold the head's sink (of value zero)."""
-        factor, norm, sinks = number(arguments, QUERY_FACTOR), integer(arguments, Q_NORM), integer(arguments, SINKS)
-        for r in range(count * group):
-            token, q_head = r // group, head * group + r % group
-            source = integer(arguments, QUERY) + (row + token) * integer(arguments, QUERY_STRIDE) + 4 * q_head * head_size
-            make_head_ready(
-                arguments, context, row + token, position + token, source, norm, factor, scratch + work_at,
-                scratch + ready_at,
-            )  # fmt: skip
-            load_query(scratch, r)
-            for i in range(0, sum_stride, 4 * LANES):
-                store_float32(scratch + sums_at + r * sum_stride + i, splat_float32(0.0))
-            store_float32(scratch + totals_at + 4 * LANES * r, splat_float32(0.0))
-            write_float32(scratch + maxima_at + 4 * r, NO_MAXIMUM)
-            if sinks != 0:
-                write_float32(scratch + totals_at + 4 * LANES * r, np.float32(1.0))
-                write_float32(scratch + maxima_at + 4 * r, read_float32(sinks + 4 * q_head))
-        clear_queries(scratch, count * group)
+    Values that are not finite are left out of VALUES, because 0 * infinity would reach the rows that do not see them.
+    """
+    tiles = uses_tiles(half)
+    load_keys = tile_products.load_keys if tiles else vector_products.load_keys_of(half)
+    load_values = tile_products.load_values if tiles else vector_products.load_values_of(half)
+    load, item_bytes = (load_first_half, 2) if half else (load_first, 4)
 
-    @inline
-    def value_of(scratch: int, token: int, i: int) -> Any:
-        """LANES numbers of a token's values."""
-        page = read_int64(scratch + pages_at + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
-        place = page + token % PAGE_TOKENS * value_bytes + i * (value_bytes // v_head_size)
-        return load_value(place, min(v_head_size - i, LANES))
-
-    @inline
-    def load_chunk(scratch: int, low: int, high: int) -> Any:
-        """Panels of keys and values; returns whether some of the seen tokens [low, high) have values that are not finite.
-
-        Those are left out of the panel, because 0 * infinity would reach the rows that do not see them.
-        """
-        for page in range(low // PAGE_TOKENS, (high + PAGE_TOKENS - 1) // PAGE_TOKENS):
-            load_keys(scratch, page)
+    def load_chunk(arguments: int, scratch: int, low: int, high: int, unused: int) -> int:
+        for page in range(low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1):
+            load_keys(arguments, scratch, page)
+        usable, width = panel(scratch, USABLE), integer(arguments, V_HEAD_SIZE)
         for token in range(CHUNK_TOKENS):
-            write_int8(scratch + usable_at + token, np.int8(low <= token < high))
-        if reduce_add(load_values(scratch)) == 0:
-            return False
-        for token in range(low, high):
-            probe = splat_float32(0.0)
-            for i in range(0, v_head_size, LANES):
-                probe = probe + value_of(scratch, token, i) * 0.0
-            write_int8(scratch + usable_at + token, np.int8(reduce_add(probe) == 0))
-        load_values(scratch)
-        return True
+            write_int8(usable + token, np.int8(low <= token < high))
+        left_out, is_finite = 0, False
+        while not is_finite:
+            is_finite = reduce_add(load_values(arguments, scratch)) == 0
+            if not is_finite:
+                left_out = 1
+                for token in range(low, high):
+                    probe = splat_float32(0.0)
+                    for i in range(0, width, LANES):
+                        place = _value_place(arguments, scratch, token) + i * item_bytes
+                        probe = probe + load(place, min(width - i, LANES)) * 0.0
+                    write_int8(usable + token, np.int8(reduce_add(probe) == 0))
+        set_panel(scratch, LEFT_OUT, left_out)
+        return 0
+
+    load_chunk.__name__ = f"load_chunk_{_kind(half)}"
+    return native_op(load_chunk)
+
+
+@inline
+def _value_place(arguments: int, scratch: int, token: int) -> Any:
+    """Address of a token's values in the cache."""
+    page = read_int64(panel(scratch, PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
+    return page + token % PAGE_TOKENS * integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
+
+
+@cache
+def weigh_rows_op(half: bool) -> NativeOp:
+    """WEIGH(arguments, scratch, row, end, pages): scores of rows [row, end) of a group, for the first pages of a chunk,
+    become weights, and their running softmax takes them in.
+    """
+    tiles = uses_tiles(half)
+    products: Any = tile_products if tiles else vector_products
+    store_weights, weight_of = products.store_weights, products.weight_of
+    load, item_bytes = (load_first_half, 2) if half else (load_first, 4)
 
     @inline
-    def add_infinite(scratch: int, r: int, low: int, high: int) -> None:
-        """The values that were left out of the panel, for a row that sees tokens [low, high) of the chunk."""
-        for token in range(low, high):
-            if read_uint8(scratch + usable_at + token) == 0:
-                share = weight_of(scratch, r, token, read_float32(scratch + maxima_at + 4 * r))
-                for i in range(0, v_head_size, LANES):
-                    place = scratch + sums_at + r * sum_stride + 4 * i
-                    store_float32(place, multiply_add(value_of(scratch, token, i), share, load_float32(place)))
-
-    @inline
-    def weigh(scratch: int, r: int, pages: int) -> None:
-        """Scores of a row become weights, and its running softmax takes them in."""
-        scores = scratch + scores_at + r % rows_at_once * SCORE_STRIDE
+    def weigh(scratch: int, scores: int, r: int, pages: int) -> None:
         largest = splat_float32(NO_MAXIMUM)
         for i in range(0, pages * PAGE_TOKENS, 2 * LANES):
             pair = maximum(load_float32(scores + 4 * i), load_float32(scores + 4 * i + 4 * LANES))
             largest = maximum(largest, pair)
-        top, total = read_float32(scratch + maxima_at + 4 * r), load_float32(scratch + totals_at + 4 * LANES * r)
+        top_at, total_at = panel(scratch, MAXIMA) + 4 * r, panel(scratch, TOTALS) + 4 * LANES * r
+        top, total = read_float32(top_at), load_float32(total_at)
         if any_above(largest, top):
             new = reduce_max(largest)
             shrink = exp2_of_negative(splat_float32(top - new))
             total = total * shrink
-            for i in range(0, sum_stride, 4 * LANES):
-                place = scratch + sums_at + r * sum_stride + i
-                store_float32(place, load_float32(place) * shrink)
+            sums, stride = panel(scratch, SUMS), panel(scratch, SUM_BYTES)
+            for i in range(r * stride, (r + 1) * stride, 4 * LANES):
+                store_float32(sums + i, load_float32(sums + i) * shrink)
             top = new
-            write_float32(scratch + maxima_at + 4 * r, top)
+            write_float32(top_at, top)
         for page in range(pages):
             place = scores + 4 * PAGE_TOKENS * page
             first = exp2_of_negative(load_float32(place) - top)
             second = exp2_of_negative(load_float32(place + 4 * LANES) - top)
             total = total + (first + second)
-            store_weights(scratch, r, page, first, second)
-        store_float32(scratch + totals_at + 4 * LANES * r, total)
+            store_weights(scores, page, first, second)
+        store_float32(total_at, total)
 
     @inline
-    def cap_and_mask(scratch: int, r: int, pages: int, cap: float, low: int, high: int) -> None:
-        """Scores as the model caps them, -inf outside [low, high)."""
-        scores = scratch + scores_at + r % rows_at_once * SCORE_STRIDE
-        for i in range(0, pages * PAGE_TOKENS, LANES):
-            score = load_float32(scores + 4 * i)
-            if cap > 0:
-                score = tanh(score) * cap
-            store_float32(scores + 4 * i, between(score, i, low, high))
+    def add_left_out(arguments: int, scratch: int, scores: int, r: int, low: int, high: int) -> None:
+        """The values that were left out of VALUES, for a row that sees tokens [low, high) of the chunk."""
+        width, sums = integer(arguments, V_HEAD_SIZE), panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
+        for token in range(max(low, np.int64(0)), min(high, np.int64(CHUNK_TOKENS))):
+            if read_uint8(panel(scratch, USABLE) + token) == 0:
+                share = weight_of(scores, token)
+                for i in range(0, width, LANES):
+                    value = load(_value_place(arguments, scratch, token) + i * item_bytes, min(width - i, LANES))
+                    store_float32(sums + 4 * i, multiply_add(value, share, load_float32(sums + 4 * i)))
 
-    @inline
-    def attend_rows(arguments: int, scratch: int, first: int, last: int, position: int, start: int, special: bool) -> None:
-        """Rows [first, last) of the block against the chunk that begins at `start`; `position` is the block's first."""
-        lowest, highest = position + first // group, position + (last - 1) // group
-        seen = first_visible(arguments, lowest)
-        if start > highest or start + CHUNK_TOKENS <= seen:
-            return
-        pages = min((highest - start) // PAGE_TOKENS + 1, np.int64(CHUNK_PAGES))
-        multiply_keys(scratch, first, pages)
-        cap = number(arguments, SCORE_CAP)
-        is_cut = start + pages * PAGE_TOKENS > lowest + 1 or start < first_visible(arguments, highest)
-        for r in range(first, last):
+    def weigh_rows(arguments: int, scratch: int, row: int, end: int, pages: int) -> int:
+        group, cap, begin = integer(arguments, GROUP), number(arguments, SCORE_CAP), panel(scratch, BEGIN)
+        position, left_out = panel(scratch, POSITION), panel(scratch, LEFT_OUT) != 0
+        lowest, highest = position + row // group, position + (end - 1) // group
+        is_cut = begin + pages * PAGE_TOKENS > lowest + 1 or begin < first_visible(arguments, highest)
+        scores = scores_of(arguments, scratch, row)
+        for r in range(row, end):
             at = position + r // group
-            low, high = first_visible(arguments, at) - start, at + 1 - start
+            low, high = first_visible(arguments, at) - begin, at + 1 - begin
             if is_cut or cap > 0:
-                cap_and_mask(scratch, r, pages, cap, low, high)
-            weigh(scratch, r, pages)
-        multiply_values(scratch, first, pages)
-        if special:
-            for r in range(first, last):
-                at = position + r // group
-                low, high = first_visible(arguments, at) - start, at + 1 - start
-                add_infinite(scratch, r, max(low, np.int64(0)), min(high, np.int64(CHUNK_TOKENS)))
+                _cap_and_mask(scores, pages, cap, low, high)
+            weigh(scratch, scores, r, pages)
+            if left_out:
+                add_left_out(arguments, scratch, scores, r, low, high)
+            scores += SCORE_BYTES
+        return 0
+
+    weigh_rows.__name__ = f"weigh_rows_{_kind(half)}"
+    return native_op(weigh_rows)
+
+
+def _kind(half: bool) -> str:
+    return "bfloat16_tiles" if uses_tiles(half) else "float16" if half else "float32"
+
+
+@inline
+def _attend_chunk(arguments: int, scratch: int) -> None:
+    """The rows of a block against a chunk.
+
+    While a group of rows is weighed, the products of the group before it and of the one after it are under way.
+    """
+    at_once, rows = integer(arguments, ROWS_AT_ONCE), panel(scratch, ROWS)
+    before_chunk = max(np.int64(0), panel(scratch, BEGIN) - panel(scratch, POSITION)) * integer(arguments, GROUP)
+    start = before_chunk // at_once * at_once
+    first, pages, pages_before = start, _pages_seen(arguments, scratch, start), np.int64(0)
+    call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
+    share = (at_once + _PARTS - 1) // _PARTS
+    while pages > 0:
+        following = first + at_once
+        next_pages = _pages_seen(arguments, scratch, following)
+        for part in range(_PARTS):
+            row, end = first + part * share, min(first + (part + 1) * share, rows)
+            if row < end:
+                call_operator(integer(arguments, WEIGH), arguments, scratch, row, end, pages)
+            if part < 2 and first > start:
+                call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first - at_once, pages_before, part)
+            if part >= 2:
+                # Pages 0 and 1, then 2 and 3.
+                begin = 2 * (part - 2)
+                page_end = min(next_pages, begin + 2)
+                call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, following, begin, page_end)
+        first, pages_before, pages = following, pages, next_pages
+    if first > start:
+        for part in range(2):
+            call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first - at_once, pages_before, part)
+
+
+@cache
+def many_op(half: bool) -> NativeOp:
+    """Attention of a block of neighbouring tokens of one sequence: an item is an entry of ROW_BLOCKS and a KV head."""
+    tiles = uses_tiles(half)
+    products: Any = tile_products if tiles else vector_products
+    load_queries, clear_queries = products.load_queries, products.clear_queries
 
     @inline
-    def finish(arguments: int, row: int, count: int, head: int, scratch: int) -> None:
-        for r in range(count * group):
-            out = integer(arguments, OUT) + (row + r // group) * integer(arguments, OUT_STRIDE)
-            out += 4 * (head * group + r % group) * v_head_size
-            total = reduce_add(load_float32(scratch + totals_at + 4 * LANES * r))
-            for i in range(0, v_head_size, LANES):
-                value = load_float32(scratch + sums_at + r * sum_stride + 4 * i) / total
-                store_first(out + 4 * i, value, min(v_head_size - i, LANES))
-
-    @inline
-    def check(arguments: int, context: int, sequence: int, row: int, count: int, position: int) -> Any:
-        """The tokens follow each other inside their sequence and the rotary tables."""
-        last = position_of(context, row + count - 1)
-        if position < 0 or last != position + count - 1 or last >= context_length(context, sequence):
-            return Refusal.POSITION.value
-        return check_rotary(arguments, context, row, last)
-
-    @inline
-    def attend(arguments: int, context: int, block: int, head: int, scratch: int) -> Any:
-        entry = read_int64(context + 8 * Word.ROW_BLOCKS) + 4 * BLOCK_WORDS * block
-        sequence, row = np.int64(read_int32(entry)), np.int64(read_int32(entry + 4))
-        count = np.int64(read_int32(entry + 8))
-        position = position_of(context, row)
-        status = check(arguments, context, sequence, row, count, position)
-        if status != 0:
-            return status
-        start(arguments, context, row, count, position, head, scratch)
-        seen, end = first_visible(arguments, position), position + count
-        for chunk in range(seen // CHUNK_TOKENS, (end + CHUNK_TOKENS - 1) // CHUNK_TOKENS):
-            begin = chunk * CHUNK_TOKENS
-            low, high = max(seen - begin, np.int64(0)), min(end - begin, np.int64(CHUNK_TOKENS))
-            page, pages_of = low // PAGE_TOKENS, scratch + pages_at + 8 * (low // PAGE_TOKENS)
-            status = list_pages(
-                arguments, context, sequence, begin // PAGE_TOKENS + page, (begin + high - 1) // PAGE_TOKENS + 1, head,
-                pages_of, pages_of + 8 * CHUNK_PAGES,
-            )  # fmt: skip
+    def attend(arguments: int, context: int, sequence: int, row: int, count: int, head: int, scratch: int) -> Any:
+        group, ready = integer(arguments, GROUP), panel(scratch, READY)
+        for token in range(count):
+            status = call_operator(integer(arguments, MAKE_READY), arguments, context, row + token, head, ready)
             if status != 0:
                 return status
-            special = load_chunk(scratch, low, high)
-            for first in range(0, count * group, rows_at_once):
-                last = min(first + rows_at_once, count * group)
-                attend_rows(arguments, scratch, first, last, position, begin, special)
-        finish(arguments, row, count, head, scratch)
+            load_queries(arguments, scratch, token * group)
+            for h in range(group):
+                _start_row(arguments, scratch, token * group + h, head * group + h)
+        clear_queries(arguments, scratch, count * group)
+        position = position_of(context, row)
+        set_panel(scratch, ROWS, count * group)
+        set_panel(scratch, POSITION, position)
+        seen, end = first_visible(arguments, position), position + count
+        for begin in range(seen // CHUNK_TOKENS * CHUNK_TOKENS, end, CHUNK_TOKENS):
+            low, high = max(seen - begin, np.int64(0)), min(end - begin, np.int64(CHUNK_TOKENS))
+            page, last = low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1
+            keys, first_page = panel(scratch, PAGES) + 8 * page, begin // PAGE_TOKENS
+            status = list_pages(
+                arguments, context, sequence, first_page + page, first_page + last, head, keys, keys + 8 * CHUNK_PAGES
+            )
+            if status != 0:
+                return status
+            set_panel(scratch, BEGIN, begin)
+            call_operator(integer(arguments, LOAD_CHUNK), arguments, scratch, low, high, 0)
+            _attend_chunk(arguments, scratch)
+        width = integer(arguments, V_HEAD_SIZE)
+        for r in range(count * group):
+            out = integer(arguments, OUT) + (row + r // group) * integer(arguments, OUT_STRIDE)
+            _finish_row(scratch, r, width, out + 4 * (head * group + r % group) * width)
         return 0
 
     def attend_blocks(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        kv_heads = integer(arguments, KV_HEADS)
-        status = 0
+        kv_heads, status = integer(arguments, KV_HEADS), 0
+        open_panels(integer(arguments, PANELS), scratch)
         if tiles:
-            configure_tiles(integer(arguments, TILE_CONFIG))
+            configure_tiles(panel(scratch, CONFIG))
         for item in range(begin, end):
+            entry = read_int64(context + 8 * Word.ROW_BLOCKS) + 4 * BLOCK_WORDS * (item // kv_heads)
+            sequence, row = np.int64(read_int32(entry)), np.int64(read_int32(entry + 4))
+            count = np.int64(read_int32(entry + 8))
             if status == 0:
-                status = attend(arguments, context, item // kv_heads, item % kv_heads, scratch)
+                status = _check(context, sequence, row, count)
+            if status == 0:
+                status = attend(arguments, context, sequence, row, count, item % kv_heads, scratch)
         if tiles:
             release_tiles()
         return status
 
-    kind = "bfloat16_tiles" if tiles else "float16" if half else "float32"
-    attend_blocks.__name__ = f"attend_blocks_{kind}_{group}x{head_size}x{v_head_size}"
+    attend_blocks.__name__ = f"attend_blocks_{'tiles' if tiles else 'vectors'}"
     return native_op(attend_blocks)
-

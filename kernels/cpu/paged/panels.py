@@ -1,86 +1,121 @@
-"""Where attention of the MANY rows keeps a block of queries and a chunk of keys and values while it works on them."""
+"""Where attention of the MANY rows keeps a block of queries and a chunk of keys and values while it works on them.
+
+A thread's scratch begins with a table of words: addresses of the panels in it, and a few sizes. Operators read them by
+the names below, so they are compiled once for all sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...formats import PAGE_TOKENS
+from ..functions import inline
+from ..memory import read_int64, write_int64
+from ..tiles import TILE_BYTES, TILE_ROWS, tile_config
 from ..vector import LANES
-from .heads import head_floats
+from .arguments import ROWS_AT_ONCE, integer
+from .heads import head_bytes
 
 CHUNK_TOKENS = 128
 CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
 BLOCK_TOKENS = 64  # of a sequence, that share the conversion of keys and values
-# Rows and columns of panels are padded to whole pairs of tiles.
+SCORE_BYTES = 4 * CHUNK_TOKENS  # of a row
+MOST_ROWS = 2 * TILE_ROWS  # that are multiplied at once
+
+(
+    PAGES,  # addresses of the chunk's pages: of keys, then of values
+    USABLE,  # a byte per token of the chunk: the block sees it, and its values are finite
+    READY,  # query heads of a token
+    QUERIES, KEYS, VALUES,
+    SCORES,  # of two groups of rows in turn: one is worked on while the products of the other are under way
+    SUMS,  # weighted values of each row so far
+    MAXIMA,  # of each row so far
+    TOTALS,  # of each row's weights so far: a vector, whose lanes have a sum each
+    CONFIG,  # for configure_tiles
+    QUERY_BYTES,  # of a row of queries, or of a row of tiles of them
+    SUM_BYTES,  # of a row of SUMS
+    STEPS,  # tiles that a head takes
+    ROWS,  # of the block that is worked on
+    POSITION,  # of its first row
+    BEGIN,  # position of the chunk's first token
+    LEFT_OUT,  # not 0: some of the seen tokens are not USABLE
+) = range(18)  # fmt: skip
+_ADDRESSES, _WORDS = CONFIG, ROWS
+_HEADER_BYTES = 192
+# Heads are padded to whole pairs of tiles.
 _PADDING = 2 * LANES
-SCORE_STRIDE = 4 * CHUNK_TOKENS
-
-
-def _pad(size: int) -> int:
-    return -(-size // _PADDING) * _PADDING
 
 
 class Panels:
-    """Offsets in a thread's scratch, in bytes, for a layer's shape.
+    """Panels for a layer's shape.
 
     Attributes:
-        rows: query rows of a block, padded; row = token * group + query head of the group.
-        head_size, v_head_size: padded.
+        table: the words, addresses counted from the scratch.
+        bytes: size of the scratch.
+        v_head_size: padded.
     """
 
     def __init__(self, group: int, head_size: int, v_head_size: int) -> None:
-        self.rows = _pad(BLOCK_TOKENS * group)
-        self.head_size, self.v_head_size = _pad(head_size), _pad(v_head_size)
-        self.query_stride = 4 * max(head_floats(head_size), self.head_size)
-        self.sum_stride = 4 * self.v_head_size
-        self._end = 0
-        self.pages = self._add(16 * CHUNK_PAGES)
-        self.usable = self._add(CHUNK_TOKENS)  # a byte per token: it is seen by the block, and its values are finite
-        self.work = self._add(self.query_stride)
-        self.ready = self._add(self.query_stride)
-        self.queries = self._add(self.rows * self.query_stride)
-        self.keys = self._add(CHUNK_TOKENS * self.head_size * 4)
-        self.values = self._add(CHUNK_TOKENS * self.v_head_size * 4)
-        self.scores = self._add(_PADDING * SCORE_STRIDE)
-        self.weights = self._add(_PADDING * SCORE_STRIDE)
-        self.sums = self._add(self.rows * self.sum_stride)
-        self.maxima = self._add(self.rows * 4)
-        self.totals = self._add(self.rows * 4 * LANES)
+        rows = _padded(BLOCK_TOKENS * group)
+        head, values = _padded(head_size), _padded(v_head_size)
+        self.v_head_size = values
+        steps = head // _PADDING
+        query_bytes = max(head_bytes(head_size), 4 * head)
+        self._tiles = tile_config()
+        self._end = _HEADER_BYTES
+        words = [
+            self._add(16 * CHUNK_PAGES),
+            self._add(CHUNK_TOKENS),
+            self._add((group + 1) * head_bytes(head_size)) + head_bytes(head_size),
+            self._add(rows * query_bytes),
+            self._add(4 * CHUNK_TOKENS * head),
+            self._add(4 * CHUNK_TOKENS * values),
+            self._add(2 * MOST_ROWS * SCORE_BYTES),
+            self._add(4 * rows * values),
+            self._add(4 * rows),
+            self._add(4 * LANES * rows),
+        ]
+        self.table: NDArray[np.int64] = np.array(
+            [*words, self._tiles.ctypes.data, head_bytes(head_size), 4 * values, steps], np.int64
+        )
+        self.bytes = self._end
 
     def _add(self, size: int) -> int:
         start, self._end = self._end, self._end + -(-size // 64) * 64
         return start
 
-    @property
-    def bytes(self) -> int:
-        return self._end
+
+def _padded(size: int) -> int:
+    return -(-size // _PADDING) * _PADDING
 
 
-@dataclass(frozen=True)
-class Products:
-    """How the products of a block are computed; all take the address of the scratch first.
+@inline
+def open_panels(table: int, scratch: int) -> None:
+    """Write the table at the beginning of the scratch."""
+    for index in range(_WORDS):
+        value = read_int64(table + 8 * index)
+        write_int64(scratch + 8 * index, value + scratch if index < _ADDRESSES else value)
 
-    Attributes:
-        rows: query rows that are multiplied at once.
-        load_query: (scratch, row): the head that lies ready becomes a row of the queries.
-        clear_queries: (scratch, first): rows from `first` on, to a multiple of `rows`, become zero.
-        load_keys: (scratch, page): a page of keys becomes a part of the panel.
-        load_values: (scratch): the usable values of the pages become the panel, zeros elsewhere; returns a vector that
-            is zero if all of them are finite.
-        multiply_keys: (scratch, row, pages): scores of `rows` rows from `row` on.
-        store_weights: (scratch, row, page, first, second): a row's weights for the tokens of a page.
-        weight: (scratch, row, token, maximum): such a weight again.
-        multiply_values: (scratch, row, pages): weighted values of `rows` rows are added to their sums.
-    """
 
-    rows: int
-    load_query: Callable[..., Any]
-    clear_queries: Callable[..., Any]
-    load_keys: Callable[..., Any]
-    load_values: Callable[..., Any]
-    multiply_keys: Callable[..., Any]
-    store_weights: Callable[..., Any]
-    weight: Callable[..., Any]
-    multiply_values: Callable[..., Any]
+@inline
+def panel(scratch: int, name: int) -> Any:
+    """A word of the table."""
+    return read_int64(scratch + 8 * name)
+
+
+@inline
+def set_panel(scratch: int, name: int, value: int) -> None:
+    """Change a word of the table."""
+    write_int64(scratch + 8 * name, value)
+
+
+@inline
+def scores_of(arguments: int, scratch: int, row: int) -> Any:
+    """Scores, which become weights, of a row; groups of rows take one of two places in turn."""
+    at_once = integer(arguments, ROWS_AT_ONCE)
+    return panel(scratch, SCORES) + (row // at_once % 2 * MOST_ROWS + row % at_once) * SCORE_BYTES
+
+

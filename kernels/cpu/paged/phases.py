@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from ...formats import PagedLayer
 from ..checks import Float32, check
+from ..jit import NativeOp
 from ..tape.context import Word
 from ..tape.program import Call, Items, Phases, Rows
-from ..tiles import tile_config
-from .few import few_op, few_scratch, merge_pieces
-from .many import many_op, many_scratch
+from . import tile_products, vector_products
+from .few import WEIGHT_BYTES, attend_pieces, few_rows, few_scratch, merge_pieces, weigh_piece
+from .heads import make_heads_ready
+from .many import load_chunk_op, many_op, many_rows, uses_tiles, weigh_rows_op
+from .panels import SCORE_BYTES, Panels
+from .products import add_values_op, multiply_keys_op
 from .store import store_op, store_scratch
 
 _LOG2_E = 1 / math.log(2)
@@ -121,7 +125,6 @@ def attention_phases(
         sinks = np.zeros(heads, np.float32)
     if sinks is not None:
         sinks = np.ascontiguousarray(sinks * np.float32(_LOG2_E))
-    config = tile_config()
     scale = scale or 1 / math.sqrt(head_size)
     group, half = heads // kv_heads, layer.keys.dtype == np.float16
     arguments = (
@@ -129,24 +132,45 @@ def attention_phases(
         _address(layer.keys), _address(layer.values), layer.num_blocks, kv_heads, group, head_size, v_head_size,
         layer.keys.itemsize,
         float(scale / softcap if softcap else scale * _LOG2_E), float(softcap * _LOG2_E), window, _address(sinks),
-        *_rope_arguments(rope),
-        _address(q_norm), _address(k_norm), float(epsilon), _address(config),
+        *_rope_arguments(rope), _address(q_norm), _address(k_norm), float(epsilon), make_heads_ready,
     )  # fmt: skip
-    held = (query, key, value, out, layer, sinks, rope, q_norm, k_norm, config)
-    shape = group, head_size, v_head_size
+    panels, rows = Panels(group, head_size, v_head_size), few_rows(group)
+    few = (
+        multiply_keys_op(rows, head_size, half, True),
+        add_values_op(rows, v_head_size, half, True, WEIGHT_BYTES),
+        rows,
+        weigh_piece,
+    )
+    held = (query, key, value, out, layer, sinks, rope, q_norm, k_norm, panels)
 
-    def call(op: Any, counted: Word, scratch: int, label: str) -> Call:
+    def call(op: NativeOp, own: tuple[Any, ...], counted: Word, scratch: int, label: str) -> Call:
         scratch = -(-scratch // _LINE) * _LINE
-        return Call(op, arguments, Items(counted, kv_heads), scratch, held, label)
+        return Call(op, (*arguments, *own), Items(counted, kv_heads), scratch, held, label)
 
+    few_bytes = few_scratch(group, head_size, v_head_size)
     return [
-        [call(store_op(half), Word.TOKENS, store_scratch(head_size), "store keys and values")],
+        [call(store_op(half), (), Word.TOKENS, store_scratch(head_size), "store keys and values")],
         [
-            call(few_op(*shape, half), Word.FEW_SPLITS, few_scratch(*shape), "attention of few rows"),
-            call(many_op(*shape, half), Word.MANY_BLOCKS, many_scratch(*shape), "attention of many rows"),
+            call(attend_pieces, few, Word.FEW_SPLITS, few_bytes, "attention of few rows"),
+            call(many_op(half), _many(panels, head_size, half), Word.MANY_BLOCKS, panels.bytes, "attention of many rows"),
         ],
-        [call(merge_pieces, Word.FEW_SPLITS, 0, "merge attention")],
+        [call(merge_pieces, (), Word.FEW_SPLITS, 0, "merge attention")],
     ]
+
+
+def _many(panels: Panels, head_size: int, half: bool) -> tuple[Any, ...]:
+    """MULTIPLY_KEYS to ADD_GROUP for `many`."""
+    rows, own = many_rows(half), (weigh_rows_op(half), _address(panels.table), load_chunk_op(half))
+    if uses_tiles(half):
+        return 0, 0, rows, *own, tile_products.multiply_tile_group, tile_products.add_tile_group
+    return (
+        multiply_keys_op(rows, head_size, False, False),
+        add_values_op(rows, panels.v_head_size, False, False, SCORE_BYTES),
+        rows,
+        *own,
+        vector_products.multiply_vector_group,
+        vector_products.add_vector_group,
+    )
 
 
 def _address(array: NDArray[Any] | None) -> int:

@@ -1,12 +1,13 @@
 """The inner loops of attention: products of a few query rows with the keys, and of weights with the values, of a page.
 
-Each is one intrinsic, written for its sizes so that all sums stay in registers. A lane is a token (keys) or a column
-(values), so sums never cross lanes and run over head_size or tokens in order.
+Each is a native operator that the other operators call by its address, so that these, which are larger, are compiled once
+for all sizes. It is one intrinsic, written for its sizes so that all sums stay in registers. A lane is a token (keys) or
+a column (values), so sums never cross lanes and run over head_size or tokens in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -17,8 +18,10 @@ from numba.core import cgutils, types
 from ...formats import PAGE_TOKENS
 from ..half import float_from_half, has_half_instructions
 from ..isa import isa
+from ..jit import NativeOp, native_op
 from ..memory import load_masked
 from ..vector import FLOAT32, LANES, intrinsic
+from .heads import head_bytes
 
 _POINTER, _FLOAT, _INT16 = ir.PointerType(), ir.FloatType(), ir.IntType(16)
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
@@ -29,14 +32,9 @@ _SUMS = {"amx": 16, "vnni": 16, "avx2": 6, "portable": 4}
 _UNROLLED = 4
 
 
-def rows_at_once() -> int:
-    """Query rows that one pass over a page serves."""
+def most_rows() -> int:
+    """Query rows that one pass over a page can serve."""
     return _SUMS[isa()] // _PAGE_VECTORS
-
-
-def padded(size: int) -> int:
-    """Up to whole vectors."""
-    return -(-size // LANES) * LANES
 
 
 @contextmanager
@@ -118,84 +116,98 @@ class _Emitter:
 
 
 @cache
-def multiply_page_keys(rows: int, head_size: int, query_floats: int, half: bool, prefetching: bool) -> Any:
-    """An intrinsic (page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
+def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -> NativeOp:
+    """op(page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
 
-    Rows of queries are `query_floats` apart, rows of scores `stride` bytes. `ahead` is a page to be fetched meanwhile.
+    Rows of queries are `head_bytes` apart, rows of scores `stride` bytes. `ahead` is a page to be fetched meanwhile.
     """
     unrolled = next(count for count in (_UNROLLED, 2, 1) if head_size % count == 0)
+    query_bytes = head_bytes(head_size)
 
-    def multiply(typing_context: Any, page: Any, ahead: Any, queries: Any, scores: Any, stride: Any) -> Any:
-        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            emit = _Emitter(context, builder, half)
-            page, ahead, queries, scores, stride = args
-            line = PAGE_TOKENS * emit.item
-            sums: list[Any]
-            with loop(builder, _INT64(0), _INT64(head_size), unrolled, emit.zeros(rows * _PAGE_VECTORS)) as (i, sums):
-                offset, column = emit.times(i, line), emit.at(queries, emit.times(i, 4))
-                for k in range(unrolled):
-                    if prefetching:
-                        emit.prefetch(emit.at(emit.at(ahead, offset), k * line), line)
-                    keys = [
-                        emit.load(emit.at(emit.at(page, offset), k * line + part * LANES * emit.item))
-                        for part in range(_PAGE_VECTORS)
-                    ]
-                    for row in range(rows):
-                        query = emit.repeated(emit.at(column, 4 * (row * query_floats + k)))
-                        for part in range(_PAGE_VECTORS):
-                            index = row * _PAGE_VECTORS + part
-                            sums[index] = emit.multiply_add(keys[part], query, sums[index])
-            for row in range(rows):
-                for part in range(_PAGE_VECTORS):
-                    place = emit.at(emit.at(scores, emit.times(stride, row)), 4 * part * LANES)
-                    emit.store(sums[row * _PAGE_VECTORS + part], place)
-            return context.get_dummy_value()
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        emit = _Emitter(context, builder, half)
+        page, ahead, queries, scores, stride = args
+        line = PAGE_TOKENS * emit.item
+        sums: list[Any]
+        with loop(builder, _INT64(0), _INT64(head_size), unrolled, emit.zeros(rows * _PAGE_VECTORS)) as (i, sums):
+            offset, column = emit.times(i, line), emit.at(queries, emit.times(i, 4))
+            for k in range(unrolled):
+                if prefetching:
+                    emit.prefetch(emit.at(emit.at(ahead, offset), k * line), line)
+                place = emit.at(emit.at(page, offset), k * line)
+                keys = [emit.load(emit.at(place, part * LANES * emit.item)) for part in range(_PAGE_VECTORS)]
+                for row in range(rows):
+                    query = emit.repeated(emit.at(column, row * query_bytes + 4 * k))
+                    for part in range(_PAGE_VECTORS):
+                        index = row * _PAGE_VECTORS + part
+                        sums[index] = emit.multiply_add(keys[part], query, sums[index])
+        for row in range(rows):
+            for part in range(_PAGE_VECTORS):
+                place = emit.at(emit.at(scores, emit.times(stride, row)), 4 * part * LANES)
+                emit.store(sums[row * _PAGE_VECTORS + part], place)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), lower
-
-    return intrinsic(multiply)
+    name = f"multiply_keys_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{head_size}"
+    return _operator(name, lower)
 
 
 @cache
-def add_page_values(rows: int, width: int, half: bool, prefetching: bool) -> Any:
-    """An intrinsic (page, ahead, first, last, weights, stride, sums): sums[row] += weights[row, token] * values[token].
+def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: int) -> NativeOp:
+    """op(page, ahead, count, weights, sums): sums[row] += weights[row, token] * values[token] of `count` >= 1 tokens.
 
-    Over tokens [first, last), at least one. Rows of weights are `stride` bytes apart, those of sums padded(width)
-    floats. `ahead` is a page to be fetched meanwhile.
+    Rows of weights are `stride` bytes apart, those of sums as many vectors as hold `width` float32. `ahead` is the place in
+    a page to be fetched meanwhile.
     """
     vectors = -(-width // LANES)
     columns_at_once = max(1, _SUMS[isa()] // rows)
 
-    def add(typing_context: Any, page: Any, ahead: Any, first: Any, last: Any, weights: Any, stride: Any, sums: Any) -> Any:
-        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            emit = _Emitter(context, builder, half)
-            page, ahead, first, last, weights, stride, sums = args
-            for column in range(0, vectors, columns_at_once):
-                columns = range(column, min(column + columns_at_once, vectors))
-                places = [emit.at(sums, 4 * LANES * (row * vectors + j)) for row in range(rows) for j in columns]
-                totals: list[Any]
-                with loop(builder, first, last, 1, [emit.load_sum(place) for place in places]) as (t, totals):
-                    offset = emit.times(t, width * emit.item)
-                    if prefetching:
-                        start, size = column * LANES * emit.item, len(columns) * LANES * emit.item
-                        emit.prefetch(emit.at(emit.at(ahead, offset), start), size)
-                    values = [
-                        emit.load(emit.at(emit.at(page, offset), j * LANES * emit.item), min(LANES, width - j * LANES))
-                        for j in columns
-                    ]
-                    for row in range(rows):
-                        place = emit.at(emit.at(weights, emit.times(stride, row)), emit.times(t, 4))
-                        weight = emit.repeated(place)
-                        for k in range(len(columns)):
-                            index = row * len(columns) + k
-                            totals[index] = emit.multiply_add(values[k], weight, totals[index])
-                for place, total in zip(places, totals, strict=True):
-                    emit.store(total, place)
-            return context.get_dummy_value()
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        emit = _Emitter(context, builder, half)
+        page, ahead, count, weights, sums = args
+        for column in range(0, vectors, columns_at_once):
+            columns = range(column, min(column + columns_at_once, vectors))
+            places = [emit.at(sums, 4 * LANES * (row * vectors + j)) for row in range(rows) for j in columns]
+            totals: list[Any]
+            with loop(builder, _INT64(0), count, 1, [emit.load_sum(place) for place in places]) as (t, totals):
+                offset = emit.times(t, width * emit.item)
+                if prefetching:
+                    start, size = column * LANES * emit.item, len(columns) * LANES * emit.item
+                    emit.prefetch(emit.at(emit.at(ahead, offset), start), size)
+                values = [
+                    emit.load(emit.at(emit.at(page, offset), j * LANES * emit.item), min(LANES, width - j * LANES))
+                    for j in columns
+                ]
+                for row in range(rows):
+                    weight = emit.repeated(emit.at(emit.at(weights, row * stride), emit.times(t, 4)))
+                    for k in range(len(columns)):
+                        index = row * len(columns) + k
+                        totals[index] = emit.multiply_add(values[k], weight, totals[index])
+            for place, total in zip(places, totals, strict=True):
+                emit.store(total, place)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), lower
+    name = f"add_values_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{width}_{stride}"
+    return _operator(name, lower)
 
-    return intrinsic(add)
+
+def _kind(half: bool) -> str:
+    return "float16" if half else "float32"
+
+
+def _operator(name: str, lower: Callable[..., Any]) -> NativeOp:
+    """A native operator whose five arguments go to LLVM IR."""
+
+    def body(typing_context: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+        return types.void(*[types.int64] * 5), lower
+
+    emitted = intrinsic(body)
+
+    def operator(a: int, b: int, c: int, d: int, e: int) -> int:
+        emitted(a, b, c, d, e)
+        return 0
+
+    operator.__name__ = name
+    return native_op(operator)
 
 
 @intrinsic

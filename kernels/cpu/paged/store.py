@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
-
 from ...formats import PAGE_TOKENS
 from ..jit import NativeOp, native_op
 from ..memory import read_float32, read_int64, write_float32, write_half
 from ..tape.context import Refusal, Word
-from ..vector import LANES
+from ..tape.driver import call_operator
 from .arguments import (
     HEAD_SIZE,
-    K_NORM,
-    KEY,
     KEY_PAGES,
-    KEY_STRIDE,
     KV_HEADS,
+    MAKE_READY,
     NUM_BLOCKS,
     V_HEAD_SIZE,
     VALUE,
     VALUE_PAGES,
     VALUE_STRIDE,
     integer,
-    position_of,
 )
-from .heads import check_rotary, make_head_ready
+from .heads import head_bytes, head_stride
 
 
 def store_scratch(head_size: int) -> int:
     """Bytes of scratch that `store_op` needs."""
-    return 8 * (head_size + 2 * LANES)
+    return 2 * head_bytes(head_size)
 
 
 @cache
@@ -43,21 +38,16 @@ def store_op(half: bool) -> NativeOp:
     def store(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         kv_heads, blocks = integer(arguments, KV_HEADS), integer(arguments, NUM_BLOCKS)
         size, v_size = integer(arguments, HEAD_SIZE), integer(arguments, V_HEAD_SIZE)
-        work, ready = scratch, scratch + 4 * (size + 2 * LANES)
+        ready = scratch + head_stride(size)
         for item in range(begin, end):
             row, head = item // kv_heads, item % kv_heads
             slot = read_int64(read_int64(context + 8 * Word.SLOTS) + 8 * row)
             if slot < 0 or slot >= blocks * PAGE_TOKENS:
                 return Refusal.SLOT.value
-            position = position_of(context, row)
-            status = check_rotary(arguments, context, row, position)
+            status = call_operator(integer(arguments, MAKE_READY), arguments, context, row, -1 - head, ready)
             if status != 0:
                 return status
-            source = integer(arguments, KEY) + row * integer(arguments, KEY_STRIDE) + 4 * head * size
-            norm = integer(arguments, K_NORM)
-            make_head_ready(arguments, context, row, position, source, norm, np.float32(1.0), work, ready)
-            page = slot // PAGE_TOKENS * kv_heads + head
-            token = slot % PAGE_TOKENS
+            page, token = slot // PAGE_TOKENS * kv_heads + head, slot % PAGE_TOKENS
             column = integer(arguments, KEY_PAGES) + (page * size * PAGE_TOKENS + token) * item_bytes
             for i in range(size):
                 write(column + i * PAGE_TOKENS * item_bytes, read_float32(ready + 4 * i))
