@@ -11,10 +11,10 @@ from ...formats import PagedLayer
 from ...step import StepContext
 from ..checks import Float32, check, check_rows
 from ..jit import kernel
-from ..team import run
 from ..tape.context import ContextTable, Refusal, Word
 from ..tape.driver import call_operator
 from ..tape.program import Call, Rows, argument_word
+from ..team import run
 from .phases import attention_phases
 from .steps import MANY_TOKENS, few_splits, partial_floats, prepare_context
 

@@ -104,7 +104,15 @@ def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: i
             if status != 0:
                 return status
             status = _attend(
-                arguments, context, row, split, head, pages, low - first * PAGE_TOKENS, high - first * PAGE_TOKENS, scratch
+                arguments,
+                context,
+                row,
+                split,
+                head,
+                pages,
+                low - first * PAGE_TOKENS,
+                high - first * PAGE_TOKENS,
+                scratch,
             )
             if status != 0:
                 return status

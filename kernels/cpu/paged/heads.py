@@ -6,7 +6,6 @@ that neither needs memory of its own.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -79,9 +78,7 @@ def make_heads_ready(arguments: int, context: int, row: int, head: int, out: int
 
 
 @inline
-def _make_ready(
-    arguments: int, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int
-) -> None:
+def _make_ready(arguments: int, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int) -> None:
     """Norm (if the address of its weight is not 0), rotation (if there are tables) and factor of one head."""
     size, half = integer(arguments, HEAD_SIZE), integer(arguments, HALF)
     for i in range(0, size, LANES):

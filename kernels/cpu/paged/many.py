@@ -30,6 +30,7 @@ from ..memory import (
     load_first,
     load_first_half,
     load_float32,
+    prefetch,
     read_float32,
     read_int32,
     read_int64,
@@ -47,6 +48,7 @@ from . import tile_products, vector_products
 from .arguments import (
     ADD_GROUP,
     GROUP,
+    HEAD_SIZE,
     ITEM_BYTES,
     KV_HEADS,
     LOAD_CHUNK,
@@ -56,6 +58,8 @@ from .arguments import (
     OUT,
     OUT_STRIDE,
     PANELS,
+    QUERY,
+    QUERY_STRIDE,
     ROWS_AT_ONCE,
     SCORE_CAP,
     SINKS,
@@ -94,6 +98,7 @@ from .products import any_above, between, most_rows
 BLOCK_WORDS = 3  # of an entry of ROW_BLOCKS
 # The rows of a group are weighed in so many parts, with products of its neighbours between them.
 _PARTS = 4
+_TOKENS_AHEAD = 2  # whose queries are fetched
 
 
 def uses_tiles(half: bool) -> bool:
@@ -315,7 +320,11 @@ def many_op(half: bool) -> NativeOp:
     @inline
     def attend(arguments: int, context: int, sequence: int, row: int, count: int, head: int, scratch: int) -> Any:
         group, ready = integer(arguments, GROUP), panel(scratch, READY)
+        query_bytes, stride = 4 * group * integer(arguments, HEAD_SIZE), integer(arguments, QUERY_STRIDE)
         for token in range(count):
+            ahead = integer(arguments, QUERY) + (row + token + _TOKENS_AHEAD) * stride + head * query_bytes
+            for i in range(0, query_bytes, 4 * LANES):
+                prefetch(ahead + i)
             status = call_operator(integer(arguments, MAKE_READY), arguments, context, row + token, head, ready)
             if status != 0:
                 return status

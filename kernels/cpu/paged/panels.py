@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from ...formats import PAGE_TOKENS
 from ..functions import inline
 from ..memory import read_int64, write_int64
-from ..tiles import TILE_BYTES, TILE_ROWS, tile_config
+from ..tiles import TILE_ROWS, tile_config
 from ..vector import LANES
 from .arguments import ROWS_AT_ONCE, integer
 from .heads import head_bytes
 
 CHUNK_TOKENS = 128
 CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
-BLOCK_TOKENS = 64  # of a sequence, that share the conversion of keys and values
+BLOCK_TOKENS = 128  # of a sequence, that share the conversion of keys and values
 SCORE_BYTES = 4 * CHUNK_TOKENS  # of a row
 MOST_ROWS = 2 * TILE_ROWS  # that are multiplied at once
 
@@ -117,5 +117,3 @@ def scores_of(arguments: int, scratch: int, row: int) -> Any:
     """Scores, which become weights, of a row; groups of rows take one of two places in turn."""
     at_once = integer(arguments, ROWS_AT_ONCE)
     return panel(scratch, SCORES) + (row // at_once % 2 * MOST_ROWS + row % at_once) * SCORE_BYTES
-
-

@@ -152,7 +152,9 @@ def attention_phases(
         [call(store_op(half), (), Word.TOKENS, store_scratch(head_size), "store keys and values")],
         [
             call(attend_pieces, few, Word.FEW_SPLITS, few_bytes, "attention of few rows"),
-            call(many_op(half), _many(panels, head_size, half), Word.MANY_BLOCKS, panels.bytes, "attention of many rows"),
+            call(
+                many_op(half), _many(panels, head_size, half), Word.MANY_BLOCKS, panels.bytes, "attention of many rows"
+            ),
         ],
         [call(merge_pieces, (), Word.FEW_SPLITS, 0, "merge attention")],
     ]

@@ -157,8 +157,11 @@ def _value_address(arguments: int, scratch: int, token: int) -> Any:
 @inline
 def _load_value(address: int, i: int, width: int) -> Any:
     value = splat_float32(0.0)
-    if address != 0 and i < width:
-        value = load_first_half(address + 2 * i, min(width - i, LANES))
+    if address != 0:
+        if i + LANES <= width:
+            value = load_half(address + 2 * i)
+        elif i < width:
+            value = load_first_half(address + 2 * i, width - i)
     return value
 
 

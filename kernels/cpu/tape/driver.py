@@ -32,7 +32,9 @@ _COUNTER_BYTES = 64
 
 
 @intrinsic
-def call_operator(typing_context: Any, op: Any, arguments: Any, context: Any, begin: Any, end: Any, scratch: Any) -> Any:
+def call_operator(
+    typing_context: Any, op: Any, arguments: Any, context: Any, begin: Any, end: Any, scratch: Any
+) -> Any:
     """Call an operator by its address."""
 
     def lower(context_: Any, builder: Any, sig: Any, args: Any) -> Any:

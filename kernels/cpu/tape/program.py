@@ -152,7 +152,9 @@ class TapeWriter:
                 items.divisor,
                 items.grain,
             )
-            row[FIRST_ARGUMENT : FIRST_ARGUMENT + len(call.arguments)] = [argument_word(value) for value in call.arguments]
+            row[FIRST_ARGUMENT : FIRST_ARGUMENT + len(call.arguments)] = [
+                argument_word(value) for value in call.arguments
+            ]
         counters = huge_array((max(1, len(self._calls)), 8), np.int64)
         return Tape(rows, tuple(self._calls), max((call.scratch for call in self._calls), default=0), counters)
 

@@ -85,21 +85,24 @@ class AttentionStep:
         tokens, heads = self.query.shape[:2]
         out = np.full((tokens, heads * self.layer.v_head_size), np.nan, np.float32)
         # Queries, keys and values lie in one packed row.
-        packed = np.concatenate([x.reshape(tokens, -1) for x in (self.query, self.key, self.value)], axis=1)
-        before, rows, writer = packed.copy(), Rows.of(packed), TapeWriter()
-        first, widths = 0, [x[0].size if tokens else x.shape[1] * x.shape[2] for x in (self.query, self.key, self.value)]
-        parts = []
-        for width in widths:
-            parts.append(rows.columns(first, width))
-            first += width
-        writer.add_phases(attention_phases(*parts, Rows.of(out), self.layer, heads=heads, **options))
+        heads_of_rows = (self.query, self.key, self.value)
+        widths = [x.shape[1] * x.shape[2] for x in heads_of_rows]
+        packed = np.concatenate(
+            [x.reshape(tokens, width) for x, width in zip(heads_of_rows, widths, strict=True)], axis=1
+        )
+        before, writer = packed.copy(), TapeWriter()
+        rows = Rows(packed.ctypes.data, 4 * sum(widths), sum(widths), held=packed)
+        starts = np.cumsum([0, *widths]).tolist()
+        parts = [rows.columns(start, width) for start, width in zip(starts, widths, strict=False)]
+        target = Rows(out.ctypes.data, 4 * out.shape[1], out.shape[1], held=out)
+        writer.add_phases(attention_phases(*parts, target, self.layer, heads=heads, **options))
         walkers = Walkers(threads)
         try:
             walkers.walk(writer.finish(), context or self.context())
         finally:
             walkers.close()
         np.testing.assert_array_equal(packed, before)
-        return out.reshape(tokens, heads, -1)
+        return out.reshape(tokens, heads, self.layer.v_head_size)
 
     def turned(self, x: np.ndarray, norm: np.ndarray | None, options: dict[str, Any]) -> np.ndarray:
         """Heads normed and rotated, in float64."""

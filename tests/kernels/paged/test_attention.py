@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from genai.kernels.cpu.isa import isa
 from genai.kernels.cpu.paged.few import PIECE_TOKENS
 from genai.kernels.cpu.paged.many import uses_tiles
 from genai.kernels.cpu.paged.panels import BLOCK_TOKENS, CHUNK_TOKENS
-
 
 MakeStep, MakeRope = Callable[..., Any], Callable[..., Any]
 
@@ -157,7 +157,7 @@ def test_many_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, var
     step = make_step([(300, 420)], dtype=dtype)
     whole = step.run(**VARIANTS[variant])
     for cuts in ((0, 32, 150, 300), (0, 67, 268, 300)):
-        parts = [step.part(0, a, b).run(**VARIANTS[variant]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [step.part(0, a, b).run(**VARIANTS[variant]) for a, b in itertools.pairwise(cuts)]
         np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
@@ -205,8 +205,8 @@ def test_keys_with_a_score_of_minus_infinity_count_for_nothing(make_step: MakeSt
         step.layer.keys[table[:4]] = -np.inf  # the whole first chunk
     step.layer.keys[step.block_tables[0, :16]] = -np.inf  # the whole first piece
     out, expected = step.run(), step.expected()
-    assert np.isfinite(out).all()
-    assert_close(step, out, expected)
+    # Of weights and values that are rounded to bfloat16.
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-3 if uses_tiles(dtype is np.float16) else FLOAT32_ERROR)
 
 
 @pytest.mark.slow
