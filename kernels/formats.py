@@ -129,8 +129,8 @@ class PagedLayer:
     """Keys and values of one attention layer, in pages of PAGE_TOKENS tokens.
 
     Attributes:
-        keys: float32 or float16 [num_blocks, kv_heads, head_size, PAGE_TOKENS]. Tokens are innermost, so that the scores
-            of neighbouring tokens are one vector and no sum crosses its lanes.
+        keys: float32 or float16 [num_blocks, kv_heads, head_size, PAGE_TOKENS]. Tokens are innermost, so that the
+            scores of neighbouring tokens are one vector and no sum crosses its lanes.
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
 
     A token's place is its slot, block * PAGE_TOKENS + offset.

@@ -19,8 +19,8 @@ from ..tape.context import Refusal, Word
     Q_NORM, K_NORM, EPSILON,
     MAKE_READY, MULTIPLY_KEYS, ADD_VALUES, ROWS_AT_ONCE, WEIGH, PANELS, LOAD_CHUNK, MULTIPLY_GROUP, ADD_GROUP,
 ) = range(40)  # fmt: skip
-# QUERY_FACTOR, SCORE_CAP and SINKS are such that scores are in powers of two: softmax takes 2 ** score. From MAKE_READY on
-# there are operators that others call by their address, so that each is small, and compiled once whoever calls it:
+# QUERY_FACTOR, SCORE_CAP and SINKS are such that scores are in powers of two: softmax takes 2 ** score. From MAKE_READY
+# on there are operators that others call by their address, so that each is small, and compiled once whoever calls it:
 # MAKE_READY is `heads.make_heads_ready`; MULTIPLY_KEYS and ADD_VALUES are `products` of ROWS_AT_ONCE query rows; the
 # others are what `few` and `many` say. PANELS is a table of `panels`.
 

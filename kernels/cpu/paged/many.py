@@ -1,8 +1,8 @@
 """Attention of the MANY rows: a block of a sequence's tokens and a KV head against chunks of the context.
 
-Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention, Dao et
-al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row alone, and one
-that the row does not see changes no bit of it, so results do not depend on how a sequence is cut into steps or blocks.
+Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention, Dao
+et al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row alone, and
+one that the row does not see changes no bit of it, so results do not depend on how a sequence is cut into steps or blocks.
 
 Products are computed in tiles of bfloat16 or in float32 vectors, by functions of `tile_products` or `vector_products`:
 
@@ -167,7 +167,7 @@ def _check(context: int, sequence: int, row: int, count: int) -> Any:
 
 @cache
 def load_chunk_op(half: bool) -> NativeOp:
-    """LOAD_CHUNK(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of the chunk, whose tokens [low, high) are seen.
+    """LOAD_CHUNK(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of a chunk; tokens [low, high) are seen.
 
     Values that are not finite are left out of VALUES, because 0 * infinity would reach the rows that do not see them.
     """

@@ -1,8 +1,8 @@
 """The inner loops of attention: products of a few query rows with the keys, and of weights with the values, of a page.
 
-Each is a native operator that the other operators call by its address, so that these, which are larger, are compiled once
-for all sizes. It is one intrinsic, written for its sizes so that all sums stay in registers. A lane is a token (keys) or
-a column (values), so sums never cross lanes and run over head_size or tokens in order.
+Each is a native operator that the other operators call by its address, so that these, which are larger, are compiled
+once for all sizes. It is one intrinsic, written for its sizes so that all sums stay in registers. A lane is a token
+(keys) or a column (values), so sums never cross lanes and run over head_size or tokens in order.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
 def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: int) -> NativeOp:
     """op(page, ahead, count, weights, sums): sums[row] += weights[row, token] * values[token] of `count` >= 1 tokens.
 
-    Rows of weights are `stride` bytes apart, those of sums as many vectors as hold `width` float32. `ahead` is the place in
-    a page to be fetched meanwhile.
+    Rows of weights are `stride` bytes apart, those of sums as many vectors as hold `width` float32. `ahead` is the
+    place in a page to be fetched meanwhile.
     """
     vectors = -(-width // LANES)
     columns_at_once = max(1, _SUMS[isa()] // rows)

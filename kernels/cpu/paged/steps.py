@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from ..tape.context import ContextTable, Word
 from .few import PIECE_TOKENS, SPLIT_WORDS
+from .few import partial_floats as partial_floats
 from .many import BLOCK_WORDS
 from .panels import BLOCK_TOKENS
 
