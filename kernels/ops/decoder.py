@@ -74,7 +74,7 @@ class _PagedAttention:
     def __call__(self, context: StepContext, inputs: Sequence[Any]) -> tuple[Any, ...]:
         from ..cpu.paged.eager import paged_attention as attend
 
-        rows = [None if x is None else np.asarray(x, np.float32).reshape(x.shape[1], -1) for x in inputs[:3]]
+        rows: list[Any] = [None if x is None else np.asarray(x, np.float32).reshape(x.shape[1], -1) for x in inputs[:3]]
         query, key, value = rows
         if key is None:
             head_size = query.shape[1] // (self.heads + 2 * self.kv_heads)

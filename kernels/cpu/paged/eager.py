@@ -64,8 +64,8 @@ def paged_attention(
         IndexError: a slot, position or page leads outside the cache, or a position outside the rotary tables.
     """
     tokens = len(query)
-    for name, rows in (("query", query), ("key", key), ("value", value)):
-        check_rows(name, rows, (tokens, None))
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        check_rows(name, given, (tokens, None))
     out = np.empty((tokens, heads * layer.v_head_size), np.float32)
     order = _order(step, tokens)
     if order is None:
@@ -121,7 +121,8 @@ def _attend(
     options: dict[str, Any],
 ) -> None:
     table = _context(step, query_start, partial_floats(heads, layer.v_head_size))
-    phases = attention_phases(*(Rows.of(x) for x in (query, key, value, out)), layer, heads=heads, **options)
+    given = Rows.of(query), Rows.of(key), Rows.of(value), Rows.of(out)
+    phases = attention_phases(*given, layer, heads=heads, **options)
     longest = int(step.block_tables.shape[1])
     work = len(query) * longest * heads * layer.head_size * _NANOSECONDS_PER_SCORE_ELEMENT
     for phase in phases:

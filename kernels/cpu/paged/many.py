@@ -1,8 +1,9 @@
 """Attention of the MANY rows: a block of a sequence's tokens and a KV head against chunks of the context.
 
-Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention, Dao
-et al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row alone, and
-one that the row does not see changes no bit of it, so results do not depend on how a sequence is cut into steps or blocks.
+Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention,
+Dao et al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row
+alone, and one that the row does not see changes no bit of it, so results do not depend on how a sequence is cut into
+steps or blocks.
 
 Products are computed in tiles of bfloat16 or in float32 vectors, by functions of `tile_products` or `vector_products`:
 
@@ -294,7 +295,7 @@ def _attend_chunk(arguments: int, scratch: int) -> None:
         following = first + at_once
         next_pages = _pages_seen(arguments, scratch, following)
         for part in range(_PARTS):
-            row, end = first + part * share, min(first + (part + 1) * share, rows)
+            row, end = first + part * share, min(first + min((part + 1) * share, at_once), rows)
             if row < end:
                 call_operator(integer(arguments, WEIGH), arguments, scratch, row, end, pages)
             if part < 2 and first > start:

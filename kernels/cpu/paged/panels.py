@@ -59,7 +59,8 @@ class Panels:
     """
 
     def __init__(self, group: int, head_size: int, v_head_size: int) -> None:
-        rows = _padded(BLOCK_TOKENS * group)
+        # The last group of rows need not be whole.
+        rows = _padded(BLOCK_TOKENS * group + MOST_ROWS)
         head, values = _padded(head_size), _padded(v_head_size)
         self.v_head_size = values
         steps = head // _PADDING

@@ -108,14 +108,14 @@ def attention_phases(
         raise ValueError(f"window is {window}, expected -1 or a positive number of tokens")
     if softcap < 0:
         raise ValueError(f"softcap is {softcap}, expected 0 or a positive number")
-    for name, rows, width in (
+    for name, given, width in (
         ("query", query, heads * head_size),
         ("key", key, kv_heads * head_size),
         ("value", value, kv_heads * v_head_size),
         ("out", out, heads * v_head_size),
     ):
-        if rows.width != width:
-            raise ValueError(f"{name} has rows of {rows.width} numbers, expected {width}")
+        if given.width != width:
+            raise ValueError(f"{name} has rows of {given.width} numbers, expected {width}")
     for name, vector, length in (("sinks", sinks, heads), ("q_norm", q_norm, head_size), ("k_norm", k_norm, head_size)):
         if vector is not None:
             check(name, vector, (length,))
@@ -127,7 +127,7 @@ def attention_phases(
         sinks = np.ascontiguousarray(sinks * np.float32(_LOG2_E))
     scale = scale or 1 / math.sqrt(head_size)
     group, half = heads // kv_heads, layer.keys.dtype == np.float16
-    arguments = (
+    arguments: tuple[Any, ...] = (
         query.address, query.stride, key.address, key.stride, value.address, value.stride, out.address, out.stride,
         _address(layer.keys), _address(layer.values), layer.num_blocks, kv_heads, group, head_size, v_head_size,
         layer.keys.itemsize,

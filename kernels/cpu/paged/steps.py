@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,8 @@ from .few import partial_floats as partial_floats
 from .many import BLOCK_WORDS
 from .panels import BLOCK_TOKENS
 
-Int32, Int64 = NDArray[np.int32], NDArray[np.int64]
+Int32: TypeAlias = NDArray[np.int32]
+Int64: TypeAlias = NDArray[np.int64]
 
 # A sequence with at least so many tokens in a step is one of the MANY.
 MANY_TOKENS = 32

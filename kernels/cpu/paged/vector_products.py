@@ -72,7 +72,7 @@ def load_keys_of(half: bool) -> Callable[..., None]:
         for i in range(0, count, LANES):
             store_float32(target + 4 * i, load(source + item_bytes * i))
 
-    return load_keys  # type: ignore[no-any-return]
+    return load_keys
 
 
 @cache
@@ -97,7 +97,7 @@ def load_values_of(half: bool) -> Callable[..., Any]:
                     probe = probe + value * 0.0
         return probe
 
-    return load_values  # type: ignore[no-any-return]
+    return load_values
 
 
 @native_op
