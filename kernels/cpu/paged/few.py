@@ -100,7 +100,9 @@ def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: i
             first = low // PAGE_TOKENS
             pages = (high - 1) // PAGE_TOKENS + 1 - first
             page = start // PAGE_TOKENS + first
-            status = list_pages(arguments, context, sequence, page, page + pages, head, scratch, scratch + 8 * pages)
+            status: int = list_pages(
+                arguments, context, sequence, page, page + pages, head, scratch, scratch + 8 * pages
+            )
             if status != 0:
                 return status
             status = _attend(
@@ -168,13 +170,13 @@ def _add_values(
     token_bytes = integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
     add = integer(arguments, ADD_VALUES)
     for i in range(pages):
-        first = max(low - i * PAGE_TOKENS, np.int64(0))
-        count = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS)) - first
+        first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
+        last: Any = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS))
         page = read_int64(places + 8 * (pages + i)) + first * token_bytes
         ahead = read_int64(places + 8 * (pages + i + _AHEAD)) + first * token_bytes
         for h in range(0, heads, rows):
             share = weights + h * WEIGHT_BYTES + 4 * (i * PAGE_TOKENS + first)
-            call_operator(add, page, ahead, count, share, sums + h * value_bytes)
+            call_operator(add, page, ahead, last - first, share, sums + h * value_bytes)
 
 
 @native_op
@@ -209,7 +211,8 @@ def _power(x: float) -> Any:
 @inline
 def _merge(partial: int, step: int, pieces: int, width: int, sink: float, has_sink: bool, out: int) -> None:
     """One head: `pieces` partial results, `step` bytes apart, and the sink become a row of attention."""
-    top, total = NO_MAXIMUM, np.float32(0.0)
+    top: Any = NO_MAXIMUM
+    total = np.float32(0.0)
     if has_sink:
         top = sink
     for i in range(pieces):

@@ -247,7 +247,9 @@ def weigh_rows_op(half: bool) -> NativeOp:
     def add_left_out(arguments: int, scratch: int, scores: int, r: int, low: int, high: int) -> None:
         """The values that were left out of VALUES, for a row that sees tokens [low, high) of the chunk."""
         width, sums = integer(arguments, V_HEAD_SIZE), panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
-        for token in range(max(low, np.int64(0)), min(high, np.int64(CHUNK_TOKENS))):
+        first: Any = max(low, np.int64(0))
+        last: Any = min(high, np.int64(CHUNK_TOKENS))
+        for token in range(first, last):
             if read_uint8(panel(scratch, USABLE) + token) == 0:
                 share = weight_of(scores, token)
                 for i in range(0, width, LANES):

@@ -73,7 +73,7 @@ def store_op(half: bool) -> NativeOp:
             slot = read_int64(read_int64(context + 8 * Word.SLOTS) + 8 * row)
             if slot < 0 or slot >= blocks * PAGE_TOKENS:
                 return Refusal.SLOT.value
-            status = call_operator(integer(arguments, MAKE_READY), arguments, context, row, -1 - head, ready)
+            status: int = call_operator(integer(arguments, MAKE_READY), arguments, context, row, -1 - head, ready)
             if status != 0:
                 return status
             page, token = slot // PAGE_TOKENS * kv_heads + head, slot % PAGE_TOKENS
