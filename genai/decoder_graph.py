@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from genai.kernels.formats import PAGE_TOKENS
 from genai.kvcache.groups import ITEM_BYTES, CacheGroup, CacheLayout
 
 from .config import Config
@@ -26,7 +27,7 @@ from .graph.rewrites.swiglu import FuseSwiGLU
 from .graph.rows import NotFlattenable
 from .graph.shapes import infer_shapes
 
-BLOCK_SIZE = 32
+BLOCK_SIZE = PAGE_TOKENS
 # MatMulNBits' accuracy_level for fp32 activations.
 FP32_LEVEL = 1
 DECODER_RULES = (

@@ -5,7 +5,7 @@ Everything that reads or writes these layouts (kernels, quantisers, caches) take
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ TILE_ROWS = 16
 # A block above 256 could not be summed exactly in float32 (256 * 255 * 127 < 2**24), one that is no multiple of 16
 # would end in the middle of the eight bytes that the INT4 kernel sums in 16-bit lanes.
 BLOCK_SIZES = range(16, 257, 16)
+
+# Tokens in a page of keys and values: two vectors of scores, one step of a product of tiles.
+PAGE_TOKENS = 32
 
 _PACK_CHUNK_BYTES = 1 << 24
 
@@ -123,20 +126,18 @@ def dequantize(matrix: BlockQuantizedMatrix) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class PagedLayer:
-    """Keys and values of one attention layer, in pages of `block_size` tokens.
+    """Keys and values of one attention layer, in pages of PAGE_TOKENS tokens.
 
     Attributes:
-        keys: float32 or float16 [num_blocks, kv_heads, block_size, head_size].
-        values: the same type, [num_blocks, kv_heads, block_size, v_head_size].
+        keys: float32 or float16 [num_blocks, kv_heads, head_size, PAGE_TOKENS]. Tokens are innermost, so that the
+            scores of neighbouring tokens are one vector and no sum crosses its lanes.
+        values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
 
-    A token's place is its slot, block * block_size + offset.
+    A token's place is its slot, block * PAGE_TOKENS + offset.
     """
 
     keys: NDArray[Any]
     values: NDArray[Any]
-    # What kernels read: float16 travels as its bits, because Numba has no float16 on a CPU.
-    key_storage: NDArray[Any] = field(init=False, repr=False, compare=False)
-    value_storage: NDArray[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, array in (("keys", self.keys), ("values", self.values)):
@@ -145,14 +146,14 @@ class PagedLayer:
                     f"{name} must be a contiguous float32 or float16 array of 4 dimensions, "
                     f"got {array.dtype} {list(array.shape)}"
                 )
-        if self.keys.shape[:3] != self.values.shape[:3] or self.keys.dtype != self.values.dtype:
+        tokens = self.keys.shape[3], self.values.shape[2]
+        if self.keys.shape[:2] != self.values.shape[:2] or self.keys.dtype != self.values.dtype:
             raise FormatError(
                 f"keys {self.keys.dtype} {list(self.keys.shape)} and values {self.values.dtype} "
-                f"{list(self.values.shape)} must agree in type, blocks, heads and block size"
+                f"{list(self.values.shape)} must agree in type, blocks and heads"
             )
-        half = self.keys.dtype == np.float16
-        object.__setattr__(self, "key_storage", self.keys.view(np.uint16) if half else self.keys)
-        object.__setattr__(self, "value_storage", self.values.view(np.uint16) if half else self.values)
+        if tokens != (PAGE_TOKENS, PAGE_TOKENS):
+            raise FormatError(f"pages of keys and values hold {tokens[0]} and {tokens[1]} tokens, not {PAGE_TOKENS}")
 
     @property
     def num_blocks(self) -> int:
@@ -163,12 +164,8 @@ class PagedLayer:
         return int(self.keys.shape[1])
 
     @property
-    def block_size(self) -> int:
-        return int(self.keys.shape[2])
-
-    @property
     def head_size(self) -> int:
-        return int(self.keys.shape[3])
+        return int(self.keys.shape[2])
 
     @property
     def v_head_size(self) -> int:

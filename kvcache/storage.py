@@ -25,7 +25,7 @@ class LayerCache:
     """The paged keys and values of one layer.
 
     Attributes:
-        keys: [num_blocks, kv_heads, block_size, head_size].
+        keys: [num_blocks, kv_heads, head_size, block_size].
         values: [num_blocks, kv_heads, block_size, v_head_size].
         window: newest tokens that attention looks at; None = all.
     """
@@ -66,8 +66,8 @@ class PagedStorage:
 
     def _parts(self, group: CacheGroup) -> list[tuple[int, ...]]:
         """Shapes of the group's arrays: keys and values of each entry in turn."""
-        shape = (self.num_blocks, group.kv_heads, self.layout.block_size)
-        return [(*shape, group.head_size), (*shape, group.v_head_size)] * len(group.layers)
+        heads, tokens = (self.num_blocks, group.kv_heads), self.layout.block_size
+        return [(*heads, group.head_size, tokens), (*heads, tokens, group.v_head_size)] * len(group.layers)
 
     def _carve(self, groups: list[CacheGroup]) -> tuple[LayerCache | None, ...]:
         layers: list[LayerCache | None] = [None] * self.layout.num_layers

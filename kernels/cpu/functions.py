@@ -1,4 +1,4 @@
-"""exp, log, sigmoid, tanh and erfc of float32 vectors.
+"""exp, 2 ** x, log, sigmoid, tanh and erfc of float32 vectors.
 
 exp follows Cephes (S. Moshier): x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, then the exponent k in two
 steps so that results reach from denormals to infinity. It is within two units in the last place; NaNs stay NaNs.
@@ -26,6 +26,7 @@ _ROUND = 12582912.0
 _ROUND_BITS = 0x4B400000
 _BIAS = 127
 _MANTISSA_BITS = 23
+_ROUND_BIASED = _ROUND + _BIAS  # leaves the biased exponent in the low bits
 
 
 @inline
@@ -44,6 +45,23 @@ def exp(x: Any) -> Any:
     exponent = bits_as_int32(rounded) - _ROUND_BITS
     half = exponent >> 1
     return p * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+@inline
+def exp2_of_negative(x: Any) -> Any:
+    """2 ** x of x <= 0, for softmax: exactly 1 at 0, exactly 0 from -127 on, NaN of NaN.
+
+    A polynomial in the distance to the next integer (fitted for the least relative error, 9e-8), then the exponent.
+    """
+    x = maximum(x, -127.0)
+    rounded = x + _ROUND_BIASED
+    f = x - (rounded - _ROUND_BIASED)
+    p = multiply_add(f, 1.326472753260052e-3, 9.671512709485418e-3)
+    p = multiply_add(p, f, 5.550733742003888e-2)
+    p = multiply_add(p, f, 2.4022242083854556e-1)
+    p = multiply_add(p, f, 6.931469776002868e-1)
+    p = multiply_add(p, f, 1.0)
+    return p * bits_as_float32(bits_as_int32(rounded) << _MANTISSA_BITS)
 
 
 @inline

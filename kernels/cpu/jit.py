@@ -27,15 +27,13 @@ from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
     "activations",
-    "attention",
     "block_products",
     "channels",
     "depthwise",
     "embedding",
-    "kv",
     "logprobs",
+    "paged.eager",
     "quantize",
-    "rope",
     "rowwise.arrays",
     "sampling",
     "tape.driver",

@@ -147,18 +147,33 @@ def store_as_int8(typing_context: Any, address: Any, vector: Any) -> Any:
 
 
 @intrinsic
+def load_first_half(typing_context: Any, address: Any, count: Any) -> Any:
+    """Up to LANES float16 numbers as float32, zeros after `count` of them; what lies behind is not touched."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = load_masked(builder, args[0], ir.VectorType(_INT16, LANES), _first_lanes(builder, args[1]))
+        return float_from_half(builder, bits, has_half_instructions(context))
+
+    return FLOAT32(types.int64, types.int64), lower
+
+
+def load_masked(builder: Any, address: Any, type_: Any, mask: Any) -> Any:
+    """IR that loads the masked lanes of a vector, zeros elsewhere."""
+    name = f"v{type_.count}{'f32' if type_.element == ir.FloatType() else 'i16'}"
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(type_, [_POINTER, ir.IntType(32), mask.type, type_]),
+        f"llvm.masked.load.{name}.p0",
+    )
+    return builder.call(function, [_pointer(builder, address), ir.IntType(32)(1), mask, ir.Constant(type_, None)])
+
+
+@intrinsic
 def load_first(typing_context: Any, address: Any, count: Any) -> Any:
     """Up to LANES float32 numbers, zeros after `count` of them; what lies behind is not touched."""
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        type_ = ir.VectorType(ir.FloatType(), LANES)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(type_, [_POINTER, ir.IntType(32), ir.VectorType(ir.IntType(1), LANES), type_]),
-            f"llvm.masked.load.v{LANES}f32.p0",
-        )
-        arguments = [_pointer(builder, args[0]), ir.IntType(32)(1), _first_lanes(builder, args[1])]
-        return builder.call(function, [*arguments, ir.Constant(type_, None)])
+        return load_masked(builder, args[0], ir.VectorType(ir.FloatType(), LANES), _first_lanes(builder, args[1]))
 
     return FLOAT32(types.int64, types.int64), lower
 

@@ -1,9 +1,10 @@
 """Tiles of AMX: eight registers of 16 rows of 64 bytes, and products of them.
 
-A tile product is C[16, 16] += A[16, k] B[k, 16], in float32 of bfloat16 (k = 32). A tile of B holds neighbouring k side
-by side: its row i is B[2i, 0], B[2i + 1, 0], B[2i, 1], B[2i + 1, 1], ... (Intel 64 manual, volume 1, chapter "Programming
-with Intel AMX"). Functions named emit_* write LLVM IR inside an intrinsic, because tile numbers are parts of the
-instructions; the rest are intrinsics. Tiles must be configured by each thread before, and released after.
+A tile product is C[16, 16] += A[16, k] B[k, 16], in float32 of bfloat16 (k = 32). A tile of B holds neighbouring k
+side by side: its row i is B[2i, 0], B[2i + 1, 0], B[2i, 1], B[2i + 1, 1], ... (Intel 64 manual, volume 1, chapter
+"Programming with Intel AMX"). Functions named emit_* write LLVM IR inside an intrinsic, because tile numbers are
+parts of the instructions; the rest are intrinsics. Tiles must be configured by each thread before, and released
+after.
 """
 
 from __future__ import annotations

@@ -59,88 +59,38 @@ class _PagedAttention:
         self.layer = int(attributes["layer"])
         self.heads, self.kv_heads = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
         self.v_head_size = int(attributes["v_head_size"])
-        self.scale = float(attributes.get("scale", 0.0))
-        self.softcap = float(attributes.get("softcap", 0.0))
-        self.window = int(attributes.get("window", -1))
-        self.smooth_softmax = bool(attributes.get("smooth_softmax", 0))
-        self.rotary = bool(attributes.get("do_rotary", 0))
-        self.interleaved = bool(attributes.get("rotary_interleaved", 0))
-        self.norm_epsilon = float(attributes.get("qk_norm_epsilon", 1e-6))
-        self.tables = self._tables(spec)
-        self.sinks = _float_constant(spec, 7)
-        self.q_norm, self.k_norm = _float_constant(spec, 8), _float_constant(spec, 9)
-
-    def _tables(self, spec: NodeSpec) -> tuple[tuple[Any, Any], ...]:
-        """(cos, sin) per RoPE table: one, or the short and the long ones."""
-        if not self.rotary:
-            return ()
-        pairs = [(_float_constant(spec, i), _float_constant(spec, i + 1)) for i in (3, 5)]
-        return tuple((cos, sin) for cos, sin in pairs if cos is not None)
+        self.options = {
+            "scale": float(attributes.get("scale", 0.0)),
+            "softcap": float(attributes.get("softcap", 0.0)),
+            "window": int(attributes.get("window", -1)),
+            "smooth_softmax": bool(attributes.get("smooth_softmax", 0)),
+            "epsilon": float(attributes.get("qk_norm_epsilon", 1e-6)),
+            "rope": _rope(spec) if attributes.get("do_rotary", 0) else None,
+            "sinks": _float_constant(spec, 7),
+            "q_norm": _float_constant(spec, 8),
+            "k_norm": _float_constant(spec, 9),
+        }
 
     def __call__(self, context: StepContext, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        from ..cpu.attention import paged_attention as attend
-        from ..cpu.kv import write_kv
+        from ..cpu.paged.eager import paged_attention as attend
 
-        query, key, value = self._heads(inputs)
-        self._rotate(query, key, context)
-        layer = context.layers[self.layer]
-        write_kv(layer, key, value, context.slots, team=context.team)
-        out = attend(
-            query,
-            layer,
-            query_start=context.query_start,
-            context_lengths=context.context_lengths,
-            positions=context.positions,
-            block_tables=context.block_tables,
-            scale=self.scale or query.shape[2] ** -0.5,
-            softcap=self.softcap,
-            window=self.window,
-            sinks=self.sinks,
-            smooth_softmax=self.smooth_softmax,
-            team=context.team,
-        )
-        return (out.reshape(1, len(query), -1),)
-
-    def _heads(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
-        """Query, key and value as [T, heads, head_size], contiguous, normalised where the model does so."""
-        given: list[Any] = [
-            None if x is None else np.asarray(x, np.float32).reshape(x.shape[1], -1) for x in inputs[:3]
-        ]
-        query, key, value = given
+        rows: list[Any] = [None if x is None else np.asarray(x, np.float32).reshape(x.shape[1], -1) for x in inputs[:3]]
+        query, key, value = rows
         if key is None:
             head_size = query.shape[1] // (self.heads + 2 * self.kv_heads)
             ends = self.heads * head_size, (self.heads + self.kv_heads) * head_size
             query, key, value = np.split(query, ends, axis=1)
-        tokens = len(query)
-        query, key = query.reshape(tokens, self.heads, -1), key.reshape(tokens, self.kv_heads, -1)
-        if self.q_norm is not None:
-            query, key = self._normed(query, self.q_norm), self._normed(key, self.k_norm)
-        # RoPE works in place, so query and key must be arrays of their own: views of a packed QKV would be fine, but
-        # an unpacked one still belongs to the plan.
-        return (
-            np.array(query, np.float32, order="C"),
-            np.array(key, np.float32, order="C"),
-            np.ascontiguousarray(value).reshape(tokens, self.kv_heads, self.v_head_size),
-        )
+        out = attend(query, key, value, context.layers[self.layer], context, heads=self.heads, **self.options)
+        return (out[None],)
 
-    def _normed(self, x: Any, weight: Any) -> Any:
-        from ..cpu.normalization import rms_norm
 
-        return rms_norm(np.ascontiguousarray(x).reshape(-1, x.shape[2]), weight, self.norm_epsilon).reshape(x.shape)
+def _rope(spec: NodeSpec) -> Any:
+    """The rotary tables; those for long sequences, if there are any."""
+    from ..cpu.paged.phases import Rope
 
-    def _rotate(self, query: Any, key: Any, context: StepContext) -> None:
-        """Rotate in place, each sequence with the table that its length calls for."""
-        from ..cpu.rope import rope
-
-        if len(self.tables) < 2 or not context.rope_table.any():
-            spans = [(0, len(query), 0)] if self.tables else []
-        else:
-            starts = context.query_start.tolist()
-            spans = [(a, b, t) for a, b, t in zip(starts, starts[1:], context.rope_table.tolist(), strict=False)]
-        for first, last, table in spans:
-            cos, sin = self.tables[table]
-            for x in (query, key):
-                rope(x[first:last], context.positions[first:last], cos, sin, self.interleaved, team=context.team)
+    cos, sin, long_cos, long_sin = (_float_constant(spec, i) for i in range(3, 7))
+    interleaved = bool(spec.attributes.get("rotary_interleaved", 0))
+    return None if cos is None else Rope(cos, sin, long_cos, long_sin, interleaved)
 
 
 def _float_constant(spec: NodeSpec, index: int) -> Any:

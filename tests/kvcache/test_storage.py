@@ -47,7 +47,7 @@ def resident_bytes() -> int:
 def test_shapes_and_dtypes(storage):
     layers = storage.layers
     assert [cache is None for cache in layers] == [False, False, False, True, False]
-    assert layers[0].keys.shape == (6, 2, 4, 8)
+    assert layers[0].keys.shape == (6, 2, 8, 4)
     assert layers[0].values.shape == (6, 2, 4, 4)
     assert (layers[0].keys.dtype, layers[1].keys.dtype) == (np.float32, np.float16)
     assert layers[1].values.shape == (6, 1, 4, 16)
@@ -132,11 +132,11 @@ def test_random_forks_and_rewinds_keep_every_sequence_readable(storage):
                 storage.copy_block(*copy)
             for slot in slots:
                 values.append(step + slot / 100)
-                storage.layers[0].keys[slot // 4, :, slot % 4] = values[-1]
+                storage.layers[0].keys[slot // 4, :, :, slot % 4] = values[-1]
                 storage.layers[2].values[slot // 4, :, slot % 4] = -values[-1]
         pool.check_integrity([entry[0].held_blocks for entry in tables])
         for other, expected in tables:
-            keys = storage.layers[0].keys[list(other.blocks)].transpose(0, 2, 1, 3).reshape(-1, 2, 8)
+            keys = storage.layers[0].keys[list(other.blocks)].transpose(0, 3, 1, 2).reshape(-1, 2, 8)
             np.testing.assert_array_equal(keys[: len(expected), 1, 3], np.array(expected, np.float32))
             back = storage.layers[4].values[list(other.blocks)].transpose(0, 2, 1, 3).reshape(-1, 2, 4)
             np.testing.assert_array_equal(back[: len(expected), 0, 0], -np.array(expected, np.float32))

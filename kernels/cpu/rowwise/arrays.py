@@ -11,7 +11,7 @@ from typing import Any
 from ..functions import inline
 from ..jit import LIBRARY, kernel
 from ..memory import stack_words, write_float64, write_int64
-from ..tape.driver import call_op
+from ..tape.driver import call_operator
 from . import elementwise, norm
 from .binary import gate_op
 from .layout import PIECE
@@ -58,7 +58,7 @@ def normalize(
     _put(arguments, norm.GROUPS, groups)
     _put(arguments, norm.SIZE, x.shape[2])
     write_float64(arguments + 8 * norm.EPSILON, epsilon)
-    call_op(op, arguments, NO_CONTEXT, begin * groups, end * groups, NO_SCRATCH)
+    call_operator(op, arguments, NO_CONTEXT, begin * groups, end * groups, NO_SCRATCH)
 
 
 @kernel("void(int64, float32[:,:], float32[:,:], float32[:,:], float64, float64, int64, int64)")
@@ -74,4 +74,4 @@ def elementwise_of(op: int, a: Any, b: Any, out: Any, p: float, q: float, begin:
     _put(arguments, elementwise.PIECES, max(1, -(-out.shape[1] // PIECE)))
     write_float64(arguments + 8 * elementwise.P, p)
     write_float64(arguments + 8 * elementwise.Q, q)
-    call_op(op, arguments, NO_CONTEXT, begin, end, NO_SCRATCH)
+    call_operator(op, arguments, NO_CONTEXT, begin, end, NO_SCRATCH)

@@ -30,6 +30,7 @@ class Word(IntEnum):
     FEW_SEQUENCES = 6  # sequences [0, FEW_SEQUENCES) own the FEW rows
     FEW_SPLITS = 7  # pieces of context that attention over the FEW rows is cut into, all rows together
     CANCEL = 8  # not 0: operators need no longer do their work
+    MANY_BLOCKS = 9  # blocks of neighbouring tokens that the MANY rows are cut into
     TOKEN_IDS = 16  # int64 [T]
     POSITIONS = 17  # int64 [T]
     QUERY_START = 18  # int32 [S + 1]
@@ -40,17 +41,22 @@ class Word(IntEnum):
     WANTED_ROWS = 23  # int64 [R]
     ROPE_TABLE = 24  # int32 [S]
     SEQUENCE_OF_ROW = 25  # int32 [T]
-    SPLITS = 26  # int32 [FEW_SPLITS, 4]: row, first position, last position, place among the row's pieces
+    SPLITS = 26  # int32 [FEW_SPLITS, 2]: row, number of the piece in its context
     PARTIALS = 27  # memory for the results of the pieces
+    ROW_BLOCKS = 28  # int32 [MANY_BLOCKS, 3]: sequence, first row, number of rows
 
 
 CONTEXT_WORDS = 64
 
 
 class ErrorCode(IntEnum):
-    """What an operator returns when it refuses its input."""
+    """What an operator returns instead of working on something that would lead it outside its memory."""
 
     INDEX_OUTSIDE_TABLE = 1  # a token, a position or a wanted row is negative, or beyond the last row of its table
+    SLOT = 2  # a slot outside the cache
+    POSITION = 3  # a position outside its sequence, or rows of a sequence that do not follow each other
+    PAGE = 4  # a block table too short for its sequence, or an entry outside the cache
+    ROTARY_POSITION = 5  # a position outside the rotary tables
 
 
 @dataclass

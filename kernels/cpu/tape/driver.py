@@ -32,7 +32,9 @@ _COUNTER_BYTES = 64
 
 
 @intrinsic
-def call_op(typing_context: Any, op: Any, arguments: Any, context: Any, begin: Any, end: Any, scratch: Any) -> Any:
+def call_operator(
+    typing_context: Any, op: Any, arguments: Any, context: Any, begin: Any, end: Any, scratch: Any
+) -> Any:
     """Call an operator by its address."""
 
     def lower(context_: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -71,7 +73,7 @@ def _work(row: int, counter: int, words: int, context: int, scratch: int, thread
         if begin >= items or _word(context, Word.CANCEL) != 0 or _word(words, ERROR) != 0:
             break
         end = min(begin + piece, items)
-        status = call_op(_word(row, OPERATOR), row + 8 * FIRST_ARGUMENT, context, begin, end, scratch)
+        status = call_operator(_word(row, OPERATOR), row + 8 * FIRST_ARGUMENT, context, begin, end, scratch)
         if status != 0:
             exchange(words + 8 * ERROR, status)
 

@@ -16,7 +16,7 @@ from .context import Word
 # A row of the tape, in words: what the driver reads, then the operator's arguments.
 OPERATOR, MEET, COUNTED, FACTOR, DIVISOR, GRAIN = range(6)
 FIRST_ARGUMENT = 8
-ROW_WORDS = 40
+ROW_WORDS = 48
 MAX_ARGUMENTS = ROW_WORDS - FIRST_ARGUMENT
 ROW_BYTES = ROW_WORDS * 8
 
@@ -65,13 +65,13 @@ Phases = Sequence[Sequence["Call"]]
 
 @dataclass(frozen=True)
 class Call:
-    """An operator, its arguments (integers, addresses, or floats, which travel as the bits of float64), its items.
+    """An operator, its arguments (integers, addresses, floats, operators that it calls), its items.
 
     `held` keeps alive what the addresses point to; `scratch` is the memory in bytes that a thread needs for it.
     """
 
     op: NativeOp
-    arguments: Sequence[int | float]
+    arguments: Sequence[int | float | NativeOp]
     items: Items = field(default_factory=Items)
     scratch: int = 0
     held: Sequence[Any] = ()
@@ -135,7 +135,8 @@ class TapeWriter:
 
     def ops(self) -> list[NativeOp]:
         """The operators used, to compile them ahead."""
-        return list(dict.fromkeys(call.op for call in self._calls))
+        called = [op for call in self._calls for op in call.arguments if isinstance(op, NativeOp)]
+        return list(dict.fromkeys([*(call.op for call in self._calls), *called]))
 
     def finish(self) -> Tape:
         """The tape; compiles operators that are not ready yet."""
@@ -151,10 +152,15 @@ class TapeWriter:
                 items.divisor,
                 items.grain,
             )
-            row[FIRST_ARGUMENT : FIRST_ARGUMENT + len(call.arguments)] = [_word(value) for value in call.arguments]
+            row[FIRST_ARGUMENT : FIRST_ARGUMENT + len(call.arguments)] = [
+                argument_word(value) for value in call.arguments
+            ]
         counters = huge_array((max(1, len(self._calls)), 8), np.int64)
         return Tape(rows, tuple(self._calls), max((call.scratch for call in self._calls), default=0), counters)
 
 
-def _word(value: int | float) -> int:
+def argument_word(value: int | float | NativeOp) -> int:
+    """An argument as the word that travels in a row: floats as the bits of float64, operators as their address."""
+    if isinstance(value, NativeOp):
+        return value.address
     return int(np.float64(value).view(np.int64)) if isinstance(value, float) else int(value)

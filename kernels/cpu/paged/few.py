@@ -1,0 +1,255 @@
+"""Attention of the FEW rows, in float32: the context of a row is cut into pieces at multiples of PIECE_TOKENS.
+
+One item of the first operator is a piece and a KV head, for all query heads that share it; its result (maximum, sum of
+weights, weighted sum of values per head) goes to the step's PARTIALS. A second operator merges the pieces of a row
+(flash decoding, Dao et al. 2023). So all threads work on one long sequence, and what a row gets depends on nothing but
+its position and window. The pages to come are fetched while one is worked on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...formats import PAGE_TOKENS
+from ..functions import exp2_of_negative, inline, tanh
+from ..jit import native_op
+from ..memory import (
+    load_float32,
+    read_float32,
+    read_int32,
+    read_int64,
+    store_first,
+    store_float32,
+    write_float32,
+    write_int64,
+)
+from ..tape.context import ErrorCode, Word
+from ..tape.driver import call_operator
+from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
+from .arguments import (
+    ADD_VALUES,
+    GROUP,
+    HEAD_SIZE,
+    ITEM_BYTES,
+    KV_HEADS,
+    MAKE_READY,
+    MULTIPLY_KEYS,
+    NO_MAXIMUM,
+    OUT,
+    OUT_STRIDE,
+    ROWS_AT_ONCE,
+    SCORE_CAP,
+    SINKS,
+    V_HEAD_SIZE,
+    WEIGH,
+    context_length,
+    first_visible,
+    integer,
+    list_pages,
+    number,
+    position_of,
+    sequence_of,
+)
+from .heads import head_bytes, head_stride
+from .products import between, most_rows
+
+PIECE_TOKENS = 512
+SPLIT_WORDS = 2  # of an entry of SPLITS
+WEIGHT_BYTES = 4 * PIECE_TOKENS  # of a query head
+_PIECE_PAGES = PIECE_TOKENS // PAGE_TOKENS
+_AHEAD = 2  # pages
+_PAGE_LIST_BYTES = 8 * (2 * _PIECE_PAGES + _AHEAD + 6)
+_MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # places in a partial result; weighted values are its rest
+
+
+def partial_floats(heads: int, v_head_size: int) -> int:
+    """float32 numbers that a layer's attention keeps in PARTIALS for one piece."""
+    return heads * (_VALUES // 4 + -(-v_head_size // LANES) * LANES)
+
+
+def few_rows(group: int) -> int:
+    """Query heads that one pass over a page serves: equal parts of the group."""
+    return -(-group // -(-group // most_rows()))
+
+
+def few_scratch(group: int, head_size: int, v_head_size: int) -> int:
+    """Bytes of scratch that `attend_pieces` needs."""
+    heads = -(-group // few_rows(group)) * few_rows(group)
+    sums = 4 * -(-v_head_size // LANES) * LANES
+    return _PAGE_LIST_BYTES + (heads + 1) * head_bytes(head_size) + heads * (WEIGHT_BYTES + sums)
+
+
+@native_op
+def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """Attention of a row to a piece of its context: an item is an entry of SPLITS and a KV head."""
+    kv_heads = integer(arguments, KV_HEADS)
+    for item in range(begin, end):
+        split, head = item // kv_heads, item % kv_heads
+        entry = read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
+        row, start = np.int64(read_int32(entry)), np.int64(read_int32(entry + 4)) * PIECE_TOKENS
+        position, sequence = position_of(context, row), sequence_of(context, row)
+        if position < start or position >= context_length(context, sequence):
+            return ErrorCode.POSITION.value
+        # Keys of this piece that the row sees, counted from its start.
+        low = max(first_visible(arguments, position) - start, np.int64(0))
+        high = min(position + 1 - start, np.int64(PIECE_TOKENS))
+        if low < high:
+            # From the page of `low` on, everything is counted from its start.
+            first = low // PAGE_TOKENS
+            pages = (high - 1) // PAGE_TOKENS + 1 - first
+            page = start // PAGE_TOKENS + first
+            status: int = list_pages(
+                arguments, context, sequence, page, page + pages, head, scratch, scratch + 8 * pages
+            )
+            if status != 0:
+                return status
+            status = _attend(
+                arguments,
+                context,
+                row,
+                split,
+                head,
+                pages,
+                low - first * PAGE_TOKENS,
+                high - first * PAGE_TOKENS,
+                scratch,
+            )
+            if status != 0:
+                return status
+    return 0
+
+
+@inline
+def _attend(
+    arguments: int, context: int, row: int, split: int, head: int, pages: int, low: int, high: int, scratch: int
+) -> Any:
+    """The row against tokens [low, high) of `pages` pages, whose addresses the scratch begins with."""
+    group, rows = integer(arguments, GROUP), integer(arguments, ROWS_AT_ONCE)
+    heads = (group + rows - 1) // rows * rows
+    query_bytes = head_stride(integer(arguments, HEAD_SIZE))
+    value_bytes = 4 * ((integer(arguments, V_HEAD_SIZE) + LANES - 1) // LANES * LANES)
+    queries = scratch + _PAGE_LIST_BYTES + query_bytes
+    weights = queries + heads * query_bytes
+    sums = weights + heads * WEIGHT_BYTES
+    status = call_operator(integer(arguments, MAKE_READY), arguments, context, row, head, queries)
+    if status != 0:
+        return status
+    for i in range(group * query_bytes, heads * query_bytes, 4 * LANES):
+        store_float32(queries + i, splat_float32(0.0))
+    for i in range(0, heads * value_bytes, 4 * LANES):
+        store_float32(sums + i, splat_float32(0.0))
+    for i in range(_AHEAD):
+        write_int64(scratch + 8 * (2 * pages + i), read_int64(scratch + 8 * (2 * pages - 1)))
+    multiply = integer(arguments, MULTIPLY_KEYS)
+    for i in range(pages):
+        page, ahead = read_int64(scratch + 8 * i), read_int64(scratch + 8 * (i + _AHEAD))
+        for h in range(0, heads, rows):
+            scores = weights + h * WEIGHT_BYTES + 4 * PAGE_TOKENS * i
+            call_operator(multiply, page, ahead, queries + h * query_bytes, scores, WEIGHT_BYTES)
+    partial_bytes = _VALUES + value_bytes
+    partial = read_int64(context + 8 * Word.PARTIALS)
+    partial += (split * integer(arguments, KV_HEADS) + head) * group * partial_bytes
+    for h in range(group):
+        scores = weights + h * WEIGHT_BYTES
+        call_operator(integer(arguments, WEIGH), arguments, scores, low, high, partial + h * partial_bytes)
+    _add_values(arguments, pages, low, high, rows, heads, value_bytes, scratch, weights, sums)
+    for h in range(group):
+        for i in range(0, value_bytes, 4 * LANES):
+            store_float32(partial + h * partial_bytes + _VALUES + i, load_float32(sums + h * value_bytes + i))
+    return 0
+
+
+@inline
+def _add_values(
+    arguments: int, pages: int, low: int, high: int, rows: int, heads: int, value_bytes: int, places: int, weights: int,
+    sums: int,
+) -> None:  # fmt: skip
+    """Weighted values of tokens [low, high): those outside have no part in it, not even 0 * infinity."""
+    token_bytes = integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
+    add = integer(arguments, ADD_VALUES)
+    for i in range(pages):
+        first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
+        last: Any = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS))
+        page = read_int64(places + 8 * (pages + i)) + first * token_bytes
+        ahead = read_int64(places + 8 * (pages + i + _AHEAD)) + first * token_bytes
+        for h in range(0, heads, rows):
+            share = weights + h * WEIGHT_BYTES + 4 * (i * PAGE_TOKENS + first)
+            call_operator(add, page, ahead, last - first, share, sums + h * value_bytes)
+
+
+@native_op
+def weigh_piece(arguments: int, scores: int, low: int, high: int, partial: int) -> int:
+    """WEIGH: scores of tokens [low, high) become weights; their maximum and sum go to a partial result."""
+    cap = number(arguments, SCORE_CAP)
+    largest = splat_float32(NO_MAXIMUM)
+    for i in range(0, high, LANES):
+        score = load_float32(scores + 4 * i)
+        if cap > 0:
+            score = tanh(score) * cap
+        score = between(score, i, low, high)
+        store_float32(scores + 4 * i, score)
+        largest = maximum(largest, score)
+    top = reduce_max(largest)
+    total = splat_float32(0.0)
+    for i in range(0, high, LANES):
+        weight = exp2_of_negative(load_float32(scores + 4 * i) - top)
+        store_float32(scores + 4 * i, weight)
+        total = total + weight
+    write_float32(partial + _MAXIMUM, top)
+    write_float32(partial + _SUM, reduce_add(total))
+    return 0
+
+
+@inline
+def _power(x: float) -> Any:
+    """2 ** x of one number."""
+    return reduce_max(exp2_of_negative(splat_float32(x)))
+
+
+@inline
+def _merge(partial: int, step: int, pieces: int, width: int, sink: float, has_sink: bool, out: int) -> None:
+    """One head: `pieces` partial results, `step` bytes apart, and the sink become a row of attention."""
+    top: Any = NO_MAXIMUM
+    total = np.float32(0.0)
+    if has_sink:
+        top = sink
+    for i in range(pieces):
+        top = max(top, read_float32(partial + i * step + _MAXIMUM))
+    if has_sink:
+        total = _power(sink - top)
+    for i in range(pieces):
+        place = partial + i * step
+        share = _power(read_float32(place + _MAXIMUM) - top)
+        total += read_float32(place + _SUM) * share
+        write_float32(place + _SUM, share)
+    for j in range(0, width, LANES):
+        value = splat_float32(0.0)
+        for i in range(pieces):
+            place = partial + i * step
+            value = multiply_add(load_float32(place + _VALUES + 4 * j), read_float32(place + _SUM), value)
+        store_first(out + 4 * j, value / total, min(width - j, LANES))
+
+
+@native_op
+def merge_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """Pieces become rows: the item of a row's first piece and a KV head does it, those of the others do nothing."""
+    kv_heads, group = integer(arguments, KV_HEADS), integer(arguments, GROUP)
+    width, sinks = integer(arguments, V_HEAD_SIZE), integer(arguments, SINKS)
+    partial_bytes = _VALUES + 4 * ((width + LANES - 1) // LANES * LANES)
+    step = kv_heads * group * partial_bytes
+    for item in range(begin, end):
+        split, head = item // kv_heads, item % kv_heads
+        entry = read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
+        if read_int32(entry + 4) == 0:
+            row = np.int64(read_int32(entry))
+            position = position_of(context, row)
+            first = first_visible(arguments, position) // PIECE_TOKENS
+            pieces = position // PIECE_TOKENS + 1 - first
+            partials = read_int64(context + 8 * Word.PARTIALS) + (split + first) * step + head * group * partial_bytes
+            out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE) + 4 * head * group * width
+            for h in range(group):
+                sink = read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
+                _merge(partials + h * partial_bytes, step, pieces, width, sink, sinks != 0, out + 4 * h * width)
+    return 0

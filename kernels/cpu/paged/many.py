@@ -1,0 +1,378 @@
+"""Attention of the MANY rows: a block of a sequence's tokens and a KV head against chunks of the context.
+
+Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention,
+Dao et al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row
+alone, and one that the row does not see changes no bit of it, so results do not depend on how a sequence is cut into
+steps or blocks.
+
+Products are computed in tiles of bfloat16 or in float32 vectors, by functions of `tile_products` or `vector_products`:
+
+- load_queries(arguments, scratch, row): the heads of a token that lie READY become rows of QUERIES from `row` on;
+  clear_queries(arguments, scratch, first): rows from `first` on, up to a whole group of rows, become zero.
+- load_keys(arguments, scratch, page): a page becomes a part of KEYS. load_values(arguments, scratch): the USABLE values
+  become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
+- store_weights(scores, page, first, second): a row's weights for a page. weight_of(scores, token) reads one.
+- MULTIPLY_GROUP(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
+- ADD_GROUP(arguments, scratch, row, pages, part): one of two parts of its weighted values are added to SUMS.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ...formats import PAGE_TOKENS
+from ..functions import exp2_of_negative, inline, tanh
+from ..isa import isa
+from ..jit import NativeOp, native_op
+from ..memory import (
+    load_first,
+    load_first_half,
+    load_float32,
+    prefetch,
+    read_float32,
+    read_int32,
+    read_int64,
+    read_uint8,
+    store_first,
+    store_float32,
+    write_float32,
+    write_int8,
+)
+from ..tape.context import ErrorCode, Word
+from ..tape.driver import call_operator
+from ..tiles import configure_tiles, release_tiles
+from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
+from . import tile_products, vector_products
+from .arguments import (
+    ADD_GROUP,
+    GROUP,
+    HEAD_SIZE,
+    ITEM_BYTES,
+    KV_HEADS,
+    LOAD_CHUNK,
+    MAKE_READY,
+    MULTIPLY_GROUP,
+    NO_MAXIMUM,
+    OUT,
+    OUT_STRIDE,
+    PANELS,
+    QUERY,
+    QUERY_STRIDE,
+    ROWS_AT_ONCE,
+    SCORE_CAP,
+    SINKS,
+    V_HEAD_SIZE,
+    WEIGH,
+    context_length,
+    first_visible,
+    integer,
+    list_pages,
+    number,
+    position_of,
+)
+from .panels import (
+    BEGIN,
+    CHUNK_PAGES,
+    CHUNK_TOKENS,
+    CONFIG,
+    LEFT_OUT,
+    MAXIMA,
+    PAGES,
+    POSITION,
+    READY,
+    ROWS,
+    SCORE_BYTES,
+    SUM_BYTES,
+    SUMS,
+    TOTALS,
+    USABLE,
+    open_panels,
+    panel,
+    scores_of,
+    set_panel,
+)
+from .products import any_above, between, most_rows
+
+BLOCK_WORDS = 3  # of an entry of ROW_BLOCKS
+# The rows of a group are weighed in so many parts, with products of its neighbours between them.
+_PARTS = 4
+_TOKENS_AHEAD = 2  # whose queries are fetched
+
+
+def uses_tiles(half: bool) -> bool:
+    """Whether products are computed in tiles of bfloat16: never where the cache is float32."""
+    return half and isa() == "amx"
+
+
+def many_rows(half: bool) -> int:
+    """Query rows of a group."""
+    return tile_products.TILE_PRODUCT_ROWS if uses_tiles(half) else most_rows()
+
+
+@inline
+def _start_row(arguments: int, scratch: int, r: int, q_head: int) -> None:
+    """A softmax that is empty, or holds the head's sink (of value zero)."""
+    sums, stride = panel(scratch, SUMS), panel(scratch, SUM_BYTES)
+    total, largest = panel(scratch, TOTALS) + 4 * LANES * r, panel(scratch, MAXIMA) + 4 * r
+    for i in range(r * stride, (r + 1) * stride, 4 * LANES):
+        store_float32(sums + i, splat_float32(0.0))
+    store_float32(total, splat_float32(0.0))
+    write_float32(largest, NO_MAXIMUM)
+    sinks = integer(arguments, SINKS)
+    if sinks != 0:
+        write_float32(total, np.float32(1.0))
+        write_float32(largest, read_float32(sinks + 4 * q_head))
+
+
+@inline
+def _cap_and_mask(scores: int, pages: int, cap: float, low: int, high: int) -> None:
+    """A row's scores as the model caps them, -inf outside [low, high)."""
+    for i in range(0, pages * PAGE_TOKENS, LANES):
+        score = load_float32(scores + 4 * i)
+        if cap > 0:
+            score = tanh(score) * cap
+        store_float32(scores + 4 * i, between(score, i, low, high))
+
+
+@inline
+def _finish_row(scratch: int, r: int, width: int, out: int) -> None:
+    sums = panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
+    inverse = np.float32(1.0) / reduce_add(load_float32(panel(scratch, TOTALS) + 4 * LANES * r))
+    for i in range(0, width, LANES):
+        store_first(out + 4 * i, load_float32(sums + 4 * i) * inverse, min(width - i, LANES))
+
+
+@inline
+def _pages_seen(arguments: int, scratch: int, first: int) -> Any:
+    """How many pages of the chunk, from its beginning on, a group of rows is multiplied with; 0 if it sees none."""
+    group, rows = integer(arguments, GROUP), panel(scratch, ROWS)
+    position, begin = panel(scratch, POSITION), panel(scratch, BEGIN)
+    last = min(first + integer(arguments, ROWS_AT_ONCE), rows)
+    lowest, highest = position + first // group, position + (last - 1) // group
+    if first >= rows or begin > highest or begin + CHUNK_TOKENS <= first_visible(arguments, lowest):
+        return np.int64(0)
+    return min((highest - begin) // PAGE_TOKENS + 1, np.int64(CHUNK_PAGES))
+
+
+@inline
+def _check(context: int, sequence: int, row: int, count: int) -> Any:
+    """The tokens follow each other inside their sequence."""
+    position, last = position_of(context, row), position_of(context, row + count - 1)
+    if position < 0 or last != position + count - 1 or last >= context_length(context, sequence):
+        return ErrorCode.POSITION.value
+    return 0
+
+
+@cache
+def load_chunk_op(half: bool) -> NativeOp:
+    """LOAD_CHUNK(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of a chunk; tokens [low, high) are seen.
+
+    Values that are not finite are left out of VALUES, because 0 * infinity would reach the rows that do not see them.
+    """
+    tiles = uses_tiles(half)
+    load_keys = tile_products.load_keys if tiles else vector_products.load_keys_of(half)
+    load_values = tile_products.load_values if tiles else vector_products.load_values_of(half)
+    load, item_bytes = (load_first_half, 2) if half else (load_first, 4)
+
+    def load_chunk(arguments: int, scratch: int, low: int, high: int, unused: int) -> int:
+        for page in range(low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1):
+            load_keys(arguments, scratch, page)
+        usable, width = panel(scratch, USABLE), integer(arguments, V_HEAD_SIZE)
+        for token in range(CHUNK_TOKENS):
+            write_int8(usable + token, np.int8(low <= token < high))
+        left_out, is_finite = 0, False
+        while not is_finite:
+            is_finite = reduce_add(load_values(arguments, scratch)) == 0
+            if not is_finite:
+                left_out = 1
+                for token in range(low, high):
+                    probe = splat_float32(0.0)
+                    for i in range(0, width, LANES):
+                        place = _value_place(arguments, scratch, token) + i * item_bytes
+                        probe = probe + load(place, min(width - i, LANES)) * 0.0
+                    write_int8(usable + token, np.int8(reduce_add(probe) == 0))
+        set_panel(scratch, LEFT_OUT, left_out)
+        return 0
+
+    load_chunk.__name__ = f"load_chunk_{_kind(half)}"
+    return native_op(load_chunk)
+
+
+@inline
+def _value_place(arguments: int, scratch: int, token: int) -> Any:
+    """Address of a token's values in the cache."""
+    page = read_int64(panel(scratch, PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
+    return page + token % PAGE_TOKENS * integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
+
+
+@cache
+def weigh_rows_op(half: bool) -> NativeOp:
+    """WEIGH(arguments, scratch, row, end, pages): scores of rows [row, end) of a group, for the first pages of a chunk,
+    become weights, and their running softmax takes them in.
+    """
+    tiles = uses_tiles(half)
+    products: Any = tile_products if tiles else vector_products
+    store_weights, weight_of = products.store_weights, products.weight_of
+    load, item_bytes = (load_first_half, 2) if half else (load_first, 4)
+
+    @inline
+    def weigh(scratch: int, scores: int, r: int, pages: int) -> None:
+        largest = splat_float32(NO_MAXIMUM)
+        for i in range(0, pages * PAGE_TOKENS, 2 * LANES):
+            pair = maximum(load_float32(scores + 4 * i), load_float32(scores + 4 * i + 4 * LANES))
+            largest = maximum(largest, pair)
+        top_at, total_at = panel(scratch, MAXIMA) + 4 * r, panel(scratch, TOTALS) + 4 * LANES * r
+        top, total = read_float32(top_at), load_float32(total_at)
+        if any_above(largest, top):
+            new = reduce_max(largest)
+            shrink = exp2_of_negative(splat_float32(top - new))
+            total = total * shrink
+            sums, stride = panel(scratch, SUMS), panel(scratch, SUM_BYTES)
+            for i in range(r * stride, (r + 1) * stride, 4 * LANES):
+                store_float32(sums + i, load_float32(sums + i) * shrink)
+            top = new
+            write_float32(top_at, top)
+        for page in range(pages):
+            place = scores + 4 * PAGE_TOKENS * page
+            first = exp2_of_negative(load_float32(place) - top)
+            second = exp2_of_negative(load_float32(place + 4 * LANES) - top)
+            total = total + (first + second)
+            store_weights(scores, page, first, second)
+        store_float32(total_at, total)
+
+    @inline
+    def add_left_out(arguments: int, scratch: int, scores: int, r: int, low: int, high: int) -> None:
+        """The values that were left out of VALUES, for a row that sees tokens [low, high) of the chunk."""
+        width, sums = integer(arguments, V_HEAD_SIZE), panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
+        first: Any = max(low, np.int64(0))
+        last: Any = min(high, np.int64(CHUNK_TOKENS))
+        for token in range(first, last):
+            if read_uint8(panel(scratch, USABLE) + token) == 0:
+                share = weight_of(scores, token)
+                for i in range(0, width, LANES):
+                    value = load(_value_place(arguments, scratch, token) + i * item_bytes, min(width - i, LANES))
+                    store_float32(sums + 4 * i, multiply_add(value, share, load_float32(sums + 4 * i)))
+
+    def weigh_rows(arguments: int, scratch: int, row: int, end: int, pages: int) -> int:
+        group, cap, begin = integer(arguments, GROUP), number(arguments, SCORE_CAP), panel(scratch, BEGIN)
+        position, left_out = panel(scratch, POSITION), panel(scratch, LEFT_OUT) != 0
+        lowest, highest = position + row // group, position + (end - 1) // group
+        is_cut = begin + pages * PAGE_TOKENS > lowest + 1 or begin < first_visible(arguments, highest)
+        scores = scores_of(arguments, scratch, row)
+        for r in range(row, end):
+            at = position + r // group
+            low, high = first_visible(arguments, at) - begin, at + 1 - begin
+            if is_cut or cap > 0:
+                _cap_and_mask(scores, pages, cap, low, high)
+            weigh(scratch, scores, r, pages)
+            if left_out:
+                add_left_out(arguments, scratch, scores, r, low, high)
+            scores += SCORE_BYTES
+        return 0
+
+    weigh_rows.__name__ = f"weigh_rows_{_kind(half)}"
+    return native_op(weigh_rows)
+
+
+def _kind(half: bool) -> str:
+    return "bfloat16_tiles" if uses_tiles(half) else "float16" if half else "float32"
+
+
+@inline
+def _attend_chunk(arguments: int, scratch: int) -> None:
+    """The rows of a block against a chunk.
+
+    While a group of rows is weighed, the products of the group before it and of the one after it are under way.
+    """
+    at_once, rows = integer(arguments, ROWS_AT_ONCE), panel(scratch, ROWS)
+    before_chunk = max(np.int64(0), panel(scratch, BEGIN) - panel(scratch, POSITION)) * integer(arguments, GROUP)
+    start = before_chunk // at_once * at_once
+    first, pages, pages_before = start, _pages_seen(arguments, scratch, start), np.int64(0)
+    call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
+    share = (at_once + _PARTS - 1) // _PARTS
+    while pages > 0:
+        following = first + at_once
+        next_pages = _pages_seen(arguments, scratch, following)
+        for part in range(_PARTS):
+            row, end = first + part * share, min(first + min((part + 1) * share, at_once), rows)
+            if row < end:
+                call_operator(integer(arguments, WEIGH), arguments, scratch, row, end, pages)
+            if part < 2 and first > start:
+                call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first - at_once, pages_before, part)
+            if part >= 2:
+                # Pages 0 and 1, then 2 and 3.
+                begin = 2 * (part - 2)
+                page_end = min(next_pages, begin + 2)
+                call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, following, begin, page_end)
+        first, pages_before, pages = following, pages, next_pages
+    if first > start:
+        for part in range(2):
+            call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first - at_once, pages_before, part)
+
+
+@cache
+def many_op(half: bool) -> NativeOp:
+    """Attention of a block of neighbouring tokens of one sequence: an item is an entry of ROW_BLOCKS and a KV head."""
+    tiles = uses_tiles(half)
+    products: Any = tile_products if tiles else vector_products
+    load_queries, clear_queries = products.load_queries, products.clear_queries
+
+    @inline
+    def attend(arguments: int, context: int, sequence: int, row: int, count: int, head: int, scratch: int) -> Any:
+        group, ready = integer(arguments, GROUP), panel(scratch, READY)
+        query_bytes, stride = 4 * group * integer(arguments, HEAD_SIZE), integer(arguments, QUERY_STRIDE)
+        for token in range(count):
+            ahead = integer(arguments, QUERY) + (row + token + _TOKENS_AHEAD) * stride + head * query_bytes
+            for i in range(0, query_bytes, 4 * LANES):
+                prefetch(ahead + i)
+            status = call_operator(integer(arguments, MAKE_READY), arguments, context, row + token, head, ready)
+            if status != 0:
+                return status
+            load_queries(arguments, scratch, token * group)
+            for h in range(group):
+                _start_row(arguments, scratch, token * group + h, head * group + h)
+        clear_queries(arguments, scratch, count * group)
+        position = position_of(context, row)
+        set_panel(scratch, ROWS, count * group)
+        set_panel(scratch, POSITION, position)
+        seen, end = first_visible(arguments, position), position + count
+        for begin in range(seen // CHUNK_TOKENS * CHUNK_TOKENS, end, CHUNK_TOKENS):
+            low, high = max(seen - begin, np.int64(0)), min(end - begin, np.int64(CHUNK_TOKENS))
+            page, last = low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1
+            keys, first_page = panel(scratch, PAGES) + 8 * page, begin // PAGE_TOKENS
+            status = list_pages(
+                arguments, context, sequence, first_page + page, first_page + last, head, keys, keys + 8 * CHUNK_PAGES
+            )
+            if status != 0:
+                return status
+            set_panel(scratch, BEGIN, begin)
+            call_operator(integer(arguments, LOAD_CHUNK), arguments, scratch, low, high, 0)
+            _attend_chunk(arguments, scratch)
+        width = integer(arguments, V_HEAD_SIZE)
+        for r in range(count * group):
+            out = integer(arguments, OUT) + (row + r // group) * integer(arguments, OUT_STRIDE)
+            _finish_row(scratch, r, width, out + 4 * (head * group + r % group) * width)
+        return 0
+
+    def attend_blocks(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+        kv_heads, status = integer(arguments, KV_HEADS), 0
+        open_panels(integer(arguments, PANELS), scratch)
+        if tiles:
+            configure_tiles(panel(scratch, CONFIG))
+        for item in range(begin, end):
+            entry = read_int64(context + 8 * Word.ROW_BLOCKS) + 4 * BLOCK_WORDS * (item // kv_heads)
+            sequence, row = np.int64(read_int32(entry)), np.int64(read_int32(entry + 4))
+            count = np.int64(read_int32(entry + 8))
+            if status == 0:
+                status = _check(context, sequence, row, count)
+            if status == 0:
+                status = attend(arguments, context, sequence, row, count, item % kv_heads, scratch)
+        if tiles:
+            release_tiles()
+        return status
+
+    attend_blocks.__name__ = f"attend_blocks_{'tiles' if tiles else 'vectors'}"
+    return native_op(attend_blocks)

@@ -1,0 +1,120 @@
+"""Where attention of the MANY rows keeps a block of queries and a chunk of keys and values while it works on them.
+
+A thread's scratch begins with a table of words: addresses of the panels in it, and a few sizes. Operators read them by
+the names below, so they are compiled once for all sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...formats import PAGE_TOKENS
+from ..functions import inline
+from ..memory import read_int64, write_int64
+from ..tiles import TILE_ROWS, tile_config
+from ..vector import LANES
+from .arguments import ROWS_AT_ONCE, integer
+from .heads import head_bytes
+
+CHUNK_TOKENS = 128
+CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
+BLOCK_TOKENS = 128  # of a sequence, that share the conversion of keys and values
+SCORE_BYTES = 4 * CHUNK_TOKENS  # of a row
+MOST_ROWS = 2 * TILE_ROWS  # that are multiplied at once
+
+(
+    PAGES,  # addresses of the chunk's pages: of keys, then of values
+    USABLE,  # a byte per token of the chunk: the block sees it, and its values are finite
+    READY,  # query heads of a token
+    QUERIES, KEYS, VALUES,
+    SCORES,  # of two groups of rows in turn: one is worked on while the products of the other are under way
+    SUMS,  # weighted values of each row so far
+    MAXIMA,  # of each row so far
+    TOTALS,  # of each row's weights so far: a vector, whose lanes have a sum each
+    CONFIG,  # for configure_tiles
+    QUERY_BYTES,  # of a row of queries, or of a row of tiles of them
+    SUM_BYTES,  # of a row of SUMS
+    STEPS,  # tiles that a head takes
+    ROWS,  # of the block that is worked on
+    POSITION,  # of its first row
+    BEGIN,  # position of the chunk's first token
+    LEFT_OUT,  # not 0: some of the seen tokens are not USABLE
+) = range(18)  # fmt: skip
+_ADDRESSES, _WORDS = CONFIG, ROWS
+_HEADER_BYTES = 192
+# Heads are padded to whole pairs of tiles.
+_PADDING = 2 * LANES
+
+
+class Panels:
+    """Panels for a layer's shape.
+
+    Attributes:
+        table: the words, addresses counted from the scratch.
+        bytes: size of the scratch.
+        v_head_size: padded.
+    """
+
+    def __init__(self, group: int, head_size: int, v_head_size: int) -> None:
+        # The last group of rows need not be whole.
+        rows = _padded(BLOCK_TOKENS * group + MOST_ROWS)
+        head, values = _padded(head_size), _padded(v_head_size)
+        self.v_head_size = values
+        steps = head // _PADDING
+        query_bytes = max(head_bytes(head_size), 4 * head)
+        self._tiles = tile_config()
+        self._end = _HEADER_BYTES
+        words = [
+            self._add(16 * CHUNK_PAGES),
+            self._add(CHUNK_TOKENS),
+            self._add((group + 1) * head_bytes(head_size)) + head_bytes(head_size),
+            self._add(rows * query_bytes),
+            self._add(4 * CHUNK_TOKENS * head),
+            self._add(4 * CHUNK_TOKENS * values),
+            self._add(2 * MOST_ROWS * SCORE_BYTES),
+            self._add(4 * rows * values),
+            self._add(4 * rows),
+            self._add(4 * LANES * rows),
+        ]
+        self.table: NDArray[np.int64] = np.array(
+            [*words, self._tiles.ctypes.data, head_bytes(head_size), 4 * values, steps], np.int64
+        )
+        self.bytes = self._end
+
+    def _add(self, size: int) -> int:
+        start, self._end = self._end, self._end + -(-size // 64) * 64
+        return start
+
+
+def _padded(size: int) -> int:
+    return -(-size // _PADDING) * _PADDING
+
+
+@inline
+def open_panels(table: int, scratch: int) -> None:
+    """Write the table at the beginning of the scratch."""
+    for index in range(_WORDS):
+        value = read_int64(table + 8 * index)
+        write_int64(scratch + 8 * index, value + scratch if index < _ADDRESSES else value)
+
+
+@inline
+def panel(scratch: int, name: int) -> Any:
+    """A word of the table."""
+    return read_int64(scratch + 8 * name)
+
+
+@inline
+def set_panel(scratch: int, name: int, value: int) -> None:
+    """Change a word of the table."""
+    write_int64(scratch + 8 * name, value)
+
+
+@inline
+def scores_of(arguments: int, scratch: int, row: int) -> Any:
+    """Scores, which become weights, of a row; groups of rows take one of two places in turn."""
+    at_once = integer(arguments, ROWS_AT_ONCE)
+    return panel(scratch, SCORES) + (row // at_once % 2 * MOST_ROWS + row % at_once) * SCORE_BYTES

@@ -1,0 +1,212 @@
+"""A step of attention: sequences with new tokens, the pages that hold their past, and tapes of one layer over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.paged.phases import Rope, attention_phases
+from genai.kernels.cpu.paged.steps import MANY_TOKENS, few_splits, partial_floats, prepare_context
+from genai.kernels.cpu.tape.context import ContextTable, Word
+from genai.kernels.cpu.tape.program import Rows, TapeWriter
+from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.formats import PAGE_TOKENS, PagedLayer
+from genai.kernels.reference import paged as reference
+from genai.kernels.reference.normalization import simplified_layer_normalization
+from genai.kernels.reference.rope import rotate
+
+
+@dataclass
+class AttentionStep:
+    """Sequences (new tokens, context length with them), those with few new tokens first.
+
+    query, key, value: float32 [T, heads, size]. The pages hold a random past, and garbage behind every sequence's end.
+    """
+
+    layer: PagedLayer
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    positions: np.ndarray
+    query_start: np.ndarray
+    context_lengths: np.ndarray
+    block_tables: np.ndarray
+    rope_table: np.ndarray
+    slots: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks = self.block_tables[self.sequence_of_row, self.positions // PAGE_TOKENS].astype(np.int64)
+        self.slots = blocks * PAGE_TOKENS + self.positions % PAGE_TOKENS
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.diff(self.query_start)
+
+    @property
+    def sequence_of_row(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
+
+    @property
+    def few_rows(self) -> int:
+        return int(self.counts[self.counts < MANY_TOKENS].sum())
+
+    def context(self) -> ContextTable:
+        table, few = ContextTable(), int((self.counts < MANY_TOKENS).sum())
+        table.count(Word.TOKENS, len(self.positions))
+        table.count(Word.TABLE_WIDTH, self.block_tables.shape[1])
+        arrays = {
+            Word.POSITIONS: self.positions,
+            Word.QUERY_START: self.query_start,
+            Word.CONTEXT_LENGTHS: self.context_lengths,
+            Word.BLOCK_TABLES: self.block_tables,
+            Word.SLOTS: self.slots,
+            Word.ROPE_TABLE: self.rope_table,
+            Word.SEQUENCE_OF_ROW: self.sequence_of_row,
+        }
+        for word, array in arrays.items():
+            table.array(word, array)
+        floats = partial_floats(self.query.shape[1], self.layer.v_head_size)
+        prepare_context(
+            table,
+            positions=self.positions,
+            query_start=self.query_start,
+            few_sequences=few,
+            partials=np.full(len(few_splits(self.positions[: self.few_rows])) * floats, np.nan, np.float32),
+            floats_per_split=floats,
+        )
+        return table
+
+    def run(self, threads: int = 1, context: ContextTable | None = None, **options: Any) -> np.ndarray:
+        """Attention [T, heads, v_head_size] by the operators; the new keys and values are in the pages afterwards."""
+        tokens, heads = self.query.shape[:2]
+        out = np.full((tokens, heads * self.layer.v_head_size), np.nan, np.float32)
+        # Queries, keys and values lie in one packed row.
+        heads_of_rows = (self.query, self.key, self.value)
+        widths = [x.shape[1] * x.shape[2] for x in heads_of_rows]
+        packed = np.concatenate(
+            [x.reshape(tokens, width) for x, width in zip(heads_of_rows, widths, strict=True)], axis=1
+        )
+        before, writer = packed.copy(), TapeWriter()
+        rows = Rows(packed.ctypes.data, 4 * sum(widths), sum(widths), held=packed)
+        starts = np.cumsum([0, *widths]).tolist()
+        parts = [rows.columns(start, width) for start, width in zip(starts, widths, strict=False)]
+        target = Rows(out.ctypes.data, 4 * out.shape[1], out.shape[1], held=out)
+        writer.add_phases(attention_phases(*parts, target, self.layer, heads=heads, **options))
+        walkers = Walkers(threads)
+        try:
+            walkers.walk(writer.finish(), context or self.context())
+        finally:
+            walkers.close()
+        np.testing.assert_array_equal(packed, before)
+        return out.reshape(tokens, heads, self.layer.v_head_size)
+
+    def turned(self, x: np.ndarray, norm: np.ndarray | None, options: dict[str, Any]) -> np.ndarray:
+        """Heads normed and rotated, in float64."""
+        x, rope = x.astype(np.float64), options.get("rope")
+        if norm is not None:
+            x = simplified_layer_normalization(x, norm.astype(np.float64), epsilon=options.get("epsilon", 1e-6))
+        if rope is None:
+            return x
+        short = rotate(x[None], self.positions[None], rope.cos, rope.sin, rope.interleaved)[0]
+        if rope.long_cos is None:
+            return short
+        long = rotate(x[None], self.positions[None], rope.long_cos, rope.long_sin, rope.interleaved)[0]
+        return np.where((self.rope_table[self.sequence_of_row] != 0)[:, None, None], long, short)
+
+    def expected(self, **options: Any) -> np.ndarray:
+        """The same by the reference, in float64, over the pages as they are now."""
+        query = self.turned(self.query, options.get("q_norm"), options)
+        names = ("scale", "softcap", "window", "sinks", "smooth_softmax")
+        return reference.paged_attention(
+            query,
+            self.layer,
+            query_start=self.query_start,
+            context_lengths=self.context_lengths,
+            positions=self.positions,
+            block_tables=self.block_tables,
+            **{name: options[name] for name in names if name in options},
+        )
+
+    def part(self, sequence: int, first: int, last: int) -> AttentionStep:
+        """Tokens [first, last) of those that a sequence brings, as a step of their own over the same pages."""
+        start = int(self.query_start[sequence])
+        rows = slice(start + first, start + last)
+        return AttentionStep(
+            self.layer,
+            self.query[rows],
+            self.key[rows],
+            self.value[rows],
+            self.positions[rows],
+            np.array([0, last - first], np.int32),
+            (self.positions[rows][-1:] + 1).astype(np.int32),
+            self.block_tables[sequence : sequence + 1],
+            self.rope_table[sequence : sequence + 1],
+        )
+
+    def alone(self, sequence: int) -> AttentionStep:
+        return self.part(sequence, 0, int(self.counts[sequence]))
+
+
+MakeStep = Callable[..., AttentionStep]
+
+
+@pytest.fixture
+def make_step(rng: np.random.Generator) -> MakeStep:
+    def make(
+        sequences: list[tuple[int, int]],
+        *,
+        dtype: Any = np.float16,
+        heads: int = 4,
+        kv_heads: int = 2,
+        head_size: int = 32,
+        v_head_size: int | None = None,
+    ) -> AttentionStep:
+        v_size = v_head_size or head_size
+        blocks = [-(-length // PAGE_TOKENS) for _, length in sequences]
+        ids = rng.permutation(sum(blocks) + 3).astype(np.int32)
+        tables = np.full((len(sequences), max(blocks) + 1), -1, np.int32)
+        for row, count, start in zip(tables, blocks, np.cumsum([0, *blocks]), strict=False):
+            row[:count] = ids[start : start + count]
+        layer = PagedLayer(
+            rng.standard_normal((len(ids), kv_heads, head_size, PAGE_TOKENS)).astype(dtype),
+            rng.standard_normal((len(ids), kv_heads, PAGE_TOKENS, v_size)).astype(dtype),
+        )
+        for row, (_, length) in zip(tables, sequences, strict=True):
+            if length % PAGE_TOKENS:
+                layer.keys[row[length // PAGE_TOKENS], :, :, length % PAGE_TOKENS :] = np.nan
+                layer.values[row[length // PAGE_TOKENS], :, length % PAGE_TOKENS :] = np.nan
+        new = [count for count, _ in sequences]
+
+        def normal(heads: int, size: int) -> np.ndarray:
+            return rng.standard_normal((sum(new), heads, size)).astype(np.float32)
+
+        return AttentionStep(
+            layer,
+            normal(heads, head_size),
+            normal(kv_heads, head_size),
+            normal(kv_heads, v_size),
+            np.concatenate([np.arange(length - count, length) for count, length in sequences]).astype(np.int64),
+            np.cumsum([0, *new]).astype(np.int32),
+            np.array([length for _, length in sequences], np.int32),
+            tables,
+            np.arange(len(sequences), dtype=np.int32) % 2,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_rope(rng: np.random.Generator) -> Callable[..., Rope]:
+    """Tables of random rotations for 2000 positions."""
+
+    def make(rotary_dim: int, *, interleaved: bool = False, long: bool = False) -> Rope:
+        angles = rng.uniform(0, 2 * np.pi, (2, 2000, rotary_dim // 2))
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        tables = (cos[1], sin[1]) if long else (None, None)
+        return Rope(cos[0], sin[0], *tables, interleaved=interleaved)
+
+    return make
