@@ -66,7 +66,7 @@ class RowNode(Protocol):
 Rule = Callable[[NodeSpec, Sequence[ValueType]], RowNode | None]
 
 _RULES: dict[tuple[str, str], Rule] = {}
-_MODULES = ("elementwise", "movement", "norms", "products")
+_MODULES = ("attention", "elementwise", "movement", "norms", "products")
 
 
 def rule(*op_types: str, domain: str = "") -> Callable[[Rule], Rule]:
