@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.paged.steps import few_splits, prepare_context
 from genai.kernels.cpu.tape.context import ContextTable, Word
 from genai.kernels.cpu.team import Team
 from genai.kernels.formats import PagedLayer
@@ -77,6 +78,8 @@ class PagedDecoder:
     def __post_init__(self) -> None:
         self._layers = tuple(cache and PagedLayer(cache.keys, cache.values) for cache in self.storage.layers)
         self._table = ContextTable()
+        self._floats_per_split = max((getattr(step.kernel, "partial_floats", 0) for step in self.plan.steps), default=0)
+        self._partials = np.empty(0, np.float32)
         self._turn = threading.Lock()  # the plan's tapes have one memory for their values
         self.closed = False
         self.prefixes = PrefixCache(self.pool, self.storage.layout.block_size)
@@ -137,7 +140,7 @@ class PagedDecoder:
             if self.position_ids is not None:
                 feeds[self.position_ids] = context.positions[None, :]
             with self._turn:
-                fill_table(self._table, context, tokens)
+                self._fill_table(context, tokens)
                 (logits,) = run(self.plan, feeds, context).values()
             self._check_open()  # closed meanwhile, it has read pages that were given back
         logits = np.asarray(logits, np.float32).reshape(len(context.wanted_rows), logits.shape[-1])
@@ -212,6 +215,22 @@ class PagedDecoder:
             table=self._table,
         )
         return context, np.concatenate(tokens), owners
+
+    def _fill_table(self, context: StepContext, tokens: NDArray[np.int64]) -> None:
+        fill_table(self._table, context, tokens)
+        few_sequences = int(self._table.words[Word.FEW_SEQUENCES])
+        few_positions = context.positions[: context.query_start[few_sequences]]
+        needed = len(few_splits(few_positions)) * self._floats_per_split
+        if needed > self._partials.size:
+            self._partials = np.empty(2 * needed, np.float32)
+        prepare_context(
+            self._table,
+            positions=context.positions,
+            query_start=context.query_start,
+            few_sequences=few_sequences,
+            partials=self._partials,
+            floats_per_split=self._floats_per_split,
+        )
 
     def _check_open(self) -> None:
         if self.closed:

@@ -103,6 +103,11 @@ class TapeStep:
         self._bytes = sum(getattr(getattr(node, "matrix", None), "nbytes", 0) for node in nodes)
         self._weights = sum(node.matrix.rows * node.matrix.columns for node in nodes if hasattr(node, "matrix"))
 
+    @property
+    def partial_floats(self) -> int:
+        """Numbers per piece of context that its attention needs room for."""
+        return max((getattr(node, "partial_floats", 0) for node in self.nodes), default=0)
+
     def __call__(self, context: StepContext, inputs: Sequence[Any]) -> tuple[Any, ...]:
         counts = {Word.TOKENS: len(context.positions), Word.WANTED: len(context.wanted_rows)}
         tape = self._tape_for(context, counts)

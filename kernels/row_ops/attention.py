@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpu.paged.phases import Rope, attention_phases
+from ..cpu.paged.steps import partial_floats
 from ..registry import NodeSpec
 from .base import RowType, ValueType, row_input, rule
 from .writer import Writer
@@ -37,6 +38,11 @@ class PagedAttention:
     @property
     def outputs(self) -> Mapping[str, RowType]:
         return {self.out: self.type}
+
+    @property
+    def partial_floats(self) -> int:
+        """Numbers that it keeps in PARTIALS for a piece of context."""
+        return partial_floats(self.options["heads"], self.type.width // self.options["heads"])
 
     def write(self, writer: Writer) -> None:
         query = writer.rows(self.query)
