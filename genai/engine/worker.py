@@ -68,9 +68,10 @@ class Worker:
     def _start(self) -> None:
         self._inbox.process = os.getpid()
         engine = self._make_engine()
-        self._thread = threading.Thread(target=_run, args=(engine, self._inbox), name="genai-worker", daemon=True)
-        self._inbox.thread = self._thread
-        self._thread.start()
+        thread = threading.Thread(target=_run, args=(engine, self._inbox), name="genai-worker", daemon=True)
+        thread.start()
+        # Known only now: whoever closes meanwhile must not join a thread that has not begun.
+        self._thread = self._inbox.thread = thread
 
     def wake(self) -> None:
         """Something changed that the engine should see, such as a job being cancelled."""
@@ -79,8 +80,10 @@ class Worker:
     def close(self) -> None:
         """End the thread; jobs that are not over are dropped as cancelled."""
         self._finalizer()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        with self._lock:  # a thread that is being started is known after this
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
 
 class _Inbox:

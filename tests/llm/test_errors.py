@@ -55,7 +55,7 @@ PROMPTS: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("prompts", "kind", "said"), PROMPTS, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize(("prompts", "kind", "said"), PROMPTS, ids=lambda value: repr(value).split(" at 0x")[0][:30])
 def test_prompts(llm: genai.LLM, prompts: Any, kind: type[genai.GenaiError], said: str) -> None:
     with pytest.raises(kind) as raised:
         llm.generate(prompts, max_tokens=1)
