@@ -83,7 +83,7 @@ class Generation:
 
     def start(self, sequence: Any) -> None:
         """See Job.start."""
-        sequence.tokens.extend(self.prompt)
+        sequence.append(self.prompt)
         self.adopt(sequence)
         self._cached_tokens = 0
 
@@ -118,7 +118,7 @@ class Generation:
             self._first_token = self._last_token
         reason = self.row.finish_reason(token)
         if reason != "stop":
-            self.sequence.tokens.append(token)
+            self.sequence.append([token])
             self._output.append(token)
             if logprob is not None:
                 self._logprobs.append(logprob)

@@ -173,7 +173,7 @@ class Generator:
                 )
         lengths = [len(sequence.tokens) for sequence in self._sequences]
         for row, sequence in zip(rows, self._sequences, strict=True):
-            sequence.tokens.extend(row)
+            sequence.append(row)
         self._finished = [len(sequence.tokens) >= limit for sequence in self._sequences]
         try:
             self._compute(range(len(self._sequences)))
@@ -233,9 +233,9 @@ class Generator:
         if token in self._eos:
             self._finished[index] = True
             return
-        tokens = self._sequences[index].tokens
-        tokens.append(token)
-        self._finished[index] = len(tokens) >= self._options["max_length"]
+        sequence = self._sequences[index]
+        sequence.append([token])
+        self._finished[index] = len(sequence.tokens) >= self._options["max_length"]
 
     def _pad_token(self) -> int:
         config = self._model.config.model

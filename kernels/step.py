@@ -27,6 +27,7 @@ class StepContext:
         context_lengths: int32 [S], tokens visible to the last row of each sequence, this step's included.
         block_tables: int32 [S, max_blocks], block ids of each sequence, in order.
         slots: int64 [T], where each token's key and value go: block * block_size + offset.
+        few_sequences: so many sequences come first whose rows are FEW; those of the others are MANY.
         wanted_rows: int64 [R], rows whose logits are wanted.
         rope_table: int32 [S], which RoPE table a sequence uses (0 short, 1 long).
         layers: per attention layer its paged keys and values.
@@ -39,6 +40,7 @@ class StepContext:
     context_lengths: NDArray[np.int32]
     block_tables: NDArray[np.int32]
     slots: NDArray[np.int64]
+    few_sequences: int
     wanted_rows: NDArray[np.int64]
     rope_table: NDArray[np.int32]
     layers: Sequence[Any]

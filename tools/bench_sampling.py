@@ -72,7 +72,7 @@ def decode_step(model: genai.Model, batch: int) -> Callable[[], object]:
     decoder, rng = model.decoder, np.random.default_rng(0)
     sequences = [decoder.open() for _ in range(batch)]
     for sequence in sequences:
-        sequence.tokens.extend(rng.integers(3, 1000, 64).tolist())
+        sequence.append(rng.integers(3, 1000, 64).tolist())
     while any(sequence.num_computed < len(sequence.tokens) for sequence in sequences):
         decoder.step(sequences)
 

@@ -86,7 +86,7 @@ def write_checkpoint(folder: Path, metadata: dict[str, str]) -> Path:
 def rows_of(model: Any, tokens: list[int], step: int) -> np.ndarray:
     sequence, rows = model.decoder.open(), []
     for start in range(0, len(tokens), step):
-        sequence.tokens.extend(tokens[start : start + step])
+        sequence.append(tokens[start : start + step])
         rows.append(compute_pending(model.decoder, [sequence], all_rows=True)[0][-step:])
     return np.concatenate(rows)
 

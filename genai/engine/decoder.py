@@ -16,10 +16,13 @@ Logits = NDArray[np.float32]
 class DecoderSequence(Protocol):
     """One growing token sequence and its cached state.
 
-    `tokens` may be appended to freely; `num_computed` of them are in the cache.
+    `num_computed` of its `tokens` are in the cache.
     """
 
     tokens: list[int]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens. Those that come together may be computed by other kernels than a few would be."""
 
     @property
     def num_computed(self) -> int: ...

@@ -37,6 +37,9 @@ class DenseSequence:
         self.past = dict(empty)
         self.num_computed = 0
 
+    def append(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+
     def rewind(self, length: int) -> None:
         del self.tokens[length:]
         self.num_computed = min(self.num_computed, max(length - 1, 0))

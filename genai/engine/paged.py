@@ -25,25 +25,53 @@ from ..errors import CacheCapacityError, ConfigError, StateError
 from ..runtime.plan import Plan
 from ..runtime.python_loop import run
 from .decoder import Logits
-from .scheduler import LONG_CHUNK, Step, plan_step
+from .scheduler import Run, Step, plan_step
 
 DEFAULT_TOKEN_BUDGET = 512
+# Tokens that are appended together in at least this number are computed as MANY rows.
+MANY_TOKENS = 32
 
 
 class PagedSequence:
-    """Tokens, the block table that holds their keys and values, and the RoPE table these were rotated with."""
+    """Tokens, the block table that holds their keys and values, and the RoPE table these were rotated with.
+
+    Long prompts are computed by other kernels (MANY rows) than single tokens and short ones (FEW rows), which round
+    differently. Which of the two a token belongs to is settled when it is appended: however it is computed then, in
+    chunks, in company, again after its cache was taken back, its bits are the same.
+    """
 
     def __init__(self, table: BlockTable) -> None:
         self.tokens: list[int] = []
         self.table = table
         self.rope_table = 0
+        self._many = bytearray()  # per token
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+        self._many.extend([len(tokens) >= MANY_TOKENS] * len(tokens))
+
+    def pending(self) -> Run:
+        """The next tokens that are not computed yet and go together."""
+        first, total = self.table.length, len(self.tokens)
+        if first == total:
+            return Run(0, False)
+        many = self._many[first]
+        end = self._many.find(1 - many, first)
+        return Run((total if end < 0 else end) - first, bool(many))
+
+    def fork(self) -> PagedSequence:
+        """The same tokens over shared blocks."""
+        other = PagedSequence(self.table.fork())
+        other.tokens, other._many = list(self.tokens), self._many[:]
+        other.rope_table = self.rope_table
+        return other
 
     @property
     def num_computed(self) -> int:
         return self.table.length
 
     def rewind(self, length: int) -> None:
-        del self.tokens[length:]
+        del self.tokens[length:], self._many[length:]
         self.table.truncate(min(self.table.length, max(length - 1, 0)))
 
     def drop_cache(self) -> None:
@@ -90,10 +118,7 @@ class PagedDecoder:
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         """See Decoder.fork: the blocks are shared until one of the two writes into them."""
-        other = PagedSequence(sequence.table.fork())
-        other.tokens = list(sequence.tokens)
-        other.rope_table = sequence.rope_table
-        return other
+        return sequence.fork()
 
     def step(
         self, sequences: Sequence[PagedSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
@@ -102,7 +127,7 @@ class PagedDecoder:
         self._check_open()
         for sequence in sequences:
             self._choose_rope_table(sequence)
-        pending = [len(sequence.tokens) - sequence.num_computed for sequence in sequences]
+        pending = [sequence.pending() for sequence in sequences]
         results: list[Logits | None] = [None] * len(sequences)
         if step := plan_step(pending, token_budget or self.token_budget):
             for index, logits in self._run_step(sequences, step, all_rows):
@@ -160,7 +185,7 @@ class PagedDecoder:
         taken: list[tuple[BlockTable, int]] = []
         slots: list[int] = []
         try:
-            for index, count in step:
+            for index, count, _ in step:
                 table = sequences[index].table
                 taken.append((table, table.length))
                 slots.extend(self._append(table, count))
@@ -187,13 +212,13 @@ class PagedDecoder:
         self, sequences: Sequence[PagedSequence], step: Step, slots: list[int], all_rows: Collection[int]
     ) -> tuple[StepContext, np.ndarray, list[tuple[int, int, int]]]:
         """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
-        counts = [count for _, count in step]
+        counts = [part.count for part in step]
         query_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        tables = [sequences[index].table for index, _ in step]
+        tables = [sequences[part.index].table for part in step]
         tokens, positions = [], []
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
-        for (index, count), table, start in zip(step, tables, query_start, strict=False):
+        for (index, count, _), table, start in zip(step, tables, query_start, strict=False):
             first = table.length - count
             tokens.append(np.asarray(sequences[index].tokens[first : table.length], np.int64))
             positions.append(np.arange(first, table.length, dtype=np.int64))
@@ -205,11 +230,12 @@ class PagedDecoder:
         context = StepContext(
             positions=np.concatenate(positions),
             query_start=query_start,
+            few_sequences=sum(not part.many for part in step),
             context_lengths=np.asarray([table.length for table in tables], np.int32),
             block_tables=_block_tables(tables),
             slots=np.asarray(slots, np.int64),
             wanted_rows=np.asarray(wanted, np.int64),
-            rope_table=np.asarray([sequences[index].rope_table for index, _ in step], np.int32),
+            rope_table=np.asarray([sequences[part.index].rope_table for part in step], np.int32),
             layers=self._layers,
             team=self.team,
             table=self._table,
@@ -218,8 +244,7 @@ class PagedDecoder:
 
     def _fill_table(self, context: StepContext, tokens: NDArray[np.int64]) -> None:
         fill_table(self._table, context, tokens)
-        few_sequences = int(self._table.words[Word.FEW_SEQUENCES])
-        few_positions = context.positions[: context.query_start[few_sequences]]
+        few_positions = context.positions[: context.query_start[context.few_sequences]]
         needed = len(few_splits(few_positions)) * self._floats_per_split
         if needed > self._partials.size:
             self._partials = np.empty(2 * needed, np.float32)
@@ -227,7 +252,7 @@ class PagedDecoder:
             self._table,
             positions=context.positions,
             query_start=context.query_start,
-            few_sequences=few_sequences,
+            few_sequences=context.few_sequences,
             partials=self._partials,
             floats_per_split=self._floats_per_split,
         )
@@ -245,17 +270,16 @@ class PagedDecoder:
 
 
 def fill_table(table: ContextTable, context: StepContext, tokens: NDArray[np.int64]) -> None:
-    """Write a step into the table that its tapes read. Sequences with short chunks come first, see `plan_step`."""
+    """Write a step into the table that its tapes read."""
     lengths = np.diff(context.query_start)
-    few_sequences = int(np.count_nonzero(lengths < LONG_CHUNK))
-    few = int(context.query_start[few_sequences])
+    few = int(context.query_start[context.few_sequences])
     counts = {
         Word.TOKENS: len(tokens),
         Word.FEW: few,
         Word.MANY: len(tokens) - few,
         Word.WANTED: len(context.wanted_rows),
         Word.SEQUENCES: len(lengths),
-        Word.FEW_SEQUENCES: few_sequences,
+        Word.FEW_SEQUENCES: context.few_sequences,
         Word.TABLE_WIDTH: context.block_tables.shape[1],
         Word.CANCEL: 0,
     }

@@ -68,7 +68,7 @@ def trace_values(
     decoder.plan = _observed(decoder.plan, tracer.see)
     sequence = decoder.open()
     try:
-        sequence.tokens.extend(tokens.tolist())
+        sequence.append(tokens.tolist())
         pending_logits(decoder, sequence, all_rows=True, token_budget=len(tokens))
     finally:
         sequence.close()

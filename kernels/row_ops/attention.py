@@ -20,7 +20,7 @@ OURS = "genai"
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """One layer. `query` holds keys and values as well where `key` is empty; `options` are those of attention_phases."""
+    """One layer. `query` holds keys and values too where `key` is empty; `options` are those of attention_phases."""
 
     query: str
     key: str

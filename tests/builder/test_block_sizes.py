@@ -43,7 +43,7 @@ def our_logits(folder: Path) -> np.ndarray:
     with genai.Model(folder, accuracy="fp32", kv_dtype="fp32") as model:
         sequence, rows = model.decoder.open(), []
         for piece in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT:])):
-            sequence.tokens.extend(piece)
+            sequence.append(piece)
             rows.append(compute_pending(model.decoder, [sequence], all_rows=True)[0])
     return np.concatenate(rows)
 

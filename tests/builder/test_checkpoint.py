@@ -140,7 +140,7 @@ def test_fp16_weights(checkpoint: Path, golden: Any, tmp_path: Path) -> None:
     for folder in (wide, narrow):
         with genai.Model(folder) as model:
             sequence = model.decoder.open()
-            sequence.tokens.extend(golden("llama_tied").tokens)
+            sequence.append(golden("llama_tied").tokens)
             logits.append(compute_pending(model.decoder, [sequence], all_rows=True)[0])
     assert 0 < np.abs(logits[0] - logits[1]).max() < 0.02 * np.abs(logits[0]).max()
 

@@ -42,7 +42,7 @@ def compute(model: genai.Model, tokens: Any, pieces: list[int]) -> np.ndarray:
     decoder = model.decoder
     sequence, rows, start = decoder.open(), [], 0
     for length in pieces:
-        sequence.tokens.extend(int(token) for token in tokens[start : start + length])
+        sequence.append(int(token) for token in tokens[start : start + length])
         rows.append(compute_pending(decoder, [sequence], all_rows=True)[0][-length:])
         start += length
     sequence.close()
@@ -101,7 +101,7 @@ def test_batched(case: Any) -> None:
     lengths = [len(golden.tokens), 5, 13]
     sequences = [model.decoder.open() for _ in lengths]
     for sequence, length in zip(sequences, lengths, strict=True):
-        sequence.tokens.extend(golden.tokens[:length])
+        sequence.append(golden.tokens[:length])
     assert model.info.flattened, model.info.reason
     for rows, length in zip(compute_pending(model.decoder, sequences, all_rows=True), lengths, strict=True):
         close(rows, golden.expected(length)[:length])

@@ -114,10 +114,10 @@ def test_same_logits(name: str, tmp_path: Path, byte_tokenizer_dir: Path, og_log
     with genai.Model(folder, accuracy="fp32") as model:
         assert model.info.flattened, model.info.reason
         sequence, rows = model.decoder.open(), []
-        sequence.tokens.extend(TOKENS[:PROMPT])
+        sequence.append(TOKENS[:PROMPT])
         compute_pending(model.decoder, [sequence])
         for token in TOKENS[PROMPT:]:
-            sequence.tokens.append(token)
+            sequence.append([token])
             rows.append(compute_pending(model.decoder, [sequence])[0])
     ours = np.concatenate(rows)
     # onnxruntime fuses the QDQ form with activations of 8 bits, whatever the graph says.

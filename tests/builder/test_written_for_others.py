@@ -75,7 +75,7 @@ def test_same_logits(name: str, precision: Any, golden: Any, og_logits: Any, tmp
     with genai.Model(folder, accuracy="fp32", kv_dtype="fp32") as model:
         sequence, rows = model.decoder.open(), []
         for piece in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT:])):
-            sequence.tokens.extend(piece)
+            sequence.append(piece)
             rows.append(compute_pending(model.decoder, [sequence], all_rows=True)[0])
     ours = np.concatenate(rows)
     assert ours.std() > 0.1

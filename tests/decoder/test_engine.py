@@ -78,8 +78,10 @@ def test_a_mixed_batch_equals_each_alone(model: og.Model) -> None:
             assert batch.get_sequence(index).tolist()[len(tokens) :] == greedy(model, tokens, steps)
 
 
-def test_chunked_prefill_equals_whole(model: og.Model) -> None:
-    tokens = prompt(3, 90)
+@pytest.mark.parametrize("length", [90, 25])
+def test_chunked_prefill_equals_whole(model: og.Model, length: int) -> None:
+    """How a prompt is computed is settled when it is appended, not by the chunks that it is cut into."""
+    tokens = prompt(3, length)
     with generator(model) as whole, generator(model, chunk_size=16) as chunked:
         whole.append_tokens(tokens)
         chunked.append_tokens(tokens)
@@ -87,14 +89,29 @@ def test_chunked_prefill_equals_whole(model: og.Model) -> None:
         assert np.max(np.abs(chunked.get_logits() - expected)) <= 1e-4 * expected.std()
 
 
-def test_token_by_token_equals_prefill(model: og.Model) -> None:
-    tokens = prompt(4, 40)
+@pytest.mark.parametrize("length", [31, 40])
+def test_token_by_token_is_near_prefill(model: og.Model, form: str, length: int) -> None:
+    """Single tokens and short prompts go one way; a long prompt may go another, which rounds differently."""
+    tokens = prompt(4, length)
     with generator(model) as whole, generator(model) as stepwise:
         whole.append_tokens(tokens)
         for token in tokens:
             stepwise.append_tokens([token])
         expected = whole.get_logits()
-        assert np.max(np.abs(stepwise.get_logits() - expected)) <= 1e-4 * expected.std()
+        alike = length < 32 or "fp32" in form
+        bound = 1e-4 if alike else 0.2
+        assert np.max(np.abs(stepwise.get_logits() - expected)) <= bound * expected.std()
+
+
+def test_fp32_activations_do_not_depend_on_how_tokens_come(form: str, form_folder: Callable[..., Path]) -> None:
+    tokens = prompt(4, 40)
+    with og.Model(form_folder(form), threads=2, accuracy="fp32") as exact:
+        with generator(exact) as whole, generator(exact) as stepwise:
+            whole.append_tokens(tokens)
+            for token in tokens:
+                stepwise.append_tokens([token])
+            expected = whole.get_logits()
+            assert np.max(np.abs(stepwise.get_logits() - expected)) <= 1e-4 * expected.std()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -119,9 +136,9 @@ def test_append_generate_append_equals_one_prompt(small: og.Model) -> None:
         np.testing.assert_allclose(fresh.get_logits(), logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("length", [0, 1, 9, 31, 32, 33, 40])
-def test_rewind_equals_fresh(small: og.Model, length: int) -> None:
-    tokens = prompt(6, 40)
+@pytest.mark.parametrize(("length", "start"), [(0, 40), (1, 20), (9, 20), (31, 31), (32, 40), (33, 40), (40, 40)])
+def test_rewind_equals_fresh(small: og.Model, length: int, start: int) -> None:
+    tokens = prompt(6, start)
     with generator(small) as one, generator(small) as fresh:
         one.append_tokens(tokens)
         for _ in range(5):
@@ -131,10 +148,10 @@ def test_rewind_equals_fresh(small: og.Model, length: int) -> None:
         assert one.get_sequence(0).tolist() == tokens[:length]
         if length:
             fresh.append_tokens(tokens[:length])
-            np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
+            np.testing.assert_array_equal(one.get_logits(), fresh.get_logits())
         one.append_tokens(prompt(7, 3))
         fresh.append_tokens(prompt(7, 3))
-        np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
+        np.testing.assert_array_equal(one.get_logits(), fresh.get_logits())
 
 
 def test_no_ngram_comes_twice(small: og.Model) -> None:

@@ -35,7 +35,7 @@ WINDOWS: dict[str, list[int | None]] = {
 def rows_of(model: genai.Model, tokens: list[int], pieces: list[int]) -> np.ndarray:
     sequence, rows, start = model.decoder.open(), [], 0
     for length in pieces:
-        sequence.tokens.extend(tokens[start : start + length])
+        sequence.append(tokens[start : start + length])
         rows.append(compute_pending(model.decoder, [sequence], all_rows=True)[0][-length:])
         start += length
     sequence.close()
@@ -63,7 +63,7 @@ def test_batched_equals_alone(name: str) -> None:
     with genai.Model(EXPORTS / name) as model:
         sequences = [model.decoder.open() for _ in range(3)]
         for sequence, count in zip(sequences, (24, 5, 11), strict=True):
-            sequence.tokens.extend(tokens[:count])
+            sequence.append(tokens[:count])
         results = compute_pending(model.decoder, sequences, all_rows=True)
         for rows, count in zip(results, (24, 5, 11), strict=True):
             close(rows, golden["logits"][:count])

@@ -31,6 +31,9 @@ class FakeSequence:
         self.decoder = decoder
         decoder.sequences.append(self)
 
+    def append(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+
     def rewind(self, length: int) -> None:
         del self.tokens[length:]
         self.num_computed = min(self.num_computed, max(length - 1, 0))
@@ -120,7 +123,7 @@ class FakeJob:
         return siblings
 
     def start(self, sequence: Any) -> None:
-        sequence.tokens.extend(self.prompt)
+        sequence.append(self.prompt)
         self.adopt(sequence)
 
     def adopt(self, sequence: Any) -> None:
@@ -139,7 +142,7 @@ class FakeJob:
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         if self.params.min_tokens == 7:
             raise ValueError("no tokens, please")
-        self.sequence.tokens.append(token)
+        self.sequence.append([token])
         self.output.append(token)
         return len(self.output) < self.count
 

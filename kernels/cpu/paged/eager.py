@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...formats import PagedLayer
 from ...step import StepContext
@@ -16,7 +15,7 @@ from ..tape.driver import call_operator
 from ..tape.program import Call, Rows, argument_word
 from ..team import run
 from .phases import attention_phases
-from .steps import MANY_TOKENS, few_splits, partial_floats, prepare_context
+from .steps import few_splits, partial_floats, prepare_context
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _LINE = 64
@@ -67,46 +66,12 @@ def paged_attention(
     for name, given in (("query", query), ("key", key), ("value", value)):
         check_rows(name, given, (tokens, None))
     out = np.empty((tokens, heads * layer.v_head_size), np.float32)
-    order = _order(step, tokens)
-    if order is None:
-        _attend(query, key, value, out, layer, step, step.query_start, heads, options)
-        return out
-    rows, sequences, query_start = order
-    _attend(
-        query[rows], key[rows], value[rows], out, layer, _reordered(step, rows, sequences), query_start, heads, options
-    )
-    result = np.empty_like(out)
-    result[rows] = out
-    return result
-
-
-def _order(step: StepContext, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]] | None:
-    """Rows and sequences with the FEW first, and where sequences then begin; None if they are so already."""
-    sequences = len(step.context_lengths)
-    check("query_start", step.query_start, (sequences + 1,), _INT32)
+    check("query_start", step.query_start, (len(step.context_lengths) + 1,), _INT32)
     counts = np.diff(step.query_start)
     if step.query_start[0] != 0 or step.query_start[-1] != tokens or counts.min(initial=0) < 0:
         raise ValueError(f"query_start is {step.query_start.tolist()}, expected to rise from 0 to {tokens}")
-    is_many = counts >= MANY_TOKENS
-    if not np.any(is_many[:-1] & ~is_many[1:]):
-        return None
-    order = np.argsort(is_many, kind="stable")
-    rows = np.concatenate([np.arange(step.query_start[i], step.query_start[i + 1], dtype=np.int64) for i in order])
-    return rows, order, np.concatenate([[0], np.cumsum(counts[order])]).astype(np.int32)
-
-
-def _reordered(step: StepContext, rows: NDArray[np.int64], sequences: NDArray[np.int64]) -> StepContext:
-    return StepContext(
-        positions=step.positions[rows],
-        query_start=step.query_start,
-        context_lengths=step.context_lengths[sequences],
-        block_tables=step.block_tables[sequences],
-        slots=step.slots[rows],
-        wanted_rows=step.wanted_rows,
-        rope_table=step.rope_table[sequences],
-        layers=step.layers,
-        team=step.team,
-    )
+    _attend(query, key, value, out, layer, step, heads, options)
+    return out
 
 
 def _attend(
@@ -116,11 +81,10 @@ def _attend(
     out: Float32,
     layer: PagedLayer,
     step: StepContext,
-    query_start: NDArray[np.int32],
     heads: int,
     options: dict[str, Any],
 ) -> None:
-    table = _context(step, query_start, partial_floats(heads, layer.v_head_size))
+    table = _context(step, partial_floats(heads, layer.v_head_size))
     given = Rows.of(query), Rows.of(key), Rows.of(value), Rows.of(out)
     phases = attention_phases(*given, layer, heads=heads, **options)
     longest = int(step.block_tables.shape[1])
@@ -138,16 +102,15 @@ def _run(call: Call, table: ContextTable, work: float, step: StepContext) -> Non
         run(step.team, run_items, given, items, work=work)
 
 
-def _context(step: StepContext, query_start: NDArray[np.int32], floats_per_split: int) -> ContextTable:
+def _context(step: StepContext, floats_per_split: int) -> ContextTable:
     """The step as operators see it."""
     tokens, sequences = len(step.positions), len(step.context_lengths)
-    check("positions", step.positions, (int(query_start[-1]),), _INT64)
+    check("positions", step.positions, (int(step.query_start[-1]),), _INT64)
     check("context_lengths", step.context_lengths, (sequences,), _INT32)
     check("block_tables", step.block_tables, (sequences, None), _INT32)
     check("slots", step.slots, (tokens,), _INT64)
     check("rope_table", step.rope_table, (sequences,), _INT32)
-    counts = np.diff(query_start)
-    few_sequences = int((counts < MANY_TOKENS).sum())
+    counts = np.diff(step.query_start)
     table = ContextTable()
     table.count(Word.TOKENS, tokens)
     table.count(Word.TABLE_WIDTH, step.block_tables.shape[1])
@@ -157,12 +120,12 @@ def _context(step: StepContext, query_start: NDArray[np.int32], floats_per_split
     table.array(Word.SLOTS, step.slots)
     table.array(Word.ROPE_TABLE, step.rope_table)
     table.array(Word.SEQUENCE_OF_ROW, np.repeat(np.arange(sequences, dtype=np.int32), counts))
-    few = few_splits(step.positions[: query_start[few_sequences]])
+    few = few_splits(step.positions[: step.query_start[step.few_sequences]])
     prepare_context(
         table,
         positions=step.positions,
-        query_start=query_start,
-        few_sequences=few_sequences,
+        query_start=step.query_start,
+        few_sequences=step.few_sequences,
         partials=np.empty(len(few) * floats_per_split, np.float32),
         floats_per_split=floats_per_split,
     )

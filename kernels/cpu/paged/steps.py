@@ -16,9 +16,6 @@ from .panels import BLOCK_TOKENS
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
 
-# A sequence with at least so many tokens in a step is one of the MANY.
-MANY_TOKENS = 32
-
 
 def max_splits(rows: int, context_length: int) -> int:
     """The greatest FEW_SPLITS that so many FEW rows of sequences no longer than that can have."""

@@ -27,7 +27,7 @@ from ..vector import LANES
 from .lanes import integer
 from .layout import check_rows, group_items
 
-TABLE, TABLE_STRIDE, TABLE_ROWS, TABLE_COUNTED, OUT, OUT_STRIDE, WIDTH, INDICES = range(8)
+TABLE, TABLE_STRIDE, TABLE_ROWS, TABLE_COUNTED, OUT, OUT_STRIDE, WIDTH, INDICES, COLUMN_STRIDE = range(9)
 
 _OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
 # Element type of a table -> LANES of its numbers at an address, and one.
@@ -43,7 +43,7 @@ def embedding(table: NDArray[Any], out: Rows, indices: Word = Word.TOKEN_IDS) ->
     """out[i] = table[indices[i]] as float32; a walk with an index outside the table fails (INDEX_OUTSIDE_TABLE).
 
     Args:
-        table: float32, float16 or bfloat16 [V, F] whose rows are contiguous; it may be a memory-mapped file, of which
+        table: float32, float16 or bfloat16 [V, F], transposed ones included; it may be a memory-mapped file, of which
             only the rows asked for are touched.
         out: rows [TOKENS, F].
         indices: TOKEN_IDS or POSITIONS.
@@ -52,16 +52,16 @@ def embedding(table: NDArray[Any], out: Rows, indices: Word = Word.TOKEN_IDS) ->
         ValueError: a shape or type does not fit.
     """
     name = table.dtype.name
-    if name not in _ELEMENTS or not table.dtype.isnative or table.ndim != 2 or table.strides[1] != table.itemsize:
+    if name not in _ELEMENTS or not table.dtype.isnative or table.ndim != 2:
         raise ValueError(
-            f"the table is {table.dtype} {list(table.shape)} with strides {list(table.strides)}, expected float32, "
-            "float16 or bfloat16 [rows, width] with contiguous rows"
+            f"the table is {table.dtype} {list(table.shape)}, expected float32, float16 or bfloat16 [rows, width]"
         )
     if indices not in _INDICES:
         raise ValueError(f"indices is {indices!r}, expected one of {', '.join(word.name for word in _INDICES)}")
     check_rows("out", out, Word.TOKENS, table.shape[1])
     # The number of rows is written here, so it is context[ONE] times that.
-    return _call(name, table.ctypes.data, table.strides[0], table.shape[0], Word.ONE, table, out, indices)
+    strides = table.strides[0], table.strides[1]
+    return _call(name, table.ctypes.data, strides, table.shape[0], Word.ONE, table, out, indices)
 
 
 def wanted_rows(x: Rows, out: Rows) -> Call:
@@ -75,30 +75,39 @@ def wanted_rows(x: Rows, out: Rows) -> Call:
     """
     check_rows("x", x, Word.TOKENS, out.width)
     check_rows("out", out, Word.WANTED, x.width)
-    return _call("float32", x.address, x.stride, 1, Word.TOKENS, x.held, out, Word.WANTED_ROWS)
+    return _call("float32", x.address, (x.stride, 4), 1, Word.TOKENS, x.held, out, Word.WANTED_ROWS)
 
 
 def _call(
-    element: str, address: int, stride: int, rows: int, counted: Word, held: Any, out: Rows, indices: Word
+    element: str,
+    address: int,
+    strides: tuple[int, int],
+    rows: int,
+    counted: Word,
+    held: Any,
+    out: Rows,
+    indices: Word,
 ) -> Call:
-    arguments = (address, stride, rows, counted, out.address, out.stride, out.width, indices)
-    op = gather_op(element)
+    arguments = (address, strides[0], rows, counted, out.address, out.stride, out.width, indices, strides[1])
+    op = gather_op(element, strides[1] == _itemsize(element))
     return Call(op, arguments, group_items(out), held=(held, out.held), label=op.name)
 
 
 @cache
-def gather_op(element: str) -> NativeOp:
-    """The operator for tables of an element type; items are rows of the output."""
+def gather_op(element: str, contiguous: bool) -> NativeOp:
+    """The operator for tables of an element type, with contiguous rows or not; items are rows of the output."""
     load, read = _ELEMENTS[element]
-    itemsize = 4 if element == "float32" else 2
+    itemsize = _itemsize(element)
 
     @inline
-    def copy_row(row: int, out: int, width: int) -> None:
-        whole = width // LANES * LANES
+    def copy_row(row: int, stride: int, out: int, width: int) -> None:
+        whole = 0
+        if contiguous:
+            whole = width // LANES * LANES
         for column in range(0, whole, LANES):
             store_float32(out + 4 * column, load(row + itemsize * column))
         for column in range(whole, width):
-            write_float32(out + 4 * column, read(row + itemsize * column))
+            write_float32(out + 4 * column, read(row + stride * column))
 
     def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         indices = read_int64(context + 8 * integer(arguments, INDICES))
@@ -108,8 +117,13 @@ def gather_op(element: str) -> NativeOp:
             if index < 0 or index >= rows:
                 return _OUTSIDE
             row = integer(arguments, TABLE) + index * integer(arguments, TABLE_STRIDE)
-            copy_row(row, integer(arguments, OUT) + item * integer(arguments, OUT_STRIDE), integer(arguments, WIDTH))
+            out = integer(arguments, OUT) + item * integer(arguments, OUT_STRIDE)
+            copy_row(row, integer(arguments, COLUMN_STRIDE), out, integer(arguments, WIDTH))
         return 0
 
-    op.__name__ = f"gather_{element}"
+    op.__name__ = f"gather_{element}{'' if contiguous else '_strided'}"
     return native_op(op)
+
+
+def _itemsize(element: str) -> int:
+    return 4 if element == "float32" else 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.paged.phases import Rope, attention_phases
-from genai.kernels.cpu.paged.steps import MANY_TOKENS, few_splits, partial_floats, prepare_context
+from genai.kernels.cpu.paged.steps import few_splits, partial_floats, prepare_context
 from genai.kernels.cpu.tape.context import ContextTable, Word
 from genai.kernels.cpu.tape.program import Rows, TapeWriter
 from genai.kernels.cpu.tape.walkers import Walkers
@@ -18,6 +18,9 @@ from genai.kernels.formats import PAGE_TOKENS, PagedLayer
 from genai.kernels.reference import paged as reference
 from genai.kernels.reference.normalization import simplified_layer_normalization
 from genai.kernels.reference.rope import rotate
+
+# Sequences with at least so many new tokens are the MANY of these tests.
+MANY_TOKENS = 32
 
 
 @dataclass
