@@ -21,8 +21,12 @@ class DecoderSequence(Protocol):
 
     tokens: list[int]
 
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens. Those that come together may be computed by other kernels than a few would be."""
+    def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
+        """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
+
+        Args:
+            together: of how many these are a part, where they are appended in pieces.
+        """
 
     @property
     def num_computed(self) -> int: ...

@@ -37,7 +37,8 @@ class DenseSequence:
         self.past = dict(empty)
         self.num_computed = 0
 
-    def append(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
+        """See DecoderSequence; the graph is the same for all."""
         self.tokens.extend(tokens)
 
     def rewind(self, length: int) -> None:

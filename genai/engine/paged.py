@@ -46,9 +46,10 @@ class PagedSequence:
         self.rope_table = 0
         self._many = bytearray()  # per token
 
-    def append(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
+        """See DecoderSequence."""
         self.tokens.extend(tokens)
-        self._many.extend([len(tokens) >= MANY_TOKENS] * len(tokens))
+        self._many.extend([max(together, len(tokens)) >= MANY_TOKENS] * len(tokens))
 
     def pending(self) -> Run:
         """The next tokens that are not computed yet and go together."""

@@ -180,11 +180,11 @@ def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) 
         sequence = decoder.open()
         try:
             if context:
-                sequence.append(fed[:context])
+                sequence.append(fed[:context], together=len(fed))
                 pending_logits(decoder, sequence)
             computed = context
             for first, last in chunks(context, len(fed), most_rows, thresholds):
-                sequence.append(fed[first:last])
+                sequence.append(fed[first:last], together=len(fed))
                 logits = pending_logits(decoder, sequence, all_rows=last - first > 1)
                 targets = text.tokens[window.begin + first + 1 : window.begin + last + 1]
                 yield ScoredRows(logits, targets, computed + last - first)

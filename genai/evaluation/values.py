@@ -15,9 +15,12 @@ from genai.kvcache.budget import available_memory, format_bytes
 from ..engine.dense import DenseDecoder
 from ..engine.paged import PagedDecoder
 from ..errors import ContextOverflowError, InputError, UnsupportedModelError
+from ..runtime.segments import TapeStep
 from .scored_text import pending_logits
 
 if TYPE_CHECKING:
+    from genai.kernels.registry import Kernel
+
     from ..model import Model
     from ..runtime.plan import Plan, Step
 
@@ -115,10 +118,30 @@ def _observed(plan: Plan, observer: Observer) -> Plan:
 
 
 def _observed_step(step: Step, observer: Observer) -> Step:
+    if isinstance(step.kernel, TapeStep):
+        return replace(step, kernel=_observed_tape(step, step.kernel, observer))
+
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         return observer(step, step.kernel(context, inputs))
 
     return replace(step, kernel=kernel)
+
+
+def _observed_tape(step: Step, tape: TapeStep, observer: Observer) -> Kernel:
+    """A tape's nodes one by one."""
+    parts = [
+        (replace(step, label=op_type, op_type=op_type, kernel=part, names=tuple(part.made)), part)
+        for op_type, part in tape.apart()
+    ]
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        values = dict(zip(tape.given, inputs, strict=True))
+        for part_step, part in parts:
+            results = part(context, [values[name] for name in part.given])
+            values.update(zip(part.made, observer(part_step, results), strict=True))
+        return tuple(values[name] for name in tape.made)
+
+    return kernel
 
 
 def arrays(values: Mapping[str, TracedValue]) -> dict[str, NDArray[Any]]:

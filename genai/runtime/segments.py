@@ -43,6 +43,7 @@ class Segments:
         self._graph, self._walkers = graph, walkers
         self._types: dict[str, ValueType] = {name: IdType(word) for name, word in ids.items()}
         self._nodes: list[RowNode] = []
+        self._op_types: list[str] = []
         self._sources: set[Node] = set()
 
     def take(self, node: Node, spec: NodeSpec) -> bool:
@@ -54,6 +55,7 @@ class Segments:
         if made is None:
             return False
         self._nodes.append(made)
+        self._op_types.append(node.op_type)
         self._sources.add(node)
         self._types.update(made.outputs)
         return True
@@ -75,8 +77,9 @@ class Segments:
         given = {name: self._types[name] for node in nodes for name in node.inputs if name not in made}
         rows = {name: type_ for name, type_ in given.items() if isinstance(type_, RowType)}
         outputs = {value.name for value in self._graph.outputs}
-        step = TapeStep(nodes, rows, keep, self._walkers, copied=outputs)
-        self._nodes, self._sources = [], set()
+        single = tuple(zip(self._op_types, self._nodes, strict=True))
+        step = TapeStep(nodes, rows, keep, self._walkers, copied=outputs, single=single)
+        self._nodes, self._op_types, self._sources = [], [], set()
         return step
 
     def _is_read_outside(self, name: str) -> bool:
@@ -84,7 +87,13 @@ class Segments:
 
 
 class TapeStep:
-    """The kernel of a plan's step that walks a tape, which is made for as many rows as have been needed so far."""
+    """The kernel of a plan's step that walks a tape, which is made for as many rows as have been needed so far.
+
+    Args:
+        nodes: in order. given: rows that they read and do not make. made: rows that are read outside.
+        copied: names of those that the next step must not overwrite.
+        single: the nodes before any were fused, and what the graph calls them.
+    """
 
     def __init__(
         self,
@@ -93,8 +102,10 @@ class TapeStep:
         made: Mapping[str, RowType],
         walkers: Walkers,
         copied: Collection[str],
+        single: Sequence[tuple[str, RowNode]] = (),
     ) -> None:
         self.nodes, self.given, self.made = nodes, dict(given), dict(made)
+        self._single = single
         self._walkers = walkers
         self._copied = copied
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
@@ -116,6 +127,14 @@ class TapeStep:
         seconds = self._bytes / _BYTES_PER_SECOND + self._weights * counts[Word.TOKENS] / _PRODUCTS_PER_SECOND
         self._walkers.walk(tape, context.table, seconds=seconds / self._walkers.threads)
         return tuple(self._result(name, type_, counts) for name, type_ in self.made.items())
+
+    def apart(self) -> list[tuple[str, TapeStep]]:
+        """The same work with a tape per node, so that every value can be seen; with the nodes' types in the graph."""
+        types = {**self.given, **{name: type_ for _, node in self._single for name, type_ in node.outputs.items()}}
+        return [
+            (op_type, TapeStep([node], {name: types[name] for name in node.inputs}, node.outputs, self._walkers, ()))
+            for op_type, node in self._single
+        ]
 
     def prepare(self, context: StepContext) -> None:
         """Make the tape for some rows, so that the first step does not wait."""

@@ -42,7 +42,7 @@ def compute(model: genai.Model, tokens: Any, pieces: list[int]) -> np.ndarray:
     decoder = model.decoder
     sequence, rows, start = decoder.open(), [], 0
     for length in pieces:
-        sequence.append(int(token) for token in tokens[start : start + length])
+        sequence.append([int(token) for token in tokens[start : start + length]])
         rows.append(compute_pending(decoder, [sequence], all_rows=True)[0][-length:])
         start += length
     sequence.close()
