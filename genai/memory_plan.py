@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from genai.kernels.formats import TILE_ROWS
+import numpy as np
+
+from genai.kernels.block_matrix import RecordLayout, num_records, num_tiles
+from genai.kernels.formats import BLOCK_SIZES
 from genai.kvcache.budget import format_bytes
 
 from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderGraph, whole_number
-from .engine.paged import DEFAULT_TOKEN_BUDGET
+from .engine.scheduler import DEFAULT_TOKEN_BUDGET
 from .errors import CacheCapacityError, OptionError
 from .graph.ir import Graph, Node
 
 # Kernels keep some arrays beside the graph's own values (quantised activations, rotated heads). In measured prefills
 # the values alone were 90 to 98 % of the peak.
 _SCRATCH_SHARE = 1 / 4
+_SCALES_JUDGED = 4096
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,10 @@ def loaded_weight_bytes(graph: Graph) -> int:
         block_size = whole_number(node, "block_size", 128)
         points = node.input(3)
         inside |= {source, node.input(2), points}
-        packed[source, rows, columns, bits, block_size] = packed_bytes(rows, columns, bits, block_size, bool(points))
+        if bits not in (4, 8) or block_size not in BLOCK_SIZES:
+            continue  # loading refuses it
+        layout = RecordLayout(bits, block_size, _is_wide(graph, node.input(2), points), bool(points))
+        packed[source, rows, columns, bits, block_size] = packed_bytes(rows, columns, layout)
     return sum(packed.values()) + sum(
         tensor.nbytes * (2 if tensor.dtype.name in ("FLOAT16", "BFLOAT16") else 1)
         for name, tensor in graph.initializers.items()
@@ -194,10 +201,18 @@ def loaded_weight_bytes(graph: Graph) -> int:
     )
 
 
-def packed_bytes(rows: int, columns: int, bits: int, block_size: int, zero_points: bool) -> int:
-    """Bytes of a BlockQuantizedMatrix (genai.kernels.formats)."""
-    blocks = -(-rows // TILE_ROWS) * TILE_ROWS * -(-columns // block_size)
-    return blocks * (block_size * bits // 8 + 4 + 4 * zero_points)
+def packed_bytes(rows: int, columns: int, layout: RecordLayout) -> int:
+    """Bytes of a BlockMatrix (genai.kernels.block_matrix)."""
+    return num_tiles(rows) * num_records(columns, layout.block_size) * layout.nbytes
+
+
+def _is_wide(graph: Graph, *names: str) -> bool:
+    """Whether scales and zero points take 32 bits: judged by some of each, since reading all would take long."""
+    tensors = [graph.initializers[name] for name in names if name in graph.initializers]
+    floats = [tensor for tensor in tensors if tensor.dtype.name == "FLOAT"]
+    sample = [tensor.array().reshape(-1)[:_SCALES_JUDGED] for tensor in floats]
+    with np.errstate(over="ignore"):
+        return any(bool(np.any(part.astype(np.float16).astype(np.float32) != part)) for part in sample)
 
 
 def _initializer(graph: Graph, name: str) -> str | None:

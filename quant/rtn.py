@@ -1,6 +1,7 @@
 """Round to nearest: each block gets the scale of its extreme values, each weight its closest integer.
 
-Rounding is that of onnxruntime's default block quantiser, integer for integer.
+Rounding is that of onnxruntime's default block quantiser, integer for integer, except that scales are numbers of
+float16 unless told otherwise: products then read a ninth less.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _CHUNK_FLOATS = 1 << 16
 
 
 def quantize_blocks(
-    weight: NDArray[Any], *, bits: int = 4, block_size: int = 32, symmetric: bool = True
+    weight: NDArray[Any], *, bits: int = 4, block_size: int = 32, symmetric: bool = True, half_scales: bool = True
 ) -> QuantizedBlocks:
     """Quantise a matrix [n, k] along its columns.
 
@@ -32,6 +33,7 @@ def quantize_blocks(
         bits: 4 or 8.
         block_size: 16, 32, 64, 128 or 256.
         symmetric: False adds zero points.
+        half_scales: scales are rounded to float16 before the weights are, unless a scale is outside its range.
 
     Raises:
         QuantizationError: a format that the operators cannot store, not a matrix, or NaN or infinity in it.
@@ -48,7 +50,8 @@ def quantize_blocks(
     def quantize_rows(first: int) -> None:
         part = slice(first, first + step)
         values = _padded_blocks(weight[part], block_size)
-        scales[part], zeros = _symmetric_scales(values, bits) if symmetric else _ranged_scales(values, bits)
+        find_scales = _symmetric_scales if symmetric else _ranged_scales
+        scales[part], zeros = find_scales(values, bits, half_scales)
         _require_finite(scales[part], first)
         integers = _rounded(values, scales[part], zeros, bits)
         data[part] = pack_nibbles(integers) if bits == 4 else integers
@@ -74,15 +77,28 @@ def _padded_blocks(rows: NDArray[Any], block_size: int) -> NDArray[np.float32]:
     return padded.reshape(count, blocks, block_size)
 
 
-def _symmetric_scales(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _symmetric_scales(
+    values: NDArray[np.float32], bits: int, half_scales: bool
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scales [rows, blocks] and the constant zero point [1, 1, 1]."""
     high, low = values.max(axis=2), values.min(axis=2)
     extreme = np.where(np.abs(high) > np.abs(low), high, low)
     half = np.float32(1 << (bits - 1))
-    return extreme / -half, np.full((1, 1, 1), half, np.float32)
+    scales = extreme / -half
+    return _half(scales) if half_scales else scales, np.full((1, 1, 1), half, np.float32)
 
 
-def _ranged_scales(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _half(scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scales rounded to float16, but for those that it holds with fewer bits or not at all."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = scales.astype(np.float16).astype(np.float32)
+        close = np.abs(rounded - scales) <= np.abs(scales) * np.float32(2.0**-11)
+    return np.where(close, rounded, scales)
+
+
+def _ranged_scales(
+    values: NDArray[np.float32], bits: int, half_scales: bool
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scales [rows, blocks] and whole zero points [rows, blocks, 1] for ranges that hold 0."""
     largest = np.float32((1 << bits) - 1)
     low = np.minimum(values.min(axis=2), np.float32(0))
@@ -90,6 +106,8 @@ def _ranged_scales(values: NDArray[np.float32], bits: int) -> tuple[NDArray[np.f
     # In a finite block a range that overflows is refused with the other infinities.
     with np.errstate(over="ignore", invalid="ignore"):
         scales = (high - low) / largest
+        if half_scales:
+            scales = _half(scales)
         exact = np.divide(-low, scales, out=low.copy(), where=scales != 0)
         zeros = np.floor(np.clip(exact, 0, largest) + np.float32(0.5))
     return scales, zeros[:, :, None]

@@ -25,9 +25,8 @@ from ..errors import CacheCapacityError, ConfigError, StateError
 from ..runtime.plan import Plan
 from ..runtime.python_loop import run
 from .decoder import Logits
-from .scheduler import Run, Step, plan_step
+from .scheduler import DEFAULT_TOKEN_BUDGET, Run, Step, plan_step
 
-DEFAULT_TOKEN_BUDGET = 512
 # Tokens that are appended together in at least this number are computed as MANY rows.
 MANY_TOKENS = 32
 
@@ -213,9 +212,9 @@ class PagedDecoder:
         self, sequences: Sequence[PagedSequence], step: Step, slots: list[int], all_rows: Collection[int]
     ) -> tuple[StepContext, np.ndarray, list[tuple[int, int, int]]]:
         """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
-        counts = [part.count for part in step]
+        counts = [part.num_tokens for part in step]
         query_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        tables = [sequences[part.index].table for part in step]
+        tables = [sequences[part.sequence].table for part in step]
         tokens, positions = [], []
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
@@ -236,7 +235,7 @@ class PagedDecoder:
             block_tables=_block_tables(tables),
             slots=np.asarray(slots, np.int64),
             wanted_rows=np.asarray(wanted, np.int64),
-            rope_table=np.asarray([sequences[part.index].rope_table for part in step], np.int32),
+            rope_table=np.asarray([sequences[part.sequence].rope_table for part in step], np.int32),
             layers=self._layers,
             team=self.team,
             table=self._table,

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+DEFAULT_TOKEN_BUDGET = 512
+
 
 class Run(NamedTuple):
     """A sequence's next pending tokens that are computed in the same way: how many, and whether as MANY rows."""
 
-    count: int
+    num_tokens: int
     many: bool
 
 
 class Part(NamedTuple):
     """What a step takes of a sequence: its index, the number of its next pending tokens, whether as MANY rows."""
 
-    index: int
-    count: int
+    sequence: int
+    num_tokens: int
     many: bool
 
 
@@ -39,13 +41,13 @@ def plan_step(pending: Sequence[Run], token_budget: int) -> Step:
     Returns:
         The step; empty if nothing is pending.
     """
-    waiting = [(index, run) for index, run in enumerate(pending) if run.count]
+    waiting = [(index, run) for index, run in enumerate(pending) if run.num_tokens]
     step: Step = []
     room = token_budget
-    for index, run in sorted(waiting, key=lambda one: (one[1].many, one[1].count > 1, one[0])):
+    for index, run in sorted(waiting, key=lambda one: (one[1].many, one[1].num_tokens > 1, one[0])):
         if not room:
             break
-        part = Part(index, min(run.count, room), run.many)
+        part = Part(index, min(run.num_tokens, room), run.many)
         step.append(part)
-        room -= part.count
+        room -= part.num_tokens
     return step

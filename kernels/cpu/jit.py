@@ -27,16 +27,13 @@ from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
     "activations",
-    "block_products",
     "channels",
     "depthwise",
-    "embedding",
     "logprobs",
-    "paged.eager",
-    "quantize",
     "rowwise.arrays",
     "sampling",
     "tape.driver",
+    "tape.eager",
     "trees",
 )
 

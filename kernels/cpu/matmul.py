@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..formats import BlockQuantizedMatrix
-from .block_products import int4_by_float32, int4_by_int8, int8_by_float32
-from .checks import NO_CUBE, NO_MATRIX, NO_VECTOR, Float32, check, output
-from .quantize import quantize_to_float32, quantize_to_int16
-from .team import Team, run
+from ..block_matrix import BlockMatrix
+from .checks import Float32, check, output
+from .large import huge_array
+from .products.activations import Quantized, quantize_call, quantized_in, quantized_size
+from .products.calls import few_call
+from .tape.context import ContextTable, Word
+from .tape.eager import run_calls
+from .tape.program import Rows
+from .team import Team
 
 # Rough cost on one thread, in nanoseconds, for deciding whether to share the work.
-_NANOSECONDS_PER_WEIGHT = 0.03
-_NANOSECONDS_PER_PRODUCT = 0.015
+_NANOSECONDS_PER_WEIGHT = 0.05
+_NANOSECONDS_PER_PRODUCT = 0.01
 _NANOSECONDS_PER_ACTIVATION = 1.5
 
 Activations = Literal["int8", "fp32"]
@@ -23,7 +26,7 @@ Activations = Literal["int8", "fp32"]
 
 def matmul_nbits(
     x: Float32,
-    matrix: BlockQuantizedMatrix,
+    matrix: BlockMatrix,
     out: Float32 | None = None,
     *,
     bias: Float32 | None = None,
@@ -54,51 +57,35 @@ def matmul_nbits(
         check("bias", bias, (matrix.rows,))
     if addend is not None:
         check("addend", addend, (tokens, matrix.rows))
-    if activations == "int8":
-        prepared = _quantized(x, matrix, team)
-    elif activations == "fp32":
-        prepared = _padded(x, matrix), NO_MATRIX, NO_MATRIX
-    else:
+    if activations not in ("int8", "fp32"):
         raise ValueError(f"activations is {activations!r}, expected 'int8' or 'fp32'")
-    if matrix.bits == 8:
-        kernel = int8_by_float32
-    else:
-        kernel = int4_by_int8 if activations == "int8" else int4_by_float32
-    arguments = (
-        *prepared,
-        matrix.data,
-        matrix.scales,
-        NO_CUBE if matrix.zero_points is None else matrix.zero_points,
-        float(1 << (matrix.bits - 1)),
-        NO_VECTOR if bias is None else bias,
-        NO_MATRIX if addend is None else addend,
-        out,
-    )
+    if not tokens:
+        return out
+    context = ContextTable()
+    context.count(Word.TOKENS, tokens)
+    prepared = _quantized(x, matrix, context, team) if activations == "int8" else _padded(x, matrix)
+    added = None if addend is None else Rows.of(addend)
+    call = few_call(prepared, matrix, Rows.of(out), bias=bias, addend=added)
     weights = matrix.rows * matrix.columns
     work = weights * (_NANOSECONDS_PER_WEIGHT + _NANOSECONDS_PER_PRODUCT * tokens)
-    run(team, kernel, arguments, matrix.data.shape[0], work=work)
+    run_calls([[call]], context, team=team, work=work)
     return out
 
 
-def _quantized(x: Float32, matrix: BlockQuantizedMatrix, team: Team | None) -> tuple[NDArray[Any], Float32, Float32]:
-    """Integers [T, blocks * block_size] in the type that the kernel wants, their scales and sums [T, blocks]."""
-    tokens, blocks, block_size = x.shape[0], matrix.blocks, matrix.block_size
-    kernel, dtype = (quantize_to_int16, np.int16) if matrix.bits == 4 else (quantize_to_float32, np.float32)
-    integers = np.empty((tokens, blocks * block_size), dtype)
-    scales = np.empty((tokens, blocks), np.float32)
-    sums = np.empty((tokens, blocks), np.float32)
-    arguments = (x, x.view(np.int32), block_size, integers, scales, sums)
-    run(team, kernel, arguments, tokens, work=x.size * _NANOSECONDS_PER_ACTIVATION)
-    return integers, scales, sums
+def _quantized(x: Float32, matrix: BlockMatrix, context: ContextTable, team: Team | None) -> Quantized:
+    memory = huge_array((quantized_size(matrix, len(x)),), np.uint8)
+    prepared = quantized_in(memory, matrix, Word.TOKENS)
+    work = x.size * _NANOSECONDS_PER_ACTIVATION
+    run_calls([[quantize_call(Rows.of(x), prepared)]], context, team=team, work=work)
+    return prepared
 
 
-def _padded(x: Float32, matrix: BlockQuantizedMatrix) -> Float32:
-    width = matrix.blocks * matrix.block_size
-    if width == matrix.columns:
-        return x
-    wide = np.zeros((x.shape[0], width), np.float32)
+def _padded(x: Float32, matrix: BlockMatrix) -> Rows:
+    if matrix.padded_columns == matrix.columns:
+        return Rows.of(x)
+    wide = np.zeros((x.shape[0], matrix.padded_columns), np.float32)
     wide[:, : matrix.columns] = x
-    return wide
+    return Rows.of(wide)
 
 
 def matmul_f32(

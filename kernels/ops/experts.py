@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats import BLOCK_SIZES, BlockQuantizedMatrix, pack_matmul_nbits
+from ..block_matrix import BlockMatrix
+from ..formats import BLOCK_SIZES
 from ..registry import Kernel, KernelError, NodeSpec, register
 
 MS = "com.microsoft"
@@ -130,7 +131,7 @@ def _quantized_layer(spec: NodeSpec, data: int, points: int, columns: int, numbe
     from ..cpu.matmul import matmul_nbits
 
     bits = int(spec.attributes.get(f"fc{number}_expert_weight_bits", spec.attributes.get("expert_weight_bits", 4)))
-    matrices: list[BlockQuantizedMatrix] = spec.pack(
+    matrices: list[BlockMatrix] = spec.pack(
         (data, data + 1, points), f"experts:{bits}", lambda: _packed_experts(spec, data, points, columns, bits)
     )
     offsets, team = _bias(spec, data + 2), spec.options.get("team")
@@ -143,8 +144,10 @@ def _quantized_layer(spec: NodeSpec, data: int, points: int, columns: int, numbe
     return layer
 
 
-def _packed_experts(spec: NodeSpec, data: int, points: int, columns: int, bits: int) -> list[BlockQuantizedMatrix]:
+def _packed_experts(spec: NodeSpec, data: int, points: int, columns: int, bits: int) -> list[BlockMatrix]:
     """Each expert's matrix packed by itself, so that an expert is one run of memory."""
+    from ..cpu.products.packing import pack_matrix
+
     weights, scales = spec.constant(data), spec.constant(data + 1)
     zeros = spec.constant(points) if spec.has(points) else None
     count, rows = weights.shape[:2]
@@ -155,7 +158,7 @@ def _packed_experts(spec: NodeSpec, data: int, points: int, columns: int, bits: 
             raise KernelError(f"{spec.op_type} without blocks over {columns} columns is not supported")
         scales = np.repeat(scales.reshape(count, rows, 1), columns // block, axis=2)
     return [
-        pack_matmul_nbits(
+        pack_matrix(
             weights[e],
             scales[e],
             None if zeros is None else zeros[e],
@@ -163,6 +166,7 @@ def _packed_experts(spec: NodeSpec, data: int, points: int, columns: int, bits: 
             k=columns,
             bits=bits,
             block_size=block,
+            walkers=spec.options.get("walkers"),
         )
         for e in range(count)
     ]

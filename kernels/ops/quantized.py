@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..formats import BlockQuantizedMatrix, pack_matmul_nbits
+from ..block_matrix import BlockMatrix
 from ..registry import Kernel, KernelError, NodeSpec, register
 
 MS, OURS = "com.microsoft", "genai"
@@ -21,16 +21,19 @@ _FP32_LEVELS = (1, 2, 3)
 
 def _packed(
     spec: NodeSpec, data: int, scales: int, points: int, *, n: int, k: int, bits: int, block: int
-) -> BlockQuantizedMatrix:
+) -> BlockMatrix:
     """The weight in packed form, shared by every node that reads the same bytes in the same shape."""
+    from ..cpu.products.packing import pack_matrix
+
     zero_points = spec.constant(points) if spec.has(points) else None
     return spec.pack(
         (data, scales, points),
-        f"block_quantized[{n},{k}]:{bits}:{block}",
-        lambda: pack_matmul_nbits(
-            spec.constant(data), spec.constant(scales), zero_points, n=n, k=k, bits=bits, block_size=block
+        f"block_matrix[{n},{k}]:{bits}:{block}",
+        lambda: pack_matrix(
+            spec.constant(data), spec.constant(scales), zero_points, n=n, k=k, bits=bits, block_size=block,
+            walkers=spec.options.get("walkers"),
         ),
-    )
+    )  # fmt: skip
 
 
 @register("MatMulNBits", domain=MS)
@@ -70,7 +73,7 @@ def dequantized_matmul(spec: NodeSpec) -> Kernel:
     """
     from ..cpu.matmul import matmul_nbits as product
 
-    matrix: BlockQuantizedMatrix = spec.pack(
+    matrix: BlockMatrix = spec.pack(
         (1, 2, 3), f"dequantized:{sorted(spec.attributes.items())}", lambda: _repacked(spec)
     )
     activations: Literal["fp32", "int8"] = "fp32" if spec.options.get("accuracy") == "fp32" else "int8"
@@ -85,8 +88,10 @@ def dequantized_matmul(spec: NodeSpec) -> Kernel:
     return kernel
 
 
-def _repacked(spec: NodeSpec) -> BlockQuantizedMatrix:
+def _repacked(spec: NodeSpec) -> BlockMatrix:
     """Columns of w become rows, and signed integers move up, as MatMulNBits wants them."""
+    from ..cpu.products.packing import pack_matrix
+
     bits, block = int(spec.attributes["bits"]), int(spec.attributes["block_size"]) or _WHOLE_COLUMN_BLOCK
     transposed, offset = bool(spec.attributes["transposed"]), (1 << (bits - 1)) * int(spec.attributes["signed"])
     data = spec.constant(1)
@@ -106,7 +111,7 @@ def _repacked(spec: NodeSpec) -> BlockQuantizedMatrix:
         return np.ascontiguousarray(np.broadcast_to(values.reshape(-1, 1) if values.ndim < 2 else values, (n, blocks)))
 
     points = per_block(spec.constant(3)) if spec.has(3) else np.zeros((n, blocks), np.float32)
-    return pack_matmul_nbits(
+    return pack_matrix(
         packed, per_block(spec.constant(2)), points + np.float32(offset), n=n, k=k, bits=bits, block_size=block
     )
 
@@ -121,7 +126,7 @@ def _integers(data: Any, bits: int) -> Any:
 @register("GatherBlockQuantized", domain=MS)
 def gather_block_quantized(spec: NodeSpec) -> Kernel:
     """Rows of a block-quantised table, dequantised; ids out of range give zeros, as the contract says."""
-    from ..cpu.embedding import embedding_gather
+    from ..cpu.embedding import block_rows
 
     data = spec.constant(0)
     matrix = _table(spec, data)
@@ -131,14 +136,14 @@ def gather_block_quantized(spec: NodeSpec) -> Kernel:
         ids = inputs[1]
         flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
         valid = (flat >= 0) & (flat < matrix.rows)
-        rows = embedding_gather(np.where(valid, flat, 0), matrix, team=team)
+        rows = block_rows(np.where(valid, flat, 0), matrix, team=team)
         rows[~valid] = 0
         return (rows.reshape(*ids.shape, matrix.columns),)
 
     return kernel
 
 
-def _table(spec: NodeSpec, data: Any) -> BlockQuantizedMatrix:
+def _table(spec: NodeSpec, data: Any) -> BlockMatrix:
     attributes = spec.attributes
     gather_axis, quantize_axis = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1))
     if data.ndim != 2 or gather_axis % 2 != 0 or quantize_axis % 2 != 1:
@@ -154,14 +159,16 @@ def _table(spec: NodeSpec, data: Any) -> BlockQuantizedMatrix:
     return spec.pack((0, 2, 3), f"nibbles{list(data.shape)}:{block}", lambda: _pack_nibbles(spec, data, block))
 
 
-def _pack_nibbles(spec: NodeSpec, data: Any, block: int) -> BlockQuantizedMatrix:
+def _pack_nibbles(spec: NodeSpec, data: Any, block: int) -> BlockMatrix:
     """int4 and uint4 tables; both have zero point 0 unless they bring their own. Signed values move up by 8."""
+    from ..cpu.products.packing import pack_matrix
+
     rows, columns = data.shape
     offset = 8 if data.dtype.name == "int4" else 0
     padded = np.full((rows, -(-columns // block) * block), offset, np.uint8)
     padded[:, :columns] = (data.astype(np.int8) + offset).astype(np.uint8)
     scales = spec.constant(2)
     points = spec.constant(3).astype(np.float32) if spec.has(3) else np.zeros(scales.shape, np.float32)
-    return pack_matmul_nbits(
+    return pack_matrix(
         padded[:, 0::2] | padded[:, 1::2] << 4, scales, points + offset, n=rows, k=columns, bits=4, block_size=block
     )

@@ -13,7 +13,7 @@ def plan_steps(pending: list[Run], budget: int) -> list[Step]:
         steps.append(step)
         for index, count, many in step:
             assert many == left[index].many
-            left[index] = Run(left[index].count - count, many)
+            left[index] = Run(left[index].num_tokens - count, many)
     return steps
 
 
@@ -26,8 +26,8 @@ def test_every_pending_token_is_planned_once_and_in_order(seed: int) -> None:
     steps = plan_steps(pending, budget)
     done = [0] * len(pending)
     for step in steps:
-        assert 0 < sum(part.count for part in step) <= budget
-        assert len({part.index for part in step}) == len(step)
+        assert 0 < sum(part.num_tokens for part in step) <= budget
+        assert len({part.sequence for part in step}) == len(step)
         assert [part.many for part in step] == sorted(part.many for part in step)
         for index, count, _ in step:
             assert count > 0
@@ -43,7 +43,7 @@ def test_decode_goes_before_prefill() -> None:
 def test_few_rows_go_before_many() -> None:
     runs = [Run(40, True), Run(3, False), Run(1, True), Run(1, False)]
     (step,) = plan_steps(runs, 100)
-    assert [part.index for part in step] == [3, 1, 2, 0]
+    assert [part.sequence for part in step] == [3, 1, 2, 0]
 
 
 def test_full_steps_are_as_few_as_the_budget_allows() -> None:

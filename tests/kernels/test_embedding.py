@@ -1,4 +1,4 @@
-"""Embedding look-up in dense and block-quantised tables."""
+"""Embedding look-up in block-quantised tables."""
 
 from __future__ import annotations
 
@@ -7,21 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.embedding import embedding_gather
-from genai.kernels.formats import pack_matmul_nbits
+from genai.kernels.cpu.embedding import block_rows
+from genai.kernels.cpu.products.packing import pack_matrix
 from genai.kernels.reference.quantized import gather_block_quantized
 
 TOKENS = np.array([0, 69, 33, 33, 5], np.int64)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_dense(rng: np.random.Generator, dtype: Any) -> None:
-    table = rng.standard_normal((70, 50)).astype(dtype)
-    table.flags.writeable = False
-    out = np.empty((5, 50), np.float32)
-    assert embedding_gather(TOKENS, table, out) is out
-    np.testing.assert_array_equal(out, table[TOKENS].astype(np.float32))
-    assert embedding_gather(TOKENS[:0], table).shape == (0, 50)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -33,42 +23,28 @@ def test_quantized(rng: np.random.Generator, bits: int, block_size: int, with_ze
     data = rng.integers(0, 256, (70, columns * bits // 8), dtype=np.uint8)
     scales = rng.standard_normal((70, 3)).astype(np.float32)
     points = rng.integers(0, 256, (70, -(-3 * bits // 8)), dtype=np.uint8) if with_zero_points else None
-    matrix = pack_matmul_nbits(data, scales, points, n=70, k=columns, bits=bits, block_size=block_size)
+    matrix = pack_matrix(data, scales, points, n=70, k=columns, bits=bits, block_size=block_size)
     expected = gather_block_quantized(data, TOKENS, scales, points, bits=bits, block_size=block_size)
-    np.testing.assert_allclose(embedding_gather(TOKENS, matrix, team=team), expected, rtol=1e-6)
+    np.testing.assert_allclose(block_rows(TOKENS, matrix, team=team), expected, rtol=1e-6)
 
 
 def test_quantized_with_a_last_block_that_is_not_full(rng: np.random.Generator) -> None:
     data, scales = rng.integers(0, 256, (40, 2, 16), dtype=np.uint8), rng.standard_normal((40, 2)).astype(np.float32)
-    whole = pack_matmul_nbits(data, scales, n=40, k=64, bits=4, block_size=32)
-    cut = pack_matmul_nbits(data, scales, n=40, k=41, bits=4, block_size=32)
+    whole = pack_matrix(data, scales, n=40, k=64, bits=4, block_size=32)
+    cut = pack_matrix(data, scales, n=40, k=41, bits=4, block_size=32)
     tokens = np.arange(40)
-    np.testing.assert_array_equal(embedding_gather(tokens, cut), embedding_gather(tokens, whole)[:, :41])
+    np.testing.assert_array_equal(block_rows(tokens, cut), block_rows(tokens, whole)[:, :41])
 
 
 @pytest.mark.parametrize("token", [-1, 70])
-@pytest.mark.parametrize("quantized", [False, True])
-def test_refuses_unknown_tokens(token: int, quantized: bool) -> None:
-    table: Any = np.zeros((70, 32), np.float32)
-    if quantized:
-        table = pack_matmul_nbits(
-            np.zeros((70, 16), np.uint8), np.ones(70, np.float32), n=70, k=32, bits=4, block_size=32
-        )
+def test_refuses_unknown_tokens(token: int) -> None:
+    table = pack_matrix(np.zeros((70, 16), np.uint8), np.ones(70, np.float32), n=70, k=32, bits=4, block_size=32)
     with pytest.raises(IndexError, match=f"token {token} is outside the embedding table of 70 rows"):
-        embedding_gather(np.array([3, token]), table)
+        block_rows(np.array([3, token]), table)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tokens": np.zeros(2, np.int32)},
-        {"tokens": np.zeros((1, 2), np.int64)},
-        {"table": np.zeros((4, 4))},
-        {"table": np.zeros(4, np.float32)},
-        {"out": np.zeros((2, 5), np.float32)},
-    ],
-)
-def test_refuses(change: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {"tokens": np.zeros(2, np.int64), "table": np.zeros((4, 4), np.float32), **change}
-    with pytest.raises(ValueError, match="expected"):
-        embedding_gather(**arguments)
+@pytest.mark.parametrize("tokens", [np.zeros(2, np.int32), np.zeros((1, 2), np.int64)])
+def test_refuses(tokens: np.ndarray) -> None:
+    table = pack_matrix(np.zeros((4, 16), np.uint8), np.ones(4, np.float32), n=4, k=32, bits=4, block_size=32)
+    with pytest.raises(ValueError, match="tokens is"):
+        block_rows(tokens, table)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from genai.kernels.block_matrix import BlockMatrix
 from genai.kernels.cpu.matmul import matmul_f32, matmul_nbits
-from genai.kernels.formats import BlockQuantizedMatrix, pack_matmul_nbits
+from genai.kernels.cpu.products.packing import pack_matrix
 from genai.kernels.reference.quantized import dequantize_weight
 from genai.kernels.reference.quantized import matmul_nbits as reference
 
@@ -27,7 +28,7 @@ class Weight:
 
     raw: tuple[np.ndarray, np.ndarray, np.ndarray | None]
     sizes: dict[str, int]
-    matrix: BlockQuantizedMatrix
+    matrix: BlockMatrix
 
     def expected(self, x: np.ndarray, activations: Activations, bias: np.ndarray | None = None) -> np.ndarray:
         level = 4 if activations == "int8" else 1
@@ -52,7 +53,7 @@ def random_weight(
     elif zero_points == "fractions":
         points = (rng.random((n, blocks)) * 15).astype(np.float32)
     sizes = {"n": n, "k": k, "bits": bits, "block_size": block_size}
-    return Weight((b, scales, points), sizes, pack_matmul_nbits(b, scales, points, **sizes))
+    return Weight((b, scales, points), sizes, pack_matrix(b, scales, points, **sizes))
 
 
 @both_activations
@@ -118,7 +119,7 @@ def test_extreme_weights_do_not_overflow(
     b = np.full((40, 2, block_size * bits // 8), fill, np.uint8)
     scales, points = np.ones((40, 2), np.float32), np.zeros((40, -(-2 * bits // 8)), np.uint8)
     sizes = {"n": 40, "k": 2 * block_size, "bits": bits, "block_size": block_size}
-    weight = Weight((b, scales, points), sizes, pack_matmul_nbits(b, scales, points, **sizes))
+    weight = Weight((b, scales, points), sizes, pack_matrix(b, scales, points, **sizes))
     for x in (np.ones((5, 2 * block_size), np.float32), -np.ones((5, 2 * block_size), np.float32)):
         weight.assert_close(matmul_nbits(x, weight.matrix, activations=activations), x, activations)
 
@@ -132,7 +133,7 @@ def test_extreme_scales(
     b = rng.integers(0, 256, (33, 2, 4 * bits), dtype=np.uint8)
     scales = np.full((33, 2), scale, np.float32)
     sizes = {"n": 33, "k": 64, "bits": bits, "block_size": 32}
-    weight = Weight((b, scales, None), sizes, pack_matmul_nbits(b, scales, **sizes))
+    weight = Weight((b, scales, None), sizes, pack_matrix(b, scales, **sizes))
     x = normal(5, 64)
     weight.assert_close(matmul_nbits(x, weight.matrix, activations=activations), x, activations)
 
@@ -201,7 +202,7 @@ def test_read_only_inputs(rng: np.random.Generator, normal: Normal) -> None:
     weight = random_weight(rng, 8, 32, 4, 32)
     x, bias = normal(2, 32), normal(8)
     expected = matmul_nbits(x, weight.matrix, bias=bias)
-    for array in (x, bias, weight.matrix.data, weight.matrix.scales):
+    for array in (x, bias, weight.matrix.data):
         array.flags.writeable = False
     np.testing.assert_array_equal(matmul_nbits(x, weight.matrix, bias=bias), expected)
 

@@ -18,7 +18,8 @@ from genai.builder.random_weights import RandomWeights
 from genai.config import Config
 from genai.decoder_graph import read_decoder
 from genai.errors import CacheCapacityError, OptionError
-from genai.kernels.formats import BlockQuantizedMatrix, pack_matmul_nbits
+from genai.kernels.block_matrix import BlockMatrix, RecordLayout
+from genai.kernels.cpu.products.packing import pack_matrix
 from genai.memory_plan import (
     CacheBudget,
     MemoryPlan,
@@ -145,7 +146,7 @@ def test_budgets_that_cannot_be(options: dict[str, int], error: type[og.GenaiErr
 def test_packed_bytes(rows: int, columns: int, bits: int, block_size: int, zero_points: bool) -> None:
     blocks = -(-columns // block_size)
     points = np.full((rows, blocks), 3.5, np.float32) if zero_points else None
-    matrix = pack_matmul_nbits(
+    matrix = pack_matrix(
         np.zeros(rows * blocks * block_size * bits // 8, np.uint8),
         np.ones(rows * blocks, np.float32),
         points,
@@ -154,7 +155,8 @@ def test_packed_bytes(rows: int, columns: int, bits: int, block_size: int, zero_
         bits=bits,
         block_size=block_size,
     )
-    assert packed_bytes(rows, columns, bits, block_size, zero_points) == matrix.nbytes
+    layout = RecordLayout(bits, block_size, wide=False, zero_points=zero_points)
+    assert packed_bytes(rows, columns, layout) == matrix.nbytes
 
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -167,9 +169,9 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def packed_matrices() -> list[BlockQuantizedMatrix]:
+def packed_matrices() -> list[BlockMatrix]:
     """All that are alive in this process; `type` because isinstance would ask dead weak references."""
-    return [item for item in gc.get_objects() if type(item) is BlockQuantizedMatrix]
+    return [item for item in gc.get_objects() if type(item) is BlockMatrix]
 
 
 @pytest.mark.parametrize("form", FORMS)

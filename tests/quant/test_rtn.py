@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai.kernels.formats import dequantize, pack_matmul_nbits
+from genai.kernels.block_matrix import dequantize_matrix
+from genai.kernels.cpu.products.packing import pack_matrix
 from genai.quant.blocks import BLOCK_SIZES, QuantizationError, QuantizedBlocks, dequantize_blocks, unpack_nibbles
 from genai.quant.rtn import quantize_blocks
 
@@ -36,7 +37,7 @@ def test_same_integers_as_onnxruntime(bits: int, block_size: int, symmetric: boo
     state = pytest.importorskip("onnxruntime.capi._pybind_state")
     quantize = state.quantize_matmul_4bits if bits == 4 else state.quantize_matmul_8bits
     weight = sample(rows, columns)
-    ours = quantize_blocks(weight, bits=bits, block_size=block_size, symmetric=symmetric)
+    ours = quantize_blocks(weight, bits=bits, block_size=block_size, symmetric=symmetric, half_scales=False)
 
     blocks = ours.scales.shape[1]
     padded = np.pad(weight, ((0, 0), (0, blocks * block_size - columns)))
@@ -75,10 +76,10 @@ def test_error_is_at_most_half_a_step(bits: int, block_size: int, symmetric: boo
 @pytest.mark.parametrize(("bits", "block_size", "symmetric"), FORMATS)
 def test_kernels_read_the_same_values(bits: int, block_size: int, symmetric: bool) -> None:
     blocks = quantize_blocks(sample(40, 3 * block_size - 7), bits=bits, block_size=block_size, symmetric=symmetric)
-    packed = pack_matmul_nbits(
+    packed = pack_matrix(
         blocks.data, blocks.scales, blocks.zero_points, n=blocks.n, k=blocks.k, bits=bits, block_size=block_size
     )
-    np.testing.assert_array_equal(dequantize(packed), dequantize_blocks(blocks))
+    np.testing.assert_array_equal(dequantize_matrix(packed), dequantize_blocks(blocks))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -153,3 +154,14 @@ def test_arrays_that_do_not_fit_their_format() -> None:
         QuantizedBlocks(good.data, good.scales[:, :1], None, 4, 32, good.n, good.k)
     with pytest.raises(QuantizationError, match="data is uint8"):
         QuantizedBlocks(good.data, good.scales, None, 8, 32, good.n, good.k)
+
+
+def test_scales_are_numbers_of_float16_where_it_holds_them_well() -> None:
+    weight = sample(20, 200)
+    weight[10] *= 1e-7  # scales that float16 would hold with few bits, and
+    weight[11] *= 1e9  # scales beyond it
+    exact, blocks = (quantize_blocks(weight, half_scales=half).scales for half in (False, True))
+    np.testing.assert_allclose(blocks, exact, rtol=2.0**-11)
+    kept = np.delete(blocks, [5, 10, 11], axis=0)
+    np.testing.assert_array_equal(kept, kept.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(blocks[[10, 11]], exact[[10, 11]])

@@ -9,33 +9,14 @@ import numpy as np
 from ...formats import PagedLayer
 from ...step import StepContext
 from ..checks import Float32, check, check_rows
-from ..jit import kernel
-from ..tape.context import ContextTable, ErrorCode, Word
-from ..tape.driver import call_operator
-from ..tape.program import Call, Rows, argument_word
-from ..team import run
+from ..tape.context import ContextTable, Word
+from ..tape.eager import run_calls
+from ..tape.program import Rows
 from .phases import attention_phases
 from .steps import few_splits, partial_floats, prepare_context
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
-_LINE = 64
 _NANOSECONDS_PER_SCORE_ELEMENT = 0.03
-
-
-@kernel("void(int64, int64, int64, int64, int64, int64)")
-def run_items(operator: int, arguments: int, context: int, scratch_bytes: int, begin: int, end: int) -> None:
-    """Items [begin, end) of a native operator, with scratch of their own."""
-    scratch = np.empty(scratch_bytes + _LINE, np.uint8)
-    address = scratch.ctypes.data
-    status = call_operator(operator, arguments, context, begin, end, address + -address % _LINE)
-    if status == ErrorCode.SLOT.value:
-        raise IndexError("slot outside the cache")
-    if status == ErrorCode.POSITION.value:
-        raise IndexError("position outside its sequence")
-    if status == ErrorCode.PAGE.value:
-        raise IndexError("context longer than its block table, or block table entry outside the cache")
-    if status == ErrorCode.ROTARY_POSITION.value:
-        raise IndexError("position outside the rotary tables")
 
 
 def paged_attention(
@@ -89,17 +70,7 @@ def _attend(
     phases = attention_phases(*given, layer, heads=heads, **options)
     longest = int(step.block_tables.shape[1])
     work = len(query) * longest * heads * layer.head_size * _NANOSECONDS_PER_SCORE_ELEMENT
-    for phase in phases:
-        for call in phase:
-            _run(call, table, work, step)
-
-
-def _run(call: Call, table: ContextTable, work: float, step: StepContext) -> None:
-    arguments = np.array([argument_word(value) for value in call.arguments], np.int64)
-    items = int(table.words[call.items.counted]) * call.items.factor
-    if items:
-        given = (call.op.address, arguments.ctypes.data, table.address, call.scratch)
-        run(step.team, run_items, given, items, work=work)
+    run_calls(phases, table, team=step.team, work=work)
 
 
 def _context(step: StepContext, floats_per_split: int) -> ContextTable:
