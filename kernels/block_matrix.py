@@ -23,6 +23,14 @@ GROUP_BYTES = TILE_ROWS * GROUP_COLUMNS
 TILES_TOGETHER = 4
 
 
+def check_block_format(bits: int, block_size: int) -> None:
+    """Raises FormatError for what cannot be packed."""
+    if bits not in (4, 8):
+        raise FormatError(f"bits is {bits}, expected 4 or 8")
+    if block_size not in BLOCK_SIZES:
+        raise FormatError(f"block_size is {block_size}, expected a multiple of 16 from 16 to 256")
+
+
 @dataclass(frozen=True)
 class RecordLayout:
     """Where things lie in a record. With b blocks of a size s, the record holds, one after the other:
@@ -40,10 +48,7 @@ class RecordLayout:
     zero_points: bool
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise FormatError(f"bits is {self.bits}, expected 4 or 8")
-        if self.block_size not in BLOCK_SIZES:
-            raise FormatError(f"block_size is {self.block_size}, expected a multiple of 16 from 16 to 256")
+        check_block_format(self.bits, self.block_size)
 
     @property
     def sub_block(self) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from genai.kernels.cpu.tape.context import Word
-from genai.kernels.cpu.tape.walkers import Walkers
 from genai.kernels.registry import Kernel, KernelError, NodeSpec, Registry, load_ops
 
 from ..errors import GraphError, UnsupportedOpError
@@ -20,9 +19,13 @@ from ..graph.types import DataType, TensorType
 from ..graph.uses import free_names
 from .functions import bound_body, schema_function
 from .run_context import RunContext
-from .segments import Segments
 from .sparse import sparse_value
 from .weights import WeightStore
+
+if TYPE_CHECKING:
+    from genai.kernels.cpu.tape.walkers import Walkers
+
+    from .segments import Segments
 
 ABSENT = -1
 # Far more than any real model has, also after expansion.
@@ -84,9 +87,15 @@ def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
     options = options or PlanOptions()
     scope = _scope(model, options)
     _check_operators(scope)
-    walkers = options.walkers
-    segments = None if walkers is None else Segments(model.graph, walkers, options.ids)
-    return _Compiler(scope, segments).compile(model.graph, captured={})
+    return _Compiler(scope, _segments(model.graph, options)).compile(model.graph, captured={})
+
+
+def _segments(graph: Graph, options: PlanOptions) -> Segments | None:
+    if options.walkers is None:
+        return None
+    from .segments import Segments  # it needs the compiler, which describing a model does not
+
+    return Segments(graph, options.walkers, options.ids)
 
 
 @dataclass(frozen=True)

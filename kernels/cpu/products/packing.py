@@ -8,7 +8,15 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ...block_matrix import BLOCKS_PER_RECORD, GROUP_BYTES, BlockMatrix, RecordLayout, num_records, num_tiles
+from ...block_matrix import (
+    BLOCKS_PER_RECORD,
+    GROUP_BYTES,
+    BlockMatrix,
+    RecordLayout,
+    check_block_format,
+    num_records,
+    num_tiles,
+)
 from ...formats import TILE_ROWS, FormatError
 from ..emit import INT8, INT16, INT32, Emitter, constant, micro_kernel
 from ..functions import inline
@@ -139,6 +147,7 @@ def pack_matrix(
     Raises:
         FormatError: a size does not fit.
     """
+    check_block_format(bits, block_size)
     blocks = -(-k // block_size)
     _check(weight, scales, n * blocks, block_size * bits // 8)
     factors = np.ascontiguousarray(np.asarray(scales).reshape(-1), np.float32)
