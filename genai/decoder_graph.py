@@ -23,6 +23,7 @@ from .graph.rewrites.dead_code import RemoveDeadCode
 from .graph.rewrites.dequantized_product import PackDequantizedProducts
 from .graph.rewrites.identity import RemoveIdentities
 from .graph.rewrites.matmul_bias import FuseMatMulBias
+from .graph.rewrites.rotation import FuseRotation
 from .graph.rewrites.swiglu import FuseSwiGLU
 from .graph.rows import NotFlattenable
 from .graph.shapes import infer_shapes
@@ -88,7 +89,7 @@ def read_decoder(config: Config, *, kv_dtype: str = "auto", accuracy: str = "aut
         return DecoderGraph(
             model, None, str(reason), operators, parameters, weight_bytes, kv_dtype, None, {kv_dtype: per_token}
         )
-    run_rewrites(model, DECODER_RULES, Level.ALL)
+    run_rewrites(model, (*DECODER_RULES, FuseRotation(names.position_ids)), Level.ALL)
     _check_layers(flat, config)
     layouts = {name: cache_layout(flat.layers, name) for name in _ARRAY_DTYPES}
     return DecoderGraph(
