@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -11,18 +12,26 @@ from . import options as opt
 from .run import ModelFile, extents
 from .terminal import emit
 
-app = typer.Typer(help="Measure speed: medians over several runs.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed: medians over several runs, and shares of the machine's ceilings.", no_args_is_help=True
+)
 Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the median is reported.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_CONTEXTS = (128, 512, 2048, 8192)
+_BATCHES = (1, 2, 4, 8, 16)
+_ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
+
+
+Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
+NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")]
+PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]
 
 
 @app.command()
 def decode(
     model: opt.ModelArgument = None,
-    context: Annotated[
-        int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")
-    ] = 128,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")] = 128,
+    context: Context = 128,
+    tokens: NewTokens = 128,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Sequences that advance together.")] = 1,
     repeat: Repeat = 5,
     threads: opt.Threads = None,
@@ -30,28 +39,134 @@ def decode(
     kv_type: opt.KvType = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Tokens per second while generating."""
-    from genai.benchmark import bench_decode
+    """Tokens per second while generating, and the share of the machine's memory bandwidth that they use."""
+    from genai.bench.speed import bench_decode
 
-    loaded = opt.load(model, threads, accuracy, kv_type)
-    _report(bench_decode(loaded, context=context, tokens=tokens, batch=batch, repeat=repeat), as_json)
+    with opt.load(model, threads, accuracy, kv_type) as loaded:
+        _report(bench_decode(loaded, context=context, tokens=tokens, batch=batch, repeat=repeat), as_json)
 
 
 @app.command()
 def prefill(
     model: opt.ModelArgument = None,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")] = 512,
+    tokens: PromptTokens = 512,
     repeat: Repeat = 5,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Tokens per second while reading a prompt."""
-    from genai.benchmark import bench_prefill
+    """Tokens per second while reading a prompt, and the share of the machine's products per second that they use."""
+    from genai.bench.speed import bench_prefill
 
-    loaded = opt.load(model, threads, accuracy, kv_type)
-    _report(bench_prefill(loaded, tokens=tokens, repeat=repeat), as_json)
+    with opt.load(model, threads, accuracy, kv_type) as loaded:
+        _report(bench_prefill(loaded, tokens=tokens, repeat=repeat), as_json)
+
+
+@app.command()
+def context(
+    model: opt.ModelArgument = None,
+    lengths: Annotated[
+        list[int] | None,
+        typer.Option("-c", "--context", min=1, help="Context length; may be given several times.", show_default=False),
+    ] = None,
+    tokens: NewTokens = 32,
+    repeat: Repeat = 3,
+    threads: opt.Threads = None,
+    accuracy: opt.Accuracy = "auto",
+    kv_type: opt.KvType = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Prefill and decode by length of context: 128, 512, 2048, ... as far as the model goes."""
+    from genai.bench.speed import sweep_context
+
+    with opt.load(model, threads, accuracy, kv_type) as loaded:
+        fitting = [length for length in _CONTEXTS if length + tokens < loaded.context_size]
+        chosen = lengths or fitting or [loaded.context_size // 2]
+        _table(sweep_context(loaded, chosen, tokens=tokens, repeat=repeat), as_json)
+
+
+@app.command()
+def batch(
+    model: opt.ModelArgument = None,
+    sizes: Annotated[
+        list[int] | None,
+        typer.Option("-b", "--batch", min=1, help="Sequences; may be given several times.", show_default=False),
+    ] = None,
+    context: Context = 128,
+    tokens: NewTokens = 32,
+    repeat: Repeat = 3,
+    threads: opt.Threads = None,
+    accuracy: opt.Accuracy = "auto",
+    kv_type: opt.KvType = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Decode by number of sequences that advance together: 1, 2, 4, 8, 16."""
+    from genai.bench.speed import sweep_batch
+
+    with opt.load(model, threads, accuracy, kv_type) as loaded:
+        rows = sweep_batch(loaded, sizes or _BATCHES, context=context, tokens=tokens, repeat=repeat)
+        _table(rows, as_json)
+
+
+@app.command()
+def threads(
+    model: opt.ModelArgument = None,
+    counts: Annotated[
+        list[int] | None,
+        typer.Option("-t", "--threads", min=1, help="Threads; may be given several times.", show_default=False),
+    ] = None,
+    context: Context = 256,
+    tokens: NewTokens = 32,
+    repeat: Repeat = 3,
+    accuracy: opt.Accuracy = "auto",
+    kv_type: opt.KvType = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Decode and prefill by number of threads: 1 up to the physical cores."""
+    from genai.bench.speed import sweep_threads
+    from genai.kernels.cpu.cores import default_threads
+
+    chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
+    rows = sweep_threads(
+        lambda count: opt.load(model, count, accuracy, kv_type), chosen, context=context, tokens=tokens, repeat=repeat
+    )
+    _table(rows, as_json)
+
+
+@app.command()
+def startup(
+    model: opt.ModelArgument = None,
+    tokens: PromptTokens = 128,
+    cold: Annotated[bool, typer.Option("--cold", help="With an empty kernel cache each time.")] = False,
+    repeat: Repeat = 5,
+    threads: opt.Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seconds from the start of a process to the first token."""
+    from genai.bench.startup import bench_startup
+
+    folder = opt.folder_of(model)
+    _report(bench_startup(folder, tokens=tokens, threads=threads, cold=cold, repeat=repeat), as_json)
+
+
+@app.command()
+def kernels(
+    model: opt.ModelArgument = None,
+    rows: Annotated[
+        list[int] | None,
+        typer.Option("-m", "--rows", min=1, help="Rows at once; may be given several times.", show_default=False),
+    ] = None,
+    repeat: Repeat = 5,
+    threads: opt.Threads = None,
+    accuracy: opt.Accuracy = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """The products of a model one kind at a time, by number of rows, as shares of bandwidth and of products."""
+    from genai.bench.kernels import bench_kernels
+
+    with opt.load(model, threads, accuracy) as loaded:
+        _table(bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat), as_json)
 
 
 @app.command()
@@ -64,15 +179,42 @@ def session(
     as_json: AsJson = False,
 ) -> None:
     """Milliseconds to load and run any ONNX model, on made-up inputs."""
-    from genai.session_benchmark import bench_session
+    from genai.bench.session import bench_session
 
     _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
 
 
-def _report(result: dict[str, object], as_json: bool) -> None:
+def _report(result: Mapping[str, object], as_json: bool) -> None:
     if as_json:
         emit(json.dumps(result), "\n")
         return
     for name, value in result.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else value
-        emit(f"{name.replace('_', ' '):<20} {shown}", "\n")
+        emit(f"{name.replace('_', ' '):<24} {_shown(name, value)}", "\n")
+
+
+def _table(rows: Iterable[Mapping[str, object]], as_json: bool) -> None:
+    """Rows as they come, under one heading; as JSON all of them at the end."""
+    if as_json:
+        emit(json.dumps(list(rows)), "\n")
+        return
+    widths: list[int] = []
+    for row in rows:
+        cells = [_shown(name, value) for name, value in row.items()]
+        if not widths:
+            widths = [max(len(name), len(cell), 8) for name, cell in zip(row, cells, strict=True)]
+            emit("  ".join(f"{name:>{width}}" for name, width in zip(row, widths, strict=True)), "\n")
+        emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), "\n")
+
+
+def _shown(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        if name.endswith("share") or name.startswith("of "):
+            return f"{100 * value:.1f} %"
+        if name == "bandwidth":
+            return f"{value / 1e9:.1f} GB/s"
+        if name.endswith("operations"):
+            return f"{value / 1e12:.2f} TOP/s"
+        return f"{value:.4g}"
+    return str(value)

@@ -47,12 +47,17 @@ def load(
     folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto", build: bool = True
 ) -> Model:
     """Load a model folder, a Hugging Face checkpoint (built into the cache unless `build` is False), or our own."""
-    from genai.bundled import bundled_model
     from genai.model import Model
 
-    folder = model_folder(folder, build=build) if folder else None
     with interrupts_end_the_process():
-        return Model(folder or bundled_model(), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+        return Model(folder_of(folder, build=build), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+
+
+def folder_of(given: Path | None, *, build: bool = True) -> Path:
+    """The model folder that MODEL stands for: built from a checkpoint if need be, or that of the bundled model."""
+    from genai.bundled import bundled_model
+
+    return (model_folder(given, build=build) if given else None) or bundled_model()
 
 
 def load_llm(

@@ -109,6 +109,11 @@ class Model:
             self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.team)
         return self._sampler
 
+    @property
+    def threads(self) -> int:
+        """CPU threads that its kernels use."""
+        return self.decoder.team.threads
+
     def close(self) -> None:
         """Give weights and cache back. Generators of this model cannot be used afterwards."""
         if self._decoder is not None:

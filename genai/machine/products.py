@@ -23,7 +23,11 @@ Loop = Callable[[int], None]
 
 
 def measure_products(
-    *, threads: int | None = None, repeat: int = 5, processor: Processor | None = None
+    *,
+    threads: int | None = None,
+    repeat: int = 5,
+    processor: Processor | None = None,
+    only: str | None = None,
 ) -> dict[str, float]:
     """Operations per second (a multiplication and an addition are two) of registers alone, memory left out.
 
@@ -31,6 +35,7 @@ def measure_products(
         threads: how many threads multiply at once; None = as many as kernels use.
         repeat: the median of so many runs counts.
         processor: whose instructions are tried; None = this one.
+        only: one kind of product, as named below; None = all that the machine has.
 
     Returns:
         "fp32", and where the machine has the instructions "vnni int8", "amx bf16" and "amx int8".
@@ -44,6 +49,8 @@ def measure_products(
             raise ValueError(f"{name} is {value}, expected at least 1")
     found = {}
     for name, (loop, operations) in _loops(processor or read_processor()).items():
+        if only not in (None, name):
+            continue
         rounds = _calibrated(loop)
         seconds = [_together(loop, rounds, threads) for _ in range(repeat)]
         found[name] = threads * rounds * operations / statistics.median(seconds)

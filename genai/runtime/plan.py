@@ -187,6 +187,7 @@ class _Compiler:
         self.graph = graph
         self.constants.update(captured)
         given = {value.name for value in graph.inputs}
+        self.weights.add_tensors(graph.initializers.values())
         overridable = given if graph.overridable_initializers else set()
         for name, tensor in graph.initializers.items():
             if name not in overridable:

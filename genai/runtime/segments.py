@@ -18,6 +18,7 @@ from genai.kernels.cpu.tape.walkers import Walkers
 from genai.kernels.registry import NodeSpec
 from genai.kernels.row_ops.base import IdType, RowNode, RowType, ValueType, find_rule
 from genai.kernels.row_ops.fusion import fuse
+from genai.kernels.row_ops.products import Product
 from genai.kernels.row_ops.writer import Writer
 from genai.kernels.step import StepContext
 
@@ -111,8 +112,9 @@ class TapeStep:
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
         self._tape: Tape | None = None
         self._places: dict[str, Rows] = {}
-        self._bytes = sum(getattr(getattr(node, "matrix", None), "nbytes", 0) for node in nodes)
-        self._weights = sum(node.matrix.rows * node.matrix.columns for node in nodes if hasattr(node, "matrix"))
+        self.products = [node for node in nodes if isinstance(node, Product)]
+        self._bytes = sum(product.weight_bytes for product in self.products)
+        self._weights = sum(product.num_weights for product in self.products)
 
     @property
     def partial_floats(self) -> int:
@@ -120,13 +122,21 @@ class TapeStep:
         return max((getattr(node, "partial_floats", 0) for node in self.nodes), default=0)
 
     def __call__(self, context: StepContext, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        counts = {Word.TOKENS: len(context.positions), Word.WANTED: len(context.wanted_rows)}
+        counts = _counts(context)
         tape = self._tape_for(context, counts)
         for (name, type_), array in zip(self.given.items(), inputs, strict=True):
             self._view(name, type_, counts)[...] = np.asarray(array).reshape(-1, type_.width)
+        self._walk(tape, context, counts)
+        return tuple(self._result(name, type_, counts) for name, type_ in self.made.items())
+
+    def walk(self, context: StepContext) -> None:
+        """Walk the tape over what is in its memory: for measuring how long that takes."""
+        counts = _counts(context)
+        self._walk(self._tape_for(context, counts), context, counts)
+
+    def _walk(self, tape: Tape, context: StepContext, counts: Mapping[Word, int]) -> None:
         seconds = self._bytes / _BYTES_PER_SECOND + self._weights * counts[Word.TOKENS] / _PRODUCTS_PER_SECOND
         self._walkers.walk(tape, context.table, seconds=seconds / self._walkers.threads)
-        return tuple(self._result(name, type_, counts) for name, type_ in self.made.items())
 
     def apart(self) -> list[tuple[str, TapeStep]]:
         """The same work with a tape per node, so that every value can be seen; with the nodes' types in the graph."""
@@ -160,6 +170,10 @@ class TapeStep:
     def _result(self, name: str, type_: RowType, counts: Mapping[Word, int]) -> NDArray[np.float32]:
         view = self._view(name, type_, counts)
         return (view.copy() if name in self._copied else view).reshape(type_.shape)
+
+
+def _counts(context: StepContext) -> dict[Word, int]:
+    return {Word.TOKENS: len(context.positions), Word.WANTED: len(context.wanted_rows)}
 
 
 def _row_type(graph: Graph, name: str, counted: Word) -> RowType | None:

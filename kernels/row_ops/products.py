@@ -48,6 +48,26 @@ class Product:
     def outputs(self) -> Mapping[str, RowType]:
         return {self.out: self.type}
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The weights."""
+        return (self.matrix,) if self.second is None else (self.matrix, self.second.matrix)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the matrices."""
+        return sum(matrix.rows * matrix.columns for matrix in self.matrices)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token goes through it, or only those whose logits are wanted."""
+        return self.type.counted == Word.TOKENS
+
     def write(self, writer: Writer) -> None:
         addend = writer.rows(self.addend) if self.addend else None
         apart = self.quantized and self.type.counted == Word.TOKENS and has_many(self.matrix)

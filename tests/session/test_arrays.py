@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from genai.bench.session import bench_session
 from genai.errors import InputError
 from genai.session.arrays import differences, load_arrays, random_feed, save_arrays
 from genai.session.metadata import NodeArg
 from genai.session.peer import Peer
-from genai.session_benchmark import bench_session
 
 
 def test_files(tmp_path):
