@@ -93,3 +93,7 @@ class SamplingError(GenaiError):
 
 class LogitsProcessorError(SamplingError):
     """A logits processor raised, or did not return logits."""
+
+
+class StepInterrupted(GenaiError):
+    """A step was given up because nobody waits for its results any more; its sequences are as they were before."""

@@ -69,6 +69,13 @@ class Decoder(Protocol):
 
         Raises:
             CacheCapacityError: no room; the sequences are as they were.
+            StepInterrupted: see interrupt.
+        """
+
+    def interrupt(self, sequences: Collection[Any]) -> None:
+        """Give up the step in progress if it computes these sequences alone; it raises StepInterrupted soon.
+
+        Called from another thread than the step's. Without effect where a step cannot be given up.
         """
 
     def reuse(self, sequence: Any) -> int:

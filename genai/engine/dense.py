@@ -106,6 +106,9 @@ class DenseDecoder:
                 sequence.past, sequence.num_computed = state
             raise
 
+    def interrupt(self, sequences: Collection[DenseSequence]) -> None:
+        """See Decoder.interrupt: what the graph has begun, it ends."""
+
     def reuse(self, sequence: DenseSequence) -> int:
         """See Decoder.reuse: dense state belongs to its sequence, there is nothing to find."""
         return 0

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import CacheCapacityError
+from ..errors import CacheCapacityError, StepInterrupted
 from .decoder import Decoder, Logits
 from .sampling.batch import BatchSampler
 from .sampling.logprobs import TokenLogprob
@@ -105,6 +105,12 @@ class Engine:
         if ready:
             self._choose(self._with_siblings(ready))
 
+    def interrupt(self, *, everything: bool = False) -> None:
+        """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
+        running = list(self._running)
+        if everything or all(job.cancelled for job in running):
+            self._decoder.interrupt([job.sequence for job in running])
+
     def cancel_all(self) -> None:
         """Drop all jobs."""
         self.abandon(None)
@@ -153,6 +159,8 @@ class Engine:
                 return self._compute_step(list(self._running))
             except CacheCapacityError as error:
                 self._preempt(error)
+            except StepInterrupted:
+                break  # the cancelled jobs leave at the next step
             except Exception:
                 return self._compute_apart()
         return []
@@ -163,7 +171,7 @@ class Engine:
         for job in list(self._running):
             try:
                 computed += self._compute_step([job])
-            except CacheCapacityError:
+            except (CacheCapacityError, StepInterrupted):
                 continue  # its turn comes with the others, in the next step
             except Exception as error:
                 self._running.remove(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +109,8 @@ class PagedDecoder:
         self._floats_per_split = max((getattr(step.kernel, "partial_floats", 0) for step in self.plan.steps), default=0)
         self._partials = np.empty(0, np.float32)
         self._turn = threading.Lock()  # the plan's tapes have one memory for their values
+        self._running: set[int] = set()  # ids of the sequences of the step in progress
+        self._running_lock = threading.Lock()
         self.closed = False
         self.prefixes = PrefixCache(self.pool, self.storage.layout.block_size)
 
@@ -164,7 +166,7 @@ class PagedDecoder:
             feeds = {self.input_ids: tokens[None, :].astype(self.input_dtype, copy=False)}
             if self.position_ids is not None:
                 feeds[self.position_ids] = context.positions[None, :]
-            with self._turn:
+            with self._turn, self._interruptible(sequences[part.sequence] for part in step):
                 self._fill_table(context, tokens)
                 (logits,) = run(self.plan, feeds, context).values()
             self._check_open()  # closed meanwhile, it has read pages that were given back
@@ -178,6 +180,23 @@ class PagedDecoder:
         for index, first, last in owners:
             if last > first:
                 yield index, logits[first:last]
+
+    @contextmanager
+    def _interruptible(self, sequences: Iterable[PagedSequence]) -> Iterator[None]:
+        with self._running_lock:
+            self._table.count(Word.CANCEL, 0)
+            self._running = {id(sequence) for sequence in sequences}
+        try:
+            yield
+        finally:
+            with self._running_lock:
+                self._running = set()
+
+    def interrupt(self, sequences: Collection[PagedSequence]) -> None:
+        """See Decoder.interrupt."""
+        with self._running_lock:
+            if self._running and self._running <= {id(sequence) for sequence in sequences}:
+                self._table.count(Word.CANCEL, 1)
 
     @contextmanager
     def _reserved(self, sequences: Sequence[PagedSequence], step: Step) -> Iterator[list[int]]:
@@ -281,7 +300,6 @@ def fill_table(table: ContextTable, context: StepContext, tokens: NDArray[np.int
         Word.SEQUENCES: len(lengths),
         Word.FEW_SEQUENCES: context.few_sequences,
         Word.TABLE_WIDTH: context.block_tables.shape[1],
-        Word.CANCEL: 0,
     }
     for word, count in counts.items():
         table.count(word, count)

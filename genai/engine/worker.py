@@ -67,7 +67,7 @@ class Worker:
 
     def _start(self) -> None:
         self._inbox.process = os.getpid()
-        engine = self._make_engine()
+        engine = self._inbox.engine = self._make_engine()
         thread = threading.Thread(target=_run, args=(engine, self._inbox), name="genai-worker", daemon=True)
         thread.start()
         # Known only now: whoever closes meanwhile must not join a thread that has not begun.
@@ -76,6 +76,7 @@ class Worker:
     def wake(self) -> None:
         """Something changed that the engine should see, such as a job being cancelled."""
         self._inbox.notify()
+        self._inbox.interrupt()
 
     def close(self) -> None:
         """End the thread; jobs that are not over are dropped as cancelled."""
@@ -94,6 +95,7 @@ class _Inbox:
         self.jobs: deque[Job] = deque()
         self.stopped = False
         self.thread: threading.Thread | None = None
+        self.engine: Engine | None = None
         self.process = os.getpid()
 
     @property
@@ -112,6 +114,11 @@ class _Inbox:
         if not self.is_foreign:
             with self.condition:
                 self.condition.notify()
+
+    def interrupt(self) -> None:
+        """A step whose results nobody wants ends early."""
+        if self.engine is not None and not self.is_foreign:
+            self.engine.interrupt(everything=self.stopped)
 
     def pass_on(self, engine: Engine) -> bool:
         """Give new jobs to the engine, and wait for some if it has none. False when it is time to stop."""
@@ -140,5 +147,6 @@ def _stop(inbox: _Inbox) -> None:
     with inbox.condition:
         inbox.stopped = True
         inbox.condition.notify()
+    inbox.interrupt()
     if inbox.thread is not None and inbox.thread is not threading.current_thread():
         inbox.thread.join(_FAREWELL_SECONDS)

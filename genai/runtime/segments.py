@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from genai.kernels.cpu.tape.context import Word
 from genai.kernels.cpu.tape.program import Rows, Tape
-from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.cpu.tape.walkers import StepCancelled, Walkers
 from genai.kernels.registry import NodeSpec
 from genai.kernels.row_ops.base import IdType, RowNode, RowType, ValueType, find_rule
 from genai.kernels.row_ops.fusion import fuse
@@ -22,6 +22,7 @@ from genai.kernels.row_ops.products import Product
 from genai.kernels.row_ops.writer import Writer
 from genai.kernels.step import StepContext
 
+from ..errors import StepInterrupted
 from ..graph.ir import Graph, Node
 from ..graph.types import TensorType
 
@@ -136,7 +137,10 @@ class TapeStep:
 
     def _walk(self, tape: Tape, context: StepContext, counts: Mapping[Word, int]) -> None:
         seconds = self._bytes / _BYTES_PER_SECOND + self._weights * counts[Word.TOKENS] / _PRODUCTS_PER_SECOND
-        self._walkers.walk(tape, context.table, seconds=seconds / self._walkers.threads)
+        try:
+            self._walkers.walk(tape, context.table, seconds=seconds / self._walkers.threads)
+        except StepCancelled:
+            raise StepInterrupted("the step was given up", "its sequences were cancelled", "ask again") from None
 
     def apart(self) -> list[tuple[str, TapeStep]]:
         """The same work with a tape per node, so that every value can be seen; with the nodes' types in the graph."""

@@ -67,6 +67,9 @@ class FakeDecoder:
     def reuse(self, sequence: FakeSequence) -> int:
         return 0
 
+    def interrupt(self, sequences: Collection[FakeSequence]) -> None:
+        pass
+
     def publish(self, sequence: FakeSequence) -> None:
         assert sequence.num_computed <= len(sequence.tokens)
 
