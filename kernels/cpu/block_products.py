@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .functions import inline
 from .jit import Kernel, kernel
+from .lazy import inline
 from .vector import (
     LANES,
     load,

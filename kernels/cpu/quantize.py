@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .functions import inline
 from .jit import Kernel, kernel
+from .lazy import inline
 
 _INFINITY_BITS = np.int32(0x7F800000)
 _SIGN_MASK = np.int32(0x7FFFFFFF)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .checks import Float32, check
 from .jit import kernel
+from .lazy import helper
 from .sampling_steps import codes
 from .sampling_steps.batch import SLOT_ARRAYS, SamplingBatch, Workspace
 from .sampling_steps.draw import draw, most_likely
@@ -17,20 +18,7 @@ from .sampling_steps.exclusion import xtc
 from .sampling_steps.passes import close, scan, total_weight
 from .sampling_steps.philox import uniforms
 from .sampling_steps.repetition import dry, edit, forbid_repeated_ngrams, penalties
-from .sampling_steps.row import (
-    COUNT,
-    FINE,
-    MAXIMUM,
-    OPEN,
-    STATUS,
-    TEMPERATURE,
-    TOKENS,
-    WEIGHTS,
-    Row,
-    current,
-    helper,
-    reset,
-)
+from .sampling_steps.row import COUNT, FINE, MAXIMUM, OPEN, STATUS, TEMPERATURE, TOKENS, WEIGHTS, Row, current, reset
 from .sampling_steps.selection import weigh
 from .sampling_steps.truncation import min_p, mirostat, top_k, top_n_sigma, top_p, typical_p
 from .team import Team, run

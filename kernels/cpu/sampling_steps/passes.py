@@ -8,18 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..functions import exp
-from ..vector import (
-    FLOAT32,
-    LANES,
-    intrinsic,
-    load,
-    maximum,
-    minimum,
-    reduce_add,
-    reduce_max,
-    splat_float32,
-    store,
-)
+from ..lazy import helper, intrinsic
+from ..vector import FLOAT32, LANES, load, maximum, minimum, reduce_add, reduce_max, splat_float32, store
 from .row import (
     ALL_MASKED,
     COUNT,
@@ -37,7 +27,6 @@ from .row import (
     VALUES,
     Row,
     current,
-    helper,
     writable,
 )
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .row import COUNT, MARKS, MASKED, OPEN, TEMPERATURE, TOKENS, VALUES, Row, helper, writable
+from ..lazy import helper
+from .row import COUNT, MARKS, MASKED, OPEN, TEMPERATURE, TOKENS, VALUES, Row, writable
 
 # No penalty is larger, so that it stays a number.
 _LARGEST_PENALTY = 1e38

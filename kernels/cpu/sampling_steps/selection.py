@@ -7,21 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..lazy import helper
 from .passes import NO_CENTRE, below, close, key_of, mask, measure
-from .row import (
-    COUNT,
-    KEYS,
-    MASKED,
-    MAXIMUM,
-    ORDER,
-    TEMPERATURE,
-    TOKENS,
-    VALUES,
-    WEIGHTS,
-    Row,
-    current,
-    helper,
-)
+from .row import COUNT, KEYS, MASKED, MAXIMUM, ORDER, TEMPERATURE, TOKENS, VALUES, WEIGHTS, Row, current
 
 # More candidates than this are left in the row.
 LONGEST_LIST = 2048
