@@ -10,7 +10,6 @@ once is loaded without Numba (see `objects`).
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -29,17 +28,14 @@ from numba.np.arrayobj import populate_array
 
 from . import vector_types  # noqa: F401 - its operators must be known before anything is compiled
 from .lazy import Helper, Intrinsic
+from .objects import ENTRY, FAILED, pack
 from .vector import numba_type
-
-ENTRY = "genai_kernel"
 
 _INT64, _DOUBLE, _POINTER = ir.IntType(64), ir.DoubleType(), ir.PointerType()
 # Of an array object (NumPy's PyArrayObject_fields, which its C interface guarantees): after the Python object's head
 # come the address of the data, the number of axes, and the addresses of shape and strides.
 _DATA = object.__basicsize__
 _SHAPE, _STRIDES = _DATA + 16, _DATA + 24
-# Of an entry that calls a kernel which ended with an error.
-FAILED = -1
 
 
 # Of the functions of Numba that make an array.
@@ -74,16 +70,11 @@ class _Library(CPUCodeLibrary):  # type: ignore[misc]
         return self._final_module
 
 
-def compile_object(
-    function: Callable[..., Any], signature: str, fastmath: Collection[str] = ()
-) -> tuple[bytes, bool]:
+def compile_object(function: Callable[..., Any], signature: str, fastmath: Collection[str] = ()) -> bytes:
     """The object file of a kernel.
 
     Args:
         signature: as Numba writes it; the result is void or int64.
-
-    Returns:
-        The file's content, and whether it calls functions of Numba's.
 
     Raises:
         RuntimeError: Numba's compiler is switched off.
@@ -95,7 +86,14 @@ def compile_object(
     with global_compiler_lock:
         module = _optimised(function, signature, fastmath)
         names = [symbol.name for symbol in module.functions if symbol.is_declaration]
-        return _codegen()._tm.emit_object(module), not all(map(_is_of_the_system, names))
+        return pack(_codegen()._tm.emit_object(module), needs_numba=not all(map(_is_of_the_system, names)))
+
+
+def make_ready() -> None:
+    """Do what comes before the first kernel, which takes longer than most kernels; Numba's functions can be linked."""
+    with global_compiler_lock:
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
 
 
 def assembly(function: Callable[..., Any], signature: str, fastmath: Collection[str] = ()) -> str:
@@ -157,11 +155,15 @@ def _entry(fndesc: Any, signature: str) -> Any:
     """A module with the C function that calls a kernel."""
     context = cpu_target.target_context
     module = context.create_module("entry")
-    callee = ir.Function(module, context.call_conv.get_function_type(fndesc.restype, fndesc.argtypes), fndesc.llvm_func_name)
+    callee = ir.Function(
+        module, context.call_conv.get_function_type(fndesc.restype, fndesc.argtypes), fndesc.llvm_func_name
+    )
     given = [_DOUBLE if isinstance(type_, types.Float) else _INT64 for type_ in fndesc.argtypes]
     entry = ir.Function(module, ir.FunctionType(_INT64, given), ENTRY)
     builder = ir.IRBuilder(entry.append_basic_block("entry"))
-    arguments = [_unpack(context, builder, type_, value) for type_, value in zip(fndesc.argtypes, entry.args, strict=True)]
+    arguments = [
+        _unpack(context, builder, type_, value) for type_, value in zip(fndesc.argtypes, entry.args, strict=True)
+    ]
     status, out = context.call_conv.call_function(builder, callee, fndesc.restype, fndesc.argtypes, arguments)
     if fndesc.restype == types.none:
         out = _INT64(0)

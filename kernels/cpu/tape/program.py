@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..jit import NativeOp
+from ..jit import LIBRARY, NativeOp
 from ..large import huge_array
 from .context import Word
 
@@ -141,6 +141,7 @@ class TapeWriter:
     def finish(self) -> Tape:
         """The tape; compiles operators that are not ready yet."""
         self.meet()
+        LIBRARY.prepare(self.ops())
         rows = huge_array((len(self._calls), ROW_WORDS), np.int64)
         for index, (row, call) in enumerate(zip(rows, self._calls, strict=True)):
             items = call.items
