@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from .jit import Kernel, kernel
 from .lazy import inline
+from .memory import stack_array
 from .vector import (
     LANES,
     load,
@@ -174,6 +173,8 @@ def _write(sums: Any, scratch: Any, bias: Any, addend: Any, out: Any, row: int, 
         out[row, column] = value
 
 
+_lanes = stack_array("float32", LANES)
+
 _SIGNATURE = (
     "void({x}[:, ::1], float32[:, ::1], float32[:, ::1], uint8[:, :, :, ::1], float32[:, :, ::1], "
     "float32[:, :, ::1], float32, float32[::1], float32[:, ::1], float32[:, ::1], int64, int64)"
@@ -187,7 +188,7 @@ def _make(name: str, activation: str, one_row: Callable[..., Any], four_rows: Ca
         x: Any, x_scales: Any, x_sums: Any, data: Any, scales: Any, zero_points: Any, default_zero_point: float,
         bias: Any, addend: Any, out: Any, begin: int, end: int,
     ) -> None:  # fmt: skip
-        scratch = np.empty(LANES, np.float32)
+        scratch = _lanes()
         rows, blocks = x.shape[0], data.shape[1]
         whole = rows // _ROWS * _ROWS
         zero_point = splat_float32(default_zero_point)

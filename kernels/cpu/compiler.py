@@ -13,15 +13,17 @@ import ctypes
 from collections.abc import Callable, Collection
 from typing import Any
 
-from llvmlite import binding, ir
-from numba.core import config, sigutils, types
+from llvmlite import ir
+from numba.core import config, sigutils, typed_passes, types, untyped_passes
 from numba.core.codegen import CPUCodeLibrary
-from numba.core.compiler import Flags, compile_extra
+from numba.core.compiler import CompilerBase, Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.cpu_options import FastMathOptions
 from numba.core.llvm_bindings import create_pass_builder
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
+from numba.core.targetconfig import ConfigStack
 from numba.core.typing.templates import AbstractTemplate
 from numba.core.utils import pysignature
 from numba.np.arrayobj import populate_array
@@ -38,13 +40,44 @@ _DATA = object.__basicsize__
 _SHAPE, _STRIDES = _DATA + 16, _DATA + 24
 
 
-# Of the functions of Numba that make an array.
-_ALLOCATION = "NRT_MemInfo_alloc"
-# In a kernel that makes no arrays none has an owner, so there are no references to count.
-_NO_COUNTING = """
-define linkonce_odr void @NRT_incref(ptr %x) alwaysinline { ret void }
-define linkonce_odr void @NRT_decref(ptr %x) alwaysinline { ret void }
-"""
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _TypeInference(typed_passes.NopythonTypeInference):  # type: ignore[misc]
+    """A helper may return any array: where none are made, no reference is ever counted."""
+
+    _name = "kernel_type_inference"
+
+    def run_pass(self, state: Any) -> bool:
+        """Type a function."""
+        counted, state.targetctx.enable_nrt = state.targetctx.enable_nrt, True
+        mutated = bool(super().run_pass(state))
+        state.targetctx.enable_nrt = counted
+        return mutated
+
+
+# Numba's passes without those for what kernels do not have: closures, `with`, exceptions, parallel loops, lists.
+_PASSES = (
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.RewriteSemanticConstants,
+    untyped_passes.DeadBranchPrune,
+    untyped_passes.GenericRewrites,
+    untyped_passes.ReconstructSSA,
+    _TypeInference,
+    typed_passes.PreLowerStripPhis,
+    typed_passes.IRLegalization,
+    typed_passes.NativeLowering,
+    typed_passes.NoPythonBackend,
+)
+
+
+class _Pipeline(CompilerBase):  # type: ignore[misc]
+    def define_pipelines(self) -> list[Any]:
+        manager = PassManager("kernel")
+        for one in _PASSES:
+            manager.add_pass(one, one.__name__)
+        manager.finalize()
+        return [manager]
 
 
 class _Library(CPUCodeLibrary):  # type: ignore[misc]
@@ -60,7 +93,7 @@ class _Library(CPUCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
     def add_linking_library(self, library: Any) -> None:
-        """References are counted by `_counting`."""
+        """Numba's functions for arrays join a kernel once, at its end."""
         if library is not rtsys.library:
             super().add_linking_library(library)
 
@@ -70,11 +103,14 @@ class _Library(CPUCodeLibrary):  # type: ignore[misc]
         return self._final_module
 
 
-def compile_object(function: Callable[..., Any], signature: str, fastmath: Collection[str] = ()) -> bytes:
+def compile_object(
+    function: Callable[..., Any], signature: str, fastmath: Collection[str] = (), *, allocates: bool = False
+) -> bytes:
     """The object file of a kernel.
 
     Args:
         signature: as Numba writes it; the result is void or int64.
+        allocates: whether it makes arrays.
 
     Raises:
         RuntimeError: Numba's compiler is switched off.
@@ -84,7 +120,7 @@ def compile_object(function: Callable[..., Any], signature: str, fastmath: Colle
             "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, and they exist as compiled code only. Unset it."
         )
     with global_compiler_lock:
-        module = _optimised(function, signature, fastmath)
+        module = _optimised(function, signature, fastmath, allocates)
         names = [symbol.name for symbol in module.functions if symbol.is_declaration]
         return pack(_codegen()._tm.emit_object(module), needs_numba=not all(map(_is_of_the_system, names)))
 
@@ -96,10 +132,12 @@ def make_ready() -> None:
         cpu_target.target_context.refresh()
 
 
-def assembly(function: Callable[..., Any], signature: str, fastmath: Collection[str] = ()) -> str:
+def assembly(
+    function: Callable[..., Any], signature: str, fastmath: Collection[str] = (), *, allocates: bool = False
+) -> str:
     """The machine code of a kernel, to look at."""
     with global_compiler_lock:
-        return str(_codegen()._tm.emit_assembly(_optimised(function, signature, fastmath)))
+        return str(_codegen()._tm.emit_assembly(_optimised(function, signature, fastmath, allocates)))
 
 
 def _codegen() -> Any:
@@ -111,13 +149,14 @@ def _is_of_the_system(name: str) -> bool:
     return name.startswith("llvm.") or hasattr(ctypes.CDLL(None), name)
 
 
-def _optimised(function: Callable[..., Any], signature: str, fastmath: Collection[str]) -> Any:
+def _optimised(function: Callable[..., Any], signature: str, fastmath: Collection[str], allocates: bool) -> Any:
     arguments, result = sigutils.normalize_signature(signature)
-    library, compiled = _compile(function, arguments, result, _flags(fastmath))
+    library, compiled = _compile(function, arguments, result, _flags(fastmath, allocates))
     library.add_ir_module(_entry(compiled.fndesc, signature))
     library.finalize()
     module = library.module
-    module.link_in(_counting(module))
+    if allocates:
+        module.link_in(rtsys.library._get_module_for_linking().clone())
     for symbol in (*module.functions, *module.global_variables):
         if not symbol.is_declaration and symbol.name != ENTRY:
             symbol.linkage = "internal"
@@ -128,18 +167,11 @@ def _optimised(function: Callable[..., Any], signature: str, fastmath: Collectio
     return module
 
 
-def _counting(module: Any) -> Any:
-    """The functions that count references to arrays."""
-    if any(symbol.name.startswith(_ALLOCATION) for symbol in module.functions):
-        return rtsys.library._get_module_for_linking().clone()
-    return binding.parse_assembly(_NO_COUNTING)
-
-
-def _flags(fastmath: Collection[str]) -> Any:
+def _flags(fastmath: Collection[str], allocates: bool) -> Any:
     flags = Flags()
     flags.error_model = "numpy"
     flags.fastmath = FastMathOptions(set(fastmath))
-    flags.nrt = True
+    flags.nrt = allocates
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     return flags
 
@@ -147,7 +179,7 @@ def _flags(fastmath: Collection[str]) -> Any:
 def _compile(function: Callable[..., Any], arguments: Any, result: Any, flags: Any) -> tuple[_Library, Any]:
     library = _Library(_codegen(), function.__name__)
     context, typing = cpu_target.target_context, cpu_target.typing_context
-    compiled = compile_extra(typing, context, function, arguments, result, flags, {}, library)
+    compiled = compile_extra(typing, context, function, arguments, result, flags, {}, library, _Pipeline)
     return library, compiled
 
 
@@ -214,20 +246,26 @@ def helper_type(helper: Helper) -> Any:
             bound = parameters.bind(*args, **kws)
             bound.apply_defaults()
             arguments = tuple(types.unliteral(given) for given in bound.arguments.values())
-            if arguments not in made:
-                made[arguments] = _compile_helper(helper, arguments)
-            signature, _ = made[arguments]
+            variant = _allocates(), arguments
+            if variant not in made:
+                made[variant] = _compile_helper(helper, arguments)
+            signature, _ = made[variant]
             return signature.replace(pysig=parameters)
 
         def get_impl_key(self, sig: Any) -> Any:
-            return made[sig.args][1]
+            return made[_allocates(), sig.args][1]
 
     return types.Function(Template)
 
 
+def _allocates() -> bool:
+    """Whether the kernel that is being compiled makes arrays."""
+    return bool(ConfigStack().top().nrt)
+
+
 def _compile_helper(helper: Helper, arguments: Any) -> tuple[Any, Any]:
     """Its signature, and the function that writes a call of it."""
-    flags = _flags(helper.fastmath)
+    flags = _flags(helper.fastmath, _allocates())
     flags.forceinline = helper.always_inline
     library, compiled = _compile(helper.function, arguments, None, flags)
 

@@ -70,6 +70,7 @@ class Compiled:
         self.name = function.__name__
         self.signature = signature
         self.fastmath = frozenset(fastmath)
+        self.allocates = False
         self._function = function
         self._library = library
         self._lock = threading.Lock()
@@ -97,7 +98,7 @@ class Compiled:
         """Compile it; nothing else changes."""
         from .compiler import compile_object
 
-        return compile_object(self._function, self.signature, self.fastmath)
+        return compile_object(self._function, self.signature, self.fastmath, allocates=self.allocates)
 
     def adopt(self, content: bytes) -> bool:
         """Make it ready from what `make` returned, here or in another process, and keep that on disk."""
@@ -113,7 +114,7 @@ class Compiled:
         """The machine code, to look at."""
         from .compiler import assembly
 
-        return assembly(self._function, self.signature, self.fastmath)
+        return assembly(self._function, self.signature, self.fastmath, allocates=self.allocates)
 
     @property
     def _file_name(self) -> str:
@@ -223,14 +224,18 @@ class Library:
                 self._folder = CacheFolder(_root_or_none(), source_key(self._sources, compile_target()))
             return self._folder
 
-    def kernel(self, signature: str, *, fastmath: Collection[str] = ()) -> Callable[[Callable[..., Any]], Kernel]:
+    def kernel(
+        self, signature: str, *, fastmath: Collection[str] = (), allocates: bool = False
+    ) -> Callable[[Callable[..., Any]], Kernel]:
         """Decorator: a kernel of this Numba signature, with these LLVM fast-math flags. Names must be unique.
 
-        Never pass `nnan` or `ninf`: infinities and NaNs must reach the output.
+        Never pass `nnan` or `ninf`: infinities and NaNs must reach the output. One that `allocates` may make arrays,
+        and needs Numba to run.
         """
 
         def add(function: Callable[..., Any]) -> Kernel:
             made = Kernel(function, signature, fastmath, self)
+            made.allocates = allocates
             self._kernels[made.name] = made
             return made
 

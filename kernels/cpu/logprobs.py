@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .checks import Float32, check
 from .jit import kernel
 from .lazy import contracted, helper
+from .memory import stack_array
 from .sampling_steps.batch import SLOT_ARRAYS, Workspace
 from .sampling_steps.passes import close, scan
 from .sampling_steps.row import COUNT, FINE, MAXIMUM, OPEN, ORDER, STATUS, TOKENS, VALUES, Row, reset
@@ -20,6 +21,7 @@ from .team import Team, run
 
 _NANOSECONDS_PER_LOGIT = 2.0
 _CHUNK = 256
+_chunk = stack_array("float64", _CHUNK)
 _LOWEST_EXPONENT = -700.0
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -83,7 +85,7 @@ def normalize_slots(
     tokens: Any, begin: int, end: int,
 ) -> None:  # fmt: skip
     """Slots [begin, end): the normalizers of their rows (NaN if the row has none), and their likeliest tokens."""
-    weights = np.empty(_CHUNK, np.float64)
+    weights = _chunk()
     count, slots = rows.shape[0], own.shape[0]
     for slot in range(begin, end):
         for i in range(slot * count // slots, (slot + 1) * count // slots):

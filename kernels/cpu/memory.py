@@ -60,6 +60,29 @@ load_int8 = _reader(VectorOf("int8"))
 store_float32, store_int32 = _writer(FLOAT32), _writer(INT32)
 
 
+def stack_array(element: str, size: int) -> Callable[[], Any]:
+    """An intrinsic that returns an array of `size` numbers on the stack, for as long as the calling kernel runs."""
+
+    def make(typing_context: Any) -> Any:
+        array_type = types.Array(getattr(types, element), 1, "C")
+
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            from numba.np.arrayobj import populate_array
+
+            number = context.get_data_type(array_type.dtype)
+            memory = cgutils.alloca_once(builder, ir.ArrayType(number, size))
+            array, itemsize = context.make_array(array_type)(context, builder), context.get_abi_sizeof(number)
+            data = builder.bitcast(memory, array.data.type)
+            count, step = ir.IntType(64)(size), ir.IntType(64)(itemsize)
+            populate_array(array, data=data, shape=[count], strides=[step], itemsize=itemsize, meminfo=None)
+            return array._getvalue()
+
+        return array_type(), lower
+
+    made: Callable[[], Any] = intrinsic(make)
+    return made
+
+
 def _word_reader(result: Any) -> Callable[..., Any]:
     """An intrinsic that reads entry `index` of a table of eight-byte words."""
 

@@ -23,20 +23,24 @@ _LINE = 64
 _NANOSECONDS_PER_SCORE_ELEMENT = 0.03
 
 
-@kernel("void(int64, int64, int64, int64, int64, int64)")
-def run_items(operator: int, arguments: int, context: int, scratch_bytes: int, begin: int, end: int) -> None:
-    """Items [begin, end) of a native operator, with scratch of their own."""
+_REFUSALS = {
+    ErrorCode.SLOT: "slot outside the cache",
+    ErrorCode.POSITION: "position outside its sequence",
+    ErrorCode.PAGE: "context longer than its block table, or block table entry outside the cache",
+    ErrorCode.ROTARY_POSITION: "position outside the rotary tables",
+}
+
+
+@kernel("void(int64, int64, int64, int64, int64[::1], int64, int64)", allocates=True)
+def run_items(
+    operator: int, arguments: int, context: int, scratch_bytes: int, refusal: Any, begin: int, end: int
+) -> None:
+    """Items [begin, end) of a native operator, with scratch of their own; its error code goes to refusal[0]."""
     scratch = np.empty(scratch_bytes + _LINE, np.uint8)
     address = scratch.ctypes.data
     status = call_operator(operator, arguments, context, begin, end, address + -address % _LINE)
-    if status == ErrorCode.SLOT.value:
-        raise IndexError("slot outside the cache")
-    if status == ErrorCode.POSITION.value:
-        raise IndexError("position outside its sequence")
-    if status == ErrorCode.PAGE.value:
-        raise IndexError("context longer than its block table, or block table entry outside the cache")
-    if status == ErrorCode.ROTARY_POSITION.value:
-        raise IndexError("position outside the rotary tables")
+    if status != 0:
+        refusal[0] = status
 
 
 def paged_attention(
@@ -134,8 +138,11 @@ def _run(call: Call, table: ContextTable, work: float, step: StepContext) -> Non
     arguments = np.array([argument_word(value) for value in call.arguments], np.int64)
     items = int(table.words[call.items.counted]) * call.items.factor
     if items:
-        given = (call.op.address, arguments.ctypes.data, table.address, call.scratch)
+        refusal = np.zeros(1, np.int64)
+        given = (call.op.address, arguments.ctypes.data, table.address, call.scratch, refusal)
         run(step.team, run_items, given, items, work=work)
+        if refusal[0]:
+            raise IndexError(_REFUSALS[ErrorCode(refusal[0])])
 
 
 def _context(step: StepContext, query_start: NDArray[np.int32], floats_per_split: int) -> ContextTable:
