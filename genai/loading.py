@@ -10,7 +10,6 @@ import numpy as np
 
 from genai.kernels.cpu.jit import LIBRARY, report_progress
 from genai.kernels.cpu.sampling import sample_slots
-from genai.kernels.cpu.tape import driver
 from genai.kernels.cpu.tape.context import Word
 from genai.kernels.cpu.tape.walkers import Walkers
 from genai.kernels.cpu.team import Team
@@ -85,8 +84,7 @@ def _load(
     quiet: bool,
 ) -> tuple[Decoder, DecoderInfo]:
     source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-    # What every step needs; the operators of the graph follow when its tape is written.
-    LIBRARY.prepare([sample_slots, driver.run_step, driver.serve, driver.stop])
+    LIBRARY.expect([sample_slots])
     cache = budget_cache(
         plan_memory(source, config),
         free_bytes=budget.available_memory(),
@@ -113,6 +111,7 @@ def _load(
         team=team,
         rope_threshold=source.flat.rope_threshold,
     )
+    decoder.prepare()
     return decoder, _info(source, cache, cache_tokens=num_blocks * BLOCK_SIZE)
 
 

@@ -213,6 +213,7 @@ class Library:
         self._modules = modules
         self._kernels: dict[str, Compiled] = {}
         self._folder: CacheFolder | None = None
+        self._expected: list[Compiled] = []
         self._announced = False
         self._lock = threading.Lock()
 
@@ -266,6 +267,10 @@ class Library:
         """Compile or load kernels; see `warm_up`."""
         return self.prepare(self.kernels(names), progress)
 
+    def expect(self, kernels: Collection[Compiled]) -> None:
+        """Prepare kernels together with those that are prepared next: more of them share the processors better."""
+        self._expected.extend(kernels)
+
     def prepare(self, wanted: Collection[Compiled], progress: Progress | None = None) -> CompileReport:
         """Compile or load these kernels and operators, side by side in several processes where that is possible.
 
@@ -274,10 +279,12 @@ class Library:
                 or else a line on stderr. Nothing is shown when everything is on disk.
         """
         started = time.perf_counter()
-        waiting = [made for made in dict.fromkeys(wanted) if not made.ready]
+        waiting = [made for made in dict.fromkeys([*self._expected, *wanted]) if not made.ready]
+        self._expected = []
         absent = [made for made in waiting if not made.load()]
         if absent:
-            self._compile(absent, progress or _PROGRESS.get() or _Line())
+            self._compile(absent, progress or _PROGRESS.get() or _Line(quiet=self._announced))
+            self._announced = True
         return CompileReport(len(absent), len(waiting) - len(absent), time.perf_counter() - started)
 
     def _compile(self, absent: list[Compiled], show: Progress) -> None:
@@ -301,12 +308,16 @@ class Library:
 
 
 class _Line:
-    """The progress line on stderr: rewritten in place on a terminal, otherwise written once."""
+    """The progress line on stderr: rewritten in place on a terminal, otherwise written once.
 
-    def __init__(self) -> None:
+    Args:
+        quiet: where there is no terminal, it has been written before.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
         self._stream = sys.stderr
         self._terminal = self._stream is not None and self._stream.isatty()
-        self._written = False
+        self._written = quiet
 
     def __call__(self, current: int, total: int) -> None:
         if self._stream is None or (self._written and not self._terminal):
