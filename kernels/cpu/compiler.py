@@ -159,7 +159,7 @@ def _optimised(function: Callable[..., Any], signature: str, fastmath: Collectio
         module.link_in(rtsys.library._get_module_for_linking().clone())
     for symbol in (*module.functions, *module.global_variables):
         if not symbol.is_declaration and symbol.name != ENTRY:
-            symbol.linkage = "internal"
+            symbol.linkage = "linkonce_odr"
     builder = create_pass_builder(
         _codegen()._tm, opt=config.OPT, loop_vectorize=config.LOOP_VECTORIZE, slp_vectorize=config.SLP_VECTORIZE
     )

@@ -37,7 +37,7 @@ def _last(tokens: Any, count: float) -> Any:
 
 
 @helper
-def _apply(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float) -> None:
+def _apply(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float, same: Any) -> None:
     """One step of a row."""
     if step == codes.PENALTIES:
         window = _last(tokens, settings[codes.PENALTY_LAST])
@@ -55,12 +55,12 @@ def _apply(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: flo
 
 
 @helper
-def _apply_any(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float) -> None:
+def _apply_any(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float, same: Any) -> None:
     """One step of a row, one that few ask for included."""
     if step == codes.DRY:
         window = _last(tokens, settings[codes.DRY_LAST])
         allowed = int(settings[codes.DRY_ALLOWED_LENGTH])
-        dry(row, window, span[codes.DRY_LIMIT], settings[codes.DRY_MULTIPLIER], settings[codes.DRY_BASE], allowed)
+        dry(row, window, span[codes.DRY_LIMIT], settings[codes.DRY_MULTIPLIER], settings[codes.DRY_BASE], allowed, same)
     elif step == codes.TOP_N_SIGMA:
         top_n_sigma(row, settings[codes.NUM_SIGMAS])
     elif step == codes.TYPICAL_P:
@@ -71,7 +71,7 @@ def _apply_any(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin:
     elif step == codes.MIROSTAT:
         mirostat(row, settings[codes.MOST_SURPRISE])
     else:
-        _apply(row, step, settings, tokens, span, coin)
+        _apply(row, step, settings, tokens, span, coin, same)
 
 
 @helper
@@ -119,7 +119,7 @@ def _write_nothing(row: Row, out: Any, certain: int) -> None:
 
 _SIGNATURE = (
     "void(float32[:,::1], float32[:,::1], int64[:,::1], float64[:,::1], uint64[:,::1], int64[:,::1], int32[::1], "
-    f"float32[::1], int32[::1], {SLOT_ARRAYS}, int64[::1], float64[::1], int64[::1], float64[:,::1], int64, int64)"
+    f"float32[::1], int32[::1], {SLOT_ARRAYS}, int64[::1], float64[::1], int64[::1], float64[:,::1], int32[:,::1], int64, int64)"
 )
 # Steps, by their codes, that `sample_slots` does not know.
 _IS_RARE = np.zeros(codes.MIROSTAT + 1, bool)
@@ -127,13 +127,13 @@ _IS_RARE[[codes.DRY, codes.TOP_N_SIGMA, codes.TYPICAL_P, codes.XTC, codes.MIROST
 _IS_RARE.flags.writeable = False
 
 
-def _sampler(name: str, apply: Any, forbid: Any, write: Any, *, allocates: bool) -> Kernel:
+def _sampler(name: str, apply: Any, forbid: Any, write: Any) -> Kernel:
     """A kernel that takes rows through those steps that `apply` knows."""
 
     def sample(
         logits: Any, replaced: Any, steps: Any, settings: Any, counters: Any, spans: Any, edit_ids: Any, edit_values: Any,
         tokens: Any, own: Any, blocks: Any, numbers: Any, ids: Any, state: Any, flags: Any, chosen: Any,
-        probabilities: Any, status: Any, distributions: Any, begin: int, end: int,
+        probabilities: Any, status: Any, distributions: Any, same: Any, begin: int, end: int,
     ) -> None:  # fmt: skip
         """Slots [begin, end): each samples its share of the rows, one after another."""
         count, slots = steps.shape[0], own.shape[0]
@@ -155,7 +155,7 @@ def _sampler(name: str, apply: Any, forbid: Any, write: Any, *, allocates: bool)
                 for place in range(codes.MAX_STEPS):
                     if steps[i, place] == codes.END or row.flags[STATUS] != FINE:
                         break
-                    apply(row, steps[i, place], setting, history, span, coin)
+                    apply(row, steps[i, place], setting, history, span, coin, same[slot])
                 chosen[i], probabilities[i] = -1, 1.0
                 if row.flags[STATUS] == FINE:
                     if setting[codes.GREEDY]:
@@ -167,14 +167,20 @@ def _sampler(name: str, apply: Any, forbid: Any, write: Any, *, allocates: bool)
                     write(row, distributions[i], chosen[i] if setting[codes.GREEDY] else -1)
 
     sample.__name__ = name
-    return kernel(_SIGNATURE, allocates=allocates)(sample)
+    return kernel(_SIGNATURE)(sample)
 
 
 # Most requests ask for common steps only: few kernels to compile. The other kernel knows all.
-sample_slots = _sampler("sample_slots", _apply, _forbid_nothing, _write_nothing, allocates=False)
-sample_slots_by_any_steps = _sampler(
-    "sample_slots_by_any_steps", _apply_any, _forbid, _write_distribution, allocates=True
-)
+sample_slots = _sampler("sample_slots", _apply, _forbid_nothing, _write_nothing)
+sample_slots_by_any_steps = _sampler("sample_slots_by_any_steps", _apply_any, _forbid, _write_distribution)
+
+
+def _room_for_dry(batch: SamplingBatch, slots: int) -> NDArray[np.int32]:
+    """int32 [slots, L], for histories of up to L tokens; L is 0 where DRY is not among the steps."""
+    if not (batch.steps == codes.DRY).any():
+        return np.empty((slots, 0), np.int32)
+    longest = (batch.spans[:, codes.END_TOKEN] - batch.spans[:, codes.FIRST_TOKEN]).max(initial=0)
+    return np.empty((slots, int(longest)), np.int32)
 
 
 def sample_batch(
@@ -211,7 +217,7 @@ def sample_batch(
     arguments = (
         logits, batch.replaced, batch.steps, batch.settings, batch.counters, batch.spans, batch.edit_ids,
         batch.edit_values, batch.tokens, *workspace.arrays, tokens, probabilities, status,
-        _NO_DISTRIBUTIONS if distributions is None else distributions,
+        _NO_DISTRIBUTIONS if distributions is None else distributions, _room_for_dry(batch, workspace.slots),
     )  # fmt: skip
     rare = distributions is not None or _IS_RARE[batch.steps].any() or batch.settings[:, codes.NGRAM_SIZE].any()
     run(
