@@ -24,6 +24,7 @@ from numba.core.llvm_bindings import create_pass_builder
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.targetconfig import ConfigStack
+from numba.core.types.misc import unliteral
 from numba.core.typing.templates import AbstractTemplate
 from numba.core.utils import pysignature
 from numba.np.arrayobj import populate_array
@@ -244,8 +245,7 @@ def helper_type(helper: Helper) -> Any:
 
         def generic(self, args: Any, kws: Any) -> Any:
             bound = parameters.bind(*args, **kws)
-            bound.apply_defaults()
-            arguments = tuple(types.unliteral(given) for given in bound.arguments.values())
+            arguments = tuple(unliteral(given) for given in bound.arguments.values())
             variant = _allocates(), arguments
             if variant not in made:
                 made[variant] = _compile_helper(helper, arguments)

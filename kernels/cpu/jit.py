@@ -268,8 +268,13 @@ class Library:
         return self.prepare(self.kernels(names), progress)
 
     def expect(self, kernels: Collection[Compiled]) -> None:
-        """Prepare kernels together with those that are prepared next: more of them share the processors better."""
+        """Note kernels that the next tape should have prepared with its own: many share the processors better."""
         self._expected.extend(kernels)
+
+    def take_expected(self) -> list[Compiled]:
+        """The kernels that were expected since the last call."""
+        taken, self._expected = self._expected, []
+        return taken
 
     def prepare(self, wanted: Collection[Compiled], progress: Progress | None = None) -> CompileReport:
         """Compile or load these kernels and operators, side by side in several processes where that is possible.
@@ -279,8 +284,7 @@ class Library:
                 or else a line on stderr. Nothing is shown when everything is on disk.
         """
         started = time.perf_counter()
-        waiting = [made for made in dict.fromkeys([*self._expected, *wanted]) if not made.ready]
-        self._expected = []
+        waiting = [made for made in dict.fromkeys(wanted) if not made.ready]
         absent = [made for made in waiting if not made.load()]
         if absent:
             self._compile(absent, progress or _PROGRESS.get() or _Line(quiet=self._announced))

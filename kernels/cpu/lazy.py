@@ -68,21 +68,21 @@ class Intrinsic:
         return intrinsic_type(self)
 
 
-def inline(function: Callable[..., Any]) -> Any:
+def inline(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: a helper that must become part of the kernels that use it."""
     return Helper(function, always_inline=True)
 
 
-def helper(function: Callable[..., Any]) -> Any:
+def helper(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: a helper that LLVM may leave as a function."""
     return Helper(function, always_inline=False)
 
 
-def contracted(function: Callable[..., Any]) -> Any:
+def contracted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: a helper whose products and sums may become one instruction."""
     return Helper(function, always_inline=False, fastmath={"contract"})
 
 
-def intrinsic(typing: Callable[..., Any]) -> Any:
+def intrinsic(typing: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: an intrinsic, as in Numba."""
     return Intrinsic(typing)

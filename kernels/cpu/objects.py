@@ -12,8 +12,8 @@ from llvmlite import binding
 ENTRY = "genai_kernel"
 FAILED = -1
 
-# The first byte of what `pack` returns.
-_ALONE, _NEEDS_NUMBA = b"\0", b"\1"
+# What `pack` writes before an object file: LLVM must never be given anything else, which may end the process.
+_ALONE, _NEEDS_NUMBA = b"genai kernel, alone\0", b"genai kernel, Numba\0"
 _LOCK = threading.Lock()
 
 
@@ -71,10 +71,11 @@ def link(packed: bytes) -> LoadedObject:
     Raises:
         ObjectError: it is something else.
     """
-    if packed[:1] == _NEEDS_NUMBA:
+    header, content = packed[: len(_ALONE)], packed[len(_ALONE) :]
+    if header == _NEEDS_NUMBA:
         from .compiler import make_ready
 
         make_ready()
-    elif packed[:1] != _ALONE:
+    elif header != _ALONE:
         raise ObjectError("no packed object file")
-    return LoadedObject(packed[1:])
+    return LoadedObject(content)

@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from .cores import default_threads
@@ -69,12 +70,13 @@ def _share(kernels: Sequence[Compiled], processes: int) -> Iterator[tuple[int, b
             pipe.close()
 
 
-def _received(pipes: Sequence[Any]) -> Iterator[tuple[int, bytes]]:
+def _received(pipes: Sequence[Connection]) -> Iterator[tuple[int, bytes]]:
     waiting = list(pipes)
     while waiting:
-        for pipe in multiprocessing.connection.wait(waiting):
+        ready = multiprocessing.connection.wait(waiting)
+        for pipe in [pipe for pipe in waiting if pipe in ready]:
             try:
-                yield pipe.recv()  # type: ignore[union-attr]
+                yield pipe.recv()
             except EOFError:
                 waiting.remove(pipe)
 

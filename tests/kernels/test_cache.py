@@ -126,14 +126,14 @@ def test_key_covers_what_the_code_is_compiled_for(sources: Path) -> None:
 def damaged(content: bytes) -> dict[str, bytes]:
     digest = cache._DIGEST_BYTES
     foreign = pickle.dumps(("not", "a", "kernel"))
-    unreadable = b"\x80\x05not a pickle"
+    unreadable = b"\0not an object file"
     return {
         "empty": b"",
         "truncated": content[: len(content) // 2],
         "one byte changed": content[:200] + bytes([content[200] ^ 1]) + content[201:],
         "digest only": content[:digest],
-        "other pickle": hashlib.sha256(foreign).digest() + foreign,
-        "no pickle": hashlib.sha256(unreadable).digest() + unreadable,
+        "something else": hashlib.sha256(foreign).digest() + foreign,
+        "no object file": hashlib.sha256(unreadable).digest() + unreadable,
     }
 
 
@@ -226,7 +226,7 @@ def test_an_unreadable_file(
 def test_a_folder_that_others_can_write_is_refused(
     root: Path, sources: Path, level: int, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Loading a pickle runs its code, so nothing is read from such a folder, nor written to it."""
+    """Machine code is run, so nothing is read from such a folder, nor written to it."""
     Program(sources).library.warm_up()
     (file,) = files(root)
     file.write_bytes(hashlib.sha256(pickle.dumps(Bomb())).digest() + pickle.dumps(Bomb()))

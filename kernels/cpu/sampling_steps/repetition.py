@@ -62,9 +62,7 @@ def _penalised(logit: float, mark: int, repetition: float, presence: float, freq
 
 
 @helper
-def dry(
-    row: Row, tokens: Any, limit: int, multiplier: float, base: float, allowed_length: int, same: Any
-) -> None:
+def dry(row: Row, tokens: Any, limit: int, multiplier: float, base: float, allowed_length: int, same: Any) -> None:
     """Penalise tokens that would continue a repetition, more for longer ones: "Don't repeat yourself".
 
     If the last m tokens occurred before, the token that followed them there loses multiplier * base ** (m -

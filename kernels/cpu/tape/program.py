@@ -141,7 +141,7 @@ class TapeWriter:
     def finish(self) -> Tape:
         """The tape; compiles operators that are not ready yet."""
         self.meet()
-        LIBRARY.prepare(self.ops())
+        LIBRARY.prepare([*LIBRARY.take_expected(), *self.ops()])
         rows = huge_array((len(self._calls), ROW_WORDS), np.int64)
         for index, (row, call) in enumerate(zip(rows, self._calls, strict=True)):
             items = call.items
