@@ -268,7 +268,7 @@ class Library:
         return self.prepare(self.kernels(names), progress)
 
     def expect(self, kernels: Collection[Compiled]) -> None:
-        """Note kernels that the next tape should have prepared with its own: many share the processors better."""
+        """Note kernels that the next tape of a model should have prepared with its own: many share cores better."""
         self._expected.extend(kernels)
 
     def take_expected(self) -> list[Compiled]:

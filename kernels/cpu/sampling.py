@@ -60,7 +60,8 @@ def _apply_any(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin:
     if step == codes.DRY:
         window = _last(tokens, settings[codes.DRY_LAST])
         allowed = int(settings[codes.DRY_ALLOWED_LENGTH])
-        dry(row, window, span[codes.DRY_LIMIT], settings[codes.DRY_MULTIPLIER], settings[codes.DRY_BASE], allowed, same)
+        multiplier, base = settings[codes.DRY_MULTIPLIER], settings[codes.DRY_BASE]
+        dry(row, window, span[codes.DRY_LIMIT], multiplier, base, allowed, same)
     elif step == codes.TOP_N_SIGMA:
         top_n_sigma(row, settings[codes.NUM_SIGMAS])
     elif step == codes.TYPICAL_P:
@@ -119,7 +120,8 @@ def _write_nothing(row: Row, out: Any, certain: int) -> None:
 
 _SIGNATURE = (
     "void(float32[:,::1], float32[:,::1], int64[:,::1], float64[:,::1], uint64[:,::1], int64[:,::1], int32[::1], "
-    f"float32[::1], int32[::1], {SLOT_ARRAYS}, int64[::1], float64[::1], int64[::1], float64[:,::1], int32[:,::1], int64, int64)"
+    f"float32[::1], int32[::1], {SLOT_ARRAYS}, int64[::1], float64[::1], int64[::1], float64[:,::1], int32[:,::1], "
+    "int64, int64)"
 )
 # Steps, by their codes, that `sample_slots` does not know.
 _IS_RARE = np.zeros(codes.MIROSTAT + 1, bool)
@@ -131,9 +133,9 @@ def _sampler(name: str, apply: Any, forbid: Any, write: Any) -> Kernel:
     """A kernel that takes rows through those steps that `apply` knows."""
 
     def sample(
-        logits: Any, replaced: Any, steps: Any, settings: Any, counters: Any, spans: Any, edit_ids: Any, edit_values: Any,
-        tokens: Any, own: Any, blocks: Any, numbers: Any, ids: Any, state: Any, flags: Any, chosen: Any,
-        probabilities: Any, status: Any, distributions: Any, same: Any, begin: int, end: int,
+        logits: Any, replaced: Any, steps: Any, settings: Any, counters: Any, spans: Any, edit_ids: Any,
+        edit_values: Any, tokens: Any, own: Any, blocks: Any, numbers: Any, ids: Any, state: Any, flags: Any,
+        chosen: Any, probabilities: Any, status: Any, distributions: Any, same: Any, begin: int, end: int,
     ) -> None:  # fmt: skip
         """Slots [begin, end): each samples its share of the rows, one after another."""
         count, slots = steps.shape[0], own.shape[0]

@@ -1,7 +1,7 @@
 """Compiling side by side: Numba's compiler runs on one thread at a time, so the work is shared by processes.
 
-They are forked, because kernels are functions that only this process has. That is done on Linux, from a process of one
-thread, where forking is safe; everywhere else, and when a process fails, kernels are compiled here.
+They are forked, because kernels are functions that only this process has: on Linux, where no other thread is at work,
+so that forking is safe. Everywhere else, and when a process fails, kernels are compiled here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from .cores import default_threads
+
+# Threads of ours that sleep between steps, and hold nothing then.
+_SLEEPERS = ("genai-walker-", "genai-kernels-")
 
 if TYPE_CHECKING:
     from .jit import Compiled
@@ -36,8 +39,9 @@ def make_all(kernels: Sequence[Compiled]) -> Iterator[tuple[Compiled, bytes]]:
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process is certain to work."""
-    return sys.platform == "linux" and threading.active_count() == 1
+    """Whether a copy of this process is certain to work: no other thread may hold a lock."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+    return sys.platform == "linux" and all(thread.name.startswith(_SLEEPERS) for thread in others)
 
 
 def _share(kernels: Sequence[Compiled], processes: int) -> Iterator[tuple[int, bytes]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..jit import LIBRARY, kernel
+from ..jit import kernel
 from ..lazy import inline, intrinsic, types
 from ..memory import read_int64, write_int64
 from .context import Word
@@ -135,6 +135,3 @@ def stop(words: int) -> None:
     exchange(words + 8 * STOP, 1)
     fetch_add(words + 8 * STARTED, 1)
     wake_waiting(words + 8 * STARTED, words + 8 * STEP_SLEEPERS)
-
-
-LIBRARY.expect([run_step, serve, stop])
