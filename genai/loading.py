@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.jit import warm_up
+from genai.kernels.cpu.jit import LIBRARY, report_progress
+from genai.kernels.cpu.sampling import sample_slots
 from genai.kernels.cpu.tape.context import Word
 from genai.kernels.cpu.tape.walkers import Walkers
 from genai.kernels.cpu.team import Team
@@ -69,8 +70,21 @@ def load_decoder(
     quiet: bool,
 ) -> tuple[Decoder, DecoderInfo]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    with report_progress(_say_nothing if quiet else None):
+        return _load(config, threads, kv_dtype, accuracy, cache_bytes, context_size, quiet)
+
+
+def _load(
+    config: Config,
+    threads: int | None,
+    kv_dtype: str,
+    accuracy: str,
+    cache_bytes: int | None,
+    context_size: int | None,
+    quiet: bool,
+) -> tuple[Decoder, DecoderInfo]:
     source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-    warm_up(_say_nothing if quiet else None)
+    LIBRARY.expect([sample_slots])
     cache = budget_cache(
         plan_memory(source, config),
         free_bytes=budget.available_memory(),
@@ -97,6 +111,7 @@ def load_decoder(
         team=team,
         rope_threshold=source.flat.rope_threshold,
     )
+    decoder.prepare()
     return decoder, _info(source, cache, cache_tokens=num_blocks * BLOCK_SIZE)
 
 

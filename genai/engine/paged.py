@@ -24,6 +24,7 @@ from genai.kvcache.table import BlockTable
 from ..errors import CacheCapacityError, ConfigError, StateError
 from ..runtime.plan import Plan
 from ..runtime.python_loop import run
+from ..runtime.segments import TapeStep
 from .decoder import Logits
 from .scheduler import DEFAULT_TOKEN_BUDGET, Run, Step, plan_step
 
@@ -113,6 +114,12 @@ class PagedDecoder:
         self._running_lock = threading.Lock()
         self.closed = False
         self.prefixes = PrefixCache(self.pool, self.storage.layout.block_size)
+
+    def prepare(self) -> None:
+        """Do what the first step would wait for: make the tapes, compile their kernels."""
+        for step in self.plan.steps:
+            if isinstance(step.kernel, TapeStep):
+                step.kernel.prepare(self._layers)
 
     def open(self) -> PagedSequence:
         """A new empty sequence."""

@@ -44,7 +44,7 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
     """Look at the cache without making or changing anything.
 
     Args:
-        key: name of this version's folder; None = computed from the kernels' sources, which imports Numba.
+        key: name of this version's folder; None = computed from the kernels' sources.
     """
     try:
         kernels = cache_root(environment) / "kernels"

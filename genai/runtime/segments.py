@@ -124,7 +124,7 @@ class TapeStep:
 
     def __call__(self, context: StepContext, inputs: Sequence[Any]) -> tuple[Any, ...]:
         counts = _counts(context)
-        tape = self._tape_for(context, counts)
+        tape = self._tape_for(context.layers, counts)
         for (name, type_), array in zip(self.given.items(), inputs, strict=True):
             self._view(name, type_, counts)[...] = np.asarray(array).reshape(-1, type_.width)
         self._walk(tape, context, counts)
@@ -133,7 +133,7 @@ class TapeStep:
     def walk(self, context: StepContext) -> None:
         """Walk the tape over what is in its memory: for measuring how long that takes."""
         counts = _counts(context)
-        self._walk(self._tape_for(context, counts), context, counts)
+        self._walk(self._tape_for(context.layers, counts), context, counts)
 
     def _walk(self, tape: Tape, context: StepContext, counts: Mapping[Word, int]) -> None:
         seconds = self._bytes / _BYTES_PER_SECOND + self._weights * counts[Word.TOKENS] / _PRODUCTS_PER_SECOND
@@ -150,17 +150,21 @@ class TapeStep:
             for op_type, node in self._single
         ]
 
-    def prepare(self, context: StepContext) -> None:
-        """Make the tape for some rows, so that the first step does not wait."""
-        self._tape_for(context, _FIRST_CAPACITY)
+    def prepare(self, layers: Sequence[Any]) -> None:
+        """Make the tape for some rows, and its kernels, so that the first step does not wait.
 
-    def _tape_for(self, context: StepContext, counts: Mapping[Word, int]) -> Tape:
+        Args:
+            layers: as in StepContext.
+        """
+        self._tape_for(layers, _FIRST_CAPACITY)
+
+    def _tape_for(self, layers: Sequence[Any], counts: Mapping[Word, int]) -> Tape:
         if self._tape is None or any(count > self._capacity[word] for word, count in counts.items()):
             for word, count in counts.items():
                 while self._capacity[word] < count:
                     self._capacity[word] = max(_FIRST_CAPACITY[word], 2 * self._capacity[word])
             self._tape, self._places = None, {}  # give the memory back first
-            writer = Writer(self._capacity, context.layers)
+            writer = Writer(self._capacity, layers)
             self._tape = writer.write(self.nodes, self.made, self.given)
             self._places = writer.places
         return self._tape

@@ -2,6 +2,6 @@
 
 A kernel works on a range of rows, tiles or heads without the GIL; `team` shares ranges among threads. Results depend
 neither on the number of threads nor, row by row, on the rest of the batch. Activations are float32 [tokens, features].
-Knows packed layouts, and nothing of operators' attributes, graphs or sequences. Import the module that you need: those
-with kernels import Numba, `jit.warm_up` compiles or loads all of them ahead.
+Knows packed layouts, and nothing of operators' attributes, graphs or sequences. Only `compiler` imports Numba, when a
+kernel has to be compiled; the others come from disk.
 """

@@ -4,7 +4,7 @@ Numba's own cache looks only at the file of the function that is compiled, so an
 Here the folder's name is a hash over every source of `genai.kernels`, the versions of Python, Numba and llvmlite, the
 processor and Numba's code-generation switches: a changed key is a new folder, and nothing in a folder is ever stale.
 
-The files are pickles, so they are read only from folders that belong to this user and that nobody else can write.
+The files hold machine code, so they are read only from folders that belong to this user and that nobody else can write.
 Trouble with the disk never stops a run: kernels are then compiled in memory, and stderr says so once.
 """
 
@@ -13,22 +13,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pickle
 import platform
 import stat
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from numba.core.caching import _Cache
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
-
 _DIGEST_BYTES = 32
-_NEVER_COMPILED = frozenset({"ops", "reference"})
-_CODEGEN_SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "ENABLE_AVX")
+_NEVER_COMPILED = frozenset({"ops", "reference", "row_ops"})
+# Of Numba, which reads them from variables and from a file in the working folder.
+_SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO", "ENABLE_AVX", "DISABLE_JIT")
+_SWITCHES_FILE = ".numba_config.yaml"
 
 
 def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
@@ -56,18 +54,20 @@ def source_key(sources: Path, target: Iterable[Any]) -> str:
 
 
 def compile_target() -> tuple[Any, ...]:
-    """Everything outside our sources that changes the machine code."""
-    import llvmlite
-    import numba
-    from numba.core import config
-    from numba.core.registry import cpu_target
-
+    """Everything outside our sources that changes the machine code. Numba itself is not imported."""
     from .isa import isa
+    from .target import processor
 
-    switches = (isa(), *(str(getattr(config, name, None)) for name in _CODEGEN_SWITCHES))
-    processor = cpu_target.target_context.codegen().magic_tuple()
+    switches = tuple(os.environ.get(f"NUMBA_{name}") for name in _SWITCHES)
+    file = Path(_SWITCHES_FILE)
+    written = file.read_bytes() if file.is_file() else b""
     python = (platform.python_implementation(), platform.python_version())
-    return (*python, numba.__version__, llvmlite.__version__, processor, switches)
+    return (*python, version("numba"), version("llvmlite"), processor(), isa(), switches, written)
+
+
+def file_name(name: str, signature: str) -> str:
+    """File of a kernel of this name and signature."""
+    return f"{name}-{hashlib.sha256(signature.encode()).hexdigest()[:16]}.o"
 
 
 class CacheFolder:
@@ -122,8 +122,8 @@ class CacheFolder:
         """Whether a file of that name is there (it may still turn out to be damaged)."""
         return self._path is not None and (self._path / name).is_file()
 
-    def load(self, name: str) -> Any | None:
-        """The unpickled payload, or None if it is absent or damaged."""
+    def load(self, name: str) -> bytes | None:
+        """The payload of a file, or None if it is absent or damaged."""
         if self._path is None:
             return None
         try:
@@ -132,14 +132,11 @@ class CacheFolder:
             # The digest finds truncated files; what may be trusted is decided by the folder's owner and mode.
             if hashlib.sha256(payload).digest() != content[:_DIGEST_BYTES]:
                 return None
-            return pickle.loads(payload)
+            return payload
         except FileNotFoundError:
             return None
         except OSError as error:
             self._warn(f"{self._path / name}: {error.strerror}")
-            return None
-        except Exception:
-            # A damaged pickle can raise anything; the file is compiled and written anew.
             return None
 
     def save(self, name: str, payload: bytes) -> None:
@@ -166,47 +163,3 @@ def reason_to_refuse(path: Path) -> str | None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{path} can be written by others, and compiled code is loaded from it"
     return None
-
-
-class KernelCache(_Cache):  # type: ignore[misc]
-    """Numba's view of a CacheFolder, for one dispatcher."""
-
-    def __init__(self, folder: CacheFolder, name: str) -> None:
-        self._folder = folder
-        self._name = name
-        self.loaded = False
-
-    @property
-    def cache_path(self) -> str | None:
-        """The folder, for Numba's statistics."""
-        return None if self._folder.path is None else str(self._folder.path)
-
-    def file_name(self, signature: Any) -> str:
-        """File of one signature."""
-        return f"{self._name}-{hashlib.sha256(str(signature).encode()).hexdigest()[:16]}.nbc"
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any | None:
-        """The compiled function from disk, or None."""
-        target_context.refresh()
-        payload = self._folder.load(self.file_name(sig))
-        if payload is None:
-            return None
-        try:
-            result = CompileResult._rebuild(target_context, *payload)
-        except Exception:
-            return None  # written by something else under our name: compile it anew
-        self.loaded = True
-        return result
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled function."""
-        self._folder.save(self.file_name(sig), dumps(data._reduce()))
-
-    def enable(self) -> None:
-        """Always on; a folder that cannot be used misses."""
-
-    def disable(self) -> None:
-        """Always on; a folder that cannot be used misses."""
-
-    def flush(self) -> None:
-        """Nothing in a folder is ever stale."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba.core import cgutils, types
 
 from .jit import Library
-from .vector import LANES, intrinsic, load, multiply_add, splat_int32, store
+from .lazy import cgutils, intrinsic, types
+from .vector import LANES, load, multiply_add, splat_int32, store
 
 # Memory is read in this many places at a time: one place alone keeps too few requests under way.
 STREAMS = 4

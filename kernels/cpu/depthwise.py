@@ -22,7 +22,8 @@ _SUMS = 2048
 
 @kernel(
     "void(float32[:,:,::1], float32[:,:,::1], float32[::1], float32, float32, int64, int64, int64, int64, "
-    "float32[:,:,::1], int64, int64)"
+    "float32[:,:,::1], int64, int64)",
+    allocates=True,
 )
 def convolve_planes(
     x: Any, weight: Any, bias: Any, low: float, high: float, row_stride: int, column_stride: int, top: int, left: int,

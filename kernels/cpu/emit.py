@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
 
 from .half import float_from_half, has_half_instructions
-from .vector import intrinsic
+from .lazy import cgutils, intrinsic, types
 
 LANES = 16
 POINTER, VOID = ir.PointerType(), ir.VoidType()

@@ -7,16 +7,12 @@ log is by the same author: x = 2 ** e * m with m around 1, and a polynomial in m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 
+from .lazy import inline
 from .vector import bits_as_float32, bits_as_int32, maximum, minimum, multiply_add, to_float32, where_less
-
-# A helper that becomes part of the kernels that use it.
-inline = cast(Callable[[Callable[..., Any]], Callable[..., Any]], register_jitable(forceinline=True))
 
 _LOWEST, _HIGHEST = -104.0, 89.5  # beyond these exp is 0 and infinity in float32
 _LOG2_E = 1.44269504088896341

@@ -66,10 +66,9 @@ def available(features: frozenset[str]) -> tuple[str, ...]:
 
 def _features() -> frozenset[str]:
     """What Numba generates code for (NUMBA_CPU_FEATURES included)."""
-    from numba.core.registry import cpu_target
+    from .target import processor
 
-    features = cpu_target.target_context.codegen().magic_tuple()[2]
-    return frozenset(item[1:] for item in features.split(",") if item.startswith("+"))
+    return processor().feature_set
 
 
 @cache

@@ -1,28 +1,33 @@
-"""Kernels: Numba functions of one fixed signature, compiled once per machine and kept on disk.
+"""Kernels: functions of one fixed signature, compiled once per machine and kept on disk.
 
 Two kinds: `@kernel(signature)` is called from Python with arrays; `@native_op` is called by machine code with addresses
 (see `tape`). Both decorators only record a function. It is compiled, or loaded from the cache, at its first call or by
-`warm_up`. Calls go straight to the machine code: read-only arrays are welcome, and nothing compares an argument with
-the signature beyond its element size, so the typed wrappers check types and shapes first (see `checks`).
+`prepare`. Calls go straight to the machine code: read-only arrays are welcome, and only types and numbers of axes are
+compared with the signature, so the typed wrappers check shapes first (see `checks`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numba
-from numba.core import sigutils
-from numba.core.ccallback import CFunc
+import numpy as np
 
-from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_key
+from .cache import CacheFolder, cache_root, compile_target, file_name, source_key
+from .signature import NATIVE, Parameter, parse
+
+if TYPE_CHECKING:
+    from .objects import LoadedObject
 
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
@@ -39,16 +44,18 @@ _KERNEL_MODULES = (
 
 Progress = Callable[[int, int], None]
 
-NATIVE_SIGNATURE = "int64(int64, int64, int64, int64, int64)"
-
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What `warm_up` did: kernels compiled, kernels loaded from disk, and the time it took."""
+    """What `prepare` did: kernels compiled, kernels loaded from disk, and the time it took."""
 
     compiled: int
     loaded: int
     seconds: float
+
+
+class KernelError(RuntimeError):
+    """A kernel ended with an error: what it was given does not fit."""
 
 
 class Compiled:
@@ -60,11 +67,16 @@ class Compiled:
         self.name = function.__name__
         self.signature = signature
         self.fastmath = frozenset(fastmath)
+        self.allocates = False
         self._function = function
         self._library = library
         self._lock = threading.Lock()
-        self._cache: KernelCache | None = None
-        self.ready = False
+        self._loaded: LoadedObject | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether its machine code is in memory."""
+        return self._loaded is not None
 
     def compile(self) -> bool:
         """Make it ready to run. Returns whether anything had to be compiled (False: loaded, or ready).
@@ -72,29 +84,54 @@ class Compiled:
         Raises:
             RuntimeError: Numba's compiler is switched off.
         """
-        with self._lock:
-            if self.ready:
-                return False
-            if numba.config.DISABLE_JIT:
-                raise RuntimeError(
-                    "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, and they exist as compiled code only. Unset it."
-                )
-            cache = self._own_cache()
-            self._build(cache)
-            self.ready = True
-            return not cache.loaded
+        return not (self.ready or self.load()) and self.adopt(self.make())
+
+    def load(self) -> bool:
+        """Make it ready from the cache; False if it is not there, or damaged."""
+        content = self._library.folder.load(self._file_name)
+        return content is not None and self._link(content)
+
+    def make(self) -> bytes:
+        """Compile it; nothing else changes."""
+        from .compiler import compile_object
+
+        return compile_object(self._function, self.signature, self.fastmath, allocates=self.allocates)
+
+    def adopt(self, content: bytes) -> bool:
+        """Make it ready from what `make` returned, here or in another process, and keep that on disk."""
+        self._library.folder.save(self._file_name, content)
+        return self._link(content)
 
     def on_disk(self) -> bool:
         """Whether the cache has a file for it."""
-        return self._library.folder.holds(self._own_cache().file_name(self.signature))
+        return self._library.folder.holds(self._file_name)
 
-    def _build(self, cache: KernelCache) -> None:
+    @property
+    def assembly(self) -> str:
+        """The machine code, to look at."""
+        from .compiler import assembly
+
+        return assembly(self._function, self.signature, self.fastmath, allocates=self.allocates)
+
+    @property
+    def _file_name(self) -> str:
+        return file_name(self.name, self.signature)
+
+    def _link(self, content: bytes) -> bool:
+        from .objects import ObjectError, link
+
+        with self._lock:
+            if self._loaded is None:
+                try:
+                    loaded = link(content)
+                except ObjectError:
+                    return False  # written by something else under our name: compile it anew
+                self._use(loaded)
+                self._loaded = loaded
+        return True
+
+    def _use(self, loaded: LoadedObject) -> None:
         raise NotImplementedError
-
-    def _own_cache(self) -> KernelCache:
-        if self._cache is None:
-            self._cache = KernelCache(self._library.folder, self.name)
-        return self._cache
 
 
 class Kernel(Compiled):
@@ -104,29 +141,36 @@ class Kernel(Compiled):
         self, function: Callable[..., Any], signature: str, fastmath: Collection[str], library: Library
     ) -> None:
         super().__init__(function, signature, fastmath, library)
-        self._dispatcher: Any = None
-        self._entry: Callable[..., Any] = self._load_and_call
+        self._parameters = parse(signature)
+        self._entry: Callable[..., int] = self._load_and_call
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self._entry(*arguments)
+    def __call__(self, *arguments: Any) -> None:
+        """Call the machine code.
 
-    def _load_and_call(self, *arguments: Any) -> Any:
+        Raises:
+            TypeError: an array has another type or number of axes than the signature says.
+            KernelError: the kernel failed.
+        """
+        # The arguments stay alive meanwhile, so arrays may travel as the addresses of their objects.
+        words = [
+            given if parameter.dtype is None else id(given) if parameter.fits(given) else self._refuse(parameter, given)
+            for given, parameter in zip(arguments, self._parameters, strict=True)
+        ]
+        if self._entry(*words):
+            raise KernelError(f"kernel {self.name} failed")
+
+    def _load_and_call(self, *words: Any) -> int:
         self._library.announce(self)
         self.compile()
-        return self._entry(*arguments)
+        return self._entry(*words)
 
-    def _build(self, cache: KernelCache) -> None:
-        dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=set(self.fastmath))(self._function)
-        dispatcher._cache = cache
-        self._entry = dispatcher.compile(self.signature)
-        self._dispatcher = dispatcher
+    def _use(self, loaded: LoadedObject) -> None:
+        types = [ctypes.c_double if parameter.is_float else ctypes.c_int64 for parameter in self._parameters]
+        self._entry = ctypes.CFUNCTYPE(ctypes.c_int64, *types)(loaded.address)
 
-    @property
-    def assembly(self) -> str:
-        """The machine code, to look at; Numba keeps it only of kernels compiled in this process."""
-        self.compile()
-        (text,) = self._dispatcher.inspect_asm().values()
-        return str(text)
+    def _refuse(self, parameter: Parameter, given: Any) -> int:
+        found = f"{given.dtype} with {given.ndim} axes" if isinstance(given, np.ndarray) else type(given).__name__
+        raise TypeError(f"kernel {self.name}: expected {parameter}, not {found}")
 
 
 class NativeOp(Compiled):
@@ -138,31 +182,19 @@ class NativeOp(Compiled):
     """
 
     def __init__(self, function: Callable[..., int], fastmath: Collection[str], library: Library) -> None:
-        super().__init__(function, NATIVE_SIGNATURE, fastmath, library)
-        self._native: Any = None
+        super().__init__(function, NATIVE, fastmath, library)
         self._address = 0
 
     @property
     def address(self) -> int:
         """Where its machine code lies."""
-        if not self.ready:
+        if not self._address:
             self._library.announce(self)
             self.compile()
         return self._address
 
-    def _build(self, cache: KernelCache) -> None:
-        signature = sigutils.normalize_signature(self.signature)
-        options = {"nopython": True, "error_model": "numpy", "fastmath": set(self.fastmath)}
-        native: Any = CFunc(self._function, signature, locals={}, options=options)
-        native._cache = cache
-        native.compile()
-        self._native, self._address = native, int(native.address)
-
-    @property
-    def assembly(self) -> str:
-        """The machine code, to look at; Numba keeps it only of operators compiled in this process."""
-        self.compile()
-        return str(self._native._library.get_asm_str())
+    def _use(self, loaded: LoadedObject) -> None:
+        self._address = loaded.address
 
 
 class Library:
@@ -178,6 +210,7 @@ class Library:
         self._modules = modules
         self._kernels: dict[str, Compiled] = {}
         self._folder: CacheFolder | None = None
+        self._expected: list[Compiled] = []
         self._announced = False
         self._lock = threading.Lock()
 
@@ -189,14 +222,18 @@ class Library:
                 self._folder = CacheFolder(_root_or_none(), source_key(self._sources, compile_target()))
             return self._folder
 
-    def kernel(self, signature: str, *, fastmath: Collection[str] = ()) -> Callable[[Callable[..., Any]], Kernel]:
+    def kernel(
+        self, signature: str, *, fastmath: Collection[str] = (), allocates: bool = False
+    ) -> Callable[[Callable[..., Any]], Kernel]:
         """Decorator: a kernel of this Numba signature, with these LLVM fast-math flags. Names must be unique.
 
-        Never pass `nnan` or `ninf`: infinities and NaNs must reach the output.
+        Never pass `nnan` or `ninf`: infinities and NaNs must reach the output. One that `allocates` may make arrays,
+        and needs Numba to run.
         """
 
         def add(function: Callable[..., Any]) -> Kernel:
             made = Kernel(function, signature, fastmath, self)
+            made.allocates = allocates
             self._kernels[made.name] = made
             return made
 
@@ -227,38 +264,61 @@ class Library:
         """Compile or load kernels; see `warm_up`."""
         return self.prepare(self.kernels(names), progress)
 
+    def expect(self, kernels: Collection[Compiled]) -> None:
+        """Note kernels that the next tape of a model should have prepared with its own: many share cores better."""
+        self._expected.extend(kernels)
+
+    def take_expected(self) -> list[Compiled]:
+        """The kernels that were expected since the last call."""
+        taken, self._expected = self._expected, []
+        return taken
+
     def prepare(self, wanted: Collection[Compiled], progress: Progress | None = None) -> CompileReport:
-        """Compile or load these kernels and operators; see `warm_up`."""
+        """Compile or load these kernels and operators, side by side in several processes where that is possible.
+
+        Args:
+            progress: called as progress(current, total) while kernels are compiled; None = as `report_progress` says,
+                or else a line on stderr. Nothing is shown when everything is on disk.
+        """
         started = time.perf_counter()
         waiting = [made for made in dict.fromkeys(wanted) if not made.ready]
-        absent = [made for made in waiting if not made.on_disk()]
-        show = progress or (_Line() if absent else None)
-        compiled = 0
-        # What must be compiled comes first: progress then counts real work.
-        for made in [*absent, *(other for other in waiting if other not in absent)]:
-            if show is not None and compiled < len(absent):
-                show(compiled + 1, len(absent))
-            compiled += made.compile()
+        absent = [made for made in waiting if not made.load()]
+        if absent:
+            self._compile(absent, progress or _PROGRESS.get() or _Line(quiet=self._announced))
+            self._announced = True
+        return CompileReport(len(absent), len(waiting) - len(absent), time.perf_counter() - started)
+
+    def _compile(self, absent: list[Compiled], show: Progress) -> None:
+        from .workers import make_all
+
+        show(1, len(absent))
+        for done, (made, content) in enumerate(make_all(absent), 2):
+            made.adopt(content)
+            if done <= len(absent):
+                show(done, len(absent))
         if isinstance(show, _Line):
             show.close()
-        return CompileReport(compiled, len(waiting) - compiled, time.perf_counter() - started)
 
     def announce(self, kernel: Compiled) -> None:
         """Say once per process that a kernel is compiled on the way, when it is not on disk."""
         if self._announced or kernel.on_disk():
             return
         self._announced = True
-        if sys.stderr is not None:
+        if _PROGRESS.get() is None and sys.stderr is not None:
             print("Compiling CPU kernels (once per machine) ...", file=sys.stderr, flush=True)
 
 
 class _Line:
-    """The progress line on stderr: rewritten in place on a terminal, otherwise written once."""
+    """The progress line on stderr: rewritten in place on a terminal, otherwise written once.
 
-    def __init__(self) -> None:
+    Args:
+        quiet: where there is no terminal, it has been written before.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
         self._stream = sys.stderr
         self._terminal = self._stream is not None and self._stream.isatty()
-        self._written = False
+        self._written = quiet
 
     def __call__(self, current: int, total: int) -> None:
         if self._stream is None or (self._written and not self._terminal):
@@ -273,6 +333,19 @@ class _Line:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
 
 
+_PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def report_progress(progress: Progress | None) -> Iterator[None]:
+    """Who hears of kernels that are compiled meanwhile, instead of a line on stderr."""
+    token = _PROGRESS.set(progress)
+    try:
+        yield
+    finally:
+        _PROGRESS.reset(token)
+
+
 def _root_or_none() -> Path | None:
     try:
         return cache_root(os.environ)
@@ -285,11 +358,10 @@ kernel, native_op = LIBRARY.kernel, LIBRARY.native_op
 
 
 def warm_up(progress: Progress | None = None, names: Collection[str] | None = None) -> CompileReport:
-    """Compile all CPU kernels, or load them from the cache, so that the first step does not wait.
+    """Compile all CPU kernels, or load them from the cache, so that the first call does not wait.
 
     Args:
-        progress: called as progress(current, total) before each kernel that is compiled; None writes a line on stderr
-            while compiling. Nothing is shown when everything is cached.
+        progress: see `Library.prepare`.
         names: only these kernels (as named in the modules of `genai.kernels.cpu`); None = all.
 
     Raises:

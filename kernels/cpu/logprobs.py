@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from .checks import Float32, check
 from .jit import kernel
+from .lazy import contracted, helper
+from .memory import stack_array
 from .sampling_steps.batch import SLOT_ARRAYS, Workspace
 from .sampling_steps.passes import close, scan
-from .sampling_steps.row import COUNT, FINE, MAXIMUM, OPEN, ORDER, STATUS, TOKENS, VALUES, Row, helper, reset
+from .sampling_steps.row import COUNT, FINE, MAXIMUM, OPEN, ORDER, STATUS, TOKENS, VALUES, Row, reset
 from .sampling_steps.selection import sort
 from .sampling_steps.truncation import top_k
 from .team import Team, run
 
 _NANOSECONDS_PER_LOGIT = 2.0
 _CHUNK = 256
-# A helper whose products and sums may become one instruction.
-_contracted = cast(
-    Callable[[Callable[..., Any]], Callable[..., Any]],
-    register_jitable(fastmath={"contract"}, no_cfunc_wrapper=True, no_cpython_wrapper=True),
-)
+_chunk = stack_array("float64", _CHUNK)
 _LOWEST_EXPONENT = -700.0
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 _BIAS, _MANTISSA_BITS = np.int64(1023), np.int64(52)
 
 
-@_contracted
+@contracted
 def _exp(x: float) -> Any:
     """e ** x within 3e-16 of it, for -700 <= x <= 0; simple enough for the compiler to do several at a time."""
     k = math.floor(x * _LOG2_E + 0.5)
@@ -89,7 +85,7 @@ def normalize_slots(
     tokens: Any, begin: int, end: int,
 ) -> None:  # fmt: skip
     """Slots [begin, end): the normalizers of their rows (NaN if the row has none), and their likeliest tokens."""
-    weights = np.empty(_CHUNK, np.float64)
+    weights = _chunk()
     count, slots = rows.shape[0], own.shape[0]
     for slot in range(begin, end):
         for i in range(slot * count // slots, (slot + 1) * count // slots):

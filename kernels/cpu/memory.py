@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
 
 from .half import float_from_half, half_from_float, has_half_instructions
-from .vector import FLOAT32, INT32, LANES, Vector, intrinsic
+from .lazy import cgutils, intrinsic, types
+from .vector import FLOAT32, INT32, LANES, UINT8, VectorOf, numba_type
 
 _POINTER = ir.PointerType()
 _INT16 = ir.IntType(16)
@@ -29,9 +29,9 @@ def _reader(result: Any) -> Callable[..., Any]:
 
     def read(typing_context: Any, address: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return builder.load(_pointer(builder, args[0]), typ=context.get_value_type(result), align=1)
+            return builder.load(_pointer(builder, args[0]), typ=context.get_value_type(numba_type(result)), align=1)
 
-        return result(types.int64), lower
+        return numba_type(result)(types.int64), lower
 
     return intrinsic(read)
 
@@ -44,20 +44,43 @@ def _writer(value: Any) -> Callable[..., Any]:
             builder.store(args[1], _pointer(builder, args[0]), align=1)
             return context.get_dummy_value()
 
-        return types.void(types.int64, value), lower
+        return types.void(types.int64, numba_type(value)), lower
 
     return intrinsic(write)
 
 
-read_int64, read_int32, read_int8 = _reader(types.int64), _reader(types.int32), _reader(types.int8)
-read_uint8, read_uint16 = _reader(types.uint8), _reader(types.uint16)
-read_float32, read_float64 = _reader(types.float32), _reader(types.float64)
-write_int64, write_int32, write_int8 = _writer(types.int64), _writer(types.int32), _writer(types.int8)
-write_float32, write_float64 = _writer(types.float32), _writer(types.float64)
+read_int64, read_int32, read_int8 = _reader("int64"), _reader("int32"), _reader("int8")
+read_uint8, read_uint16 = _reader("uint8"), _reader("uint16")
+read_float32, read_float64 = _reader("float32"), _reader("float64")
+write_int64, write_int32, write_int8 = _writer("int64"), _writer("int32"), _writer("int8")
+write_float32, write_float64 = _writer("float32"), _writer("float64")
 # Vectors of LANES consecutive numbers.
-load_float32, load_int32, load_uint8 = _reader(FLOAT32), _reader(INT32), _reader(Vector(types.uint8))
-load_int8 = _reader(Vector(types.int8))
+load_float32, load_int32, load_uint8 = _reader(FLOAT32), _reader(INT32), _reader(UINT8)
+load_int8 = _reader(VectorOf("int8"))
 store_float32, store_int32 = _writer(FLOAT32), _writer(INT32)
+
+
+def stack_array(element: str, size: int) -> Callable[[], Any]:
+    """An intrinsic that returns an array of `size` numbers on the stack, for as long as the calling kernel runs."""
+
+    def make(typing_context: Any) -> Any:
+        array_type = types.Array(getattr(types, element), 1, "C")
+
+        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            from numba.np.arrayobj import populate_array
+
+            number = context.get_data_type(array_type.dtype)
+            memory = cgutils.alloca_once(builder, ir.ArrayType(number, size))
+            array, itemsize = context.make_array(array_type)(context, builder), context.get_abi_sizeof(number)
+            data = builder.bitcast(memory, array.data.type)
+            count, step = ir.IntType(64)(size), ir.IntType(64)(itemsize)
+            populate_array(array, data=data, shape=[count], strides=[step], itemsize=itemsize, meminfo=None)
+            return array._getvalue()
+
+        return array_type(), lower
+
+    made: Callable[[], Any] = intrinsic(make)
+    return made
 
 
 def _word_reader(result: Any) -> Callable[..., Any]:
@@ -66,15 +89,17 @@ def _word_reader(result: Any) -> Callable[..., Any]:
     def read(typing_context: Any, table: Any, index: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             offset = builder.shl(args[1], ir.IntType(64)(3))
-            return builder.load(_pointer(builder, builder.add(args[0], offset)), typ=context.get_value_type(result))
+            return builder.load(
+                _pointer(builder, builder.add(args[0], offset)), typ=context.get_value_type(numba_type(result))
+            )
 
-        return result(types.int64, types.int64), lower
+        return numba_type(result)(types.int64, types.int64), lower
 
     return intrinsic(read)
 
 
 # Arguments of operators and words of the context: integers, or floats that were written as float64.
-word, float_word = _word_reader(types.int64), _word_reader(types.float64)
+word, float_word = _word_reader("int64"), _word_reader("float64")
 
 
 @intrinsic

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
 from numpy.typing import NDArray
 
-from .vector import FLOAT32, LANES, intrinsic
+from .lazy import cgutils, intrinsic, types
+from .vector import FLOAT32, LANES
 
 TILE_ROWS = 16
 TILE_ROW_BYTES = 64

@@ -8,60 +8,45 @@ number, which is first converted to the vector's element type.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.core.datamodel import models
-from numba.core.imputils import lower_builtin
-from numba.core.typing import signature
-from numba.core.typing.templates import AbstractTemplate, infer_global
-from numba.extending import intrinsic as numba_intrinsic
-from numba.extending import register_model
 
 from ..formats import TILE_ROWS
 from .half import float_from_half, half_from_float, has_half_instructions
+from .lazy import cgutils, intrinsic, types
 
 LANES = TILE_ROWS
 
-# Numba's decorator has no types of its own.
-intrinsic = cast(Callable[[Callable[..., Any]], Callable[..., Any]], numba_intrinsic)
 
+class VectorOf:
+    """LANES numbers of a Numba type, given by its name; stands for the type where signatures are written."""
 
-class Vector(types.Type):
-    """LANES numbers of one Numba type."""
-
-    def __init__(self, element: Any) -> None:
+    def __init__(self, element: str) -> None:
         self.element = element
-        super().__init__(name=f"vector({LANES} x {element})")
 
-    @property
-    def is_float(self) -> bool:
-        """Whether the elements are floating-point numbers."""
-        return isinstance(self.element, types.Float)
+    @cached_property
+    def type(self) -> Any:
+        """Numba's type."""
+        from .vector_types import Vector
 
+        return Vector(getattr(types, self.element))
 
-@register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, vector: Vector) -> None:
-        element = manager.lookup(vector.element).get_value_type()
-        super().__init__(manager, vector, ir.VectorType(element, LANES))
+    def __call__(self, *arguments: Any) -> Any:
+        """The signature of a function that returns such a vector."""
+        return self.type(*[numba_type(argument) for argument in arguments])
 
 
-FLOAT32, INT32, INT16, UINT8 = Vector(types.float32), Vector(types.int32), Vector(types.int16), Vector(types.uint8)
+FLOAT32, INT32, INT16, UINT8 = VectorOf("float32"), VectorOf("int32"), VectorOf("int16"), VectorOf("uint8")
 
-# Operator -> builder methods for integers and for floats.
-_OPERATORS: dict[Any, tuple[str | None, str | None]] = {
-    operator.add: ("add", "fadd"),
-    operator.sub: ("sub", "fsub"),
-    operator.mul: ("mul", "fmul"),
-    operator.truediv: (None, "fdiv"),
-    operator.and_: ("and_", None),
-    operator.lshift: ("shl", None),
-    operator.rshift: ("ashr", None),
-}
+
+def numba_type(given: Any) -> Any:
+    """A Numba type: itself, by its name, or the one that a VectorOf stands for."""
+    if isinstance(given, str):
+        return getattr(types, given)
+    return given.type if isinstance(given, VectorOf) else given
 
 
 def _splat(builder: Any, value: Any) -> Any:
@@ -71,39 +56,11 @@ def _splat(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
 
-def _as_vector(context: Any, builder: Any, value: Any, given: Any, vector: Vector) -> Any:
-    """A value of type `given` as a vector; numbers are converted and repeated."""
-    if isinstance(given, Vector):
+def as_vector(context: Any, builder: Any, value: Any, given: Any, vector: Any) -> Any:
+    """IR of a value of type `given` as a vector; numbers are converted and repeated."""
+    if isinstance(value.type, ir.VectorType):
         return value
-    return _splat(builder, context.cast(builder, value, given, vector.element))
-
-
-def _define_operator(operation: Any, methods: tuple[str | None, str | None]) -> None:
-    @infer_global(operation)
-    class _Typing(AbstractTemplate):  # type: ignore[misc]
-        def generic(self, args: Any, kws: Any) -> Any:
-            vectors = [given for given in args if isinstance(given, Vector)]
-            if len(args) != 2 or not vectors or any(other != vectors[0] for other in vectors):
-                return None
-            if methods[vectors[0].is_float] is None:
-                return None
-            if all(isinstance(given, (Vector, types.Number)) for given in args):
-                return signature(vectors[0], *args)
-            return None
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector = sig.return_type
-        operands = [
-            _as_vector(context, builder, value, given, vector) for value, given in zip(args, sig.args, strict=True)
-        ]
-        return getattr(builder, str(methods[vector.is_float]))(*operands)
-
-    for pair in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
-        lower_builtin(operation, *pair)(lower)
-
-
-for _operation, _methods in _OPERATORS.items():
-    _define_operator(_operation, _methods)
+    return _splat(builder, context.cast(builder, value, given, numba_type(vector).element))
 
 
 def _indices(context: Any, builder: Any, sig: Any, args: Any) -> list[Any]:
@@ -138,7 +95,7 @@ def _store(builder: Any, value: Any, address: Any) -> None:
 @intrinsic
 def load(typing_context: Any, array: Any, index: Any) -> Any:
     """LANES consecutive elements from array[index] on, as a vector of the array's type. Nothing is checked."""
-    vector = Vector(array.dtype)
+    vector = VectorOf(str(array.dtype)).type
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return _load(builder, _address(context, builder, sig, args), context.get_value_type(vector))
@@ -208,10 +165,10 @@ def store_row(typing_context: Any, array: Any, index: Any, vector: Any) -> Any:
     return types.void(array, index, vector), lower
 
 
-def _splat_of(vector: Vector) -> Callable[..., Any]:
+def _splat_of(vector: VectorOf) -> Callable[..., Any]:
     def splat(typing_context: Any, value: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return _as_vector(context, builder, args[0], sig.args[0], vector)
+            return as_vector(context, builder, args[0], sig.args[0], vector)
 
         return vector(value), lower
 
@@ -221,12 +178,12 @@ def _splat_of(vector: Vector) -> Callable[..., Any]:
 splat_float32, splat_int32, splat_int16 = _splat_of(FLOAT32), _splat_of(INT32), _splat_of(INT16)
 
 
-def _conversion(target: Vector) -> Callable[..., Any]:
+def _conversion(target: VectorOf) -> Callable[..., Any]:
     def convert(typing_context: Any, vector: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             signed = vector.element.signed
-            type_ = context.get_value_type(target)
-            if target.is_float:
+            type_ = context.get_value_type(target.type)
+            if target.type.is_float:
                 return (builder.sitofp if signed else builder.uitofp)(args[0], type_)
             return (builder.sext if signed else builder.zext)(args[0], type_)
 
@@ -239,10 +196,10 @@ def _conversion(target: Vector) -> Callable[..., Any]:
 to_float32, to_int32, to_int16 = _conversion(FLOAT32), _conversion(INT32), _conversion(INT16)
 
 
-def _bit_cast(target: Vector) -> Callable[..., Any]:
+def _bit_cast(target: VectorOf) -> Callable[..., Any]:
     def bit_cast(typing_context: Any, vector: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], context.get_value_type(target))
+            return builder.bitcast(args[0], context.get_value_type(target.type))
 
         return target(vector), lower
 
@@ -259,7 +216,7 @@ def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         operands = [
-            _as_vector(context, builder, value, given, FLOAT32) for value, given in zip(args, sig.args, strict=True)
+            as_vector(context, builder, value, given, FLOAT32) for value, given in zip(args, sig.args, strict=True)
         ]
         type_ = operands[0].type
         function = cgutils.get_or_insert_function(
@@ -273,7 +230,7 @@ def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 def _selection(comparison: str) -> Callable[..., Any]:
     def select(typing_context: Any, a: Any, b: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            other = _as_vector(context, builder, args[1], sig.args[1], FLOAT32)
+            other = as_vector(context, builder, args[1], sig.args[1], FLOAT32)
             return builder.select(builder.fcmp_ordered(comparison, args[0], other), other, args[0])
 
         return FLOAT32(a, b), lower
@@ -291,7 +248,7 @@ def _llvm_function(name: str, operands: int) -> Callable[..., Any]:
     def apply(*given: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             values = [
-                _as_vector(context, builder, value, type_, FLOAT32) for value, type_ in zip(args, sig.args, strict=True)
+                as_vector(context, builder, value, type_, FLOAT32) for value, type_ in zip(args, sig.args, strict=True)
             ]
             type_ = values[0].type
             function = cgutils.get_or_insert_function(
@@ -323,7 +280,7 @@ def where_less(typing_context: Any, a: Any, b: Any, chosen: Any, other: Any) -> 
 
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         left, right, yes, no = (
-            _as_vector(context, builder, value, given, FLOAT32) for value, given in zip(args, sig.args, strict=True)
+            as_vector(context, builder, value, given, FLOAT32) for value, given in zip(args, sig.args, strict=True)
         )
         return builder.select(builder.fcmp_ordered("<", left, right), yes, no)
 

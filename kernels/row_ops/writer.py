@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cpu.jit import LIBRARY
 from ..cpu.large import huge_array
 from ..cpu.tape.context import Word
 from ..cpu.tape.program import Phases, Rows, Tape, TapeWriter
@@ -80,7 +81,7 @@ class Writer:
             for name in node.outputs:
                 if not self._left[name]:
                     self._drop(name)
-        return self._tape.finish()
+        return self._tape.finish(LIBRARY.take_expected())
 
     def rows(self, name: str) -> Rows:
         """Where a value is."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import PAGE_TOKENS
-from ..functions import inline
+from ..lazy import inline
 from ..memory import read_float64, read_int32, read_int64, write_int64
 from ..tape.context import ErrorCode, Word
 

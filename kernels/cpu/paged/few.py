@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ...formats import PAGE_TOKENS
-from ..functions import exp2_of_negative, inline, tanh
+from ..functions import exp2_of_negative, tanh
 from ..jit import native_op
+from ..lazy import inline
 from ..memory import (
     load_float32,
     read_float32,

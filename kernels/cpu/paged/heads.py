@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from ..functions import inline
 from ..jit import native_op
+from ..lazy import inline
 from ..memory import load_first, load_float32, read_float32, read_int32, read_int64, store_float32, write_float32
 from ..tape.context import ErrorCode, Word
 from ..vector import LANES, multiply_add, reduce_add, splat_float32

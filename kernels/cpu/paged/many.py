@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from ...formats import PAGE_TOKENS
-from ..functions import exp2_of_negative, inline, tanh
+from ..functions import exp2_of_negative, tanh
 from ..isa import isa
 from ..jit import NativeOp, native_op
+from ..lazy import inline
 from ..memory import (
     load_first,
     load_first_half,

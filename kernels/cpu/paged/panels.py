@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...formats import PAGE_TOKENS
-from ..functions import inline
+from ..lazy import inline
 from ..memory import read_int64, write_int64
 from ..tiles import TILE_ROWS, tile_config
 from ..vector import LANES

@@ -13,14 +13,14 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
 
 from ...formats import PAGE_TOKENS
 from ..half import float_from_half, has_half_instructions
 from ..isa import isa
 from ..jit import NativeOp, native_op
+from ..lazy import cgutils, intrinsic, types
 from ..memory import load_masked
-from ..vector import FLOAT32, LANES, intrinsic
+from ..vector import FLOAT32, LANES
 from .heads import head_bytes
 
 _POINTER, _FLOAT, _INT16 = ir.PointerType(), ir.FloatType(), ir.IntType(16)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from ...formats import PAGE_TOKENS
-from ..functions import inline
 from ..jit import NativeOp, native_op
+from ..lazy import inline
 from ..memory import (
     load_float32,
     prefetch,

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
 
 from ...formats import PAGE_TOKENS
-from ..functions import inline
 from ..jit import native_op
+from ..lazy import inline, intrinsic, types
 from ..memory import load_first_half, load_float32, load_half, read_int64, read_uint8, store_float32
 from ..tiles import (
     TILE_BYTES,
@@ -31,7 +30,7 @@ from ..tiles import (
     store_bfloat_pairs,
     store_bfloats,
 )
-from ..vector import LANES, intrinsic, splat_float32
+from ..vector import LANES, splat_float32
 from .arguments import GROUP, HEAD_SIZE, V_HEAD_SIZE, integer
 from .heads import head_stride
 from .panels import (

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from ...formats import PAGE_TOKENS
-from ..functions import inline
 from ..jit import native_op
+from ..lazy import inline
 from ..memory import (
     load_first,
     load_first_half,

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...block_matrix import BlockMatrix, RecordLayout
-from ..functions import inline
 from ..jit import native_op
+from ..lazy import inline
 from ..memory import load_first, store_as_int8, store_float32, word, write_float32, write_int32
 from ..tape.context import Word
 from ..tape.program import Call, Items, Rows

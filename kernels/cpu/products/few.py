@@ -13,8 +13,8 @@ from typing import Any
 from ...block_matrix import TILES_TOGETHER
 from ...formats import TILE_ROWS
 from ..emit import FLOAT_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
-from ..functions import inline
 from ..jit import NativeOp, native_op
+from ..lazy import inline
 from ..memory import load_first, load_float32, store_first, word
 from ..rowwise.unary import UNARY
 from .steps import Kind, Step

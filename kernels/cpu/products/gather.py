@@ -8,8 +8,8 @@ import numpy as np
 
 from ...block_matrix import BLOCKS_PER_RECORD, GROUP_BYTES, BlockMatrix
 from ...formats import TILE_ROWS
-from ..functions import inline
 from ..jit import native_op
+from ..lazy import inline
 from ..memory import read_float32, read_half, read_int64, read_uint8, word, write_float32
 from ..tape.context import ErrorCode, Word
 from ..tape.program import Call, Items, Rows

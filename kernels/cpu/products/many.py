@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..functions import inline
 from ..jit import NativeOp, native_op
+from ..lazy import inline
 from ..memory import load_first, load_float32, read_float32, store_first, word
 from ..rowwise.unary import UNARY
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles

@@ -19,9 +19,9 @@ from ...block_matrix import (
 )
 from ...formats import TILE_ROWS, FormatError
 from ..emit import INT8, INT16, INT32, Emitter, constant, micro_kernel
-from ..functions import inline
 from ..jit import native_op
 from ..large import huge_array
+from ..lazy import inline
 from ..memory import load_first, read_float32, read_int32, word, write_float32, write_half, write_int32, write_int64
 from ..rowwise.functions import as_float16
 from ..tape.context import ContextTable

@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
 from numpy.typing import NDArray
 
-from ..functions import inline
 from ..jit import native_op
+from ..lazy import inline, intrinsic, types
 from ..memory import load_first, read_float32, read_int32, store_float32, word, write_float32, write_int32
 from ..tape.context import Word
 from ..tape.program import Call, Items, Rows
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
 from ..tiles import _bfloats as bfloats
-from ..vector import FLOAT32, LANES, intrinsic, maximum, reduce_add, reduce_max, splat_float32
+from ..vector import FLOAT32, LANES, maximum, reduce_add, reduce_max, splat_float32
 from .tile_weights import ROWS_SCALE
 
 # Rows come in pairs of tiles.

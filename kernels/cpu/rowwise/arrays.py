@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..functions import inline
 from ..jit import LIBRARY, kernel
+from ..lazy import inline
 from ..memory import stack_words, write_float64, write_int64
 from ..tape.driver import call_operator
 from . import elementwise, norm

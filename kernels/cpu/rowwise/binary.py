@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..functions import inline
 from ..jit import NativeOp
+from ..lazy import inline
 from ..tape.program import Call, Rows
 from . import elementwise, functions
 from .layout import check_rows, check_vector

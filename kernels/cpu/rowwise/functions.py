@@ -9,7 +9,8 @@ import math
 from typing import Any
 
 from .. import functions
-from ..functions import erfc, exp, inline, sigmoid
+from ..functions import erfc, exp, sigmoid
+from ..lazy import inline
 from ..vector import absolute, maximum, minimum, nan_maximum, nan_minimum, power, round_to_half, square_root, where_less
 
 # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x ** 3))

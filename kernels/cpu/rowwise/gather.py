@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..functions import inline
 from ..jit import NativeOp, native_op
+from ..lazy import inline
 from ..memory import (
     load_bfloat16,
     load_float32,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..functions import inline
+from ..lazy import inline
 from ..memory import load_first, load_float32, read_float64, read_int64, store_first, store_float32
 from ..vector import LANES
 

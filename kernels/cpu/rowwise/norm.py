@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..functions import inline
 from ..jit import NativeOp, native_op
+from ..lazy import inline
 from ..memory import keep_first
 from ..tape.program import Call, Rows
 from ..vector import LANES, reduce_add, splat_float32

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..functions import exp, inline
+from ..functions import exp
 from ..jit import native_op
+from ..lazy import inline
 from ..memory import keep_first
 from ..tape.program import Call, Rows
 from ..vector import LANES, maximum, reduce_add, reduce_max, splat_float32

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..functions import inline
 from ..jit import native_op
+from ..lazy import inline
 from ..memory import read_float32, read_int32, write_float32, write_int32
 from ..tape.program import Call, Rows
 from .lanes import integer

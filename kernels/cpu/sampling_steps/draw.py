@@ -5,22 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..lazy import helper
 from .passes import BLOCK, num_blocks, scan, total_weight
-from .row import (
-    ALL_MASKED,
-    COUNT,
-    MAXIMA,
-    MAXIMUM,
-    OPEN,
-    STATUS,
-    SUMS,
-    TEMPERATURE,
-    TOKENS,
-    WEIGHTS,
-    Row,
-    current,
-    helper,
-)
+from .row import ALL_MASKED, COUNT, MAXIMA, MAXIMUM, OPEN, STATUS, SUMS, TEMPERATURE, TOKENS, WEIGHTS, Row, current
 from .selection import weigh
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..lazy import helper
 from .passes import below, gather, total_weight
-from .row import COUNT, KEYS, MASKED, MAXIMUM, OPEN, TEMPERATURE, TOKENS, WEIGHTS, Row, helper, writable
+from .row import COUNT, KEYS, MASKED, MAXIMUM, OPEN, TEMPERATURE, TOKENS, WEIGHTS, Row, writable
 from .selection import keep_at_least, weigh
 
 

@@ -8,18 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..functions import exp
-from ..vector import (
-    FLOAT32,
-    LANES,
-    intrinsic,
-    load,
-    maximum,
-    minimum,
-    reduce_add,
-    reduce_max,
-    splat_float32,
-    store,
-)
+from ..lazy import helper, intrinsic
+from ..vector import FLOAT32, LANES, load, maximum, minimum, reduce_add, reduce_max, splat_float32, store
 from .row import (
     ALL_MASKED,
     COUNT,
@@ -37,7 +27,6 @@ from .row import (
     VALUES,
     Row,
     current,
-    helper,
     writable,
 )
 
@@ -49,6 +38,7 @@ _LOWEST_EXPONENT = -87.0
 _LARGEST_SCALE = 1e30
 NO_CENTRE = np.float32(np.nan)
 _LOWEST_FLOAT = np.float32(-3.4028235e38)
+_SMALLEST_FLOAT = np.float32(1e-45)
 
 
 @intrinsic
@@ -238,12 +228,23 @@ def close(row: Row, floor: float) -> None:
 
 
 @helper
+def next_above(x: Any) -> Any:
+    """The next larger float32; infinity and NaN stay."""
+    if x == 0:
+        return _SMALLEST_FLOAT
+    if not x < np.inf:
+        return x
+    bits = x.view(np.int32)
+    return np.int32(bits + 1 if x > 0 else bits - 1).view(np.float32)
+
+
+@helper
 def mask(row: Row, centre: Any, floor: Any, last: int) -> None:
     """Only tokens with a larger key than `floor` (float32) stay in play, and those of this key up to the id `last`."""
     logits, size = writable(row), row.given.shape[0]
     by_distance = not math.isnan(centre)
     masked, bound = splat_float32(MASKED), splat_float32(floor)
-    behind_last = splat_float32(np.nextafter(floor, np.float32(np.inf)))
+    behind_last = splat_float32(next_above(floor))
     for first in range(0, size, LANES):
         if first + LANES <= size and not first <= last < first + LANES:
             logit = load(logits, (first,))

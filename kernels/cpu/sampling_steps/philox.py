@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .row import helper
+from ..lazy import helper
 
 _ROUNDS = 10
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)

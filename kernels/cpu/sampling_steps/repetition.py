@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .row import COUNT, MARKS, MASKED, OPEN, TEMPERATURE, TOKENS, VALUES, Row, helper, writable
+from ..lazy import helper
+from .row import COUNT, MARKS, MASKED, OPEN, TEMPERATURE, TOKENS, VALUES, Row, writable
 
 # No penalty is larger, so that it stays a number.
 _LARGEST_PENALTY = 1e38
@@ -61,7 +62,7 @@ def _penalised(logit: float, mark: int, repetition: float, presence: float, freq
 
 
 @helper
-def dry(row: Row, tokens: Any, limit: int, multiplier: float, base: float, allowed_length: int) -> None:
+def dry(row: Row, tokens: Any, limit: int, multiplier: float, base: float, allowed_length: int, same: Any) -> None:
     """Penalise tokens that would continue a repetition, more for longer ones: "Don't repeat yourself".
 
     If the last m tokens occurred before, the token that followed them there loses multiplier * base ** (m -
@@ -71,11 +72,12 @@ def dry(row: Row, tokens: Any, limit: int, multiplier: float, base: float, allow
     Args:
         tokens: int32 [L], the part of the history that counts.
         limit: how many tokens at its end may be part of a repetition: those behind the last sequence breaker.
+        same: int32 [>= L], room to work.
     """
     if limit < allowed_length:
         return
     marks = row.ids[MARKS]
-    _mark_continuations(marks, tokens, limit, allowed_length)
+    _mark_continuations(marks, tokens, limit, allowed_length, same)
     temperature = row.state[TEMPERATURE]
     if row.flags[OPEN]:
         logits = writable(row)
@@ -98,14 +100,13 @@ def _dry_penalty(multiplier: float, base: float, excess: int) -> Any:
 
 
 @helper
-def _mark_continuations(marks: Any, tokens: Any, limit: int, allowed_length: int) -> None:
+def _mark_continuations(marks: Any, tokens: Any, limit: int, allowed_length: int, same: Any) -> None:
     """Mark each token with the length of the longest repetition it would continue.
 
     same[i] is how many tokens agree, going back from the end and from i tokens before the end: the Z-algorithm on the
     reversed history, linear in its length.
     """
     size = tokens.shape[0]
-    same = np.empty(size, np.int32)
     begin = end = 0
     for i in range(1, size):
         length = min(end - i, same[i - begin]) if i < end else 0

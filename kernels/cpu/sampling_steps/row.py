@@ -9,16 +9,11 @@ Order among tokens, wherever one is needed: the larger logit first, among equals
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 
-# A function that kernels call.
-helper = cast(
-    Callable[[Callable[..., Any]], Callable[..., Any]], register_jitable(no_cfunc_wrapper=True, no_cpython_wrapper=True)
-)
+from ..lazy import helper
 
 
 class Row(NamedTuple):

@@ -7,21 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..lazy import helper
+from ..memory import stack_array
 from .passes import NO_CENTRE, below, close, key_of, mask, measure
-from .row import (
-    COUNT,
-    KEYS,
-    MASKED,
-    MAXIMUM,
-    ORDER,
-    TEMPERATURE,
-    TOKENS,
-    VALUES,
-    WEIGHTS,
-    Row,
-    current,
-    helper,
-)
+from .row import COUNT, KEYS, MASKED, MAXIMUM, ORDER, TEMPERATURE, TOKENS, VALUES, WEIGHTS, Row, current
 
 # More candidates than this are left in the row.
 LONGEST_LIST = 2048
@@ -29,6 +18,7 @@ LONGEST_LIST = 2048
 _FIRST_DISTANCE, _LAST_DISTANCE = 4.0, 100.0
 # So few are sorted.
 _FEW = 32
+_nine = stack_array("float64", 9)
 
 
 @helper
@@ -206,7 +196,7 @@ def find_last(keys: Any, weights: Any, order: Any, count: int, target: float) ->
 @helper
 def _pivot(keys: Any, order: Any, low: int, high: int) -> Any:
     """The median of nine: a fair pivot."""
-    sample = np.empty(9, np.float64)
+    sample = _nine()
     for i in range(9):
         key = keys[order[low + i * ((high - low) // 9)]]
         j = i

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..lazy import helper
 from .passes import NO_CENTRE, close, measure, num_blocks, scan, standard_deviation, total_weight
-from .row import COUNT, KEYS, MAXIMA, MAXIMUM, OPEN, TEMPERATURE, VALUES, WEIGHTS, Row, helper
+from .row import COUNT, KEYS, MAXIMA, MAXIMUM, OPEN, TEMPERATURE, VALUES, WEIGHTS, Row
 from .selection import LONGEST_LIST, keep_above, keep_at_least, keep_first, narrow, weigh
 
 # Halvings of an interval of floats after which it cannot become smaller in any way that matters.

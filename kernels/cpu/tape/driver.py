@@ -10,12 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
-from ..functions import inline
 from ..jit import kernel
+from ..lazy import inline, intrinsic, types
 from ..memory import read_int64, write_int64
-from ..vector import intrinsic
 from .context import Word
 from .program import COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, GRAIN, MEET, OPERATOR, ROW_BYTES
 from .waiting import current, exchange, fetch_add, wait_until, wake_waiting

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..jit import kernel
@@ -13,22 +15,25 @@ from .program import Phases, argument_word
 _LINE = 64
 
 
-@kernel("void(int64, int64, int64, int64, int64, int64)")
-def run_items(operator: int, arguments: int, context: int, scratch_bytes: int, begin: int, end: int) -> None:
-    """Items [begin, end) of a native operator, with scratch of their own."""
+_REFUSALS = {
+    ErrorCode.INDEX_OUTSIDE_TABLE: "index outside its table",
+    ErrorCode.SLOT: "slot outside the cache",
+    ErrorCode.POSITION: "position outside its sequence",
+    ErrorCode.PAGE: "context longer than its block table, or block table entry outside the cache",
+    ErrorCode.ROTARY_POSITION: "position outside the rotary tables",
+}
+
+
+@kernel("void(int64, int64, int64, int64, int64[::1], int64, int64)", allocates=True)
+def run_items(
+    operator: int, arguments: int, context: int, scratch_bytes: int, refusal: Any, begin: int, end: int
+) -> None:
+    """Items [begin, end) of a native operator, with scratch of their own; its error code goes to refusal[0]."""
     scratch = np.empty(scratch_bytes + _LINE, np.uint8)
     address = scratch.ctypes.data
     status = call_operator(operator, arguments, context, begin, end, address + -address % _LINE)
-    if status == ErrorCode.INDEX_OUTSIDE_TABLE.value:
-        raise IndexError("index outside its table")
-    if status == ErrorCode.SLOT.value:
-        raise IndexError("slot outside the cache")
-    if status == ErrorCode.POSITION.value:
-        raise IndexError("position outside its sequence")
-    if status == ErrorCode.PAGE.value:
-        raise IndexError("context longer than its block table, or block table entry outside the cache")
-    if status == ErrorCode.ROTARY_POSITION.value:
-        raise IndexError("position outside the rotary tables")
+    if status != 0:
+        refusal[0] = status
 
 
 def run_calls(phases: Phases, context: ContextTable, *, team: Team | None, work: float) -> None:
@@ -45,5 +50,8 @@ def run_calls(phases: Phases, context: ContextTable, *, team: Team | None, work:
             arguments = np.array([argument_word(value) for value in call.arguments], np.int64)
             counted = int(context.words[call.items.counted])
             if items := -(-counted * call.items.factor // call.items.divisor):
-                given = (call.op.address, arguments.ctypes.data, context.address, call.scratch)
+                refusal = np.zeros(1, np.int64)
+                given = (call.op.address, arguments.ctypes.data, context.address, call.scratch, refusal)
                 run(team, run_items, given, items, work=work)
+                if refusal[0]:
+                    raise IndexError(_REFUSALS[ErrorCode(refusal[0])])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..jit import NativeOp
+from ..jit import LIBRARY, Compiled, NativeOp
 from ..large import huge_array
 from .context import Word
 
@@ -138,9 +138,10 @@ class TapeWriter:
         called = [op for call in self._calls for op in call.arguments if isinstance(op, NativeOp)]
         return list(dict.fromkeys([*(call.op for call in self._calls), *called]))
 
-    def finish(self) -> Tape:
-        """The tape; compiles operators that are not ready yet."""
+    def finish(self, also: Collection[Compiled] = ()) -> Tape:
+        """The tape; prepares its operators, and other kernels with them."""
         self.meet()
+        LIBRARY.prepare([*also, *self.ops()])
         rows = huge_array((len(self._calls), ROW_WORDS), np.int64)
         for index, (row, call) in enumerate(zip(rows, self._calls, strict=True)):
             items = call.items

@@ -12,10 +12,8 @@ import sys
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
 
-from ..functions import inline
-from ..vector import intrinsic
+from ..lazy import cgutils, inline, intrinsic, types
 
 SPINS = 3000
 HAS_FUTEX = sys.platform.startswith("linux")
