@@ -27,6 +27,7 @@ from .errors import UnsupportedModelError
 from .graph.ir import Graph, Value
 from .graph.names import GraphNames
 from .memory_plan import CacheBudget, budget_cache, plan_memory
+from .runtime.packing_progress import PackingProgress
 from .runtime.plan import PlanOptions, build_plan
 
 # A pool larger than this many full contexts would only cost memory for its free list.
@@ -100,8 +101,14 @@ def _load(
         return _dense(source, config, options), _info(source, cache, cache_tokens=0)
     graph, names = source.model.graph, config.model.decoder.names
     num_blocks = _num_blocks(source.layout, cache)
+    progress = PackingProgress(0 if quiet else source.weight_bytes)
+    options = replace(options, walkers=walkers, ids=_ids(names), on_packed=None if quiet else progress.add)
+    try:
+        plan = build_plan(source.model, options)
+    finally:
+        progress.close()
     decoder = PagedDecoder(
-        plan=build_plan(source.model, replace(options, walkers=walkers, ids=_ids(names))),
+        plan=plan,
         input_ids=names.input_ids,
         position_ids=names.position_ids if any(v.name == names.position_ids for v in graph.inputs) else None,
         input_dtype=_input_dtype(graph, names.input_ids),

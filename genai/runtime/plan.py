@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +70,14 @@ class PlanOptions:
         kernel: reaches every kernel factory as NodeSpec.options.
         walkers: who walks the tapes that nodes over token rows become; None: every node runs by its Python kernel.
         ids: graph inputs that every step has (token ids, positions), for those tapes.
+        on_packed: hears how many bytes of weights were packed, each time.
     """
 
     device: str = "cpu"
     kernel: Mapping[str, Any] = field(default_factory=dict)
     walkers: Walkers | None = None
     ids: Mapping[str, Word] = field(default_factory=dict)
+    on_packed: Callable[[int], None] | None = None
 
 
 def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
@@ -179,7 +181,7 @@ class _Compiler:
         self.segments = segments
         self.slots: dict[str, int] = {}
         self.constants: dict[str, Any] = {}
-        self.weights = WeightStore(self.constants)
+        self.weights = WeightStore(self.constants, scope.options.on_packed)
         self.steps: list[Step] = []
 
     def compile(self, graph: Graph, captured: Mapping[str, Any], variables: Sequence[str] = ()) -> Plan:

@@ -19,8 +19,10 @@ class WeightStore:
     packed copy that the head made. Pages of the model's files that were packed are given back to the system.
     """
 
-    def __init__(self, constants: Mapping[str, Any]) -> None:
+    def __init__(self, constants: Mapping[str, Any], on_packed: Callable[[int], None] | None = None) -> None:
+        """`on_packed` hears how many bytes were packed."""
         self._constants = constants
+        self._on_packed = on_packed
         self._packed: dict[tuple[Any, ...], Any] = {}
         self._tensors: dict[int, Tensor] = {}
 
@@ -35,6 +37,8 @@ class WeightStore:
             self._packed[key] = make()
             for name in filter(None, names):
                 self._release(name)
+            if self._on_packed is not None:
+                self._on_packed(sum(np.asarray(self._constants[name]).nbytes for name in filter(None, names)))
         value: T = self._packed[key]
         return value
 
