@@ -8,17 +8,18 @@ from typing import Any
 from ..errors import ConfigError
 from .spec_checks import MAX_LAYERS, MAX_NUMBER, MAX_SIZE
 
-# What only training reads, what is about the file itself, and what means nothing without another key.
+# What only training reads, what is about the file itself, what means nothing without another key, and special tokens,
+# which generation_config.json may name instead.
 _HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern architectures
-    attention_dropout attn_pdrop auto_map chunk_size_feed_forward classifier_dropout classifier_dropout_prob dtype
-    embd_pdrop embedding_dropout experts_implementation finetuning_task gradient_checkpointing hidden_dropout
-    hidden_dropout_prob id2label initializer_range input_jitter_noise label2id language n_ctx no_rope_layer_interval
-    original_max_position_embeddings output_router_logits pretraining_tp reorder_and_upcast_attn resid_pdrop
-    residual_dropout return_dict router_aux_loss_coef sep_token_id sliding_window_pattern summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class
-    torch_dtype torchscript transformers_version use_cache
+    attention_dropout attn_pdrop auto_map bos_token_id chunk_size_feed_forward classifier_dropout
+    classifier_dropout_prob dtype embd_pdrop embedding_dropout eos_token_id experts_implementation finetuning_task
+    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range input_jitter_noise label2id
+    language n_ctx no_rope_layer_interval original_max_position_embeddings output_router_logits pad_token_id
+    pretraining_tp reorder_and_upcast_attn resid_pdrop residual_dropout return_dict router_aux_loss_coef sep_token_id
+    sliding_window_pattern summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript transformers_version use_cache
     """.split()
 )
 

@@ -311,6 +311,8 @@ def test_published_types_all_exist() -> None:
 def test_keys_that_nobody_reads_are_named(golden: Any, letter_tokenizer: Path, tmp_path: Path) -> None:
     folder = golden("llama").write_checkpoint(tmp_path / "hf", letter_tokenizer)
     assert plan_build(folder).remarks == []
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1}')
+    assert plan_build(folder).remarks == []
     more = {"torch_dtype": "bfloat16", "unsloth_version": "2025.1", "scale_emb": 12, "mup": None, "off": False}
     (folder / "config.json").write_text(json.dumps({**golden("llama").config, **more}))
     assert plan_build(folder).remarks == [
