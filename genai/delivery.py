@@ -5,18 +5,21 @@ Whoever stops waiting (Ctrl-C, a cancelled task, a closed stream) cancels what i
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from .completion import Completion
 from .engine.worker import Worker
 from .errors import StateError
 from .generation import Generation
 from .requests import MakeGenerations
+
+if TYPE_CHECKING:
+    import asyncio
 
 _END = None
 # A signal that arrives just before a thread blocks is seen when the thread wakes, so that no wait is longer than this.
@@ -83,7 +86,7 @@ def wait_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
 
 async def await_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
     """Run a request; other tasks go on."""
-    loop = asyncio.get_running_loop()
+    loop = _running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
     def set_done() -> None:
@@ -101,6 +104,8 @@ async def await_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
+    import asyncio  # takes 20 ms, and few callers need it
+
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -214,6 +219,8 @@ class AsyncCompletionStream(_Stream):
     """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
 
     def __init__(self, make: MakeGenerations, worker: Worker) -> None:
+        import asyncio
+
         loop = _running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         put = self._pieces.put_nowait

@@ -2,14 +2,13 @@
 
 Numba types and lowers; the machine code is then made at one go for a whole kernel, helpers included. A helper's code
 is kept as it was written until it is part of a kernel: Numba's own way optimises and assembles each helper by itself
-first, which takes several times as long. The object has one public symbol, ENTRY, a plain C function: integers and
+first, which takes several times as long. The entry of every object, ENTRY, is a plain C function: integers and
 addresses travel as int64, floats as float64, an array as the address of its Python object. So what has been compiled
 once is loaded without Numba (see `objects`).
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -39,6 +38,8 @@ _INT64, _DOUBLE, _POINTER = ir.IntType(64), ir.DoubleType(), ir.PointerType()
 # come the address of the data, the number of axes, and the addresses of shape and strides.
 _DATA = object.__basicsize__
 _SHAPE, _STRIDES = _DATA + 16, _DATA + 24
+# How the names of Numba's own functions begin; other functions are the C library's.
+_NUMBAS = ("numba_", "NRT_")
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -122,8 +123,8 @@ def compile_object(
         )
     with global_compiler_lock:
         module = _optimised(function, signature, fastmath, allocates)
-        names = [symbol.name for symbol in module.functions if symbol.is_declaration]
-        return pack(_codegen()._tm.emit_object(module), needs_numba=not all(map(_is_of_the_system, names)))
+        needs_numba = any(symbol.is_declaration and symbol.name.startswith(_NUMBAS) for symbol in module.functions)
+        return pack(_codegen()._tm.emit_object(module), needs_numba=needs_numba)
 
 
 def make_ready() -> None:
@@ -143,11 +144,6 @@ def assembly(
 
 def _codegen() -> Any:
     return cpu_target.target_context.codegen()
-
-
-def _is_of_the_system(name: str) -> bool:
-    """Whether any process finds the function: LLVM's own, or the C library's."""
-    return name.startswith("llvm.") or hasattr(ctypes.CDLL(None), name)
 
 
 def _optimised(function: Callable[..., Any], signature: str, fastmath: Collection[str], allocates: bool) -> Any:

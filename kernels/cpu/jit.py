@@ -211,6 +211,7 @@ class Library:
         self._kernels: dict[str, Compiled] = {}
         self._folder: CacheFolder | None = None
         self._expected: list[Compiled] = []
+        self._operators: set[str] = set()
         self._announced = False
         self._lock = threading.Lock()
 
@@ -240,7 +241,14 @@ class Library:
         return add
 
     def native_op(self, function: Callable[..., int]) -> NativeOp:
-        """Decorator: an operator that machine code calls (see `NativeOp`). Names must be unique among operators."""
+        """Decorator: an operator that machine code calls (see `NativeOp`).
+
+        Raises:
+            ValueError: another operator has its name, by which both would be kept on disk.
+        """
+        if function.__name__ in self._operators:
+            raise ValueError(f"native operator {function.__name__!r} is there already; each variant needs its own name")
+        self._operators.add(function.__name__)
         return NativeOp(function, (), self)
 
     def include(self, op: NativeOp) -> None:

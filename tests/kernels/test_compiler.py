@@ -171,6 +171,12 @@ def test_operators_made_by_a_factory_are_kept_apart(library: Library) -> None:
             assert words[1] == expected
 
 
+def test_operators_of_one_name_are_refused(library: Library) -> None:
+    library.native_op(_power(2))
+    with pytest.raises(ValueError, match="native operator 'power_2' is there already"):
+        library.native_op(_power(2))
+
+
 def _call(address: int, words: int) -> None:
     call_operator(address, words, words + 8, 0, 1, 0)
 
