@@ -49,7 +49,9 @@ _ROW_BYTES = STREAMS * _VECTOR_BYTES
 SCRATCH_BYTES = max(_SHAPES) * _ROW_BYTES
 # Sums of a group of STREAMS tiles with sixteen rows. Groups that several blocks of rows meet one after the other.
 _GROUP_BYTES = TILE_ROWS * _ROW_BYTES
-_GROUPS_TOGETHER, _BYTES_TOGETHER = 16, 1 << 20
+_BYTES_TOGETHER = 1 << 20
+# Groups that tiles multiply at once, before their sums are written.
+_RUN_GROUPS = 8
 
 # Arguments of the operators.
 (
@@ -155,7 +157,7 @@ def _by_vectors(kind: Kind, largest: int) -> Any:
     def up_to_eight(
         a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
         out: int,
-    ) -> int:  # fmt: skip
+    ) -> Any:  # fmt: skip
         if rows >= 8:
             eight((a, records, x, stride, scales, corrections, out))
             eight((b, records, x, stride, scales, corrections, out + _VECTOR_BYTES))
@@ -196,8 +198,7 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
         corrections = scales + word(arguments, TURNED_BYTES)
         sums = corrections + word(arguments, TURNED_BYTES)
         for first in range(begin, end, word(arguments, TOGETHER)):
-            groups = min(word(arguments, TOGETHER), end - first)
-            tiles, offset = groups * side_by_side, first * side_by_side * tile
+            last = min(first + word(arguments, TOGETHER), end)
             for row in range(0, rows, TILE_ROWS):
                 count = min(TILE_ROWS, rows - row)
                 configure_tiles(word(arguments, CONFIGURATIONS) + CONFIGURATION_BYTES * count)
@@ -206,16 +207,20 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
                 turn((x + word(arguments, SCALES), stride, count, blocks, scales))
                 if points:
                     turn((x + word(arguments, CORRECTIONS), stride, count, blocks, corrections))
-                weights = word(arguments, WEIGHTS) + offset
-                multiply(count, (weights, tiles, records, x, stride, scales, corrections, scratch, sums, side_by_side,
-                                 _ROW_BYTES, _GROUP_BYTES))  # fmt: skip
-                if gate:
-                    weights = word(arguments, GATED_WEIGHTS) + offset
-                    multiply(count, (weights, tiles, records, x, stride, scales, corrections, scratch,
-                                     sums + side_by_side * _VECTOR_BYTES, side_by_side, _ROW_BYTES,
-                                     _GROUP_BYTES))  # fmt: skip
-                for group in range(groups):
-                    write(arguments, sums + group * _GROUP_BYTES, first + group, row, count)
+                for run in range(first, last, _RUN_GROUPS):
+                    groups = min(_RUN_GROUPS, last - run)
+                    tiles, offset = groups * side_by_side, run * side_by_side * tile
+                    weights = word(arguments, WEIGHTS) + offset
+                    multiply(count, (weights, tiles, records, x, stride, scales, corrections, scratch, sums,
+                                     side_by_side, _ROW_BYTES, _GROUP_BYTES))  # fmt: skip
+                    if gate:
+                        gated = word(arguments, GATED_WEIGHTS) + offset
+                        multiply(count, (gated, tiles, records, x, stride, scales, corrections, scratch,
+                                         sums + side_by_side * _VECTOR_BYTES, side_by_side, _ROW_BYTES,
+                                         _GROUP_BYTES))  # fmt: skip
+                    for m in range(count):
+                        for group in range(groups):
+                            write(arguments, sums + group * _GROUP_BYTES + m * _ROW_BYTES, run + group, row + m, 1)
         if rows > 0:
             release_tiles()
         return rows
@@ -249,9 +254,9 @@ def tile_memory(kind: Kind, records: int) -> TileMemory:
     table = configurations(kind.layout)
     first = max(SCRATCH_BYTES, scratch_bytes(kind.layout))
     turned = turned_bytes(BLOCKS_PER_RECORD * records)
-    together = max(1, min(_GROUPS_TOGETHER, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes)))
+    together = max(1, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes))
     arguments = (table.ctypes.data, first, turned, together)
-    return TileMemory(arguments, table, first + 2 * turned + together * _GROUP_BYTES)
+    return TileMemory(arguments, table, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES)
 
 
 @cache
