@@ -98,9 +98,6 @@ from .products import any_above, between, most_rows
 
 BLOCK_WORDS = 3  # of an entry of ROW_BLOCKS
 _TOKENS_AHEAD = 2  # whose queries are fetched
-# A running maximum (of scores in powers of two) moves only when it is exceeded by more than this: weights are then at
-# most 2 ** 8, and after a row's first chunk its sums hardly ever need scaling.
-_SLACK = np.float32(8.0)
 
 
 def uses_tiles(half: bool) -> bool:
@@ -228,7 +225,7 @@ def weigh_rows_op(half: bool) -> NativeOp:
             largest = maximum(largest, pair)
         top_at, total_at = panel(scratch, MAXIMA) + 4 * r, panel(scratch, TOTALS) + 4 * LANES * r
         top, total = read_float32(top_at), load_float32(total_at)
-        if any_above(largest, top + _SLACK):
+        if any_above(largest, top):
             new = reduce_max(largest)
             shrink = exp2_of_negative(splat_float32(top - new))
             total = total * shrink
