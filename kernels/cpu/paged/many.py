@@ -13,7 +13,7 @@ Products are computed in tiles of bfloat16 or in float32 vectors, by functions o
   become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
 - store_weights(scores, page, first, second): a row's weights for a page. weight_of(scores, token) reads one.
 - MULTIPLY_GROUP(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
-- ADD_GROUP(arguments, scratch, row, pages, part): one of two parts of its weighted values are added to SUMS.
+- ADD_GROUP(arguments, scratch, row, pages, -): its weighted values are added to SUMS.
 """
 
 from __future__ import annotations
@@ -290,8 +290,7 @@ def _attend_chunk(arguments: int, scratch: int) -> None:
     while pages > 0:
         call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
         call_operator(integer(arguments, WEIGH), arguments, scratch, first, min(first + at_once, rows), pages)
-        for part in range(2):
-            call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first, pages, part)
+        call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first, pages, 0)
         first += at_once
         pages = _pages_seen(arguments, scratch, first)
 
