@@ -19,7 +19,7 @@ _VARIABLE = "GENAI_CPU_ISA"
 _AVX2 = {"avx2", "fma", "f16c"}
 _VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}
 _NEEDED = {
-    "amx": _VNNI | {"avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16"},
+    "amx": _VNNI | {"avx512bf16", "avx512fp16", "gfni", "amx-tile", "amx-int8", "amx-bf16"},
     "vnni": _VNNI,
     "avx2": _AVX2,
     "portable": set(),

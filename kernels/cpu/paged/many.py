@@ -13,7 +13,7 @@ Products are computed in tiles of bfloat16 or in float32 vectors, by functions o
   become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
 - store_weights(scores, page, first, second): a row's weights for a page. weight_of(scores, token) reads one.
 - MULTIPLY_GROUP(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
-- ADD_GROUP(arguments, scratch, row, pages, part): one of two parts of its weighted values are added to SUMS.
+- ADD_GROUP(arguments, scratch, row, pages, -): its weighted values are added to SUMS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import PAGE_TOKENS
-from ..functions import exp2_of_negative, tanh
+from ..functions import exp2_of_negative, rough_exp2_of_negative, tanh
 from ..isa import isa
 from ..jit import NativeOp, native_op
 from ..lazy import inline
@@ -98,8 +98,6 @@ from .panels import (
 from .products import any_above, between, most_rows
 
 BLOCK_WORDS = 3  # of an entry of ROW_BLOCKS
-# The rows of a group are weighed in so many parts, with products of its neighbours between them.
-_PARTS = 4
 _TOKENS_AHEAD = 2  # whose queries are fetched
 
 
@@ -217,6 +215,7 @@ def weigh_rows_op(half: bool) -> NativeOp:
     tiles = uses_tiles(half)
     products: Any = tile_products if tiles else vector_products
     store_weights, weight_of = products.store_weights, products.weight_of
+    weigh_score = rough_exp2_of_negative if tiles else exp2_of_negative
     load, item_bytes = (load_first_half, 2) if half else (load_first, 4)
 
     @inline
@@ -238,8 +237,8 @@ def weigh_rows_op(half: bool) -> NativeOp:
             write_float32(top_at, top)
         for page in range(pages):
             place = scores + 4 * PAGE_TOKENS * page
-            first = exp2_of_negative(load_float32(place) - top)
-            second = exp2_of_negative(load_float32(place + 4 * LANES) - top)
+            first = weigh_score(load_float32(place) - top)
+            second = weigh_score(load_float32(place + 4 * LANES) - top)
             total = total + (first + second)
             store_weights(scores, page, first, second)
         store_float32(total_at, total)
@@ -284,34 +283,17 @@ def _kind(half: bool) -> str:
 
 @inline
 def _attend_chunk(arguments: int, scratch: int) -> None:
-    """The rows of a block against a chunk.
-
-    While a group of rows is weighed, the products of the group before it and of the one after it are under way.
-    """
+    """The rows of a block against a chunk, a group of rows at a time, whose scores stay in the first-level cache."""
     at_once, rows = integer(arguments, ROWS_AT_ONCE), panel(scratch, ROWS)
     before_chunk = max(np.int64(0), panel(scratch, BEGIN) - panel(scratch, POSITION)) * integer(arguments, GROUP)
-    start = before_chunk // at_once * at_once
-    first, pages, pages_before = start, _pages_seen(arguments, scratch, start), np.int64(0)
-    call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
-    share = (at_once + _PARTS - 1) // _PARTS
+    first = before_chunk // at_once * at_once
+    pages = _pages_seen(arguments, scratch, first)
     while pages > 0:
-        following = first + at_once
-        next_pages = _pages_seen(arguments, scratch, following)
-        for part in range(_PARTS):
-            row, end = first + part * share, min(first + min((part + 1) * share, at_once), rows)
-            if row < end:
-                call_operator(integer(arguments, WEIGH), arguments, scratch, row, end, pages)
-            if part < 2 and first > start:
-                call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first - at_once, pages_before, part)
-            if part >= 2:
-                # Pages 0 and 1, then 2 and 3.
-                begin = 2 * (part - 2)
-                page_end = min(next_pages, begin + 2)
-                call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, following, begin, page_end)
-        first, pages_before, pages = following, pages, next_pages
-    if first > start:
-        for part in range(2):
-            call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first - at_once, pages_before, part)
+        call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
+        call_operator(integer(arguments, WEIGH), arguments, scratch, first, min(first + at_once, rows), pages)
+        call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first, pages, 0)
+        first += at_once
+        pages = _pages_seen(arguments, scratch, first)
 
 
 @cache

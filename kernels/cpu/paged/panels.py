@@ -30,7 +30,7 @@ MOST_ROWS = 2 * TILE_ROWS  # that are multiplied at once
     USABLE,  # a byte per token of the chunk: the block sees it, and its values are finite
     READY,  # query heads of a token
     QUERIES, KEYS, VALUES,
-    SCORES,  # of two groups of rows in turn: one is worked on while the products of the other are under way
+    SCORES,  # of a group of rows, which become its weights
     SUMS,  # weighted values of each row so far
     MAXIMA,  # of each row so far
     TOTALS,  # of each row's weights so far: a vector, whose lanes have a sum each
@@ -74,7 +74,7 @@ class Panels:
             self._add(rows * query_bytes),
             self._add(4 * CHUNK_TOKENS * head),
             self._add(4 * CHUNK_TOKENS * values),
-            self._add(2 * MOST_ROWS * SCORE_BYTES),
+            self._add(MOST_ROWS * SCORE_BYTES),
             self._add(4 * rows * values),
             self._add(4 * rows),
             self._add(4 * LANES * rows),
@@ -115,6 +115,6 @@ def set_panel(scratch: int, name: int, value: int) -> None:
 
 @inline
 def scores_of(arguments: int, scratch: int, row: int) -> Any:
-    """Scores, which become weights, of a row; groups of rows take one of two places in turn."""
+    """Scores, which become weights, of a row of the group that is worked on."""
     at_once = integer(arguments, ROWS_AT_ONCE)
-    return panel(scratch, SCORES) + (row // at_once % 2 * MOST_ROWS + row % at_once) * SCORE_BYTES
+    return panel(scratch, SCORES) + row % at_once * SCORE_BYTES

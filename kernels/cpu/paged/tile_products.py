@@ -51,52 +51,50 @@ from .panels import (
 )
 from .products import loop
 
-TILE_PRODUCT_ROWS = 2 * TILE_ROWS
+# Few enough that their scores and sums stay in the first-level cache, beside a chunk of keys and values.
+TILE_PRODUCT_ROWS = TILE_ROWS
 _TILE_COLUMNS = TILE_ROW_BYTES // 2  # bfloat16 numbers in a row of a tile
 _VALUE_COLUMN_BYTES = CHUNK_PAGES * TILE_BYTES
 _INT64 = ir.IntType(64)
 
 
-def _multiply_of(line: int, step: int, accumulate: bool) -> Any:
-    """An intrinsic (a, a_next, b, b_next, steps, c, stride): 32 x 32 numbers of c (+)= a b.
+_ROWS, _COLUMNS = 4, (5, 6, 7, 5)  # tile registers; sums take the first ones
 
-    Rows of a tile of `a` are `line` bytes apart, tiles that follow each other in a row of tiles `step` bytes, and the
-    second row of tiles lies a_next bytes after the first; so does the second column of `b`.
+
+def _multiply_of(columns: int, line: int, step: int, accumulate: bool) -> Any:
+    """An intrinsic (a, b, b_next, steps, c, stride): 16 rows of c, `columns` tiles side by side, (+)= a b.
+
+    Rows of a tile of `a` are `line` bytes apart, tiles that follow each other in its row of tiles `step` bytes, columns
+    of tiles of `b` b_next bytes.
     """
 
-    def multiply(typing_context: Any, a: Any, a_next: Any, b: Any, b_next: Any, steps: Any, c: Any, stride: Any) -> Any:
+    def multiply(typing_context: Any, a: Any, b: Any, b_next: Any, steps: Any, c: Any, stride: Any) -> Any:
         def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            a, a_next, b, b_next, steps, c, stride = args
-            a_line, b_line = _INT64(line), _INT64(TILE_ROW_BYTES)
-            below = builder.add(c, builder.mul(stride, _INT64(TILE_ROWS)))
-            places = [c, builder.add(c, b_line), below, builder.add(below, b_line)]
+            a, b, b_next, steps, c, stride = args
+            places = [builder.add(c, _INT64(column * TILE_ROW_BYTES)) for column in range(columns)]
             for tile, place in enumerate(places):
                 if accumulate:
                     emit_load(builder, tile, place, stride)
                 else:
                     emit_zero(builder, tile)
             with loop(builder, _INT64(0), steps, 1, []) as (index, _):
-                first_a = builder.add(a, builder.mul(index, _INT64(step)))
-                first_b = builder.add(b, builder.mul(index, _INT64(TILE_BYTES)))
-                emit_load(builder, 6, first_b, b_line)
-                emit_load(builder, 4, first_a, a_line)
-                emit_product(builder, 0, 4, 6)
-                emit_load(builder, 7, builder.add(first_b, b_next), b_line)
-                emit_product(builder, 1, 4, 7)
-                emit_load(builder, 5, builder.add(first_a, a_next), a_line)
-                emit_product(builder, 2, 5, 6)
-                emit_product(builder, 3, 5, 7)
+                emit_load(builder, _ROWS, builder.add(a, builder.mul(index, _INT64(step))), _INT64(line))
+                place_b = builder.add(b, builder.mul(index, _INT64(TILE_BYTES)))
+                for tile in range(columns):
+                    emit_load(builder, _COLUMNS[tile], place_b, _INT64(TILE_ROW_BYTES))
+                    emit_product(builder, tile, _ROWS, _COLUMNS[tile])
+                    place_b = builder.add(place_b, b_next)
             for tile, place in enumerate(places):
                 emit_store(builder, tile, place, stride)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), lower
+        return types.void(*[types.int64] * 6), lower
 
     return intrinsic(multiply)
 
 
-_multiply = _multiply_of(TILE_ROW_BYTES, TILE_BYTES, False)
-_multiply_weights = _multiply_of(SCORE_BYTES, TILE_ROW_BYTES, True)
+_multiply_two, _multiply_four = (_multiply_of(columns, TILE_ROW_BYTES, TILE_BYTES, False) for columns in (2, 4))
+_add_two, _add_four = (_multiply_of(columns, SCORE_BYTES, TILE_ROW_BYTES, True) for columns in (2, 4))
 
 
 @inline
@@ -183,12 +181,15 @@ def load_values(arguments: int, scratch: int) -> Any:
 @native_op
 def multiply_tile_group(arguments: int, scratch: int, row: int, begin: int, end: int) -> int:
     """MULTIPLY_GROUP."""
-    steps = panel(scratch, STEPS)
-    column, queries = steps * TILE_BYTES, _query_address(scratch, row)
-    for page in range(begin, end):
+    steps, queries = panel(scratch, STEPS), _query_address(scratch, row)
+    column = steps * TILE_BYTES
+    for page in range(begin, end, 2):
         keys = panel(scratch, KEYS) + 2 * page * column
         scores = scores_of(arguments, scratch, row) + 4 * PAGE_TOKENS * page
-        _multiply(queries, column, keys, column, steps, scores, SCORE_BYTES)
+        if page + 1 < end:
+            _multiply_four(queries, keys, column, steps, scores, SCORE_BYTES)
+        else:
+            _multiply_two(queries, keys, column, steps, scores, SCORE_BYTES)
     return 0
 
 
@@ -203,13 +204,15 @@ def weight_of(scores: int, token: int) -> Any:
 
 
 @native_op
-def add_tile_group(arguments: int, scratch: int, row: int, pages: int, part: int) -> int:
+def add_tile_group(arguments: int, scratch: int, row: int, pages: int, unused: int) -> int:
     """ADD_GROUP."""
     weights, values, stride = scores_of(arguments, scratch, row), panel(scratch, VALUES), panel(scratch, SUM_BYTES)
     sums = panel(scratch, SUMS) + row * stride
-    for column in range(2 * part, stride // (4 * LANES), 4):
-        _multiply_weights(
-            weights, TILE_ROWS * SCORE_BYTES, values + column * _VALUE_COLUMN_BYTES, _VALUE_COLUMN_BYTES, pages,
-            sums + 4 * LANES * column, stride,
-        )  # fmt: skip
+    columns = stride // TILE_ROW_BYTES
+    for column in range(0, columns, 4):
+        place, target = values + column * _VALUE_COLUMN_BYTES, sums + column * TILE_ROW_BYTES
+        if column + 2 < columns:
+            _add_four(weights, place, _VALUE_COLUMN_BYTES, pages, target, stride)
+        else:
+            _add_two(weights, place, _VALUE_COLUMN_BYTES, pages, target, stride)
     return 0

@@ -124,10 +124,9 @@ def weight_of(scores: int, token: int) -> Any:
 
 
 @native_op
-def add_vector_group(arguments: int, scratch: int, row: int, pages: int, part: int) -> int:
+def add_vector_group(arguments: int, scratch: int, row: int, pages: int, unused: int) -> int:
     """ADD_GROUP."""
-    if part == 0:
-        values, weights = panel(scratch, VALUES), scores_of(arguments, scratch, row)
-        sums = panel(scratch, SUMS) + row * panel(scratch, SUM_BYTES)
-        call_operator(integer(arguments, ADD_VALUES), values, values, PAGE_TOKENS * pages, weights, sums)
+    values, weights = panel(scratch, VALUES), scores_of(arguments, scratch, row)
+    sums = panel(scratch, SUMS) + row * panel(scratch, SUM_BYTES)
+    call_operator(integer(arguments, ADD_VALUES), values, values, PAGE_TOKENS * pages, weights, sums)
     return 0

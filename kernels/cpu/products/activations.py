@@ -75,8 +75,8 @@ def default_zero_point(layout: RecordLayout) -> int:
 
 
 def quantized_size(matrix: BlockMatrix, max_rows: int) -> int:
-    """Bytes of memory for the activations that a matrix multiplies."""
-    return max_rows * _stride(matrix)
+    """Bytes of memory for the activations that a matrix multiplies; kernels read a line beyond the last row."""
+    return max_rows * _stride(matrix) + _LINE
 
 
 def quantized_in(memory: NDArray[np.uint8], matrix: BlockMatrix, counted: Word) -> Quantized:

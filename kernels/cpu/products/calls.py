@@ -17,7 +17,7 @@ from ..tiles import TILE_ROW_BYTES, tile_config
 from .activations import Quantized
 from .dense import DenseMatrix
 from .dot import dot_for
-from .few import SCRATCH_BYTES, STREAMS, few_op
+from .few import STREAMS, few_op, tile_memory
 from .float_kernel import Dense, FloatBlocks
 from .integer_kernel import IntegerBlocks
 from .many import SCRATCH_BYTES as MANY_SCRATCH_BYTES
@@ -63,16 +63,17 @@ def few_call(
     second = Second(matrix) if gated is None else gated
     _check(x, matrix, out, bias, addend, bool(gate), gated)
     kind = kind_of(matrix, quantized=isinstance(x, Quantized))
+    tiles = tile_memory(kind, matrix.records)
     scales, corrections = (x.scales, x.corrections) if isinstance(x, Quantized) else (0, 0)
     arguments = (
         x.counted, matrix.data.ctypes.data, second.matrix.data.ctypes.data, matrix.records * kind.record_bytes,
         matrix.records, x.address, x.stride, scales, corrections, out.address, out.stride, matrix.rows,
         _address(bias), _address(second.bias), 0 if addend is None else addend.address,
-        0 if addend is None else addend.stride,
+        0 if addend is None else addend.stride, *tiles.arguments,
     )  # fmt: skip
     groups = matrix.tiles // (STREAMS // 2 if gate else STREAMS)
-    held = (x.held, matrix, second, out.held, bias, addend)
-    return Call(few_op(kind, gate), arguments, Items(factor=groups), SCRATCH_BYTES, held)
+    held = (x.held, matrix, second, out.held, bias, addend, tiles.held)
+    return Call(few_op(kind, gate), arguments, Items(factor=groups), tiles.scratch, held)
 
 
 def has_many(matrix: Matrix) -> bool:

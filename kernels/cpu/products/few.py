@@ -2,21 +2,39 @@
 
 Weights are read as four streams of tiles side by side: with fewer the memory is not kept busy, and each stream asks for
 its cache lines some records ahead. More rows reuse what was read: then fewer tiles are worked on at once, so that sums
-stay in registers. A row's result is the same however many rows there are.
+stay in registers; or, where the machine has AMX, up to sixteen rows meet them in tiles (see `few_tiles`). A row's
+result is the same however many rows there are.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ...block_matrix import TILES_TOGETHER
+import numpy as np
+from numpy.typing import NDArray
+
+from ...block_matrix import BLOCKS_PER_RECORD, TILES_TOGETHER, RecordLayout
 from ...formats import TILE_ROWS
 from ..emit import FLOAT_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import load_first, load_float32, store_first, word
 from ..rowwise.unary import UNARY
+from ..tiles import configure_tiles, release_tiles
+from .few_tiles import (
+    CONFIGURATION_BYTES,
+    MIN_ROWS,
+    SHAPES,
+    configurations,
+    scratch_bytes,
+    supported,
+    tiles_kernel,
+    turn_kernel,
+    turned_bytes,
+)
+from .integer_kernel import IntegerBlocks
 from .steps import Kind, Step
 
 # Streams of tiles that a call works on: four of a matrix, or two each of a gate and what it gates.
@@ -29,13 +47,17 @@ _VECTOR_BYTES = 4 * LANES
 # Results of the micro-kernels: [row][stream] vectors.
 _ROW_BYTES = STREAMS * _VECTOR_BYTES
 SCRATCH_BYTES = max(_SHAPES) * _ROW_BYTES
-
+# Sums of a group of STREAMS tiles with sixteen rows. Groups that several blocks of rows meet one after the other.
+_GROUP_BYTES = TILE_ROWS * _ROW_BYTES
+_BYTES_TOGETHER = 1 << 20
+# Groups that tiles multiply at once, before their sums are written.
+_RUN_GROUPS = 8
 
 # Arguments of the operators.
 (
     ROWS_WORD, WEIGHTS, GATED_WEIGHTS, TILE_STRIDE, RECORDS, X, X_STRIDE, SCALES, CORRECTIONS, OUT, OUT_STRIDE, WIDTH,
-    BIAS, GATED_BIAS, ADDEND, ADDEND_STRIDE,
-) = range(16)  # fmt: skip
+    BIAS, GATED_BIAS, ADDEND, ADDEND_STRIDE, CONFIGURATIONS, TILE_SCRATCH, TURNED_BYTES, TOGETHER,
+) = range(20)  # fmt: skip
 
 
 def _micro_kernel(kind: Kind, rows: int, tiles: int) -> Any:
@@ -112,18 +134,148 @@ def _gated_writer(activate: Any) -> Any:
     return write
 
 
+def _by_vectors(kind: Kind, largest: int) -> Any:
+    """Products of a group's tiles a, b, c, d with the first rows, `largest` or fewer; returns how many rows it took."""
+    one, two = (_micro_kernel(kind, rows, _SHAPES[rows]) for rows in (1, 2))
+
+    @inline
+    def up_to_two(
+        a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
+        out: int,
+    ) -> int:  # fmt: skip
+        if rows >= 2:
+            two((a, b, c, d, records, x, stride, scales, corrections, out))
+            return 2
+        one((a, b, c, d, records, x, stride, scales, corrections, out))
+        return 1
+
+    if largest == 2:
+        return up_to_two
+    four, eight = (_micro_kernel(kind, rows, _SHAPES[rows]) for rows in (4, 8))
+
+    @inline
+    def up_to_eight(
+        a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
+        out: int,
+    ) -> Any:  # fmt: skip
+        if rows >= 8:
+            eight((a, records, x, stride, scales, corrections, out))
+            eight((b, records, x, stride, scales, corrections, out + _VECTOR_BYTES))
+            eight((c, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES))
+            eight((d, records, x, stride, scales, corrections, out + 3 * _VECTOR_BYTES))
+            return 8
+        if rows >= 4:
+            four((a, b, records, x, stride, scales, corrections, out))
+            four((c, d, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES))
+            return 4
+        return up_to_two(a, b, c, d, records, x, rows, stride, scales, corrections, out)
+
+    return up_to_eight
+
+
+def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
+    """Products with whole blocks of sixteen rows, and with the rows behind them unless they are very few.
+
+    Returns how many rows it took. Weights that several blocks of rows need come in parts that stay in the cache.
+    """
+    half, whole, turn = tiles_kernel(layout, SHAPES[0]), tiles_kernel(layout, SHAPES[1]), turn_kernel()
+    side_by_side = STREAMS // 2 if gate else STREAMS
+    points = layout.zero_points
+
+    @inline
+    def multiply(count: int, values: Any) -> None:
+        if count <= SHAPES[0]:
+            half(values)
+        else:
+            whole(values)
+
+    @inline
+    def by_tiles(arguments: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
+        left = all_rows % TILE_ROWS
+        rows = all_rows - left if left < MIN_ROWS else all_rows
+        records, tile, stride = word(arguments, RECORDS), word(arguments, TILE_STRIDE), word(arguments, X_STRIDE)
+        scales = scratch + word(arguments, TILE_SCRATCH)
+        corrections = scales + word(arguments, TURNED_BYTES)
+        sums = corrections + word(arguments, TURNED_BYTES)
+        for first in range(begin, end, word(arguments, TOGETHER)):
+            last = min(first + word(arguments, TOGETHER), end)
+            for row in range(0, rows, TILE_ROWS):
+                count = min(TILE_ROWS, rows - row)
+                configure_tiles(word(arguments, CONFIGURATIONS) + CONFIGURATION_BYTES * count)
+                x = word(arguments, X) + row * stride
+                blocks = BLOCKS_PER_RECORD * records
+                turn((x + word(arguments, SCALES), stride, count, blocks, scales))
+                if points:
+                    turn((x + word(arguments, CORRECTIONS), stride, count, blocks, corrections))
+                for run in range(first, last, _RUN_GROUPS):
+                    groups = min(_RUN_GROUPS, last - run)
+                    tiles, offset = groups * side_by_side, run * side_by_side * tile
+                    weights = word(arguments, WEIGHTS) + offset
+                    multiply(count, (weights, tiles, records, x, stride, scales, corrections, scratch, sums,
+                                     side_by_side, _ROW_BYTES, _GROUP_BYTES))  # fmt: skip
+                    if gate:
+                        gated = word(arguments, GATED_WEIGHTS) + offset
+                        multiply(count, (gated, tiles, records, x, stride, scales, corrections, scratch,
+                                         sums + side_by_side * _VECTOR_BYTES, side_by_side, _ROW_BYTES,
+                                         _GROUP_BYTES))  # fmt: skip
+                    for m in range(count):
+                        for group in range(groups):
+                            write(arguments, sums + group * _GROUP_BYTES + m * _ROW_BYTES, run + group, row + m, 1)
+        if rows > 0:
+            release_tiles()
+        return rows
+
+    return by_tiles
+
+
+@inline
+def _no_tiles(arguments: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
+    return 0
+
+
+def _has_tiles(kind: Kind) -> bool:
+    return isinstance(kind, IntegerBlocks) and kind.isa == "amx" and supported(kind.layout)
+
+
+@dataclass(frozen=True)
+class TileMemory:
+    """What `few_op` needs of a product whose rows meet tiles: its last arguments, what they point to, and scratch."""
+
+    arguments: tuple[int, ...]
+    held: NDArray[np.uint8] | None
+    scratch: int
+
+
+def tile_memory(kind: Kind, records: int) -> TileMemory:
+    """For tiles of so many records; where there are no tiles, nothing but the scratch memory of vectors."""
+    if not _has_tiles(kind):
+        return TileMemory((0, 0, 0, 0), None, SCRATCH_BYTES)
+    assert isinstance(kind, IntegerBlocks)
+    table = configurations(kind.layout)
+    first = max(SCRATCH_BYTES, scratch_bytes(kind.layout))
+    turned = turned_bytes(BLOCKS_PER_RECORD * records)
+    together = max(1, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes))
+    arguments = (table.ctypes.data, first, turned, together)
+    return TileMemory(arguments, table, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES)
+
+
 @cache
 def few_op(kind: Kind, gate: str) -> NativeOp:
     """The operator for a kind of product: items are groups of STREAMS tiles. A gate is a key of UNARY, or ""."""
-    one, two, four, eight = (_micro_kernel(kind, rows, tiles) for rows, tiles in _SHAPES.items())
     write = _gated_writer(UNARY[gate].function) if gate else _write
+    if _has_tiles(kind):
+        assert isinstance(kind, IntegerBlocks)
+        by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, 2)
+    else:
+        by_tiles, by_vectors = _no_tiles, _by_vectors(kind, 8)
 
     def few(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         rows = word(context, word(arguments, ROWS_WORD))
         stride, records = word(arguments, X_STRIDE), word(arguments, RECORDS)
         scales, corrections = word(arguments, SCALES), word(arguments, CORRECTIONS)
         tile = word(arguments, TILE_STRIDE)
-        for group in range(begin, end):
+        done = by_tiles(arguments, rows, begin, end, scratch)
+        for group in range(begin, end if done < rows else begin):
             if gate:
                 a = word(arguments, WEIGHTS) + 2 * group * tile
                 c = word(arguments, GATED_WEIGHTS) + 2 * group * tile
@@ -131,25 +283,10 @@ def few_op(kind: Kind, gate: str) -> NativeOp:
                 a = word(arguments, WEIGHTS) + STREAMS * group * tile
                 c = a + 2 * tile
             b, d = a + tile, c + tile
-            row = 0
+            row = done
             while row < rows:
                 x = word(arguments, X) + row * stride
-                if rows - row >= 8:
-                    count = 8
-                    eight((a, records, x, stride, scales, corrections, scratch))
-                    eight((b, records, x, stride, scales, corrections, scratch + _VECTOR_BYTES))
-                    eight((c, records, x, stride, scales, corrections, scratch + 2 * _VECTOR_BYTES))
-                    eight((d, records, x, stride, scales, corrections, scratch + 3 * _VECTOR_BYTES))
-                elif rows - row >= 4:
-                    count = 4
-                    four((a, b, records, x, stride, scales, corrections, scratch))
-                    four((c, d, records, x, stride, scales, corrections, scratch + 2 * _VECTOR_BYTES))
-                elif rows - row >= 2:
-                    count = 2
-                    two((a, b, c, d, records, x, stride, scales, corrections, scratch))
-                else:
-                    count = 1
-                    one((a, b, c, d, records, x, stride, scales, corrections, scratch))
+                count = by_vectors(a, b, c, d, records, x, rows - row, stride, scales, corrections, scratch)
                 write(arguments, scratch, group, row, count)
                 row += count
         return 0

@@ -29,9 +29,9 @@ def add_bfloat_product(e: Emitter, total: int, a: int, b: int) -> None:
     e.call("llvm.x86.tdpbf16ps", VOID, [INT8(total), INT8(a), INT8(b)])
 
 
-def add_byte_product(e: Emitter, total: int, signed: int, unsigned: int) -> None:
-    """total += signed @ unsigned, bytes into int32."""
-    e.call("llvm.x86.tdpbsud", VOID, [INT8(total), INT8(signed), INT8(unsigned)])
+def add_byte_product(e: Emitter, total: int, a: int, b: int, *, signed: bool) -> None:
+    """total += a @ b, bytes into int32: those of a are signed, those of b if `signed`."""
+    e.call("llvm.x86.tdpbssd" if signed else "llvm.x86.tdpbsud", VOID, [INT8(total), INT8(a), INT8(b)])
 
 
 def _value(stride: Any) -> Any:

@@ -19,6 +19,7 @@ FIRST_ARGUMENT = 8
 ROW_WORDS = 48
 MAX_ARGUMENTS = ROW_WORDS - FIRST_ARGUMENT
 ROW_BYTES = ROW_WORDS * 8
+_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Tape:
     Attributes:
         rows: int64 [calls, ROW_WORDS].
         calls: what the rows were written from.
-        scratch: bytes that each thread needs.
+        scratch: bytes that each thread needs, whole cache lines.
     """
 
     rows: NDArray[np.int64]
@@ -157,7 +158,8 @@ class TapeWriter:
                 argument_word(value) for value in call.arguments
             ]
         counters = huge_array((max(1, len(self._calls)), 8), np.int64)
-        return Tape(rows, tuple(self._calls), max((call.scratch for call in self._calls), default=0), counters)
+        scratch = max((call.scratch for call in self._calls), default=0)
+        return Tape(rows, tuple(self._calls), -(-scratch // _LINE) * _LINE, counters)
 
 
 def argument_word(value: int | float | NativeOp) -> int:

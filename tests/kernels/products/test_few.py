@@ -61,6 +61,45 @@ def test_against_float64(
     np.testing.assert_array_equal(out, alone)
 
 
+@pytest.mark.parametrize(
+    "columns, bits, block_size, zero_points, scale_type",
+    [
+        (2048, 4, 32, "none", np.float16),
+        (65, 4, 32, "none", np.float16),  # fewer records than are worked on at once
+        (300, 4, 64, "packed", np.float32),
+        (500, 8, 32, "none", np.float16),
+        pytest.param(300, 4, 32, "fractions", np.float16, marks=pytest.mark.slow),
+        pytest.param(1000, 4, 96, "none", np.float16, marks=pytest.mark.slow),
+        pytest.param(700, 4, 256, "none", np.float16, marks=pytest.mark.slow),
+        pytest.param(900, 8, 256, "none", np.float16, marks=pytest.mark.slow),
+        pytest.param(900, 8, 256, "packed", np.float16, marks=pytest.mark.slow),
+        pytest.param(500, 8, 128, "packed", np.float16, marks=pytest.mark.slow),
+    ],
+)
+def test_any_number_of_rows(
+    block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray], columns: int,
+    bits: int, block_size: int, zero_points: str, scale_type: Any,
+) -> None:  # fmt: skip
+    """1 to 40 rows, hard ones among them, are each what they are alone, to the last bit."""
+    matrix = block_matrix(150, columns, bits, block_size, zero_points, scale_type)
+    x, bias, addend = normal(40, columns), normal(150), normal(40, 150)
+    x[:, ::31] *= 40
+    x[2], x[3], x[4] = 0, 1e-42, x[4] * np.float32(1e30)
+    x[5] *= np.float32(2.0**-120)
+    x[6] = np.where(x[6] > 0, np.float32(127), np.float32(-127))
+    x[17, 5], x[33, 7] = np.nan, np.inf
+    alone = np.concatenate(
+        [multiply(x[m : m + 1], matrix, quantized=True, bias=bias, addend=Rows.of(addend[m:])) for m in range(40)]
+    )
+    with np.errstate(all="ignore"):
+        exact = rounded(x[:16], block_size) @ dequantize_matrix(matrix).astype(np.float64).T + bias + addend[:16]
+    for row in range(16):
+        close(alone[row], exact[row], 1e-5)
+    for rows in range(2, 41):
+        out = multiply(x[:rows], matrix, quantized=True, bias=bias, addend=Rows.of(addend))
+        np.testing.assert_array_equal(out.view(np.uint32), alone[:rows].view(np.uint32))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_dense(multiply: Multiply, normal: Callable[..., np.ndarray], dtype: Any) -> None:
     weight, x = normal(33, 70).astype(dtype), normal(ROWS, 33)
@@ -87,8 +126,11 @@ def test_gate(multiply: Multiply, normal: Callable[..., np.ndarray], activation:
 def test_gate_of_blocks(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
-    gate, up, x = block_matrix(48, 64), block_matrix(48, 64), normal(9, 64)
+    gate, up, x = block_matrix(300, 64), block_matrix(300, 64), normal(21, 64)
     out = multiply(x, gate, quantized=True, gate="silu", gated=Second(up))
+    for row, values in enumerate(x):
+        alone = multiply(values[None], gate, quantized=True, gate="silu", gated=Second(up))
+        np.testing.assert_array_equal(out[row : row + 1], alone)
     g, u = (rounded(x, 32) @ dequantize_matrix(m).astype(np.float64).T for m in (gate, up))
     close(out, g / (1 + np.exp(-g)) * u)
 
