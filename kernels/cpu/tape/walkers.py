@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cores import default_threads
+from ..jit import LIBRARY
 from ..large import huge_array
 from . import driver
 from .context import ContextTable, Word
@@ -95,6 +96,9 @@ class Walkers:
 
     def _walk(self, tape: Tape, context: ContextTable, profile: NDArray[np.int64] | None) -> int:
         """Returns the code of the first error, or 0."""
+        if self._process != os.getpid():
+            # Before the turn, which a fork waits for. `stop` as well: it may be needed while the interpreter ends.
+            LIBRARY.prepare([driver.run_step, driver.serve, driver.stop])
         with _TURNS:
             words = self._ready(tape.scratch)
             words[driver.ROWS], words[driver.ROW_COUNT] = tape.address, len(tape.rows)
