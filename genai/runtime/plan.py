@@ -212,6 +212,8 @@ class _Compiler:
         if self.segments is not None:
             self._close_segment()
             self.segments.passed(node)
+        packed = getattr(kernel, "packed", ())
+        names = ["" if index in packed else name for index, name in enumerate(names)]
         self._append(f"{node.op_type} {node.name!r}", node.op_type, kernel, names, node.outputs)
 
     def _append(self, label: str, op_type: str, kernel: Kernel, inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -37,6 +37,7 @@ _KERNEL_MODULES = (
     "rowwise.arrays",
     "sampling",
     "tape.driver",
+    "tape.replay",
     "trees",
 )
 

@@ -1,0 +1,85 @@
+"""The operator that multiplies packed operands; a finished tile is handed to another operator (see `finish`)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ..functions import inline
+from ..jit import NativeOp, native_op
+from ..memory import word
+from ..tape.driver import call_operator
+from .micro import Kind, micro
+from .tiling import BLOCK_WORDS, VECTOR_BYTES, WORD_BYTES, first_row
+
+# Arguments of the operator; those of what finishes its tiles come after them.
+LEFT, ROWS, LEFT_PANELS, LEFT_GROUP, RIGHT, RIGHT_PANELS, RIGHT_GROUP, WORDS, FINISH = range(9)
+FINISH_ARGUMENTS = 9
+
+
+def _dispatcher(kind: Kind) -> Any:
+    """Calls the micro-kernel for a tile's height: a chain of inlined functions, tallest first."""
+    chosen: Any = None
+    for rows in range(1, kind.tiling.rows + 1):
+        chosen = _either(rows, micro(kind, rows), chosen)
+    return chosen
+
+
+def _either(rows: int, kernel: Any, other: Any) -> Any:
+    if other is None:
+
+        @inline
+        def smallest(height: int, operands: Any) -> None:
+            kernel(operands)
+
+        return smallest
+
+    @inline
+    def chosen(height: int, operands: Any) -> None:
+        if height == rows:
+            kernel(operands)
+        else:
+            other(height, operands)
+
+    return chosen
+
+
+@cache
+def product_op(kind: Kind) -> NativeOp:
+    """Items are groups of left panels, for each group of right panels (see `tiling.Grid`)."""
+    multiply = _dispatcher(kind)
+    tile_rows, tile_vectors = kind.tiling.rows, kind.tiling.vectors
+    tile_bytes = tile_rows * tile_vectors * VECTOR_BYTES
+    right_word_bytes = tile_vectors * VECTOR_BYTES
+    tile_columns = kind.tiling.columns
+
+    def product(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+        rows, left_panels, right_panels = word(arguments, ROWS), word(arguments, LEFT_PANELS), word(arguments, RIGHT_PANELS)
+        left_group, right_group = word(arguments, LEFT_GROUP), word(arguments, RIGHT_GROUP)
+        words, finish = word(arguments, WORDS), word(arguments, FINISH)
+        left_groups = -(-left_panels // left_group)
+        for item in range(begin, end):
+            right_item = item // left_groups
+            left_first = (item - right_item * left_groups) * left_group
+            left_last = min(left_panels, left_first + left_group)
+            right_first = right_item * right_group
+            right_last = min(right_panels, right_first + right_group)
+            for block in range(0, words, BLOCK_WORDS):
+                count = min(BLOCK_WORDS, words - block)
+                fresh = 1 if block == 0 else 0
+                sums = scratch
+                for right_panel in range(right_first, right_last):
+                    right = word(arguments, RIGHT) + (right_panel * words + block) * right_word_bytes
+                    for left_panel in range(left_first, left_last):
+                        row = first_row(left_panel, left_panels, rows)
+                        height = first_row(left_panel + 1, left_panels, rows) - row
+                        left = word(arguments, LEFT) + (row * words + block * height) * WORD_BYTES
+                        multiply(height, (left, right, count, sums, fresh))
+                        if block + count == words:
+                            column = right_panel * tile_columns
+                            call_operator(finish, arguments + 8 * FINISH_ARGUMENTS, sums, row, column, height)
+                        sums += tile_bytes
+        return 0
+
+    product.__name__ = f"product_{kind.name}"
+    return native_op(product)
