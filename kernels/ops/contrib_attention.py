@@ -9,7 +9,7 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .attention import attend, join_heads, split_heads
-from .quantization import integer_product
+from .integer_products import integer_product
 from .support import optional, widened
 
 MS = "com.microsoft"

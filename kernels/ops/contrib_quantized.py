@@ -10,7 +10,8 @@ import numpy as np
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
 from .pooling import average_pool
-from .quantization import IntegerProduct, dynamically_quantized, integer_product, quantized
+from .integer_products import IntegerProduct
+from .quantization import dynamically_quantized, quantized
 from .support import optional
 
 MS = "com.microsoft"
@@ -134,10 +135,11 @@ def qgemm(spec: NodeSpec) -> Kernel:
     a = spec.attributes
     alpha = np.float32(a.get("alpha", 1.0))
     trans_a, trans_b = bool(a.get("transA", 0)), bool(a.get("transB", 0))
+    multiply = IntegerProduct(spec, 3, 5, transposed=trans_b)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         left, a_scale, a_zero, right, b_scale, b_zero = inputs[:6]
-        total = integer_product(left.T if trans_a else left, right.T if trans_b else right, a_zero, b_zero)
+        total = multiply(left.T if trans_a else left, right, a_zero, b_zero)
         bias = optional(inputs, 6)
         values = (total if bias is None else total + bias) * (alpha * a_scale * b_scale)
         scale = optional(inputs, 7)
@@ -155,9 +157,12 @@ def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, b, a_scale, b_scale = inputs[:4]
+        bias = optional(inputs, 6)
+        found = multiply.scaled(a, a_scale * b_scale, bias, optional(inputs, 4))
+        if found is not None:
+            return (found,)
         total = multiply(a, b, optional(inputs, 4), optional(inputs, 5))
         result = total * (a_scale * b_scale)
-        bias = optional(inputs, 6)
         return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
 
     return kernel
@@ -171,8 +176,11 @@ def dynamic_quantize_matmul(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, b, b_scale = inputs[:3]
         values, scale, point = dynamically_quantized(a)
-        result = multiply(values, b, point, optional(inputs, 3)) * (scale * b_scale)
         bias = optional(inputs, 4)
+        found = multiply.scaled(values, scale * b_scale, bias, point)
+        if found is not None:
+            return (found,)
+        result = multiply(values, b, point, optional(inputs, 3)) * (scale * b_scale)
         return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
 
     return kernel

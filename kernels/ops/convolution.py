@@ -123,6 +123,10 @@ def limited_conv(spec: NodeSpec, limits: Limits) -> Kernel:
     if groups < 1:
         raise KernelError(f"Conv: group is {groups}")
 
+    packed = packed_convolution(spec, limits)
+    if packed is not None:
+        return packed
+
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
         _check_ranks(spec, x, weight)
@@ -135,6 +139,48 @@ def limited_conv(spec: NodeSpec, limits: Limits) -> Kernel:
         return (result.astype(x.dtype, copy=False),)
 
     return kernel
+
+
+class PackedConvolution:
+    """The kernel of a node with constant float32 kernels in one group.
+
+    Attributes:
+        packed: inputs that it no longer reads, since it keeps them in its own form.
+    """
+
+    def __init__(self, spec: NodeSpec, convolution: Any, kernel: tuple[int, ...], packed: tuple[int, ...]) -> None:
+        self._spec, self._windows = spec, WindowSpec(spec)
+        self._convolution, self._kernel, self.packed = convolution, kernel, packed
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        from ..cpu.gemm.convolution import Windows as Places
+
+        x, addend = inputs[0], optional(inputs, 3)
+        if x.ndim != len(self._kernel) or x.shape[1] != self._kernel[1] or x.dtype != np.float32:
+            raise KernelError(f"Conv: {x.dtype}{list(x.shape)} does not fit kernels of shape {list(self._kernel)}")
+        windows = self._windows.windows(x.shape[2:], self._kernel[2:])
+        checked_shape(self._spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
+        checked_shape(self._spec, (x.shape[0], self._kernel[0], *windows.counts), 4)
+        places = Places(windows.kernel, windows.strides, windows.dilations, windows.counts)
+        return (self._convolution(windows.padded(x, 0), places, addend),)
+
+
+def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | None:
+    """A convolution whose kernels are packed once; None where they are no constants, or in groups, or few."""
+    crew, weight = spec.options.get("crew"), spec.constants[1]
+    if crew is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
+        return None
+    bias = spec.constants[2] if spec.has(2) else None
+    if int(spec.attributes.get("group", 1)) != 1 or (spec.has(2) and (bias is None or bias.dtype != np.float32)):
+        return None
+    if bias is not None and bias.shape != (len(weight),):
+        raise KernelError(f"Conv: a bias of shape {list(bias.shape)} does not fit {len(weight)} kernels")
+    from ..cpu.gemm.convolution import Convolution, pack_kernels
+
+    kernels = spec.pack((1,), "float32 kernels", lambda: pack_kernels(weight))
+    function, parameters = ("copy", ()) if limits == NO_LIMITS else ("clip", limits)
+    convolution = Convolution(crew, kernels, bias, function, parameters)
+    return PackedConvolution(spec, convolution, weight.shape, (1, 2) if bias is not None else (1,))
 
 
 def _check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cpu.blas import matmul
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .casting import cast_array, dtype_of, number_of
 from .convolution import IntegerConvolution, per_channel
-from .exact import exact_runs
+from .integer_products import IntegerProduct
 from .support import checked_axis, optional, widened
 
 
@@ -110,57 +109,6 @@ def dynamically_quantized(x: Any) -> tuple[Any, Any, Any]:
     return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)
 
 
-class IntegerProduct:
-    """(a - a_zero) @ (b - b_zero) of 8-bit integers, exactly, as int32.
-
-    Constant weights are brought into the form for BLAS once, for all nodes that share them.
-
-    Args:
-        weight, zero: which inputs of the node are b and its zero point.
-    """
-
-    def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
-        self._team = spec.options.get("team")
-        self._right: tuple[Any, list[slice]] | None = None
-        constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
-        if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
-            self._right = spec.pack((weight, zero), "float32 in exact runs", lambda: _in_runs(_less(*constants)))
-
-    def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
-        right, runs = self._right or (_less(b, b_zero), None)
-        return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._team)
-
-
-def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None, team: Any = None) -> Any:
-    """The same for values that are not constant. Zero points are one, or per row of a and per column of b."""
-    return _exact_product(_less(a, a_zero, by_row=True), _less(b, b_zero), None, team)
-
-
-def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:
-    result = values.astype(np.float32)
-    if zero_point is not None and np.any(zero_point):
-        point = np.asarray(zero_point).astype(np.float32)
-        result -= point.reshape(*point.shape, 1) if by_row and point.ndim == 1 and point.size > 1 else point
-    return result
-
-
-def _in_runs(right: Any) -> tuple[Any, list[slice]]:
-    """A matrix, or several, and the runs of its rows that are summed exactly."""
-    terms = right.shape[-2] if right.ndim > 1 else len(right)
-    return right, exact_runs(terms, np.moveaxis(right, -2, 0).reshape(terms, -1) if right.ndim > 1 else None)
-
-
-def _exact_product(left: Any, right: Any, runs: list[slice] | None, team: Any) -> Any:
-    """Run by run, added up as integers."""
-    if right.ndim == 1:
-        return _exact_product(left, right[:, None], runs, team)[..., 0]
-    first, *rest = runs or exact_runs(right.shape[-2])
-    total = matmul(left[..., first], right[..., first, :], team).astype(np.int32)
-    for run in rest:
-        total += matmul(left[..., run], right[..., run, :], team).astype(np.int32)
-    return total
-
-
 @register("MatMulInteger", since_version=10)
 def matmul_integer(spec: NodeSpec) -> Kernel:
     """Product of 8-bit integers less their zero points, in int32."""
@@ -184,9 +132,12 @@ def qlinear_matmul(spec: NodeSpec) -> Kernel:
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
-        total = multiply(a, b, a_zero, b_zero)
         rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
         factor = widened(rows) * widened(b_scale) / widened(y_scale)
+        found = multiply.rounded(a, factor, y_zero, a_zero)
+        if found is not None:
+            return (found,)
+        total = multiply(a, b, a_zero, b_zero)
         return (requantized(total, factor, y_zero, y_zero.dtype),)
 
     return kernel

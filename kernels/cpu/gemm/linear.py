@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,8 +12,8 @@ from ..tape.replay import Crew, Hole, Replay
 from .finish import finish_op
 from .micro import floats
 from .packing import Packed, pack_right, pack_rows
-from .product import product_op
-from .tiling import WORD_BYTES, grid
+from .product import product_call
+from .tiling import WORD_BYTES
 
 # Rows that are packed at a time, which bounds the memory for them.
 _ROWS_AT_ONCE = 2048
@@ -99,19 +97,17 @@ class Linear:
 
     def _made(self, rows: int, stride: int, has_addend: bool) -> Replay:
         kind, weight = floats(), self._weight
-        cut = grid(kind.tiling, rows, len(weight.data), self._crew.threads)
-        row_bytes = weight.lines * WORD_BYTES
-        packed = Call(
-            pack_rows, (Hole("x"), stride, rows, cut.left_panels, weight.words, Hole("left")), Items(factor=cut.left_panels)
-        )
-        arguments: tuple[Any, ...] = (
-            Hole("left"), rows, cut.left_panels, cut.left_group, weight.data.ctypes.data, cut.right_panels,
-            cut.right_group, weight.words, finish_op(kind.tiling, self._function),
+        row_bytes, panels = weight.lines * WORD_BYTES, -(-rows // kind.tiling.rows)
+        given = (Hole("x"), stride, rows, panels, weight.words, Hole("left"))
+        finish_arguments = (
             Hole("out"), row_bytes, weight.lines, 0 if self._bias is None else self._bias.ctypes.data, 0,
             Hole("addend") if has_addend else 0, row_bytes, *self._parameters,
         )  # fmt: skip
-        scratch = cut.scratch_bytes(kind.tiling)
-        product = Call(product_op(kind), arguments, Items(factor=cut.items), scratch, (weight, self._bias))
+        product = product_call(
+            kind, Hole("left"), rows, weight.data.ctypes.data, len(weight.data), weight.words,
+            finish_op(kind.tiling, self._function), finish_arguments,
+            threads=self._crew.threads, held=(weight, self._bias),
+        )  # fmt: skip
         flops = 2.0 * rows * weight.words * weight.lines
         work = flops / _FLOPS_PER_NANOSECOND + rows * weight.words * _NANOSECONDS_PER_PACKED
-        return Replay([[packed], [product]], work)
+        return Replay([[Call(pack_rows, given, Items(factor=panels))], [product]], work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -9,8 +10,9 @@ from ..functions import inline
 from ..jit import NativeOp, native_op
 from ..memory import word
 from ..tape.driver import call_operator
+from ..tape.program import Call, Items
 from .micro import Kind, micro
-from .tiling import BLOCK_WORDS, VECTOR_BYTES, WORD_BYTES, first_row
+from .tiling import BLOCK_WORDS, VECTOR_BYTES, WORD_BYTES, first_row, grid
 
 # Arguments of the operator; those of what finishes its tiles come after them.
 LEFT, ROWS, LEFT_PANELS, LEFT_GROUP, RIGHT, RIGHT_PANELS, RIGHT_GROUP, WORDS, FINISH = range(9)
@@ -54,7 +56,8 @@ def product_op(kind: Kind) -> NativeOp:
     tile_columns = kind.tiling.columns
 
     def product(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        rows, left_panels, right_panels = word(arguments, ROWS), word(arguments, LEFT_PANELS), word(arguments, RIGHT_PANELS)
+        rows, left_panels = word(arguments, ROWS), word(arguments, LEFT_PANELS)
+        right_panels = word(arguments, RIGHT_PANELS)
         left_group, right_group = word(arguments, LEFT_GROUP), word(arguments, RIGHT_GROUP)
         words, finish = word(arguments, WORDS), word(arguments, FINISH)
         left_groups = -(-left_panels // left_group)
@@ -83,3 +86,29 @@ def product_op(kind: Kind) -> NativeOp:
 
     product.__name__ = f"product_{kind.name}"
     return native_op(product)
+
+
+def product_call(
+    kind: Kind,
+    left: Any,
+    rows: int,
+    right: Any,
+    right_panels: int,
+    words: int,
+    finish: NativeOp,
+    finish_arguments: Sequence[Any],
+    *,
+    threads: int,
+    held: Sequence[Any] = (),
+) -> Call:
+    """Multiply `rows` packed rows (an address or a hole) with packed columns, and finish every tile.
+
+    Args:
+        finish_arguments: what `finish` reads. held: what must live as long as the call.
+    """
+    cut = grid(kind.tiling, rows, right_panels, threads)
+    arguments = (
+        left, rows, cut.left_panels, cut.left_group, right, right_panels, cut.right_group, words, finish,
+        *finish_arguments,
+    )  # fmt: skip
+    return Call(product_op(kind), arguments, Items(factor=cut.items), cut.scratch_bytes(kind.tiling), held)

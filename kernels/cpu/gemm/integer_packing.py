@@ -1,0 +1,124 @@
+"""Packing operands of 8-bit products: four bytes along K to a word, signed on the left, unsigned on the right.
+
+A byte of the other kind is moved by 128, which is flipping its highest bit; zero points move along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..jit import native_op
+from ..large import huge_array
+from ..memory import load_int32, read_int32, read_uint8, word, write_int32
+from ..vector import LANES, reduce_add_integers, splat_int32
+from .tiling import Tiling, first_row
+
+WORD = 4
+_HIGH_BIT, _HIGH_BITS = 0x80, 0x80808080
+HALF = 128
+
+
+@dataclass(frozen=True)
+class PackedBytes:
+    """A packed constant operand.
+
+    Attributes:
+        data: its bytes. lines: rows (left) or columns (right). words: of four along K; terms: K.
+        moved: what was added to its values.
+        sums: int32 [lines], of the values as they are packed.
+    """
+
+    data: NDArray[Any]
+    lines: int
+    words: int
+    terms: int
+    moved: int
+    sums: NDArray[np.int32]
+
+
+def pack_right_bytes(matrix: NDArray[Any], tiling: Tiling) -> PackedBytes:
+    """[K, N] of int8 or uint8 as panels [panel][words][columns][4]."""
+    terms, lines = matrix.shape
+    words, width = -(-terms // WORD), tiling.columns
+    moved = HALF if matrix.dtype == np.int8 else 0
+    flip = np.uint8(_HIGH_BIT if moved else 0)
+    data = huge_array((tiling.panels(lines), words, width, WORD), np.uint8)
+    whole = terms // WORD
+    for panel, target in enumerate(data):
+        part = matrix[:, panel * width : (panel + 1) * width].view(np.uint8) ^ flip
+        count = part.shape[1]
+        target[:whole, :count] = part[: whole * WORD].reshape(whole, WORD, count).transpose(0, 2, 1)
+        if whole < words:
+            target[whole, :count, : terms - whole * WORD] = part[whole * WORD :].T
+    sums = matrix.sum(axis=0, dtype=np.int32) + np.int32(moved * terms)
+    return PackedBytes(data, lines, words, terms, moved, sums)
+
+
+def pack_left_bytes(matrix: NDArray[Any], tiling: Tiling) -> PackedBytes:
+    """[M, K] of int8 or uint8 as panels of rows, word by word."""
+    lines, terms = matrix.shape
+    words = -(-terms // WORD)
+    moved = 0 if matrix.dtype == np.int8 else -HALF
+    rows = np.zeros((lines, words * WORD), np.uint8)
+    rows[:, :terms] = matrix.view(np.uint8) ^ np.uint8(_HIGH_BIT if moved else 0)
+    rows_of_words = rows.view(np.uint32)
+    data = huge_array((lines * words,), np.uint32)
+    panels = -(-lines // tiling.rows)
+    for panel in range(panels):
+        row, following = (first_row(index, panels, lines) for index in (panel, panel + 1))
+        data[row * words : following * words] = rows_of_words[row:following].T.reshape(-1)
+    sums = matrix.sum(axis=1, dtype=np.int32) + np.int32(moved * terms)
+    return PackedBytes(data, lines, words, terms, moved, sums)
+
+
+# Arguments of `pack_byte_rows`; FLIP: 0, or the highest bit of four bytes.
+X, X_STRIDE, ROWS, PANELS, TERMS, OUT, SUMS, FLIP = range(8)
+
+
+def flip_of(dtype: Any) -> int:
+    """FLIP for rows of this type: unsigned bytes become signed ones."""
+    return _HIGH_BITS - (1 << 32) if dtype == np.uint8 else 0
+
+
+def flip_to_unsigned(dtype: Any) -> int:
+    """FLIP for windows of this type: signed bytes become unsigned ones."""
+    return _HIGH_BITS - (1 << 32) if dtype == np.int8 else 0
+
+
+@native_op
+def pack_byte_rows(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """Rows of bytes, each contiguous, as left panels, and the sums of rows; items are panels."""
+    stride, rows, panels = word(arguments, X_STRIDE), word(arguments, ROWS), word(arguments, PANELS)
+    terms, flip = word(arguments, TERMS), word(arguments, FLIP)
+    words, whole = -(-terms // WORD), terms // WORD
+    for panel in range(begin, end):
+        row = first_row(panel, panels, rows)
+        height = first_row(panel + 1, panels, rows) - row
+        for m in range(height):
+            x, out = word(arguments, X) + (row + m) * stride, word(arguments, OUT) + 4 * (row * words + m)
+            for index in range(whole):
+                write_int32(out + 4 * index * height, read_int32(x + 4 * index) ^ flip)
+            total = 0
+            if whole < words:
+                value = 0
+                for place in range(terms - WORD * whole):
+                    byte = read_uint8(x + WORD * whole + place) ^ (flip & 0xFF)
+                    value += byte << (8 * place)
+                    total += byte - 256 if byte >= 128 else byte
+                write_int32(out + 4 * whole * height, value)
+            vectors = whole // LANES
+            sums = splat_int32(0)
+            for vector in range(vectors):
+                v = load_int32(x + 4 * LANES * vector)
+                v = v + flip - ((v & flip) << 1)  # exclusive or
+                sums = sums + ((v << 24) >> 24) + ((v << 16) >> 24) + ((v << 8) >> 24) + (v >> 24)
+            total += reduce_add_integers(sums)
+            for place in range(vectors * LANES * WORD, whole * WORD):
+                byte = read_uint8(x + place) ^ (flip & 0xFF)
+                total += byte - 256 if byte >= 128 else byte
+            write_int32(word(arguments, SUMS) + 4 * (row + m), total)
+    return 0
