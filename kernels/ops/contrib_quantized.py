@@ -9,8 +9,8 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
-from .pooling import average_pool
 from .integer_products import IntegerProduct
+from .pooling import average_pool
 from .quantization import dynamically_quantized, quantized
 from .support import optional
 

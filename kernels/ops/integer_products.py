@@ -39,7 +39,7 @@ class IntegerProduct:
 
     def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
         b = b.T if self._transposed else b
-        point = _single(a_zero)
+        point = single_point(a_zero)
         if self._packed is not None and point is not None and self._fits(a):
             return self._packed.sums(a.reshape(-1, a.shape[-1]), point).reshape(*a.shape[:-1], self._packed.columns)
         right, runs = self._right or (_less(b, b_zero), None)
@@ -50,7 +50,7 @@ class IntegerProduct:
 
         None where b is no packed constant, or the scale or the bias is of another shape.
         """
-        point, scales = _single(a_zero), self._per_column(scale)
+        point, scales = single_point(a_zero), self._per_column(scale)
         terms = None if bias is None else self._per_column(bias)
         if self._packed is None or point is None or scales is None or not self._fits(a):
             return None
@@ -61,7 +61,7 @@ class IntegerProduct:
 
     def rounded(self, a: Any, factor: Any, y_zero: Any, a_zero: Any = None) -> Any:
         """round(product * factor) + y_zero, saturated, in y_zero's type; None as in `scaled`."""
-        point, factors, y_point = _single(a_zero), self._per_column(factor), _single(y_zero)
+        point, factors, y_point = single_point(a_zero), self._per_column(factor), single_point(y_zero)
         if self._packed is None or point is None or factors is None or y_point is None or not self._fits(a):
             return None
         if y_zero.dtype not in _BYTES:
@@ -95,16 +95,11 @@ def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) 
     return IntegerLinear(crew, matrix, b_zero)
 
 
-def _single(zero_point: Any) -> int | None:
+def single_point(zero_point: Any) -> int | None:
     """A zero point that is one number (0 if absent), or None."""
     if zero_point is None:
         return 0
     return int(np.asarray(zero_point).reshape(-1)[0]) if np.size(zero_point) == 1 else None
-
-
-def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None, team: Any = None) -> Any:
-    """The same for values that are not constant. Zero points are one, or per row of a and per column of b."""
-    return _exact_product(_less(a, a_zero, by_row=True), _less(b, b_zero), None, team)
 
 
 def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:

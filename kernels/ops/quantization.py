@@ -9,7 +9,6 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .casting import cast_array, dtype_of, number_of
-from .convolution import IntegerConvolution, per_channel
 from .integer_products import IntegerProduct
 from .support import checked_axis, optional, widened
 
@@ -138,24 +137,6 @@ def qlinear_matmul(spec: NodeSpec) -> Kernel:
         if found is not None:
             return (found,)
         total = multiply(a, b, a_zero, b_zero)
-        return (requantized(total, factor, y_zero, y_zero.dtype),)
-
-    return kernel
-
-
-@register("QLinearConv", since_version=10)
-def qlinear_conv(spec: NodeSpec) -> Kernel:
-    """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
-    convolve = IntegerConvolution(spec, 3, 5)
-
-    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = inputs[:8]
-        total = convolve(x, weight, x_zero, w_zero)
-        bias = optional(inputs, 8)
-        if bias is not None:
-            total = total + per_channel(bias, x.ndim)
-        factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
-        factor = per_channel(factor, x.ndim) if factor.size > 1 else factor.reshape(())
         return (requantized(total, factor, y_zero, y_zero.dtype),)
 
     return kernel

@@ -115,12 +115,14 @@ class Convolution:
         tiling, kernels, threads = floats().tiling, self._kernels, self._crew.threads
         tables = window_tables(extents, windows, tiling)
         panels, panel_bytes = tiling.panels(windows.positions), kernels.words * tiling.vectors * VECTOR_BYTES
-        parts = -(-panels // max(threads, _PART_BYTES * threads // panel_bytes))
-        together = -(-panels // parts)
+        together = part_panels(panels, panel_bytes, threads)
         phases = []
         for first in range(0, panels, together):
             count = min(together, panels - first)
-            phases += [[self._packing(tables, first, count, windows)], [self._product(first, count, windows, has_addend)]]
+            phases += [
+                [self._packing(tables, first, count, windows)],
+                [self._product(first, count, windows, has_addend)],
+            ]
         flops = 2.0 * kernels.lines * kernels.words * windows.positions
         work = flops / _FLOPS_PER_NANOSECOND + kernels.words * windows.positions * _NANOSECONDS_PER_PACKED
         return Replay(phases, work), together * panel_bytes
@@ -131,7 +133,9 @@ class Convolution:
         arguments = (
             Hole("image"), bases.ctypes.data, offsets.ctypes.data, words, first, windows.positions, Hole("right")
         )  # fmt: skip
-        return Call(pack_windows(floats().tiling), arguments, Items(factor=count * -(-words // PIECE_WORDS)), held=tables)
+        return Call(
+            pack_windows(floats().tiling), arguments, Items(factor=count * -(-words // PIECE_WORDS)), held=tables
+        )
 
     def _product(self, first: int, count: int, windows: Windows, has_addend: bool) -> Call:
         kind, kernels = floats(), self._kernels
@@ -148,10 +152,20 @@ class Convolution:
         )  # fmt: skip
 
 
-def window_tables(extents: tuple[int, ...], windows: Windows, tiling: Tiling) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def part_panels(panels: int, panel_bytes: int, threads: int) -> int:
+    """How many panels to pack at a time: equal parts of no more than fit into the threads' caches."""
+    parts = -(-panels // max(threads, _PART_BYTES * threads // panel_bytes))
+    return -(-panels // parts)
+
+
+def window_tables(
+    extents: tuple[int, ...], windows: Windows, tiling: Tiling
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Per tap and per position where it lies, in elements; positions are filled up with the first one."""
     steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
-    taps = _sums([(extents[0], steps[0])] + list(zip(windows.kernel, _times(steps[1:], windows.dilations), strict=True)))
+    taps = _sums(
+        [(extents[0], steps[0])] + list(zip(windows.kernel, _times(steps[1:], windows.dilations), strict=True))
+    )
     places = _sums(list(zip(windows.counts, _times(steps[1:], windows.strides), strict=True)))
     offsets = np.zeros(tiling.panels(len(places)) * tiling.columns, np.int32)
     offsets[: len(places)] = places

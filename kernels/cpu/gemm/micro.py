@@ -16,7 +16,6 @@ from ..isa import isa
 from ..products.dot import Dot, dot_for
 from .tiling import TILINGS, VECTOR_BYTES, WORD_BYTES, Tiling
 
-
 # How far ahead the right panel is asked for; it may come from memory.
 _PREFETCH_BYTES = 2048
 
@@ -118,7 +117,9 @@ def micro(kind: Kind, rows: int) -> Callable[..., None]:
             right_at = e.at(right, b.mul(index, INT64(vectors * VECTOR_BYTES)))
             for v in range(vectors):
                 e.prefetch(e.at(right_at, v * VECTOR_BYTES + _PREFETCH_BYTES))
-            columns = [e.load(e.at(right_at, v * VECTOR_BYTES), kind.vector, align=VECTOR_BYTES) for v in range(vectors)]
+            columns = [
+                e.load(e.at(right_at, v * VECTOR_BYTES), kind.vector, align=VECTOR_BYTES) for v in range(vectors)
+            ]
             sums = list(running)
             for m in range(rows):
                 word = kind.spread(e, e.at(left_at, m * WORD_BYTES))

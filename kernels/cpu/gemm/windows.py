@@ -12,15 +12,17 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from ..functions import inline
 from ..jit import NativeOp, native_op
-from ..memory import load_int32, read_int32, store_int32, word
-from ..vector import INT32, LANES, intrinsic
+from ..memory import load_int32, load_uint8, read_int32, store_int32, word
+from ..vector import INT32, LANES, intrinsic, to_int32
 from .tiling import VECTOR_BYTES, Tiling
 
 # Words along K in an item.
 PIECE_WORDS = 64
-# Arguments: the image, the two tables, words along K, the first panel and the number of positions, where panels go.
-IMAGE, BASES, OFFSETS, WORDS, FIRST_PANEL, POSITIONS, OUT = range(7)
+# Arguments: the image, the two tables, words along K, the first panel and the number of positions, where panels go,
+# and for bytes the bits to flip.
+IMAGE, BASES, OFFSETS, WORDS, FIRST_PANEL, POSITIONS, OUT, FLIP = range(8)
 
 
 def _gathering(element_bytes: int) -> Any:
@@ -45,7 +47,7 @@ def _gathering(element_bytes: int) -> Any:
     return gather
 
 
-gather_words = _gathering(4)
+gather_words, gather_at_bytes = _gathering(4), _gathering(1)
 
 
 @cache
@@ -79,4 +81,49 @@ def pack_windows(tiling: Tiling) -> NativeOp:
         return 0
 
     windows.__name__ = f"pack_windows_{vectors}"
+    return native_op(windows)
+
+
+@inline
+def _neighbours(address: int) -> Any:
+    """LANES bytes as int32 lanes."""
+    return to_int32(load_uint8(address))
+
+
+@cache
+def pack_byte_windows(tiling: Tiling) -> NativeOp:
+    """The same of bytes, four taps to a word: there are four bases for each. Three bytes behind the image are read."""
+    vectors, columns = tiling.vectors, tiling.columns
+    word_bytes = vectors * VECTOR_BYTES
+
+    def windows(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+        image, bases, offsets = word(arguments, IMAGE), word(arguments, BASES), word(arguments, OFFSETS)
+        words, positions, flip = word(arguments, WORDS), word(arguments, POSITIONS), word(arguments, FLIP)
+        pieces = -(-words // PIECE_WORDS)
+        for item in range(begin, end):
+            panel = item // pieces
+            first_word = (item - panel * pieces) * PIECE_WORDS
+            last_word = min(words, first_word + PIECE_WORDS)
+            for vector in range(vectors):
+                position = (word(arguments, FIRST_PANEL) + panel) * columns + vector * LANES
+                out = word(arguments, OUT) + panel * words * word_bytes + vector * VECTOR_BYTES
+                first = read_int32(offsets + 4 * position)
+                last = read_int32(offsets + 4 * (position + LANES - 1))
+                follow = position + LANES <= positions and last - first == LANES - 1
+                where = load_int32(offsets + 4 * position)
+                for index in range(first_word, last_word):
+                    at = bases + 16 * index
+                    a, b = image + read_int32(at), image + read_int32(at + 4)
+                    c, d = image + read_int32(at + 8), image + read_int32(at + 12)
+                    if follow:
+                        value = _neighbours(a + first) + (_neighbours(b + first) << 8)
+                        value = value + (_neighbours(c + first) << 16) + (_neighbours(d + first) << 24)
+                    else:
+                        value = (gather_at_bytes(a, where) & 0xFF) + ((gather_at_bytes(b, where) & 0xFF) << 8)
+                        value = value + ((gather_at_bytes(c, where) & 0xFF) << 16) + (gather_at_bytes(d, where) << 24)
+                    value = value + flip - ((value & flip) << 1)  # exclusive or
+                    store_int32(out + index * word_bytes, value)
+        return 0
+
+    windows.__name__ = f"pack_byte_windows_{vectors}"
     return native_op(windows)
