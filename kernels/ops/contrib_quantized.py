@@ -175,7 +175,7 @@ def dynamic_quantize_matmul(spec: NodeSpec) -> Kernel:
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, b, b_scale = inputs[:3]
-        values, scale, point = dynamically_quantized(a)
+        values, scale, point = dynamically_quantized(a, spec.options.get("crew"))
         bias = optional(inputs, 4)
         found = multiply.scaled(values, scale * b_scale, bias, point)
         if found is not None:

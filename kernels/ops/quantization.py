@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.bytes import dequantized_bytes, quantized_bytes
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .casting import cast_array, dtype_of, number_of
 from .integer_products import IntegerProduct
 from .support import checked_axis, optional, widened
+
+_BYTES = (np.int8, np.uint8)
+# Smaller arrays are left to NumPy.
+_MIN_COMPILED = 2048
 
 
 def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
@@ -34,10 +39,13 @@ def quantize_linear(spec: NodeSpec) -> Kernel:
     output = int(spec.attributes.get("output_dtype", 0))
     precision = int(spec.attributes.get("precision", 0))
     saturate = bool(spec.attributes.get("saturate", 1))
+    crew = spec.options.get("crew")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
         dtype = points.dtype if points is not None else dtype_of(output or 2)
+        if crew is not None and not precision and dtype in _BYTES and _compiled(x, scale, points):
+            return (quantized_bytes(crew, x, scale.item(), 0 if points is None else points.item(), dtype),)
         if precision:
             scaled = x.astype(dtype_of(precision)) / along(scale.astype(dtype_of(precision)), x, axis, block_size)
         else:
@@ -46,6 +54,12 @@ def quantize_linear(spec: NodeSpec) -> Kernel:
         return (quantized(scaled, offset, dtype, saturate=saturate),)
 
     return kernel
+
+
+def _compiled(x: Any, scale: Any, points: Any) -> bool:
+    """Whether one float32 scale and one zero point, and x if it matters, are what compiled kernels take."""
+    fits = scale.dtype == np.float32 and scale.size == 1 and (points is None or points.size == 1)
+    return fits and (x is None or (x.dtype == np.float32 and x.size >= _MIN_COMPILED))
 
 
 def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True) -> Any:
@@ -76,10 +90,14 @@ def dequantize_linear(spec: NodeSpec) -> Kernel:
     """(x - zero point) * scale, in the type of the scale or `output_dtype`."""
     axis, block_size = int(spec.attributes.get("axis", 1)), int(spec.attributes.get("block_size", 0))
     output = int(spec.attributes.get("output_dtype", 0))
+    crew = spec.options.get("crew")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
         dtype = dtype_of(output) if output else scale.dtype
+        if crew is not None and x.dtype in _BYTES and dtype == np.float32 and _compiled(None, scale, points):
+            if x.size >= _MIN_COMPILED:
+                return (dequantized_bytes(crew, x, scale.item(), 0 if points is None else points.item()),)
         values = x.astype(np.float64 if x.dtype.itemsize == 4 and x.dtype.kind == "i" else np.float32)
         if points is not None:
             values = values - along(points, x, axis, block_size).astype(values.dtype)
@@ -93,16 +111,19 @@ def dynamic_quantize_linear(spec: NodeSpec) -> Kernel:
     """To uint8 over the range of x, zero included."""
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return dynamically_quantized(inputs[0])
+        return dynamically_quantized(inputs[0], spec.options.get("crew"))
 
     return kernel
 
 
-def dynamically_quantized(x: Any) -> tuple[Any, Any, Any]:
+def dynamically_quantized(x: Any, crew: Any = None) -> tuple[Any, Any, Any]:
     """uint8 values, their scale and zero point."""
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = (high - low) / np.float32(255)
     point = np.clip(np.rint(-low / scale), 0, 255) if scale else np.float32(0)
+    if crew is not None and scale > 0 and np.isfinite(scale) and _compiled(x, np.asarray(scale), None):
+        values = quantized_bytes(crew, x, float(scale), int(point), np.uint8)
+        return values, np.asarray(scale), np.asarray(point, np.uint8)
     scaled = np.rint(x / scale) if scale else np.zeros_like(x)
     scaled += point
     return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)

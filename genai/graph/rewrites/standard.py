@@ -14,6 +14,7 @@ from .identity import RemoveIdentities
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
 from .linear import FuseLinear
+from .quantized_moves import MoveQuantized
 from .quantized_nodes import FuseQuantizedNodes
 from .quantized_products import FuseMatMulIntegerToFloat
 from .transposes import MergeTransposes
@@ -32,6 +33,7 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseAttention(),
     FuseMatMulIntegerToFloat(),
     FuseQuantizedNodes(),
+    MoveQuantized(),
     FuseLinear(),
     RemoveDeadCode(),
 )

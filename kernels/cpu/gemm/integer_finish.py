@@ -9,15 +9,13 @@ row and a number per column.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from llvmlite import ir
-from numba.core import types
-
+from ..bytes import store_bytes
 from ..jit import NativeOp, native_op
 from ..memory import float_word, load_first, read_float32, read_int32, read_uint8, store_first, word, write_int8
 from ..rowwise.unary import UNARY
-from ..vector import FLOAT32, LANES, bits_as_float32, bits_as_int32, intrinsic, maximum, minimum, to_float32
+from ..vector import LANES, bits_as_float32, bits_as_int32, maximum, minimum, to_float32
 from .tiling import VECTOR_BYTES, Tiling
 
 # Addresses are 0 where nothing is to be done.
@@ -29,19 +27,6 @@ from .tiling import VECTOR_BYTES, Tiling
 _ROUND = 12582912.0
 
 Result = Literal["int32", "float32", "bytes"]
-
-
-@intrinsic
-def store_bytes(typing_context: Any, address: Any, vector: Any) -> Any:
-    """A float32 vector of whole numbers, each within int8 or within uint8, as LANES bytes."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        wide = builder.fptosi(args[1], ir.VectorType(ir.IntType(32), LANES))
-        narrow = builder.trunc(wide, ir.VectorType(ir.IntType(8), LANES))
-        builder.store(narrow, builder.inttoptr(args[0], ir.PointerType()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, FLOAT32), lower
 
 
 @cache
