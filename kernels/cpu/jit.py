@@ -26,7 +26,6 @@ from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_
 
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
-    "activations",
     "block_products",
     "channels",
     "depthwise",

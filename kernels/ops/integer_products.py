@@ -9,8 +9,11 @@ import numpy as np
 from ..cpu.blas import matmul
 from ..registry import NodeSpec
 from .exact import exact_runs
+from .packed import MAX_BYTES
 
 _BYTES = (np.int8, np.uint8)
+# Fewer products of computed matrices are left to BLAS.
+_MIN_PRODUCTS = 1 << 15
 
 
 class IntegerProduct:
@@ -29,6 +32,7 @@ class IntegerProduct:
         self._right: tuple[Any, list[slice]] | None = None
         b, b_zero = (spec.constants[i] if spec.has(i) else None for i in (weight, zero))
         self._packed = None
+        self._computed = _computed(spec)
         if b is None or (b_zero is None and spec.has(zero)):
             return
         b = b.T if transposed else b
@@ -39,9 +43,12 @@ class IntegerProduct:
 
     def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
         b = b.T if self._transposed else b
-        point = single_point(a_zero)
+        point, b_point = single_point(a_zero), single_point(b_zero)
         if self._packed is not None and point is not None and self._fits(a):
             return self._packed.sums(a.reshape(-1, a.shape[-1]), point).reshape(*a.shape[:-1], self._packed.columns)
+        if self._right is None and point is not None and b_point is not None and self._both_fit(a, b):
+            found = self._computed.sums(_batched(a), point, _batched(b), b_point)
+            return found.reshape(*a.shape[:-1], b.shape[-1])
         right, runs = self._right or (_less(b, b_zero), None)
         return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._team)
 
@@ -59,15 +66,32 @@ class IntegerProduct:
         found = self._packed.scaled(a.reshape(-1, a.shape[-1]), point, scales, terms)
         return found.reshape(*a.shape[:-1], self._packed.columns)
 
-    def rounded(self, a: Any, factor: Any, y_zero: Any, a_zero: Any = None) -> Any:
+    def rounded(self, a: Any, factor: Any, y_zero: Any, a_zero: Any = None, b: Any = None, b_zero: Any = None) -> Any:
         """round(product * factor) + y_zero, saturated, in y_zero's type; None as in `scaled`."""
-        point, factors, y_point = single_point(a_zero), self._per_column(factor), single_point(y_zero)
-        if self._packed is None or point is None or factors is None or y_point is None or not self._fits(a):
+        point, b_point, y_point = single_point(a_zero), single_point(b_zero), single_point(y_zero)
+        if point is None or y_point is None or y_zero.dtype not in _BYTES:
             return None
-        if y_zero.dtype not in _BYTES:
+        if self._packed is not None:
+            factors = self._per_column(factor)
+            if factors is None or not self._fits(a):
+                return None
+            found = self._packed.rounded(a.reshape(-1, a.shape[-1]), point, factors, y_point, y_zero.dtype)
+            return found.reshape(*a.shape[:-1], self._packed.columns)
+        if self._right is not None or b is None or b_point is None or np.size(factor) != 1:
             return None
-        found = self._packed.rounded(a.reshape(-1, a.shape[-1]), point, factors, y_point, y_zero.dtype)
-        return found.reshape(*a.shape[:-1], self._packed.columns)
+        if not self._both_fit(a, b):
+            return None
+        number = float(np.asarray(factor).reshape(-1)[0])
+        found = self._computed.rounded(_batched(a), point, _batched(b), b_point, number, y_point, y_zero.dtype)
+        return found.reshape(*a.shape[:-1], b.shape[-1])
+
+    def _both_fit(self, a: Any, b: Any) -> bool:
+        """Whether two computed values are matrices, or as many of them each, that are worth compiled code."""
+        if self._computed is None or a.ndim != b.ndim or a.ndim < 2 or a.shape[:-2] != b.shape[:-2]:
+            return False
+        if a.dtype not in _BYTES or b.dtype not in _BYTES or a.shape[-1] != b.shape[-2] or not a.shape[-1]:
+            return False
+        return a.size * b.shape[-1] >= _MIN_PRODUCTS and b.nbytes < MAX_BYTES
 
     def _fits(self, a: Any) -> bool:
         return self._packed is not None and a.dtype in _BYTES and a.ndim > 0 and a.shape[-1] == self._packed.terms
@@ -85,14 +109,28 @@ class IntegerProduct:
 def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) -> Any:
     """The compiled product with a constant matrix, or None where there is none."""
     crew = spec.options.get("crew")
-    if crew is None or b.ndim != 2 or b.dtype not in _BYTES or not b.size:
+    if crew is None or b.ndim != 2 or b.dtype not in _BYTES or not 0 < b.nbytes < MAX_BYTES:
         return None
     if b_zero is not None and np.size(b_zero) not in (1, b.shape[1]):
         return None
     from ..cpu.gemm.integer_linear import IntegerLinear, pack_integer_weight
 
-    matrix = spec.pack((weight,), f"bytes in panels{'T' * transposed}", lambda: pack_integer_weight(b))
+    matrix = spec.pack((weight,), f"bytes in panels{'T' * transposed}", lambda: pack_integer_weight(crew, b))
     return IntegerLinear(crew, matrix, b_zero)
+
+
+def _computed(spec: NodeSpec) -> Any:
+    """The compiled product of matrices that are computed at the run, or None."""
+    crew = spec.options.get("crew")
+    if crew is None:
+        return None
+    from ..cpu.gemm.integer_matmul import IntegerMatMul
+
+    return IntegerMatMul(crew)
+
+
+def _batched(x: Any) -> Any:
+    return x.reshape(-1, *x.shape[-2:])
 
 
 def single_point(zero_point: Any) -> int | None:

@@ -12,6 +12,8 @@ from .support import optional
 
 # Smaller matrices are left to BLAS, which costs less per call.
 _MIN_ELEMENTS = 1 << 13
+# Larger ones as well: tables of int32 would not reach their end.
+MAX_BYTES = 1 << 31
 
 
 class PackedLinear:
@@ -45,7 +47,7 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
     crew = spec.options.get("crew")
     weight = spec.constants[1] if len(spec.constants) > 1 else None
     function = str(spec.attributes.get("function", ""))
-    if crew is None or weight is None or weight.ndim != 2 or weight.dtype != np.float32:
+    if crew is None or weight is None or weight.ndim != 2 or weight.dtype != np.float32 or weight.nbytes >= MAX_BYTES:
         return None
     if weight.size < (1 if function or (addend and spec.has(addend)) else _MIN_ELEMENTS):
         return None
@@ -59,7 +61,7 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
     from ..cpu.gemm.linear import Linear, pack_weight
 
     matrix = weight.T if transposed else weight
-    packed = spec.pack((1,), f"float32 panels{'T' * transposed}", lambda: pack_weight(matrix))
+    packed = spec.pack((1,), f"float32 panels{'T' * transposed}", lambda: pack_weight(crew, matrix))
     parameters = tuple(float(value) for value in spec.attributes.get("parameters") or ())
     linear = Linear(crew, packed, terms, function or "copy", parameters)
     return PackedLinear(linear, matrix.shape, addend, (1, bias) if terms is not None else (1,))

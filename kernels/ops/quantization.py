@@ -154,7 +154,7 @@ def qlinear_matmul(spec: NodeSpec) -> Kernel:
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
         rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
         factor = widened(rows) * widened(b_scale) / widened(y_scale)
-        found = multiply.rounded(a, factor, y_zero, a_zero)
+        found = multiply.rounded(a, factor, y_zero, a_zero, b, b_zero)
         if found is not None:
             return (found,)
         total = multiply(a, b, a_zero, b_zero)

@@ -14,6 +14,7 @@ from .identity import RemoveIdentities
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
 from .linear import FuseLinear
+from .linear_tail import FuseLinearActivation
 from .quantized_moves import MoveQuantized
 from .quantized_nodes import FuseQuantizedNodes
 from .quantized_products import FuseMatMulIntegerToFloat
@@ -35,5 +36,6 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseQuantizedNodes(),
     MoveQuantized(),
     FuseLinear(),
+    FuseLinearActivation(),
     RemoveDeadCode(),
 )

@@ -21,9 +21,13 @@ _NANOSECONDS_PER_PACKED = 0.2
 _KEPT = 16
 
 
-def pack_integer_weight(weight: NDArray[Any]) -> PackedBytes:
-    """[K, N] of int8 or uint8 in the form that `IntegerLinear` multiplies."""
-    return pack_right_bytes(np.ascontiguousarray(weight), integers().tiling)
+def pack_integer_weight(crew: Crew, weight: NDArray[Any]) -> PackedBytes:
+    """[K, N] of int8 or uint8 in the form that `IntegerLinear` multiplies.
+
+    Raises:
+        ValueError: the weight spans too much memory.
+    """
+    return pack_right_bytes(crew, weight, integers().tiling)
 
 
 class IntegerLinear:

@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 from ..jit import native_op
 from ..large import huge_array
 from ..memory import load_int32, read_int32, read_uint8, word, write_int32
+from ..tape.replay import Crew
 from ..vector import LANES, reduce_add_integers, splat_int32
+from .packing import matrix_tables, run_packing
 from .tiling import Tiling, first_row
+from .windows import pack_byte_windows
 
 WORD = 4
 _HIGH_BIT, _HIGH_BITS = 0x80, 0x80808080
@@ -40,22 +43,31 @@ class PackedBytes:
     sums: NDArray[np.int32]
 
 
-def pack_right_bytes(matrix: NDArray[Any], tiling: Tiling) -> PackedBytes:
-    """[K, N] of int8 or uint8 as panels [panel][words][columns][4]."""
+def pack_right_bytes(crew: Crew, matrix: NDArray[Any], tiling: Tiling) -> PackedBytes:
+    """[K, N] of int8 or uint8 as panels [panel][words][columns][4]; what lies beyond the last column is unused.
+
+    Raises:
+        ValueError: the matrix spans more than tables of int32 reach.
+    """
     terms, lines = matrix.shape
-    words, width = -(-terms // WORD), tiling.columns
+    words = -(-terms // WORD)
     moved = HALF if matrix.dtype == np.int8 else 0
-    flip = np.uint8(_HIGH_BIT if moved else 0)
-    data = huge_array((tiling.panels(lines), words, width, WORD), np.uint8)
-    whole = terms // WORD
-    for panel, target in enumerate(data):
-        part = matrix[:, panel * width : (panel + 1) * width].view(np.uint8) ^ flip
-        count = part.shape[1]
-        target[:whole, :count] = part[: whole * WORD].reshape(whole, WORD, count).transpose(0, 2, 1)
-        if whole < words:
-            target[whole, :count, : terms - whole * WORD] = part[whole * WORD :].T
     sums = matrix.sum(axis=0, dtype=np.int32) + np.int32(moved * terms)
+    if lines % LANES or matrix.strides[1] != 1:
+        matrix = _with_slack(matrix)
+    data = huge_array((tiling.panels(lines), words, tiling.columns), np.uint32)
+    bases, offsets = matrix_tables(matrix, tiling, words * WORD)
+    flip = flip_to_unsigned(matrix.dtype)
+    run_packing(crew, pack_byte_windows(tiling), matrix.ctypes.data, bases, offsets, words, lines, data, flip)
     return PackedBytes(data, lines, words, terms, moved, sums)
+
+
+def _with_slack(matrix: NDArray[Any]) -> NDArray[Any]:
+    """A contiguous copy behind whose end a few bytes may be read, as gathering does."""
+    memory = np.empty(matrix.size + LANES, matrix.dtype)
+    copy = memory[: matrix.size].reshape(matrix.shape)
+    copy[...] = matrix
+    return copy
 
 
 def pack_left_bytes(matrix: NDArray[Any], tiling: Tiling) -> PackedBytes:

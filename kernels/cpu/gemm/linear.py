@@ -23,9 +23,13 @@ _NANOSECONDS_PER_PACKED = 0.5
 _KEPT = 16
 
 
-def pack_weight(weight: NDArray[np.float32]) -> Packed:
-    """[K, N] in the form that `Linear` multiplies."""
-    return pack_right(weight, floats().tiling)
+def pack_weight(crew: Crew, weight: NDArray[np.float32]) -> Packed:
+    """[K, N] in the form that `Linear` multiplies.
+
+    Raises:
+        ValueError: the weight spans too much memory.
+    """
+    return pack_right(crew, weight, floats().tiling)
 
 
 class Linear:
