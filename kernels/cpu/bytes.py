@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,20 @@ from .memory import (
     write_float32,
     write_int8,
 )
-from .tape.program import Call, Items
+from .tape.program import Call, Items, argument_word
 from .tape.replay import Crew, Hole, Replay
-from .vector import FLOAT32, LANES, intrinsic, maximum, minimum, to_float32, to_int32
+from .vector import (
+    FLOAT32,
+    LANES,
+    intrinsic,
+    maximum,
+    minimum,
+    reduce_add,
+    reduce_max,
+    splat_float32,
+    to_float32,
+    to_int32,
+)
 
 # Arguments of the operators.
 X, OUT, COUNT, SCALE, POINT, LOW, HIGH = range(7)
@@ -35,6 +46,8 @@ _NANOSECONDS_PER_ELEMENT = 0.15
 # Adding 1.5 * 2 ** 23 rounds a small float32 to an integer, halves to even.
 _ROUND = 12582912.0
 _BYTES = (np.int8, np.uint8)
+_NAMES = ("scale", "point", "low", "high")
+_NO_NUMBERS = (0.0, 0.0, 0.0, 0.0)
 
 
 @intrinsic
@@ -93,6 +106,36 @@ def dequantize_op(dtype: Any) -> NativeOp:
     return _dequantizing("dequantize_uint8", load_uint8, read_uint8)
 
 
+@native_op
+def value_range(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """Least and largest number of every piece, 0 included, to float32 [pieces, 2]; NaN if one of them is NaN or infinite."""
+    x, out, count = word(arguments, X), word(arguments, OUT), word(arguments, COUNT)
+    for piece in range(begin, end):
+        least, most, poison = splat_float32(0.0), splat_float32(0.0), splat_float32(0.0)
+        for first in range(piece * _PIECE, min((piece + 1) * _PIECE, count), LANES):
+            value = load_first(x + 4 * first, min(count - first, LANES))
+            least, most = minimum(least, value), maximum(most, value)
+            poison = poison + (value - value)  # 0, or NaN
+        nothing = reduce_add(poison)
+        write_float32(out + 8 * piece, nothing - reduce_max(0.0 - least))
+        write_float32(out + 8 * piece + 4, nothing + reduce_max(most))
+    return 0
+
+
+def range_with_zero(crew: Crew, x: Float32) -> tuple[np.float32, np.float32]:
+    """The least and the largest number of a float32 array of any shape, 0 being one of them; NaN where there is one, or an infinity.
+
+    Raises:
+        ValueError: x is of another type, or empty.
+    """
+    if x.dtype != np.float32 or not x.size:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with elements")
+    x = np.ascontiguousarray(x)
+    out = np.empty((-(-x.size // _PIECE), 2), np.float32)
+    crew.run(_replay(value_range, x.size), {"x": x.ctypes.data, "out": out.ctypes.data, **_words(_NO_NUMBERS)})
+    return out[:, 0].min(), out[:, 1].max()
+
+
 def quantized_bytes(crew: Crew, x: Float32, scale: float, point: int, dtype: Any) -> NDArray[Any]:
     """round(x / scale) + point as int8 or uint8, saturated, halves to even; x of any shape.
 
@@ -121,7 +164,17 @@ def _run(crew: Crew, op: NativeOp, x: NDArray[Any], dtype: np.dtype[Any], number
     x = np.ascontiguousarray(x)
     out = np.empty(x.shape, dtype)
     if x.size:
-        items = Items(factor=-(-x.size // _PIECE))
-        call = Call(op, (Hole("x"), Hole("out"), x.size, *numbers), items, scratch=4 * LANES)
-        crew.run(Replay([[call]], x.size * _NANOSECONDS_PER_ELEMENT), {"x": x.ctypes.data, "out": out.ctypes.data})
+        crew.run(_replay(op, x.size), {"x": x.ctypes.data, "out": out.ctypes.data, **_words(numbers)})
     return out
+
+
+@lru_cache(maxsize=512)
+def _replay(op: NativeOp, size: int) -> Replay:
+    """The call for arrays of a size; numbers are filled in like addresses."""
+    items = Items(factor=-(-size // _PIECE))
+    call = Call(op, (Hole("x"), Hole("out"), size, *map(Hole, _NAMES)), items, scratch=4 * LANES)
+    return Replay([[call]], size * _NANOSECONDS_PER_ELEMENT)
+
+
+def _words(numbers: tuple[float, ...]) -> dict[str, int]:
+    return {name: argument_word(number) for name, number in zip(_NAMES, numbers, strict=True)}

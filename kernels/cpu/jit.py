@@ -28,7 +28,6 @@ from .cache import CacheFolder, KernelCache, cache_root, compile_target, source_
 _KERNEL_MODULES = (
     "block_products",
     "channels",
-    "depthwise",
     "embedding",
     "logprobs",
     "paged.eager",

@@ -67,7 +67,7 @@ def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
     return result
 
 
-def depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, team: Any) -> Any:
+def depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, crew: Any) -> Any:
     """The same of images in float32, in compiled code, with all that follows; None where it does not fit."""
     fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
     if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
@@ -83,7 +83,7 @@ def depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: L
         strides=(first, second),
         pads=(windows.begins[0], windows.begins[1]),
         limits=limits,
-        team=team,
+        crew=crew,
     )
     return out.reshape(*x.shape[:2], *windows.counts)
 
@@ -131,7 +131,7 @@ def limited_conv(spec: NodeSpec, limits: Limits) -> Kernel:
         check_ranks(spec, x, weight)
         windows = window_spec.windows(x.shape[2:], weight.shape[2:])
         check_columns(spec, x, weight, windows)
-        result = depthwise_images(x, weight, bias, windows, limits, team)
+        result = depthwise_images(x, weight, bias, windows, limits, spec.options.get("crew"))
         if result is None:
             result = convolve(widened(x), widened(weight), windows, groups, team)
             _finish(result, bias, limits, team)
@@ -161,6 +161,8 @@ class PackedConvolution:
         checked_shape(self._spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
         checked_shape(self._spec, (x.shape[0], self._kernel[0], *windows.counts), 4)
         places = Places(windows.kernel, windows.strides, windows.dilations, windows.counts)
+        if addend is not None:
+            addend = np.broadcast_to(addend, (len(x), self._kernel[0], *windows.counts))
         return (self._convolution(windows.padded(x, 0), places, addend),)
 
 

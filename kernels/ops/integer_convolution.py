@@ -117,7 +117,7 @@ class IntegerConvolution:
         if x_zero is not None:
             data -= np.asarray(x_zero).astype(np.float32).reshape(())
         if len(runs) == 1:
-            sums = depthwise_images(data, kernels, None, windows, NO_LIMITS, self._team)
+            sums = depthwise_images(data, kernels, None, windows, NO_LIMITS, self._spec.options.get("crew"))
             sums = convolve(data, kernels, windows, self._groups, self._team) if sums is None else sums
             return sums.astype(np.int32)
         return _convolve_in_runs(data, kernels, windows, self._groups, runs, self._team)

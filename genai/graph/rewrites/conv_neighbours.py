@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ir import DataType, Graph, Model, Node
 from ..types import TensorType
 from .base import Level
-from .patterns import is_float32, made_by, number, only_user
+from .patterns import is_float32, made_by, number, only_user, other_input, same_type
 
 MS = "com.microsoft"
 
@@ -92,3 +92,47 @@ def _limits(graph: Graph, clip: Node) -> list[float] | None:
         for index, name in ((1, "min"), (2, "max"))
     ]
     return None if None in found else [float(value) for value in found if value is not None]
+
+
+class FuseConvAddition:
+    """Add(Conv(x, w, b), z) of one shape, and a Relu after it -> com.microsoft::FusedConv(x, w, b, z).
+
+    Only for constant kernels in one group, which add z while their results are at hand.
+    """
+
+    name = "fuse_conv_addition"
+    level = Level.EXTENDED
+
+    def apply(self, model: Model) -> int:
+        changes = sum(_fuse_addition(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
+        if changes:
+            model.opset_imports.setdefault(MS, 1)
+        return changes
+
+
+def _fuse_addition(graph: Graph, addition: Node) -> bool:
+    if addition.key != ("", "Add"):
+        return False
+    for name in addition.inputs:
+        other = other_input(addition, name)
+        conv = made_by(graph, name, "Conv")
+        if other is None or conv is None or only_user(graph, name) is not addition or conv.attribute("group", 1) != 1:
+            continue
+        weight = graph.constant_tensor(conv.input(1))
+        constant = weight is not None and (not conv.input(2) or graph.constant_tensor(conv.input(2)) is not None)
+        if not constant or not is_float32(graph, conv.input(1)) or not same_type(graph, name, other):
+            continue
+        after = only_user(graph, addition.output(0))
+        is_relu = after is not None and after.key == ("", "Relu")
+        fused = conv.copy()
+        fused.op_type, fused.domain = "FusedConv", MS
+        fused.inputs = [conv.input(0), conv.input(1), conv.input(2), other]
+        end = after if is_relu and after is not None else addition
+        fused.outputs = list(end.outputs)
+        if is_relu:
+            fused.set_attribute("activation", "Relu")
+        graph.replace_node(end, fused)
+        graph.remove_nodes([addition] if is_relu else [])
+        graph.remove_nodes([conv])
+        return True
+    return False
