@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from .checks import Float32, check, check_rows, output
 from .jit import NativeOp
 from .rowwise.arrays import elementwise_of

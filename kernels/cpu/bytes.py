@@ -108,7 +108,7 @@ def dequantize_op(dtype: Any) -> NativeOp:
 
 @native_op
 def value_range(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-    """Least and largest number of every piece, 0 included, to float32 [pieces, 2]; NaN if one of them is NaN or infinite."""
+    """Least and largest number of every piece and 0, to float32 [pieces, 2]; NaN if one is NaN or infinite."""
     x, out, count = word(arguments, X), word(arguments, OUT), word(arguments, COUNT)
     for piece in range(begin, end):
         least, most, poison = splat_float32(0.0), splat_float32(0.0), splat_float32(0.0)
@@ -123,7 +123,7 @@ def value_range(arguments: int, context: int, begin: int, end: int, scratch: int
 
 
 def range_with_zero(crew: Crew, x: Float32) -> tuple[np.float32, np.float32]:
-    """The least and the largest number of a float32 array of any shape, 0 being one of them; NaN where there is one, or an infinity.
+    """The least and the largest number of a float32 array of any shape and 0; NaN if one is NaN or infinite.
 
     Raises:
         ValueError: x is of another type, or empty.

@@ -34,7 +34,8 @@ def dense_attention(spec: NodeSpec) -> Kernel:
         ends = (shape[2], query.shape[3]), (keys.shape[2], shape[3]), values.shape[2:]
         operands = [np.broadcast_to(x, (*shape[:2], *end)) for x, end in zip((query, keys, values), ends, strict=True)]
         addend = None if bias is None else np.broadcast_to(bias, shape)
-        if compiled is not None and shape[3] and query.shape[3] and all(x.dtype == np.float32 for x in inputs if x is not None):
+        is_float = all(x.dtype == np.float32 for x in inputs if x is not None)
+        if compiled is not None and shape[3] and query.shape[3] and is_float:
             return (compiled(*operands, addend),)
         out = np.empty((*shape[:3], values.shape[3]), np.float32)
         heads = shape[0] * shape[1]

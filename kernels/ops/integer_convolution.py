@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..cpu.blas import matmul
+from ..cpu.bytes import dequantized_bytes, quantized_bytes
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .convolution import (
     NO_LIMITS,
@@ -27,6 +28,8 @@ from .support import optional
 from .windows import Windows, WindowSpec
 
 _BYTES = (np.int8, np.uint8)
+# A bias below and a sum of a few taps together are exact in float32.
+_EXACT_BIAS = 1 << 23
 
 
 @register("ConvInteger", since_version=10)
@@ -48,7 +51,7 @@ def qlinear_conv(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = inputs[:8]
         factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
-        found = convolve.rounded(x, weight, factor, y_zero, x_zero)
+        found = convolve.rounded(x, weight, factor, y_zero, x_zero, optional(inputs, 8))
         if found is not None:
             return (found,)
         total = convolve(x, weight, x_zero, w_zero, optional(inputs, 8))
@@ -89,20 +92,39 @@ class IntegerConvolution:
         total = self._by_blas(x, weight, windows, x_zero, w_zero)
         return total if bias is None else total + per_channel(bias, x.ndim)
 
-    def rounded(self, x: Any, weight: Any, factor: Any, y_zero: Any, x_zero: Any = None) -> Any:
+    def rounded(self, x: Any, weight: Any, factor: Any, y_zero: Any, x_zero: Any = None, bias: Any = None) -> Any:
         """round(sums * factor) + y_zero in y_zero's type, factors being one or one per channel.
 
-        None where the kernels are no packed constants, or a value is of another shape or type.
+        `bias`: int32 per channel; that of packed kernels is known. None where the kernels are no constants, or a value
+        is of another shape or type.
         """
         point, y_point = single_point(x_zero), single_point(y_zero)
-        if self._packed is None or point is None or y_point is None:
+        if point is None or y_point is None or x.dtype not in _BYTES or y_zero.dtype not in _BYTES:
             return None
-        if x.dtype not in _BYTES or y_zero.dtype not in _BYTES or np.size(factor) not in (1, len(weight)):
+        if np.size(factor) not in (1, len(weight)):
             return None
-        windows = self._placed(x, weight)
         factors = np.ascontiguousarray(np.broadcast_to(np.asarray(factor, np.float32).reshape(-1), (len(weight),)))
+        if self._packed is None:
+            return self._rounded_depthwise(x, weight, factors, y_zero, point, bias)
+        windows = self._placed(x, weight)
         pads = windows.widths(x.shape[2:])
         return self._packed.rounded(x, pads, _places(windows), point, factors, y_point, y_zero.dtype)
+
+    def _rounded_depthwise(self, x: Any, weight: Any, factors: Any, y_zero: Any, point: int, bias: Any) -> Any:
+        """The same of one kernel per channel, in float32, which is exact here; None for other groups."""
+        crew = self._spec.options.get("crew")
+        if crew is None or self._kernels is None or len(self._kernels[1]) != 1 or x.ndim != 4:
+            return None
+        if bias is not None and np.abs(bias).max(initial=0) >= _EXACT_BIAS:
+            return None
+        windows = self._placed(x, weight)
+        data = dequantized_bytes(crew, x, 1.0, point)
+        terms = None if bias is None else bias.astype(np.float32)
+        sums = depthwise_images(data, self._kernels[0], terms, windows, NO_LIMITS, crew)
+        if sums is None:
+            return None
+        sums *= factors[:, None, None]
+        return quantized_bytes(crew, sums, 1.0, int(y_zero.reshape(-1)[0]), y_zero.dtype)
 
     def _placed(self, x: Any, weight: Any) -> Windows:
         check_ranks(self._spec, x, weight)

@@ -95,9 +95,9 @@ def dequantize_linear(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
         dtype = dtype_of(output) if output else scale.dtype
-        if crew is not None and x.dtype in _BYTES and dtype == np.float32 and _compiled(None, scale, points):
-            if x.size >= _MIN_COMPILED:
-                return (dequantized_bytes(crew, x, scale.item(), 0 if points is None else points.item()),)
+        fits = x.dtype in _BYTES and x.size >= _MIN_COMPILED and dtype == np.float32 and _compiled(None, scale, points)
+        if crew is not None and fits:
+            return (dequantized_bytes(crew, x, scale.item(), 0 if points is None else points.item()),)
         values = x.astype(np.float64 if x.dtype.itemsize == 4 and x.dtype.kind == "i" else np.float32)
         if points is not None:
             values = values - along(points, x, axis, block_size).astype(values.dtype)

@@ -10,8 +10,14 @@ from .patterns import is_float32, made_by, number, only_user, other_input, same_
 MS = "com.microsoft"
 
 
+_CONVOLUTIONS = (("", "Conv"), ("", "QLinearConv"))
+
+
 class FoldPadIntoConv:
-    """Conv(Pad(x)) with constant pads of zeros on the spatial axes -> Conv(x) with larger pads."""
+    """Conv(Pad(x)) with constant pads of zeros on the spatial axes -> Conv(x) with larger pads.
+
+    QLinearConv likewise, where what is filled in is the zero point.
+    """
 
     name = "fold_pad_into_conv"
     level = Level.BASIC
@@ -21,14 +27,16 @@ class FoldPadIntoConv:
 
 
 def _fold_pad(graph: Graph, conv: Node) -> bool:
-    if conv.key != ("", "Conv") or conv.attribute("auto_pad", "NOTSET") != "NOTSET":
+    if conv.key not in _CONVOLUTIONS or conv.attribute("auto_pad", "NOTSET") != "NOTSET":
         return False
+    # Number that a convolution's own pads stand for.
+    nothing = 0.0 if conv.op_type == "Conv" else number(graph, conv.input(2))
     pad = made_by(graph, conv.input(0), "Pad")
     if pad is None or only_user(graph, pad.output(0)) is not conv or pad.input(3):
         return False
     found = pad.attribute("pads") if not pad.input(1) else graph.constant(pad.input(1))
-    is_zero = pad.attribute("value", 0.0) == 0.0 if not pad.input(2) else number(graph, pad.input(2)) == 0.0
-    if found is None or not is_zero or pad.attribute("mode", "constant") != "constant":
+    filling = pad.attribute("value", 0.0) if not pad.input(2) else number(graph, pad.input(2))
+    if found is None or nothing is None or filling != nothing or pad.attribute("mode", "constant") != "constant":
         return False
     sizes = [int(size) for size in found]
     rank = len(sizes) // 2

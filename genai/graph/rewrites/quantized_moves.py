@@ -66,8 +66,13 @@ def _same_form(graph: Graph, source: Node, quantize: Node) -> bool:
         return False
     if any(node.attribute(name, 0) for node in (source, quantize) for name in ("block_size", "output_dtype")):
         return False
+    return _same_constants(graph, source, quantize)
+
+
+def _same_constants(graph: Graph, first_node: Node, second_node: Node) -> bool:
+    """Whether the scales of both nodes are one equal number each, and the zero points, too."""
     for index in (1, 2):
-        names = source.input(index), quantize.input(index)
+        names = first_node.input(index), second_node.input(index)
         first, second = (graph.constant(name) for name in names)
         if first is None or second is None or first.size != 1 or first.dtype != second.dtype:
             return False
@@ -80,7 +85,7 @@ def _pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
     """Let a Pad of integers put in what its number becomes when it is quantised."""
     if pad.attribute("mode", "constant") != "constant":
         return True
-    value = number(graph, pad.input(2)) if pad.input(2) else 0.0
+    value = _filling(graph, pad.input(2)) if pad.input(2) else 0.0
     scale, point = graph.constant(quantize.input(1)), graph.constant(quantize.input(2))
     if value is None or scale is None or point is None:
         return False
@@ -92,3 +97,23 @@ def _pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
     pad.inputs = [*pad.inputs, ""][:3] if len(pad.inputs) < 3 else list(pad.inputs)
     pad.inputs[2] = name
     return True
+
+
+def _filling(graph: Graph, name: str) -> float | None:
+    """A constant number, also one that is quantised and dequantised on the way."""
+    found = number(graph, name)
+    node = made_by(graph, name, "DequantizeLinear") if found is None else None
+    if node is None:
+        return found
+    scale = number(graph, node.input(1))
+    point = number(graph, node.input(2)) if node.input(2) else 0.0
+    if scale is None or point is None:
+        return None
+    steps = number(graph, node.input(0))
+    quantize = made_by(graph, node.input(0), "QuantizeLinear") if steps is None else None
+    if quantize is not None and _same_constants(graph, node, quantize):
+        inner, info = number(graph, quantize.input(0)), graph.constant(node.input(2))
+        if inner is not None and info is not None and info.dtype.kind in "iu":
+            limits = np.iinfo(info.dtype)
+            steps = float(np.clip(np.rint(np.float32(inner) / np.float32(scale)) + point, limits.min, limits.max))
+    return None if steps is None else float((np.float32(steps) - np.float32(point)) * np.float32(scale))

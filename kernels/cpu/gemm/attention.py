@@ -76,7 +76,8 @@ def pack_keys_and_values(arguments: int, context: int, begin: int, end: int, scr
         batch = number // heads
         head = number - batch * heads
         if is_value:
-            source = word(arguments, VALUES) + batch * word(arguments, VALUES_BATCH) + head * word(arguments, VALUES_HEAD)
+            source = word(arguments, VALUES)
+            source += batch * word(arguments, VALUES_BATCH) + head * word(arguments, VALUES_HEAD)
             out = word(arguments, PACKED_VALUES) + 4 * number * length * width
             column, row = word(arguments, VALUES_COLUMN), word(arguments, VALUES_ROW)
             _pack(source, column, row, width, length, tile_rows, out)
@@ -88,7 +89,9 @@ def pack_keys_and_values(arguments: int, context: int, begin: int, end: int, scr
 
 
 @inline
-def _multiply(arguments: int, block: int, left: int, rows: int, right: int, words: int, out: int, row_bytes: int) -> None:
+def _multiply(
+    arguments: int, block: int, left: int, rows: int, right: int, words: int, out: int, row_bytes: int
+) -> None:
     """A product of packed operands with one right panel, written as [rows][columns of the panel]."""
     panels = -(-rows // word(arguments, TILE_ROWS))
     group = min(panels, _GROUP)
@@ -150,7 +153,8 @@ def attend_op(tiling: Tiling) -> NativeOp:
             for lane in range(columns):
                 at = query + min(first + lane, rows - 1) * query_row
                 for index in range(size):
-                    write_float32(queries + index * row_bytes + 4 * lane, read_float32(at + index * query_column) * scale)
+                    value = read_float32(at + index * query_column) * scale
+                    write_float32(queries + index * row_bytes + 4 * lane, value)
             left = word(arguments, PACKED_KEYS) + 4 * number * length * size
             _multiply(arguments, scratch, left, length, queries, size, scores, row_bytes)
             left = word(arguments, PACKED_VALUES) + 4 * number * length * width

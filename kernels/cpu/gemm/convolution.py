@@ -163,9 +163,8 @@ def window_tables(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Per tap and per position where it lies, in elements; positions are filled up with the first one."""
     steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
-    taps = _sums(
-        [(extents[0], steps[0])] + list(zip(windows.kernel, _times(steps[1:], windows.dilations), strict=True))
-    )
+    inside = zip(windows.kernel, _times(steps[1:], windows.dilations), strict=True)
+    taps = _sums([(extents[0], steps[0]), *inside])
     places = _sums(list(zip(windows.counts, _times(steps[1:], windows.strides), strict=True)))
     offsets = np.zeros(tiling.panels(len(places)) * tiling.columns, np.int32)
     offsets[: len(places)] = places

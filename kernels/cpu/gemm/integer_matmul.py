@@ -126,9 +126,7 @@ class IntegerMatMul:
                 0 if result == "int32" else Hole("scales"), 0, 0.0, 0.0, float(point), float(low), float(high),
             )  # fmt: skip
             finish = finish_integers_op(tiling, result)
-            products.append(
-                product_call(kind, left, rows, right, panels, words, finish, finish_arguments, threads=1)
-            )
+            products.append(product_call(kind, left, rows, right, panels, words, finish, finish_arguments, threads=1))
         work = batch * terms * columns * (rows / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED)
         return Replay([packing, products], work), panels
 

@@ -123,3 +123,7 @@ class Crew:
         if found is None or found.nbytes < size:
             found = buffers[name] = huge_array((max(size, 1),), np.uint8)
         return int(found.ctypes.data)
+
+    def close(self) -> None:
+        """End its threads; a later run starts new ones."""
+        self._walkers.close()
