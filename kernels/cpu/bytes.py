@@ -24,8 +24,8 @@ from .memory import (
     write_float32,
     write_int8,
 )
-from .tape.program import Call, Items, argument_word
-from .tape.replay import Crew, Hole, Replay
+from .tape.program import Call, Hole, Items, argument_word
+from .tape.replay import Crew, Replay
 from .vector import (
     FLOAT32,
     LANES,

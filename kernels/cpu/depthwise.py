@@ -17,8 +17,8 @@ from .functions import inline
 from .jit import NativeOp, native_op
 from .memory import float_word, load_first, read_float32, store_first, store_float32, word, write_float32
 from .memory import load_float32 as load
-from .tape.program import Call, Items
-from .tape.replay import Crew, Hole, Replay
+from .tape.program import Argument, Call, Hole, Items
+from .tape.replay import Crew, Replay
 from .vector import LANES, maximum, minimum, multiply_add, splat_float32
 
 # Arguments: planes; kernels and biases of channels; sizes of a plane, a kernel, a result; steps; pads; limits.
@@ -145,7 +145,7 @@ def _replay(planes: int, shapes: tuple[int, ...], limits: Limits) -> Replay:
     _, _, _, height, width, rows, columns, row_stride, step, _, _ = shapes
     scratch = 4 * ((rows - 1) * row_stride + height) * step * _lanes(columns, width, step)
     known = (height, width, step) if height == width and height in _KNOWN_SIZES and step in _KNOWN_STEPS else None
-    arguments = (*map(Hole, "xwbo"), *shapes, *(float(limit) for limit in limits))
+    arguments: tuple[Argument, ...] = (*map(Hole, "xwbo"), *shapes, *(float(limit) for limit in limits))
     work = planes * rows * columns * height * width * _NANOSECONDS_PER_PRODUCT
     return Replay([[Call(depthwise_op(known), arguments, Items(factor=planes), scratch)]], work)
 

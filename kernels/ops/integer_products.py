@@ -91,10 +91,10 @@ class IntegerProduct:
             return False
         if a.dtype not in _BYTES or b.dtype not in _BYTES or a.shape[-1] != b.shape[-2] or not a.shape[-1]:
             return False
-        return a.size * b.shape[-1] >= _MIN_PRODUCTS and b.nbytes < MAX_BYTES
+        return bool(a.size * b.shape[-1] >= _MIN_PRODUCTS and b.nbytes < MAX_BYTES)
 
     def _fits(self, a: Any) -> bool:
-        return self._packed is not None and a.dtype in _BYTES and a.ndim > 0 and a.shape[-1] == self._packed.terms
+        return bool(self._packed is not None and a.dtype in _BYTES and a.ndim > 0 and a.shape[-1] == self._packed.terms)
 
     def _per_column(self, values: Any) -> Any:
         """One float32 number per column, or None."""

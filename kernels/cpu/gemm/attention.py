@@ -26,8 +26,8 @@ from ..memory import (
     write_int64,
 )
 from ..tape.driver import call_operator
-from ..tape.program import Call, Items, argument_word
-from ..tape.replay import Crew, Hole, Replay
+from ..tape.program import Call, Hole, Items
+from ..tape.replay import Crew, Replay
 from ..vector import LANES, maximum, splat_float32, where_less
 from . import finish as f
 from . import product as p
@@ -245,7 +245,7 @@ class DenseAttention:
         for name, steps in zip(("query", "keys", "values", "bias"), strides, strict=True):
             places += [Hole(name), *steps]
         arguments = (
-            *places, Hole("out"), heads, rows, length, size, width, argument_word(self._scale), self._nan_is_zero,
+            *places, Hole("out"), heads, rows, length, size, width, self._scale, self._nan_is_zero,
             Hole("packed keys"), Hole("packed values"), product_op(floats()), finish_op(tiling, "copy"), tiling.rows,
         )  # fmt: skip
         packing = Call(pack_keys_and_values, arguments, Items(factor=2 * batch * heads))

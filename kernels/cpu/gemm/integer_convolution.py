@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..large import huge_array
-from ..tape.program import Call, Items
-from ..tape.replay import Crew, Hole, Replay
+from ..tape.program import Call, Hole, Items
+from ..tape.replay import Crew, Replay
 from .convolution import Windows, part_panels, window_tables
 from .integer_finish import Result, finish_integers_op
 from .integer_packing import HALF, WORD, PackedBytes, flip_to_unsigned, pack_left_bytes
@@ -59,7 +59,8 @@ class IntegerConvolution:
         self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int
     ) -> NDArray[np.int32]:
         """x: int8 or uint8 [N, C, ...]; pads: before and after, per spatial axis; to int32 [N, M, counts ...]."""
-        return self._run(x, pads, windows, x_zero, "int32", np.dtype(np.int32))
+        found: NDArray[Any] = self._run(x, pads, windows, x_zero, "int32", np.dtype(np.int32))
+        return found
 
     def rounded(
         self,
@@ -72,7 +73,8 @@ class IntegerConvolution:
         dtype: np.dtype[Any],
     ) -> NDArray[Any]:
         """round(sums * factors [M]) + point, saturated, as int8 or uint8."""
-        return self._run(x, pads, windows, x_zero, "bytes", dtype, factors, point)
+        found: NDArray[Any] = self._run(x, pads, windows, x_zero, "bytes", dtype, factors, point)
+        return found
 
     def _run(
         self,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tape.program import Call, Items
-from ..tape.replay import Crew, Hole, Replay
+from ..tape.program import Call, Hole, Items
+from ..tape.replay import Crew, Replay
 from .integer_finish import Result, finish_integers_op
 from .integer_packing import HALF, PackedBytes, flip_of, pack_byte_rows, pack_right_bytes
 from .micro import integers
@@ -64,19 +64,22 @@ class IntegerLinear:
 
     def sums(self, x: NDArray[Any], x_zero: int) -> NDArray[np.int32]:
         """x: int8 or uint8 [M, K]; to int32 [M, N]."""
-        return self._run(x, x_zero, "int32", np.dtype(np.int32))
+        found: NDArray[Any] = self._run(x, x_zero, "int32", np.dtype(np.int32))
+        return found
 
     def scaled(
         self, x: NDArray[Any], x_zero: int, scales: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
         """The sums times scales [N], plus a bias [N], as float32."""
-        return self._run(x, x_zero, "float32", np.dtype(np.float32), scales, bias)
+        found: NDArray[Any] = self._run(x, x_zero, "float32", np.dtype(np.float32), scales, bias)
+        return found
 
     def rounded(
         self, x: NDArray[Any], x_zero: int, scales: NDArray[np.float32], point: int, dtype: np.dtype[Any]
     ) -> NDArray[Any]:
         """round(sums * scales) + point, saturated, as int8 or uint8."""
-        return self._run(x, x_zero, "bytes", dtype, scales, None, point)
+        found: NDArray[Any] = self._run(x, x_zero, "bytes", dtype, scales, None, point)
+        return found
 
     def _run(
         self,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tape.program import Call, Items
-from ..tape.replay import Crew, Hole, Replay
+from ..tape.program import Call, Hole, Items
+from ..tape.replay import Crew, Replay
 from .integer_finish import Result, finish_integers_op
 from .integer_packing import HALF, WORD, flip_of, flip_to_unsigned, pack_byte_rows
 from .micro import integers
@@ -75,10 +75,10 @@ class IntegerMatMul:
         replay, panels = self._replays[key]
         factors = np.full(columns, -b_moved, np.int32)
         scales = np.full(columns, factor, np.float32)
-        right = self._crew.buffer("source", b.size + _SLACK)
-        np.copyto(_array_at(right, b.shape, b.dtype), b)
+        source = self._crew.memory("source", b.size + _SLACK)
+        source[: b.size].view(b.dtype).reshape(b.shape)[...] = b
         self._crew.run(replay, {
-            "a": a.ctypes.data, "b": right, "out": out.ctypes.data, "factors": factors.ctypes.data,
+            "a": a.ctypes.data, "b": source.ctypes.data, "out": out.ctypes.data, "factors": factors.ctypes.data,
             "scales": scales.ctypes.data, "column terms": column_terms.ctypes.data,
             "left": self._crew.buffer("left", batch * rows * words * WORD_BYTES),
             "row sums": self._crew.buffer("row sums", batch * rows * WORD_BYTES),
@@ -129,12 +129,3 @@ class IntegerMatMul:
             products.append(product_call(kind, left, rows, right, panels, words, finish, finish_arguments, threads=1))
         work = batch * terms * columns * (rows / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED)
         return Replay([packing, products], work), panels
-
-
-def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Memory of a crew as an array."""
-    import ctypes
-
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = (ctypes.c_uint8 * size).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(shape)

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from ..checks import Float32
 from ..rowwise.unary import UNARY
-from ..tape.program import Call, Items
-from ..tape.replay import Crew, Hole, Replay
+from ..tape.program import Call, Hole, Items
+from ..tape.replay import Crew, Replay
 from .finish import finish_op
 from .micro import floats
 from .packing import Packed, pack_right, pack_rows

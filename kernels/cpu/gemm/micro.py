@@ -6,7 +6,6 @@ how a product is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -38,6 +37,8 @@ class Kind(Protocol):
 
     def add(self, e: Emitter, sums: Any, left: Any, right: Any) -> Any:
         """Sums plus the products of a left word with a vector of right ones."""
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def integers() -> Bytes:
 
 
 @cache
-def micro(kind: Kind, rows: int) -> Callable[..., None]:
+def micro(kind: Kind, rows: int) -> Any:
     """The micro-kernel of tiles of so many rows.
 
     Its arguments: addresses of the left and right panel's words; how many (at least 1); the address of the sums

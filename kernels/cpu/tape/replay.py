@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,12 @@ from ..large import huge_array
 from ..memory import read_int64
 from .context import ContextTable, Word
 from .driver import call_operator
-from .program import COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, OPERATOR, ROW_BYTES, Call, Phases, Tape, TapeWriter
+from .program import COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, OPERATOR, ROW_BYTES, Hole, Phases, Tape, TapeWriter
 from .walkers import StepError, Walkers
 
 # Nanoseconds of work that are worth waking the other walkers for.
 _MIN_SHARED_WORK = 40_000.0
 _ONE = 8 * Word.ONE.value
-
-
-@dataclass(frozen=True)
-class Hole:
-    """An argument of a call that is an address known at the run: that of a buffer, plus an offset in bytes."""
-
-    name: str
-    offset: int = 0
 
 
 class Replay:
@@ -45,16 +36,15 @@ class Replay:
 
     def __init__(self, phases: Phases, work: float) -> None:
         self.work = work
-        writer, holes = TapeWriter(), []
-        count = 0
-        for phase in phases:
-            for call in phase:
-                found = [(i, value) for i, value in enumerate(call.arguments) if isinstance(value, Hole)]
-                holes += [(count, FIRST_ARGUMENT + index, hole) for index, hole in found]
-                count += 1
-        writer.add_phases([[_filled(call) for call in phase] for phase in phases])
+        writer = TapeWriter()
+        writer.add_phases(phases)
         self._tape = writer.finish()
-        self._holes = [(row, column, hole.name, hole.offset) for row, column, hole in holes]
+        self._holes = [
+            (row, FIRST_ARGUMENT + index, value.name, value.offset)
+            for row, call in enumerate(self._tape.calls)
+            for index, value in enumerate(call.arguments)
+            if isinstance(value, Hole)
+        ]
 
     def tape(self, addresses: Mapping[str, int]) -> Tape:
         """A copy with its holes filled."""
@@ -63,10 +53,6 @@ class Replay:
             rows[row, column] = addresses[name] + offset
         counters = np.zeros((len(rows), 8), np.int64)
         return Tape(rows, self._tape.calls, self._tape.scratch, counters)
-
-
-def _filled(call: Call) -> Call:
-    return replace(call, arguments=[0 if isinstance(value, Hole) else value for value in call.arguments])
 
 
 @kernel("int64(int64, int64, int64, int64)")
@@ -117,12 +103,16 @@ class Crew:
             raise StepError(error)
 
     def buffer(self, name: str, size: int) -> int:
-        """The address of memory of the calling thread, kept for its next call; what is in it is lost by then."""
+        """The address of `memory`."""
+        return int(self.memory(name, size).ctypes.data)
+
+    def memory(self, name: str, size: int) -> NDArray[np.uint8]:
+        """At least so many bytes of the calling thread, kept for its next call; what is in them is lost by then."""
         buffers: dict[str, NDArray[np.uint8]] = self._own.__dict__
         found = buffers.get(name)
         if found is None or found.nbytes < size:
             found = buffers[name] = huge_array((max(size, 1),), np.uint8)
-        return int(found.ctypes.data)
+        return found
 
     def close(self) -> None:
         """End its threads; a later run starts new ones."""
