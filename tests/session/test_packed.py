@@ -26,9 +26,7 @@ def rng():
 @pytest.fixture
 def build(make_model):
     def build(nodes, constants, inputs=None, outputs=("y",)):
-        nodes = [
-            helper.make_node(op, given.split(), made.split(), **attributes) for op, given, made, attributes in nodes
-        ]
+        protos = [helper.make_node(op, given.split(), made.split(), **more) for op, given, made, more in nodes]
         inputs = inputs or {"x": (TensorProto.FLOAT, ["rows", TERMS])}
         return make_model(protos, inputs, dict.fromkeys(outputs, FLOAT), constants)
 
