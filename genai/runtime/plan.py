@@ -331,6 +331,7 @@ class _Compiler:
             initial[self.slots[name]] = value
         keep = set(outputs) | set(used_constants.values()) | {ABSENT}
         names = tuple(value.name for value in self.graph.outputs)
+        self.weights.forget_constants()
         return Plan(_with_lifetimes(self.steps, keep), tuple(initial), inputs, names, outputs)
 
 

@@ -29,6 +29,10 @@ class WeightStore:
         value: T = self._packed[key]
         return value
 
+    def forget_constants(self) -> None:
+        """Nothing more will be packed: those that no plan holds may go."""
+        self._constants = {}
+
     def _address(self, name: str) -> tuple[int, int] | None:
         if not name:
             return None

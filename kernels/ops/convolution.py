@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -148,7 +149,7 @@ class PackedConvolution:
     """
 
     def __init__(self, spec: NodeSpec, convolution: Any, kernel: tuple[int, ...], packed: tuple[int, ...]) -> None:
-        self._spec, self._windows = spec, WindowSpec(spec)
+        self._spec, self._windows = replace(spec, constants=()), WindowSpec(spec)
         self._convolution, self._kernel, self.packed = convolution, kernel, packed
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
