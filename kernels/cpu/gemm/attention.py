@@ -95,7 +95,7 @@ def _multiply(
     """A product of packed operands with one right panel, written as [rows][columns of the panel]."""
     panels = -(-rows // word(arguments, TILE_ROWS))
     group = min(panels, _GROUP)
-    values = (left, rows, panels, group, right, 1, 1, words, word(arguments, FINISH), out, row_bytes, row_bytes // 4)
+    values = (left, rows, panels, group, right, 1, 1, words, word(arguments, FINISH), 0, out, row_bytes, row_bytes // 4)
     for index in range(len(values)):
         write_int64(block + 8 * index, values[index])
     for index in range(len(values), p.FINISH_ARGUMENTS + f.Q + 1):

@@ -113,7 +113,7 @@ class IntegerLinear:
             addresses = {
                 "x": x.ctypes.data + first * x.strides[0],
                 "out": out.ctypes.data + first * out.strides[0],
-                "left": self._crew.buffer("left", count * weight.words * WORD_BYTES),
+                "left": self._crew.buffer("left", integers().tiling.left_bytes(count, weight.words)),
                 "row sums": self._crew.buffer("row sums", count * WORD_BYTES),
                 "column terms": 0 if column_terms is None else column_terms.ctypes.data,
                 "scales": 0 if scales is None else scales.ctypes.data,
@@ -135,7 +135,8 @@ class IntegerLinear:
         kind, weight, factors = integers(), self._weight, self._factors
         panels = -(-rows // kind.tiling.rows)
         given = (
-            Hole("x"), weight.terms, rows, panels, weight.terms, Hole("left"), Hole("row sums"), flip_of(x_type)
+            Hole("x"), weight.terms, rows, panels, weight.terms, Hole("left"), Hole("row sums"), flip_of(x_type),
+            weight.words, kind.tiling.is_tiled,
         )  # fmt: skip
         low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if result == "bytes" else (0, 0)
         finish_arguments = (

@@ -58,7 +58,7 @@ class IntegerMatMul:
         if a.dtype not in bytes_ or b.dtype not in bytes_:
             raise ValueError(f"matrices are {a.dtype} and {b.dtype}, expected int8 or uint8")
         batch, rows, terms = a.shape
-        columns, words = b.shape[2], -(-terms // WORD)
+        columns, words = b.shape[2], integers().tiling.words(terms)
         out = np.empty((batch, rows, columns), dtype)
         if not out.size:
             return out
@@ -80,7 +80,7 @@ class IntegerMatMul:
         self._crew.run(replay, {
             "a": a.ctypes.data, "b": source.ctypes.data, "out": out.ctypes.data, "factors": factors.ctypes.data,
             "scales": scales.ctypes.data, "column terms": column_terms.ctypes.data,
-            "left": self._crew.buffer("left", batch * rows * words * WORD_BYTES),
+            "left": self._crew.buffer("left", integers().tiling.left_bytes(batch * rows, words)),
             "row sums": self._crew.buffer("row sums", batch * rows * WORD_BYTES),
             "right": self._crew.buffer("right", batch * panels * words * integers().tiling.vectors * VECTOR_BYTES),
         })  # fmt: skip
@@ -100,7 +100,7 @@ class IntegerMatMul:
     ) -> tuple[Replay, int]:
         """The calls, and the panels of a right operand."""
         kind = integers()
-        tiling, words = kind.tiling, -(-terms // WORD)
+        tiling, words = kind.tiling, kind.tiling.words(terms)
         bases, offsets = matrix_tables(np.empty((terms, columns), np.uint8), tiling, words * WORD)
         left_panels, panels = -(-rows // tiling.rows), tiling.panels(columns)
         right_bytes = panels * words * tiling.vectors * VECTOR_BYTES
@@ -110,7 +110,8 @@ class IntegerMatMul:
             left = Hole("left", index * rows * words * WORD_BYTES)
             row_sums = Hole("row sums", index * rows * WORD_BYTES)
             given: tuple[Any, ...] = (
-                Hole("a", index * rows * terms), terms, rows, left_panels, terms, left, row_sums, flip_of(a_type)
+                Hole("a", index * rows * terms), terms, rows, left_panels, terms, left, row_sums, flip_of(a_type),
+                words, tiling.is_tiled,
             )  # fmt: skip
             packing.append(Call(pack_byte_rows, given, Items(factor=left_panels)))
             right = Hole("right", index * right_bytes)

@@ -50,7 +50,7 @@ def pack_right_bytes(crew: Crew, matrix: NDArray[Any], tiling: Tiling) -> Packed
         ValueError: the matrix spans more than tables of int32 reach.
     """
     terms, lines = matrix.shape
-    words = -(-terms // WORD)
+    words = tiling.words(terms)
     moved = HALF if matrix.dtype == np.int8 else 0
     sums = matrix.sum(axis=0, dtype=np.int32) + np.int32(moved * terms)
     if lines % LANES or matrix.strides[1] != 1:
@@ -73,22 +73,24 @@ def _with_slack(matrix: NDArray[Any]) -> NDArray[Any]:
 def pack_left_bytes(matrix: NDArray[Any], tiling: Tiling) -> PackedBytes:
     """[M, K] of int8 or uint8 as panels of rows, word by word."""
     lines, terms = matrix.shape
-    words = -(-terms // WORD)
+    words = tiling.words(terms)
     moved = 0 if matrix.dtype == np.int8 else -HALF
     rows = np.zeros((lines, words * WORD), np.uint8)
     rows[:, :terms] = matrix.view(np.uint8) ^ np.uint8(_HIGH_BIT if moved else 0)
     rows_of_words = rows.view(np.uint32)
-    data = huge_array((lines * words,), np.uint32)
+    data = huge_array((tiling.left_bytes(lines, words) // WORD,), np.uint32)
     panels = -(-lines // tiling.rows)
     for panel in range(panels):
         row, following = (first_row(index, panels, lines) for index in (panel, panel + 1))
-        data[row * words : following * words] = rows_of_words[row:following].T.reshape(-1)
+        part = rows_of_words[row:following]
+        data[row * words : following * words] = (part if tiling.is_tiled else part.T).reshape(-1)
     sums = matrix.sum(axis=1, dtype=np.int32) + np.int32(moved * terms)
     return PackedBytes(data, lines, words, terms, moved, sums)
 
 
-# Arguments of `pack_byte_rows`; FLIP: 0, or the highest bit of four bytes.
-X, X_STRIDE, ROWS, PANELS, TERMS, OUT, SUMS, FLIP = range(8)
+# Arguments of `pack_byte_rows`; FLIP: 0, or the highest bit of four bytes; WORDS: of a row, filled up with zeros;
+# IS_TILED: rows stay one after the other.
+X, X_STRIDE, ROWS, PANELS, TERMS, OUT, SUMS, FLIP, WORDS, IS_TILED = range(10)
 
 
 def flip_of(dtype: Any) -> int:
@@ -106,22 +108,26 @@ def pack_byte_rows(arguments: int, context: int, begin: int, end: int, scratch: 
     """Rows of bytes, each contiguous, as left panels, and the sums of rows; items are panels."""
     stride, rows, panels = word(arguments, X_STRIDE), word(arguments, ROWS), word(arguments, PANELS)
     terms, flip = word(arguments, TERMS), word(arguments, FLIP)
-    words, whole = -(-terms // WORD), terms // WORD
+    words, whole, is_tiled = word(arguments, WORDS), terms // WORD, word(arguments, IS_TILED)
     for panel in range(begin, end):
         row = first_row(panel, panels, rows)
         height = first_row(panel + 1, panels, rows) - row
         for m in range(height):
-            x, out = word(arguments, X) + (row + m) * stride, word(arguments, OUT) + 4 * (row * words + m)
+            x = word(arguments, X) + (row + m) * stride
+            step = 4 if is_tiled else 4 * height
+            out = word(arguments, OUT) + 4 * (row * words + (m * words if is_tiled else m))
             for index in range(whole):
-                write_int32(out + 4 * index * height, read_int32(x + 4 * index) ^ flip)
+                write_int32(out + index * step, read_int32(x + 4 * index) ^ flip)
+            for index in range(whole, words):
+                write_int32(out + index * step, 0)
             total = 0
-            if whole < words:
+            if whole * WORD < terms:
                 value = 0
                 for place in range(terms - WORD * whole):
                     byte = read_uint8(x + WORD * whole + place) ^ (flip & 0xFF)
                     value += byte << (8 * place)
                     total += byte - 256 if byte >= 128 else byte
-                write_int32(out + 4 * whole * height, value)
+                write_int32(out + whole * step, value)
             vectors = whole // LANES
             sums = splat_int32(0)
             for vector in range(vectors):

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from ..emit import FLOAT, FLOAT_VECTOR, INT32, INT32_VECTOR, INT64, Emitter, constant, micro_kernel
+from ..emit import FLOAT, FLOAT_VECTOR, INT32, INT32_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
 from ..isa import isa
 from ..products.dot import Dot, dot_for
-from .tiling import TILINGS, VECTOR_BYTES, WORD_BYTES, Tiling
+from ..products.tile_ops import add_byte_product, load_tile, store_tile
+from .tiling import TILED, TILINGS, VECTOR_BYTES, WORD_BYTES, Tiling
 
 # How far ahead the right panel is asked for; it may come from memory.
 _PREFETCH_BYTES = 2048
@@ -78,7 +79,7 @@ class Bytes:
 
     @property
     def tiling(self) -> Tiling:
-        return TILINGS[self.isa]
+        return TILED if self.isa == "amx" else TILINGS[self.isa]
 
     def spread(self, e: Emitter, address: Any) -> Any:
         return e.load(address, INT32)
@@ -104,11 +105,11 @@ def micro(kind: Kind, rows: int) -> Any:
     """The micro-kernel of tiles of so many rows.
 
     Its arguments: addresses of the left and right panel's words; how many (at least 1); the address of the sums
-    [rows][vectors]; whether they begin at 0.
+    [rows][vectors]; whether they begin at 0; bytes between left rows (of `tiled_micro`).
     """
     vectors = kind.tiling.vectors
 
-    def emit(e: Emitter, left: Any, right: Any, words: Any, sums_at: Any, fresh: Any) -> None:
+    def emit(e: Emitter, left: Any, right: Any, words: Any, sums_at: Any, fresh: Any, stride: Any) -> None:
         b = e.builder
         places = [e.at(sums_at, i * VECTOR_BYTES) for i in range(rows * vectors)]
         is_fresh, none = b.icmp_signed("!=", fresh, INT64(0)), constant(kind.vector, 0)
@@ -129,5 +130,32 @@ def micro(kind: Kind, rows: int) -> Any:
             following(*sums)
         for value, place in zip(sums, places, strict=True):
             e.store(value, place, align=VECTOR_BYTES)
+
+    return micro_kernel(emit)
+
+
+@cache
+def tiled_micro(tile_rows: int) -> Any:
+    """The same of bytes with AMX, for one or two tiles of rows; sums are never fresh, words a multiple of 16."""
+    row_bytes = TILED.vectors * VECTOR_BYTES
+
+    def emit(e: Emitter, left: Any, right: Any, words: Any, sums_at: Any, fresh: Any, stride: Any) -> None:
+        b, columns = e.builder, TILED.vectors
+        totals = {(m, v): m * columns + v for m in range(tile_rows) for v in range(columns)}
+        below = b.mul(stride, INT64(LANES))
+        lefts, rights = range(4, 4 + tile_rows), range(6, 6 + columns)
+        for (m, v), tile in totals.items():
+            load_tile(e, tile, e.at(sums_at, m * LANES * row_bytes + v * VECTOR_BYTES), row_bytes)
+        with e.loop(b.udiv(words, INT64(LANES)), []) as (index, _, _following):
+            left_at = e.at(left, b.mul(index, INT64(VECTOR_BYTES)))
+            right_at = e.at(right, b.mul(index, INT64(LANES * row_bytes)))
+            for v, tile in enumerate(rights):
+                load_tile(e, tile, e.at(right_at, v * VECTOR_BYTES), row_bytes)
+            for m, tile in enumerate(lefts):
+                load_tile(e, tile, left_at if m == 0 else e.at(left_at, below), stride)
+                for v, other in enumerate(rights):
+                    add_byte_product(e, totals[m, v], tile, other)
+        for (m, v), tile in totals.items():
+            store_tile(e, tile, e.at(sums_at, m * LANES * row_bytes + v * VECTOR_BYTES), row_bytes)
 
     return micro_kernel(emit)

@@ -14,6 +14,7 @@ from ..functions import inline
 
 WORD_BYTES = 4
 VECTOR_BYTES = WORD_BYTES * LANES
+TILE_SLACK_ROWS = 32
 # Words along K that are multiplied at a time: a right panel's block of them stays in the first cache.
 BLOCK_WORDS = 256
 # Rows whose block of words stays in the second cache beside everything else.
@@ -24,21 +25,37 @@ _GROUP_PANELS, _ITEMS_PER_THREAD = 2, 6
 
 @dataclass(frozen=True)
 class Tiling:
-    """What an instruction set's registers hold: `rows` times `vectors` of sums, beside the operands."""
+    """What an instruction set's registers hold: `rows` times `vectors` of sums, beside the operands.
+
+    With `is_tiled` they are AMX's: rows of a left panel lie one after the other, words are filled up to whole tiles,
+    and TILE_SLACK_ROWS behind the last row may be read.
+    """
 
     rows: int
     vectors: int
+    is_tiled: bool = False
 
     @property
     def columns(self) -> int:
         """Columns of a right panel."""
         return self.vectors * LANES
 
+    def words(self, terms: int) -> int:
+        """Words of so many bytes along K."""
+        words = -(-terms // WORD_BYTES)
+        return -(-words // LANES) * LANES if self.is_tiled else words
+
+    def left_bytes(self, rows: int, words: int) -> int:
+        """What a packed left operand takes."""
+        return (rows + TILE_SLACK_ROWS * self.is_tiled) * words * WORD_BYTES
+
     def panels(self, columns: int) -> int:
         """Right panels of so many columns."""
         return -(-columns // self.columns)
 
 
+# Two by two of AMX's tiles.
+TILED = Tiling(32, 2, is_tiled=True)
 # 32 registers of 64 bytes; 16 of 32 bytes; 16 of 16 bytes.
 TILINGS = {"amx": Tiling(14, 2), "vnni": Tiling(14, 2), "avx2": Tiling(6, 1), "portable": Tiling(3, 1)}
 
