@@ -149,6 +149,8 @@ def tiled_micro(tile_rows: int) -> Any:
         with e.loop(b.udiv(words, INT64(LANES)), []) as (index, _, _following):
             left_at = e.at(left, b.mul(index, INT64(VECTOR_BYTES)))
             right_at = e.at(right, b.mul(index, INT64(LANES * row_bytes)))
+            for line in range(LANES * columns):
+                e.prefetch(e.at(right_at, line * VECTOR_BYTES + _PREFETCH_BYTES))
             for v, tile in enumerate(rights):
                 load_tile(e, tile, e.at(right_at, v * VECTOR_BYTES), row_bytes)
             for m, tile in enumerate(lefts):
