@@ -11,6 +11,7 @@ from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
 from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv
 from genai.graph.rewrites.dead_code import RemoveDeadCode
+from genai.graph.rewrites.quantized_arithmetic import FuseQuantizedArithmetic
 from genai.graph.rewrites.quantized_moves import MoveQuantized
 from genai.graph.rewrites.quantized_nodes import FuseQuantizedNodes
 from genai.graph.shapes import infer_shapes
@@ -179,3 +180,25 @@ def test_pads_of_zero_points_join_the_convolution(build, filling, expected):
     model = build(nodes, IMAGE, **constants)
     assert ops_after(model, FoldPadIntoConv())[1] == expected
     compare(model, IMAGE, STEP)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul"])
+@pytest.mark.parametrize("other", [np.arange(8, dtype=np.uint8) * 20, np.uint8(200), np.arange(-4, 4, dtype=np.int8)])
+def test_sums_and_products(build, op, other):
+    nodes = [*ENTER, node("DequantizeLinear", "b bs bz", "bd"), node(op, "xd bd", "m"), *LEAVE]
+    model = build(nodes, ROWS, b=other, bs=f(0.01), bz=other.dtype.type(3))
+    after = ops_after(model, FuseQuantizedArithmetic())
+    assert after == ["QuantizeLinear", "QuantizedBinary", "DequantizeLinear"]
+    compare(model, ROWS, STEP)
+
+
+def test_large_sums(build):
+    shape = [40, 80]
+    nodes = [*ENTER, node("DequantizeLinear", "b bs bz", "bd"), node("Add", "bd xd", "m"), *LEAVE]
+    bias = np.random.default_rng(0).integers(-128, 128, 80).astype(np.int8)
+    compare(build(nodes, shape, b=bias, bs=f(0.01), bz=np.int8(3)), shape, STEP)
+
+
+def test_sums_with_numbers_stay(build):
+    model = build([*ENTER, node("Add", "xd b", "m"), *LEAVE], ROWS, b=f(np.ones(8)))
+    assert "Add" in ops_after(model, FuseQuantizedArithmetic())

@@ -15,6 +15,7 @@ from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
 from .linear import FuseLinear
 from .linear_tail import FuseLinearActivation
+from .quantized_arithmetic import FuseQuantizedArithmetic
 from .quantized_moves import MoveQuantized
 from .quantized_nodes import FuseQuantizedNodes
 from .quantized_products import FuseIntegerProductBias, FuseMatMulIntegerToFloat
@@ -37,6 +38,7 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseQuantizedNodes(),
     FuseIntegerProductBias(),
     MoveQuantized(),
+    FuseQuantizedArithmetic(),
     FuseLinear(),
     FuseLinearActivation(),
     RemoveDeadCode(),
