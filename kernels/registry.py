@@ -156,6 +156,7 @@ _OP_MODULES = (
     "elementwise",
     "experts",
     "indexing",
+    "integer_convolution",
     "matmul",
     "ml",
     "movement",

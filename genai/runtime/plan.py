@@ -224,6 +224,8 @@ class _Compiler:
         if self.segments is not None:
             self._close_segment()
             self.segments.passed(node)
+        packed = getattr(kernel, "packed", ())
+        names = ["" if index in packed else name for index, name in enumerate(names)]
         self._append(f"{node.op_type} {node.name!r}", node.op_type, kernel, names, node.outputs)
 
     def _append(self, label: str, op_type: str, kernel: Kernel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -341,6 +343,7 @@ class _Compiler:
             initial[self.slots[name]] = value
         keep = set(outputs) | set(used_constants.values()) | {ABSENT}
         names = tuple(value.name for value in self.graph.outputs)
+        self.weights.forget_constants()
         return Plan(_with_lifetimes(self.steps, keep), tuple(initial), inputs, names, outputs)
 
 

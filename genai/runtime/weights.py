@@ -48,6 +48,10 @@ class WeightStore:
         if tensor is not None:
             tensor.release_pages()
 
+    def forget_constants(self) -> None:
+        """Nothing more will be packed: those that no plan holds may go."""
+        self._constants = {}
+
     def _address(self, name: str) -> tuple[int, int] | None:
         if not name:
             return None

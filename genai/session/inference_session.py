@@ -66,7 +66,7 @@ class InferenceSession:
         # Needed again only if a provider fails.
         self._source = path_or_bytes if len(self._providers) > 1 else None
         prepared = self._prepare(path_or_bytes)
-        self._model, self._plan = prepared.model, prepared.plan
+        self._plan = prepared.plan
         self._inputs = [NodeArg.of(value) for value in prepared.inputs]
         self._overridable = [NodeArg.of(value) for value in prepared.overridable]
         self._outputs = [NodeArg.of(value) for value in prepared.outputs]
@@ -280,7 +280,7 @@ class InferenceSession:
             warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=4)
             self._providers = [(CPU_PROVIDER, {})]
             prepared = self._prepare(self._source)
-            self._model, self._plan = prepared.model, prepared.plan
+            self._plan = prepared.plan
 
 
 def _out_of_memory(doing: str, error: MemoryError) -> RuntimeException:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from genai.kernels.cpu.tape.replay import Crew
 from genai.kernels.cpu.team import Team
 
 from ..graph.gradients import expand_gradients
@@ -68,8 +69,8 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     if options.optimized_model_filepath:
         write_model(model, Path(options.optimized_model_filepath))
     team = Team(options.intra_op_num_threads or None)
-    provided = hand_over(model, providers)
-    plan = build_plan(model, PlanOptions(kernel={"team": team, "provided": provided, **_limits(options)}))
+    shared = {"team": team, "crew": Crew(team.threads), "provided": hand_over(model, providers)}
+    plan = build_plan(model, PlanOptions(kernel={**shared, **_limits(options)}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]

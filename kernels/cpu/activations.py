@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import numpy as np
-
 from .checks import Float32, check, check_rows, output
-from .jit import NativeOp, kernel
+from .jit import NativeOp
 from .rowwise.arrays import elementwise_of
 from .rowwise.binary import gate_op
 from .rowwise.layout import pieces_of
@@ -16,16 +11,6 @@ from .rowwise.unary import unary_op
 from .team import Team, run
 
 _NANOSECONDS_PER_ELEMENT = 0.7
-_NANOSECONDS_PER_ERF = 10.0
-# Elements in one item of work.
-_CHUNK = 4096
-
-
-@kernel("void(float32[::1], float32[::1], int64, int64)")
-def erf_values(x: Any, out: Any, begin: int, end: int) -> None:
-    """Chunks [begin, end) of the error function."""
-    for i in range(begin * _CHUNK, min(end * _CHUNK, x.shape[0])):
-        out[i] = math.erf(np.float64(x[i]))
 
 
 def erf(x: Float32, *, team: Team | None = None) -> Float32:
@@ -34,12 +19,7 @@ def erf(x: Float32, *, team: Team | None = None) -> Float32:
     Raises:
         ValueError: x is of another type, or not contiguous.
     """
-    flat = x.reshape(-1)
-    check("x", flat, (None,))
-    out = np.empty(flat.shape, np.float32)
-    chunks = -(-flat.size // _CHUNK)
-    run(team, erf_values, (flat, out), chunks, work=flat.size * _NANOSECONDS_PER_ERF)
-    return out.reshape(x.shape)
+    return _alone(unary_op("erf"), x, None, 0.0, team)
 
 
 def swiglu(gate: Float32, up: Float32, out: Float32 | None = None, *, team: Team | None = None) -> Float32:

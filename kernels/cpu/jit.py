@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 
 # Every module that defines kernels, so that all can be compiled ahead.
 _KERNEL_MODULES = (
-    "activations",
     "channels",
-    "depthwise",
     "logprobs",
     "rowwise.arrays",
     "sampling",
     "tape.driver",
     "tape.eager",
+    "tape.replay",
     "trees",
 )
 

@@ -319,6 +319,7 @@ def _part(builder: Any, value: Any, first: int, lanes: int) -> Any:
 
 # Over the lanes of a float32 vector: upper half onto lower half, again and again. A NaN may or may not be the maximum.
 reduce_add = _reduction(lambda builder, a, b: builder.fadd(a, b))
+reduce_add_integers = _reduction(lambda builder, a, b: builder.add(a, b))
 reduce_max = _reduction(lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), b, a))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .attention import attend, join_heads, split_heads
-from .quantization import integer_product
+from .integer_products import IntegerProduct
 from .support import optional, widened
 
 MS = "com.microsoft"
@@ -94,11 +94,11 @@ def packed_attention(spec: NodeSpec) -> Kernel:
 @register("QAttention", domain=MS)
 def quantised_attention(spec: NodeSpec) -> Kernel:
     """The same with 8-bit input and weight."""
-    core = _PackedAttention(spec)
+    core, multiply = _PackedAttention(spec), IntegerProduct(spec, 1, 7)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, weight, bias, x_scale, w_scale = inputs[:5]
-        total = integer_product(x, weight, optional(inputs, 6), optional(inputs, 7))
+        total = multiply(x, weight, optional(inputs, 6), optional(inputs, 7))
         return core(total * (x_scale * w_scale) + bias, optional(inputs, 5), optional(inputs, 8), None)
 
     return kernel

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
-from .convolution import conv, limited_conv
+from .convolution import NO_LIMITS, conv, limited_conv, packed_convolution
 from .matmul import gemm, product
 from .movement import pad
 from .support import from_function, optional, widened
@@ -82,6 +82,10 @@ def fused_conv(spec: NodeSpec) -> Kernel:
     limits = {"Relu": (0.0, math.inf), "Clip": (*parameters, 0.0, 0.0)[:2]}.get(spec.attributes.get("activation", ""))
     if limits is not None and not spec.has(3):
         return limited_conv(spec, (limits[0], limits[1]))
+    if limits is not None or not spec.attributes.get("activation"):
+        packed = packed_convolution(spec, NO_LIMITS if limits is None else (limits[0], limits[1]))
+        if packed is not None:
+            return packed
     inner = conv(spec)
 
     def added(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:

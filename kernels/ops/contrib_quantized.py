@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.byte_pairs import Form, combined_bytes
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
+from .integer_products import IntegerProduct
 from .pooling import average_pool
-from .quantization import IntegerProduct, dynamically_quantized, integer_product, quantized
+from .quantization import dynamically_quantized, quantized
 from .support import optional
 
 MS = "com.microsoft"
+# Smaller arrays are left to NumPy.
+_MIN_COMPILED = 2048
 
 
 def dequantized(x: Any, scale: Any, zero_point: Any) -> Any:
@@ -30,19 +34,46 @@ def requantised(values: Any, scale: Any, zero_point: Any, dtype: Any) -> Any:
     return quantized(values / np.float32(np.asarray(scale).reshape(-1)[0]), point, dtype)
 
 
-def _binary(function: Callable[[Any, Any], Any]) -> Callable[[NodeSpec], Kernel]:
-    def factory(spec: NodeSpec) -> Kernel:
-        def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-            a, b = dequantized(*inputs[:3]), dequantized(*inputs[3:6])
-            return (requantised(function(a, b), inputs[6], optional(inputs, 7), inputs[0].dtype),)
-
-        return kernel
-
-    return factory
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {"Add": np.add, "Mul": np.multiply}
 
 
-register("QLinearAdd", domain=MS)(_binary(np.add))
-register("QLinearMul", domain=MS)(_binary(np.multiply))
+@register("QuantizedBinary", domain="genai")
+def quantized_binary(spec: NodeSpec) -> Kernel:
+    """a + b or a * b (ours): a, its scale and zero point, b likewise, then those of the result.
+
+    Attribute: function, "Add" or "Mul".
+    """
+    return _arithmetic(spec, str(spec.attributes["function"]))
+
+
+def _arithmetic(spec: NodeSpec, name: str) -> Kernel:
+    if name not in _ARITHMETIC:
+        raise KernelError(f"{spec.op_type}: the function {name!r} is unknown")
+    crew = spec.options.get("crew")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a, b, point = inputs[0], inputs[3], optional(inputs, 7)
+        dtype = a.dtype if point is None else point.dtype
+        forms = [_form(inputs[i], optional(inputs, i + 1)) for i in (1, 4, 6)]
+        if crew is not None and max(a.size, b.size) >= _MIN_COMPILED and None not in forms:
+            found = combined_bytes(crew, name, a, forms[0], b, forms[1], forms[2], dtype)
+            if found is not None:
+                return (found,)
+        result = _ARITHMETIC[name](dequantized(*inputs[:3]), dequantized(*inputs[3:6]))
+        return (requantised(result, inputs[6], point, dtype),)
+
+    return kernel
+
+
+def _form(scale: Any, point: Any) -> Any:
+    """A scale and zero point as numbers, or None where there are several."""
+    if np.size(scale) != 1 or (point is not None and np.size(point) != 1):
+        return None
+    return Form(float(np.asarray(scale).reshape(-1)[0]), 0 if point is None else int(np.asarray(point).reshape(-1)[0]))
+
+
+register("QLinearAdd", domain=MS)(lambda spec: _arithmetic(spec, "Add"))
+register("QLinearMul", domain=MS)(lambda spec: _arithmetic(spec, "Mul"))
 
 
 def _unary(function: Callable[..., Any], **defaults: float) -> Callable[[NodeSpec], Kernel]:
@@ -134,10 +165,11 @@ def qgemm(spec: NodeSpec) -> Kernel:
     a = spec.attributes
     alpha = np.float32(a.get("alpha", 1.0))
     trans_a, trans_b = bool(a.get("transA", 0)), bool(a.get("transB", 0))
+    multiply = IntegerProduct(spec, 3, 5, transposed=trans_b)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         left, a_scale, a_zero, right, b_scale, b_zero = inputs[:6]
-        total = integer_product(left.T if trans_a else left, right.T if trans_b else right, a_zero, b_zero)
+        total = multiply(left.T if trans_a else left, right, a_zero, b_zero)
         bias = optional(inputs, 6)
         values = (total if bias is None else total + bias) * (alpha * a_scale * b_scale)
         scale = optional(inputs, 7)
@@ -155,9 +187,12 @@ def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, b, a_scale, b_scale = inputs[:4]
+        bias = optional(inputs, 6)
+        found = multiply.scaled(a, a_scale * b_scale, bias, optional(inputs, 4))
+        if found is not None:
+            return (found,)
         total = multiply(a, b, optional(inputs, 4), optional(inputs, 5))
         result = total * (a_scale * b_scale)
-        bias = optional(inputs, 6)
         return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
 
     return kernel
@@ -170,9 +205,12 @@ def dynamic_quantize_matmul(spec: NodeSpec) -> Kernel:
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, b, b_scale = inputs[:3]
-        values, scale, point = dynamically_quantized(a)
-        result = multiply(values, b, point, optional(inputs, 3)) * (scale * b_scale)
+        values, scale, point = dynamically_quantized(a, spec.options.get("crew"))
         bias = optional(inputs, 4)
+        found = multiply.scaled(values, scale * b_scale, bias, point)
+        if found is not None:
+            return (found,)
+        result = multiply(values, b, point, optional(inputs, 3)) * (scale * b_scale)
         return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
 
     return kernel

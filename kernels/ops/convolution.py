@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from ..cpu.blas import matmul
 from ..cpu.team import run
 from ..registry import Kernel, KernelError, NodeSpec, register
-from .exact import exact_runs
 from .support import checked_shape, optional, widened
 from .windows import Windows, WindowSpec
 
@@ -24,27 +24,27 @@ def convolve(x: Any, weight: Any, windows: Windows, groups: int, team: Any = Non
     """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
     batch, channels = x.shape[:2]
     outputs = weight.shape[0]
-    _check_groups(x, weight, groups)
+    check_groups(x, weight, groups)
     positions = math.prod(windows.counts)
     if windows.is_pointwise and groups == 1:
         product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), team)
     elif weight.shape[1] == 1 and outputs == channels:
         return _depthwise(windows.padded(x, 0), weight, windows)
     else:
-        columns = _columns(windows.padded(x, 0), windows, team)
+        columns = columns_of(windows.padded(x, 0), windows, team)
         columns = columns.reshape(batch, groups, -1, positions)
         product = matmul(weight.reshape(groups, outputs // groups, -1), columns, team)
     return product.reshape(batch, outputs, *windows.counts)
 
 
-def _check_groups(x: Any, weight: Any, groups: int) -> None:
+def check_groups(x: Any, weight: Any, groups: int) -> None:
     if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         raise KernelError(
             f"Conv: {x.shape[1]} channels in {groups} groups do not fit a weight of shape {list(weight.shape)}"
         )
 
 
-def _columns(x: Any, windows: Windows, team: Any) -> Any:
+def columns_of(x: Any, windows: Windows, team: Any) -> Any:
     """[N, C, taps, positions ...]: the elements that each window sees."""
     taps = math.prod(windows.kernel)
     columns = np.empty((*x.shape[:2], taps, *windows.counts), x.dtype)
@@ -68,7 +68,7 @@ def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
     return result
 
 
-def _depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, team: Any) -> Any:
+def depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, crew: Any) -> Any:
     """The same of images in float32, in compiled code, with all that follows; None where it does not fit."""
     fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
     if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
@@ -84,7 +84,7 @@ def _depthwise_images(x: Any, weight: Any, bias: Any, windows: Windows, limits: 
         strides=(first, second),
         pads=(windows.begins[0], windows.begins[1]),
         limits=limits,
-        team=team,
+        crew=crew,
     )
     return out.reshape(*x.shape[:2], *windows.counts)
 
@@ -123,12 +123,16 @@ def limited_conv(spec: NodeSpec, limits: Limits) -> Kernel:
     if groups < 1:
         raise KernelError(f"Conv: group is {groups}")
 
+    packed = packed_convolution(spec, limits)
+    if packed is not None:
+        return packed
+
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
-        _check_ranks(spec, x, weight)
+        check_ranks(spec, x, weight)
         windows = window_spec.windows(x.shape[2:], weight.shape[2:])
-        _check_columns(spec, x, weight, windows)
-        result = _depthwise_images(x, weight, bias, windows, limits, team)
+        check_columns(spec, x, weight, windows)
+        result = depthwise_images(x, weight, bias, windows, limits, spec.options.get("crew"))
         if result is None:
             result = convolve(widened(x), widened(weight), windows, groups, team)
             _finish(result, bias, limits, team)
@@ -137,80 +141,59 @@ def limited_conv(spec: NodeSpec, limits: Limits) -> Kernel:
     return kernel
 
 
-def _check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
+class PackedConvolution:
+    """The kernel of a node with constant float32 kernels in one group.
+
+    Attributes:
+        packed: inputs that it no longer reads, since it keeps them in its own form.
+    """
+
+    def __init__(self, spec: NodeSpec, convolution: Any, kernel: tuple[int, ...], packed: tuple[int, ...]) -> None:
+        self._spec, self._windows = replace(spec, constants=()), WindowSpec(spec)
+        self._convolution, self._kernel, self.packed = convolution, kernel, packed
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        from ..cpu.gemm.convolution import Windows as Places
+
+        x, addend = inputs[0], optional(inputs, 3)
+        if x.ndim != len(self._kernel) or x.shape[1] != self._kernel[1] or x.dtype != np.float32:
+            raise KernelError(f"Conv: {x.dtype}{list(x.shape)} does not fit kernels of shape {list(self._kernel)}")
+        windows = self._windows.windows(x.shape[2:], self._kernel[2:])
+        checked_shape(self._spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
+        checked_shape(self._spec, (x.shape[0], self._kernel[0], *windows.counts), 4)
+        places = Places(windows.kernel, windows.strides, windows.dilations, windows.counts)
+        if addend is not None:
+            addend = np.broadcast_to(addend, (len(x), self._kernel[0], *windows.counts))
+        return (self._convolution(windows.padded(x, 0), places, addend),)
+
+
+def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | None:
+    """A convolution whose kernels are packed once; None where they are no constants, or in groups, or few."""
+    crew, weight = spec.options.get("crew"), spec.constants[1]
+    if crew is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
+        return None
+    bias = spec.constants[2] if spec.has(2) else None
+    if int(spec.attributes.get("group", 1)) != 1 or (spec.has(2) and (bias is None or bias.dtype != np.float32)):
+        return None
+    if bias is not None and bias.shape != (len(weight),):
+        raise KernelError(f"Conv: a bias of shape {list(bias.shape)} does not fit {len(weight)} kernels")
+    from ..cpu.gemm.convolution import Convolution, pack_kernels
+
+    kernels = spec.pack((1,), "float32 kernels", lambda: pack_kernels(weight))
+    function, parameters = ("copy", ()) if limits == NO_LIMITS else ("clip", limits)
+    convolution = Convolution(crew, kernels, bias, function, parameters)
+    return PackedConvolution(spec, convolution, weight.shape, (1, 2) if bias is not None else (1,))
+
+
+def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
     if x.ndim < 2 or x.ndim != weight.ndim:
         raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
 
 
-def _check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> None:
+def check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> None:
     """The columns are the largest value that a convolution makes."""
     checked_shape(spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
     checked_shape(spec, (x.shape[0], weight.shape[0], *windows.counts), 4)
-
-
-@register("ConvInteger", since_version=10)
-def conv_integer(spec: NodeSpec) -> Kernel:
-    """Convolution of 8-bit integers less their zero points, exactly, in int32."""
-    convolve_integers = IntegerConvolution(spec, 1, 3)
-
-    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return (convolve_integers(inputs[0], inputs[1], optional(inputs, 2), optional(inputs, 3)),)
-
-    return kernel
-
-
-class IntegerConvolution:
-    """Convolution of 8-bit integers less their zero points, exactly, as int32.
-
-    Constant kernels are brought into the form for BLAS once, for all nodes that share them.
-
-    Args:
-        weight, zero: which inputs of the node are the kernels and their zero points (one, or one per output channel).
-    """
-
-    def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
-        self._spec, self._windows = spec, WindowSpec(spec)
-        self._groups, self._team = int(spec.attributes.get("group", 1)), spec.options.get("team")
-        if self._groups < 1:
-            raise KernelError(f"{spec.op_type}: group is {self._groups}")
-        self._kernels: tuple[Any, list[slice]] | None = None
-        constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
-        if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
-            self._kernels = spec.pack((weight, zero), "kernels in exact runs", lambda: _kernels_in_runs(*constants))
-
-    def __call__(self, x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
-        _check_ranks(self._spec, x, weight)
-        windows = self._windows.windows(x.shape[2:], weight.shape[2:])
-        _check_columns(self._spec, x, weight, windows)
-        kernels, runs = self._kernels or _kernels_in_runs(weight, w_zero)
-        data = x.astype(np.float32)
-        if x_zero is not None:
-            data -= np.asarray(x_zero).astype(np.float32).reshape(())
-        if len(runs) == 1:
-            sums = _depthwise_images(data, kernels, None, windows, NO_LIMITS, self._team)
-            sums = convolve(data, kernels, windows, self._groups, self._team) if sums is None else sums
-            return sums.astype(np.int32)
-        return _convolve_in_runs(data, kernels, windows, self._groups, runs, self._team)
-
-
-def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
-    """Kernels as float32 less their zero points, and the runs of their terms that are summed exactly."""
-    kernels = weight.astype(np.float32)
-    if zero is not None and np.any(zero):
-        points = np.asarray(zero).astype(np.float32)
-        kernels -= points.reshape(-1, *[1] * (weight.ndim - 1)) if points.size > 1 else points.reshape(())
-    return kernels, exact_runs(math.prod(weight.shape[1:]), kernels.reshape(len(kernels), -1).T)
-
-
-def _convolve_in_runs(x: Any, weight: Any, windows: Windows, groups: int, runs: list[slice], team: Any) -> Any:
-    batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
-    _check_groups(x, weight, groups)
-    columns = _columns(windows.padded(x, 0), windows, team).reshape(batch, groups, -1, positions)
-    kernels = weight.reshape(groups, outputs // groups, -1)
-    total = np.zeros((batch, groups, outputs // groups, positions), np.int32)
-    for part in runs:
-        total += matmul(kernels[..., part], columns[:, :, part], team).astype(np.int32)
-    return total.reshape(batch, outputs, *windows.counts)
 
 
 @register("ConvTranspose")
@@ -230,7 +213,7 @@ class _ConvTranspose:
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
-        _check_ranks(self.spec, x, weight)
+        check_ranks(self.spec, x, weight)
         if x.shape[1] != weight.shape[0] or x.shape[1] % self.groups:
             raise KernelError(
                 f"ConvTranspose: {x.shape[1]} channels in {self.groups} groups, weight {list(weight.shape)}"

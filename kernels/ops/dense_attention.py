@@ -25,16 +25,19 @@ def dense_attention(spec: NodeSpec) -> Kernel:
     the weights count as 0, as in rows that are hidden whole.
     """
     scale, nan_is_zero = np.float32(spec.attributes.get("scale", 1.0)), bool(spec.attributes.get("nan_is_zero", 0))
-    team = spec.options.get("team")
+    team, compiled = spec.options.get("team"), _compiled(spec, scale, nan_is_zero)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         query, keys, values = inputs[:3]
         bias = optional(inputs, 3)
         shape = _score_shape(query, keys, values, bias)
-        out = np.empty((*shape[:3], values.shape[3]), np.float32)
         ends = (shape[2], query.shape[3]), (keys.shape[2], shape[3]), values.shape[2:]
         operands = [np.broadcast_to(x, (*shape[:2], *end)) for x, end in zip((query, keys, values), ends, strict=True)]
         addend = None if bias is None else np.broadcast_to(bias, shape)
+        is_float = all(x.dtype == np.float32 for x in inputs if x is not None)
+        if compiled is not None and shape[3] and query.shape[3] and is_float:
+            return (compiled(*operands, addend),)
+        out = np.empty((*shape[:3], values.shape[3]), np.float32)
         heads = shape[0] * shape[1]
         flops = 2.0 * out.size * shape[3] + 2.0 * query.shape[3] * heads * shape[2] * shape[3]
         arguments: list[Any] = [*operands, addend, out, scale, nan_is_zero]
@@ -42,6 +45,16 @@ def dense_attention(spec: NodeSpec) -> Kernel:
         return (out,)
 
     return kernel
+
+
+def _compiled(spec: NodeSpec, scale: Any, nan_is_zero: bool) -> Any:
+    """Attention in compiled code, where there are threads for it."""
+    crew = spec.options.get("crew")
+    if crew is None:
+        return None
+    from ..cpu.gemm.attention import DenseAttention
+
+    return DenseAttention(crew, float(scale), nan_is_zero=nan_is_zero)
 
 
 def _score_shape(query: Any, keys: Any, values: Any, bias: Any) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..cpu.blas import matmul as blas_matmul
 from ..registry import Kernel, KernelError, NodeSpec, register
+from .packed import packed_linear
 from .support import checked_shape, optional, widened
 
 _TERM = r"[A-Za-z]*(\.\.\.[A-Za-z]*)?"
@@ -27,7 +28,9 @@ def product(a: Any, b: Any, team: Any = None) -> Any:
 @register("MatMul")
 def matmul(spec: NodeSpec) -> Kernel:
     """NumPy's matmul has the rules of ONNX."""
-    team = spec.options.get("team")
+    team, packed = spec.options.get("team"), packed_linear(spec)
+    if packed is not None:
+        return packed
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         return (product(inputs[0], inputs[1], team),)
@@ -37,14 +40,21 @@ def matmul(spec: NodeSpec) -> Kernel:
 
 @register("Linear", domain="genai")
 def linear(spec: NodeSpec) -> Kernel:
-    """x @ weight + bias (ours): x [..., K], weight [K, N], bias [N], all float32."""
-    team = spec.options.get("team")
+    """function(x @ weight + bias + addend) (ours): x [..., K], weight [K, N], bias [N], addend [..., N], all float32.
+
+    Attributes: function, parameters: what `cpu.rowwise.unary` knows; none by default.
+    """
+    team, packed = spec.options.get("team"), packed_linear(spec, bias=2, addend=3)
+    if packed is not None:
+        return packed
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         result = blas_matmul(inputs[0], inputs[1], team)
         result += inputs[2]
         return (result,)
 
+    if spec.attributes.get("function") or spec.has(3):
+        raise KernelError("Linear: a function and an addend need a constant float32 weight")
     return kernel
 
 
@@ -54,6 +64,10 @@ def gemm(spec: NodeSpec) -> Kernel:
     alpha, beta = float(spec.attributes.get("alpha", 1.0)), float(spec.attributes.get("beta", 1.0))
     trans_a, trans_b = bool(spec.attributes.get("transA", 0)), bool(spec.attributes.get("transB", 0))
     team = spec.options.get("team")
+    if alpha == beta == 1.0 and not trans_a:
+        packed = packed_linear(spec, bias=2, transposed=trans_b)
+        if packed is not None:
+            return packed
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a = inputs[0].T if trans_a else inputs[0]

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..cpu.blas import matmul
+from ..cpu.bytes import dequantized_bytes, quantized_bytes, range_with_zero
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .casting import cast_array, dtype_of, number_of
-from .convolution import IntegerConvolution, per_channel
-from .exact import exact_runs
+from .integer_products import IntegerProduct
 from .support import checked_axis, optional, widened
+
+_BYTES = (np.int8, np.uint8)
+# Smaller arrays are left to NumPy.
+_MIN_COMPILED = 2048
 
 
 def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
@@ -36,10 +39,13 @@ def quantize_linear(spec: NodeSpec) -> Kernel:
     output = int(spec.attributes.get("output_dtype", 0))
     precision = int(spec.attributes.get("precision", 0))
     saturate = bool(spec.attributes.get("saturate", 1))
+    crew = spec.options.get("crew")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
         dtype = points.dtype if points is not None else dtype_of(output or 2)
+        if crew is not None and not precision and dtype in _BYTES and _compiled(x, scale, points):
+            return (quantized_bytes(crew, x, scale.item(), 0 if points is None else points.item(), dtype),)
         if precision:
             scaled = x.astype(dtype_of(precision)) / along(scale.astype(dtype_of(precision)), x, axis, block_size)
         else:
@@ -48,6 +54,12 @@ def quantize_linear(spec: NodeSpec) -> Kernel:
         return (quantized(scaled, offset, dtype, saturate=saturate),)
 
     return kernel
+
+
+def _compiled(x: Any, scale: Any, points: Any) -> bool:
+    """Whether one float32 scale and one zero point, and x if it matters, are what compiled kernels take."""
+    fits = scale.dtype == np.float32 and scale.size == 1 and (points is None or points.size == 1)
+    return fits and (x is None or (x.dtype == np.float32 and x.size >= _MIN_COMPILED))
 
 
 def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True) -> Any:
@@ -78,10 +90,14 @@ def dequantize_linear(spec: NodeSpec) -> Kernel:
     """(x - zero point) * scale, in the type of the scale or `output_dtype`."""
     axis, block_size = int(spec.attributes.get("axis", 1)), int(spec.attributes.get("block_size", 0))
     output = int(spec.attributes.get("output_dtype", 0))
+    crew = spec.options.get("crew")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x, scale, points = inputs[0], inputs[1], optional(inputs, 2)
         dtype = dtype_of(output) if output else scale.dtype
+        fits = x.dtype in _BYTES and x.size >= _MIN_COMPILED and dtype == np.float32 and _compiled(None, scale, points)
+        if crew is not None and fits:
+            return (dequantized_bytes(crew, x, scale.item(), 0 if points is None else points.item()),)
         values = x.astype(np.float64 if x.dtype.itemsize == 4 and x.dtype.kind == "i" else np.float32)
         if points is not None:
             values = values - along(points, x, axis, block_size).astype(values.dtype)
@@ -95,70 +111,25 @@ def dynamic_quantize_linear(spec: NodeSpec) -> Kernel:
     """To uint8 over the range of x, zero included."""
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        return dynamically_quantized(inputs[0])
+        return dynamically_quantized(inputs[0], spec.options.get("crew"))
 
     return kernel
 
 
-def dynamically_quantized(x: Any) -> tuple[Any, Any, Any]:
+def dynamically_quantized(x: Any, crew: Any = None) -> tuple[Any, Any, Any]:
     """uint8 values, their scale and zero point."""
-    low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
+    if crew is not None and x.dtype == np.float32 and x.size >= _MIN_COMPILED:
+        low, high = range_with_zero(crew, x)
+    else:
+        low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = (high - low) / np.float32(255)
     point = np.clip(np.rint(-low / scale), 0, 255) if scale else np.float32(0)
+    if crew is not None and scale > 0 and np.isfinite(scale) and _compiled(x, np.asarray(scale), None):
+        values = quantized_bytes(crew, x, float(scale), int(point), np.uint8)
+        return values, np.asarray(scale), np.asarray(point, np.uint8)
     scaled = np.rint(x / scale) if scale else np.zeros_like(x)
     scaled += point
     return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)
-
-
-class IntegerProduct:
-    """(a - a_zero) @ (b - b_zero) of 8-bit integers, exactly, as int32.
-
-    Constant weights are brought into the form for BLAS once, for all nodes that share them.
-
-    Args:
-        weight, zero: which inputs of the node are b and its zero point.
-    """
-
-    def __init__(self, spec: NodeSpec, weight: int, zero: int) -> None:
-        self._team = spec.options.get("team")
-        self._right: tuple[Any, list[slice]] | None = None
-        constants = [spec.constants[i] if spec.has(i) else None for i in (weight, zero)]
-        if constants[0] is not None and (constants[1] is not None or not spec.has(zero)):
-            self._right = spec.pack((weight, zero), "float32 in exact runs", lambda: _in_runs(_less(*constants)))
-
-    def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
-        right, runs = self._right or (_less(b, b_zero), None)
-        return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._team)
-
-
-def integer_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None, team: Any = None) -> Any:
-    """The same for values that are not constant. Zero points are one, or per row of a and per column of b."""
-    return _exact_product(_less(a, a_zero, by_row=True), _less(b, b_zero), None, team)
-
-
-def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:
-    result = values.astype(np.float32)
-    if zero_point is not None and np.any(zero_point):
-        point = np.asarray(zero_point).astype(np.float32)
-        result -= point.reshape(*point.shape, 1) if by_row and point.ndim == 1 and point.size > 1 else point
-    return result
-
-
-def _in_runs(right: Any) -> tuple[Any, list[slice]]:
-    """A matrix, or several, and the runs of its rows that are summed exactly."""
-    terms = right.shape[-2] if right.ndim > 1 else len(right)
-    return right, exact_runs(terms, np.moveaxis(right, -2, 0).reshape(terms, -1) if right.ndim > 1 else None)
-
-
-def _exact_product(left: Any, right: Any, runs: list[slice] | None, team: Any) -> Any:
-    """Run by run, added up as integers."""
-    if right.ndim == 1:
-        return _exact_product(left, right[:, None], runs, team)[..., 0]
-    first, *rest = runs or exact_runs(right.shape[-2])
-    total = matmul(left[..., first], right[..., first, :], team).astype(np.int32)
-    for run in rest:
-        total += matmul(left[..., run], right[..., run, :], team).astype(np.int32)
-    return total
 
 
 @register("MatMulInteger", since_version=10)
@@ -184,27 +155,12 @@ def qlinear_matmul(spec: NodeSpec) -> Kernel:
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
-        total = multiply(a, b, a_zero, b_zero)
         rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
         factor = widened(rows) * widened(b_scale) / widened(y_scale)
-        return (requantized(total, factor, y_zero, y_zero.dtype),)
-
-    return kernel
-
-
-@register("QLinearConv", since_version=10)
-def qlinear_conv(spec: NodeSpec) -> Kernel:
-    """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
-    convolve = IntegerConvolution(spec, 3, 5)
-
-    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = inputs[:8]
-        total = convolve(x, weight, x_zero, w_zero)
-        bias = optional(inputs, 8)
-        if bias is not None:
-            total = total + per_channel(bias, x.ndim)
-        factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
-        factor = per_channel(factor, x.ndim) if factor.size > 1 else factor.reshape(())
+        found = multiply.rounded(a, factor, y_zero, a_zero, b, b_zero)
+        if found is not None:
+            return (found,)
+        total = multiply(a, b, a_zero, b_zero)
         return (requantized(total, factor, y_zero, y_zero.dtype),)
 
     return kernel

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cpu.softmax import softmax_rows
 from ..registry import Kernel, NodeSpec, register, scalar
 from .support import axes_of, checked_axis, widened
 
@@ -149,12 +150,15 @@ def _along_axis(function: Function) -> Callable[[NodeSpec], Kernel]:
     """Since operator set 13: along one axis."""
 
     def factory(spec: NodeSpec) -> Kernel:
-        axis = int(spec.attributes.get("axis", -1))
+        axis, crew = int(spec.attributes.get("axis", -1)), spec.options.get("crew")
 
         def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
             x = inputs[0]
             if x.size == 0:
                 return (x,)
+            is_last = checked_axis(axis, x.ndim) == x.ndim - 1
+            if function is _softmax and crew is not None and is_last and x.dtype == np.float32:
+                return (softmax_rows(crew, x),)
             wide = x if x.dtype == np.float16 else widened(x)
             return (function(wide, checked_axis(axis, x.ndim)).astype(x.dtype, copy=False),)
 

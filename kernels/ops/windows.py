@@ -51,18 +51,22 @@ class Windows:
                 ),
             )
 
-    def padded(self, x: Any, value: Any) -> Any:
-        """x with its pads, and with what windows need beyond them."""
+    def widths(self, extents: Sequence[int]) -> list[tuple[int, int]]:
+        """Elements before and after per axis of an input of these extents: pads, and what windows need beyond them."""
         beyond = [
             (count - 1) * stride + dilation * (size - 1) + 1
             for size, stride, dilation, count in zip(
                 self.kernel, self.strides, self.dilations, self.counts, strict=True
             )
         ]
-        widths = [
+        return [
             (begin, max(needed - extent - begin, 0))
-            for begin, needed, extent in zip(self.begins, beyond, x.shape[2:], strict=True)
+            for begin, needed, extent in zip(self.begins, beyond, extents, strict=True)
         ]
+
+    def padded(self, x: Any, value: Any) -> Any:
+        """x with its pads, and with what windows need beyond them."""
+        widths = self.widths(x.shape[2:])
         if not any(before or after for before, after in widths):
             return x
         shape = (

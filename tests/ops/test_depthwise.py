@@ -7,6 +7,7 @@ import pytest
 
 from genai.kernels.cpu.channels import finish_channels
 from genai.kernels.cpu.depthwise import depthwise
+from genai.kernels.cpu.tape.replay import Crew
 from genai.kernels.cpu.team import Team
 
 
@@ -19,17 +20,17 @@ def test_equals_the_sum_of_taps(strides, kernel, batch, pads, shape):
     x = rng.standard_normal((batch * channels, *shape)).astype(np.float32)
     weight = rng.standard_normal((channels, *kernel)).astype(np.float32)
     bias = rng.standard_normal(channels).astype(np.float32)
-    team = Team(3, min_work_per_part=1)
+    crew = Crew(3)
     padded = np.pad(x, [(0, 0), (pads[0], 2), (pads[1], 3)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(1, 2))[:, :: strides[0], :: strides[1]]
     per_plane = np.tile(weight.astype(np.float64), (batch, 1, 1))
     expected = np.einsum("prcij,pij->prc", windows, per_plane) + np.tile(bias, batch)[:, None, None]
     sizes = windows.shape[1:3]
-    found = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, team=team)
+    found = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, crew=crew)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    limited = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, limits=(-0.5, 0.25), team=team)
+    limited = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, limits=(-0.5, 0.25), crew=crew)
     np.testing.assert_allclose(limited, np.clip(expected, -0.5, 0.25), rtol=1e-4, atol=1e-5)
-    team.close()
+    crew.close()
 
 
 def test_not_a_number_reaches_the_output():

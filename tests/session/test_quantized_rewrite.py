@@ -9,7 +9,10 @@ from onnx import TensorProto, helper
 import genai as ort
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
+from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv
 from genai.graph.rewrites.dead_code import RemoveDeadCode
+from genai.graph.rewrites.quantized_arithmetic import FuseQuantizedArithmetic
+from genai.graph.rewrites.quantized_moves import MoveQuantized
 from genai.graph.rewrites.quantized_nodes import FuseQuantizedNodes
 from genai.graph.shapes import infer_shapes
 
@@ -41,10 +44,10 @@ def build(make_model):
     return build
 
 
-def ops_after(model):
+def ops_after(model, rule=None):
     read = read_model(model)
     infer_shapes(read)
-    run_rewrites(read, (FuseQuantizedNodes(), RemoveDeadCode()), Level.ALL)
+    run_rewrites(read, (rule or FuseQuantizedNodes(), RemoveDeadCode()), Level.ALL)
     read.graph.check_integrity()
     return [item.op_type for item in read.graph.nodes]
 
@@ -130,3 +133,72 @@ def test_a_bias_beyond_int32_stays(build):
     model = build(nodes, IMAGE, **constants)
     assert "Conv" in ops_after(model)
     compare(model, IMAGE, STEP)
+
+
+MOVES = {
+    "reshape": (node("Reshape", "xd extents", "m"), {"extents": np.array([8, 3])}, "Reshape"),
+    "transpose": (node("Transpose", "xd", "m", perm=[1, 0]), {}, "Transpose"),
+    "pad": (node("Pad", "xd pads zero", "m"), {"pads": np.array([1, 0, 2, 0]), "zero": f(0.04)}, "Pad"),
+    "pad without a number": (node("Pad", "xd pads", "m"), {"pads": np.array([1, 0, 2, 0])}, "Pad"),
+    "slice": (node("Slice", "xd first last", "m"), {"first": np.array([1, 2]), "last": np.array([3, 7])}, "Slice"),
+}
+SAME_FORM = [node("QuantizeLinear", "m xs xz", "yq"), node("DequantizeLinear", "yq xs xz", "y")]
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_integers_are_moved(build, name):
+    move, constants, op_type = MOVES[name]
+    model = build([*ENTER, move, *SAME_FORM], ROWS, **constants)
+    assert ops_after(model, MoveQuantized()) == ["QuantizeLinear", op_type, "DequantizeLinear"]
+    compare(model, ROWS, 0)
+
+
+def test_what_is_quantised_again_in_the_same_form(build):
+    model = build([*ENTER, node("QuantizeLinear", "xd xs xz", "yq"), SAME_FORM[1]], ROWS)
+    assert ops_after(model, MoveQuantized()) == ["QuantizeLinear", "DequantizeLinear"]
+    compare(model, ROWS, 0)
+
+
+def test_other_forms_are_left(build):
+    model = build([*ENTER, MOVES["transpose"][0], *LEAVE], ROWS)
+    assert "Transpose" in ops_after(model, MoveQuantized())
+    assert len(ops_after(model, MoveQuantized())) == 5
+
+
+@pytest.mark.parametrize(("filling", "expected"), [(120, "QLinearConv"), (121, "Pad")])
+def test_pads_of_zero_points_join_the_convolution(build, filling, expected):
+    nodes = [
+        ENTER[0],
+        node("Pad", "xq pads fill", "p"),
+        node("QLinearConv", "p xs xz w ws wz ys yz", "yq"),
+        LEAVE[1],
+    ]
+    constants = {
+        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "fill": np.uint8(filling), "w": KERNELS, "ws": f(0.01),
+        "wz": np.int8(0),
+    }  # fmt: skip
+    model = build(nodes, IMAGE, **constants)
+    assert ops_after(model, FoldPadIntoConv())[1] == expected
+    compare(model, IMAGE, STEP)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul"])
+@pytest.mark.parametrize("other", [np.arange(8, dtype=np.uint8) * 20, np.uint8(200), np.arange(-4, 4, dtype=np.int8)])
+def test_sums_and_products(build, op, other):
+    nodes = [*ENTER, node("DequantizeLinear", "b bs bz", "bd"), node(op, "xd bd", "m"), *LEAVE]
+    model = build(nodes, ROWS, b=other, bs=f(0.01), bz=other.dtype.type(3))
+    after = ops_after(model, FuseQuantizedArithmetic())
+    assert after == ["QuantizeLinear", "QuantizedBinary", "DequantizeLinear"]
+    compare(model, ROWS, STEP)
+
+
+def test_large_sums(build):
+    shape = [40, 80]
+    nodes = [*ENTER, node("DequantizeLinear", "b bs bz", "bd"), node("Add", "bd xd", "m"), *LEAVE]
+    bias = np.random.default_rng(0).integers(-128, 128, 80).astype(np.int8)
+    compare(build(nodes, shape, b=bias, bs=f(0.01), bz=np.int8(3)), shape, STEP)
+
+
+def test_sums_with_numbers_stay(build):
+    model = build([*ENTER, node("Add", "xd b", "m"), *LEAVE], ROWS, b=f(np.ones(8)))
+    assert "Add" in ops_after(model, FuseQuantizedArithmetic())

@@ -17,14 +17,15 @@ from genai.graph.rewrites.base import Level, run_rewrites
 from genai.graph.rewrites.common_subexpressions import ShareSubexpressions
 from genai.graph.rewrites.constant_folding import LiftConstants
 from genai.graph.rewrites.conv_batch_norm import FoldConvBatchNorm
-from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv, FuseConvActivation
+from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv, FuseConvActivation, FuseConvAddition
 from genai.graph.rewrites.dead_code import RemoveDeadCode
 from genai.graph.rewrites.gelu import FuseGelu
 from genai.graph.rewrites.identity import RemoveIdentities
 from genai.graph.rewrites.known_shapes import FoldKnownShapes
 from genai.graph.rewrites.layer_norm import FuseLayerNorm
 from genai.graph.rewrites.linear import FuseLinear
-from genai.graph.rewrites.quantized_products import FuseMatMulIntegerToFloat
+from genai.graph.rewrites.linear_tail import FuseLinearActivation
+from genai.graph.rewrites.quantized_products import FuseIntegerProductBias, FuseMatMulIntegerToFloat
 from genai.graph.rewrites.transposes import MergeTransposes
 from genai.graph.shapes import infer_shapes
 
@@ -299,4 +300,57 @@ def test_constant_nodes_become_initializers(make_model, x):
     given_out = helper.make_node("Constant", [], ["z"], value_float=1.0)
     model = make_model([constant, given_out, node("Add", "xc", "y")], {"x": X}, {"y": X, "z": (1, [])})
     assert ops_after(model, LiftConstants()) == ["Constant", "Add"]
+    outputs_agree(model, {"x": x})
+
+
+FUNCTIONS = [("Relu", {}), ("Sigmoid", {}), ("Tanh", {}), ("Gelu", {}), ("Gelu", {"approximate": "tanh"})]
+
+
+@pytest.mark.parametrize(("op", "attributes"), FUNCTIONS)
+def test_linear_and_an_activation(make_model, x, op, attributes):
+    nodes = [node("MatMul", "xw", "m"), node("Add", "mb", "a"), node(op, "a", "y", **attributes)]
+    weight = np.random.default_rng(2).standard_normal((4, 3)).astype(np.float32)
+    model = make_model(nodes, {"x": X}, {"y": (1, [2, 3])}, {"w": weight, "b": f(1, 2, 3)})
+    assert ops_after(model, FuseLinear(), FuseLinearActivation()) == ["Linear"]
+    outputs_agree(model, {"x": x})
+
+
+def test_no_activation_where_the_product_is_wanted(make_model):
+    nodes = [node("MatMul", "xw", "m"), node("Add", "mb", "a"), node("Relu", "a", "y")]
+    constants = {"w": np.ones((4, 3), np.float32), "b": f(1, 2, 3)}
+    model = make_model(nodes, {"x": X}, {"y": (1, [2, 3]), "a": (1, [2, 3])}, constants)
+    assert ops_after(model, FuseLinear(), FuseLinearActivation()) == ["Linear", "Relu"]
+
+
+@pytest.mark.parametrize("order", ["cz", "zc"])
+@pytest.mark.parametrize("has_relu", [False, True])
+def test_conv_and_a_sum(make_model, order, has_relu):
+    rng = np.random.default_rng(0)
+    constants = {"w": rng.standard_normal((3, 3, 3, 3)).astype(np.float32), "b": f(1, -2, 3)}
+    nodes = [node("Conv", "xwb", "c", pads=[1, 1, 1, 1]), node("Add", order, "s" if has_relu else "y")]
+    nodes += [node("Relu", "s", "y")] if has_relu else []
+    model = make_model(nodes, {"x": IMAGE, "z": IMAGE}, {"y": IMAGE}, constants)
+    assert ops_after(model, FuseConvAddition()) == ["FusedConv"]
+    images = rng.standard_normal((2, 1, 3, 6, 6)).astype(np.float32)
+    outputs_agree(model, {"x": images[0], "z": images[1]})
+
+
+@pytest.mark.parametrize("case", ["group", "computed weight", "broadcast", "wanted"])
+def test_sums_that_stay(make_model, case):
+    weight = np.ones((3, 1 if case == "group" else 3, 3, 3), np.float32)
+    inputs = {"x": IMAGE, "z": (1, [1, 3, 6, 1]) if case == "broadcast" else IMAGE}
+    constants = {"w": weight}
+    if case == "computed weight":
+        inputs["w"], constants = (1, [3, 3, 3, 3]), {}
+    outputs = {"y": IMAGE, **({"c": IMAGE} if case == "wanted" else {})}
+    attributes = {"group": 3} if case == "group" else {}
+    nodes = [node("Conv", "xw", "c", pads=[1, 1, 1, 1], **attributes), node("Add", "cz", "y")]
+    assert ops_after(make_model(nodes, inputs, outputs, constants), FuseConvAddition()) == ["Conv", "Add"]
+
+
+def test_bias_of_a_quantised_product(make_model, x):
+    nodes = [*quantised_product()[:-1], node("Mul", "fk", "r"), node("Add", "rb", "y")]
+    model = make_model(nodes, {"x": X}, {"y": (1, [2, 3])}, {**QUANTISED, "b": f(1, -2, 3)})
+    rules = (FuseMatMulIntegerToFloat(), FuseIntegerProductBias())
+    assert ops_after(model, *rules) == ["DynamicQuantizeLinear", "MatMulIntegerToFloat"]
     outputs_agree(model, {"x": x})

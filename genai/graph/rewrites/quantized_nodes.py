@@ -53,10 +53,10 @@ class FuseQuantizedNodes:
 def _fuse_matmul(model: Model, graph: Graph, node: Node) -> bool:
     if node.key != ("", "MatMul"):
         return False
-    a, b = (_dequantized(graph, name) for name in node.inputs)
+    a, b = (dequantized(graph, name) for name in node.inputs)
     if a is None or b is None or a.axis is not None or not _scales_fit_columns(graph, b):
         return False
-    quantize = _quantize(graph, node.output(0))
+    quantize = following_quantize(graph, node.output(0))
     if quantize is not None:
         inputs = [*a.names, *b.names, *quantize.inputs[1:]]
         fused = make_node("QLinearMatMul", inputs, list(quantize.outputs), name=node.name)
@@ -79,8 +79,8 @@ def _scales_fit_columns(graph: Graph, b: _Quantized) -> bool:
 def _fuse_conv(graph: Graph, node: Node) -> bool:
     if node.key != ("", "Conv"):
         return False
-    x, weight = (_dequantized(graph, name) for name in node.inputs[:2])
-    quantize = _quantize(graph, node.output(0))
+    x, weight = (dequantized(graph, name) for name in node.inputs[:2])
+    quantize = following_quantize(graph, node.output(0))
     if x is None or weight is None or quantize is None or x.axis is not None or weight.axis not in (None, 0):
         return False
     inputs = [*x.names, *weight.names, *quantize.inputs[1:]]
@@ -95,7 +95,7 @@ def _fuse_conv(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _dequantized(graph: Graph, name: str) -> _Quantized | None:
+def dequantized(graph: Graph, name: str) -> _Quantized | None:
     """An 8-bit value behind a DequantizeLinear to float32, with a zero point."""
     node = made_by(graph, name, "DequantizeLinear")
     if node is None or not node.input(2) or node.attribute("block_size", 0) or node.attribute("output_dtype", 0):
@@ -109,7 +109,7 @@ def _dequantized(graph: Graph, name: str) -> _Quantized | None:
     return _Quantized(node.input(0), node.input(1), node.input(2), axis)
 
 
-def _quantize(graph: Graph, name: str) -> Node | None:
+def following_quantize(graph: Graph, name: str) -> Node | None:
     """The QuantizeLinear to 8 bits, of one scale and zero point, that alone uses a value."""
     node = only_user(graph, name)
     if node is None or node.key != ("", "QuantizeLinear") or not node.input(2) or node.attribute("block_size", 0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir import Graph, Model, Node, make_node
 from .base import Level
-from .patterns import made_by, only_user, other_input
+from .patterns import is_float32, made_by, only_user, other_input
 
 MS = "com.microsoft"
 
@@ -47,4 +47,33 @@ def _fuse(graph: Graph, product: Node) -> bool:
     inputs = [product.input(0), product.input(1), source.output(1), b_scale, product.input(2), product.input(3)]
     fused = make_node("MatMulIntegerToFloat", inputs, list(scaled.outputs), domain=MS, name=scaled.name)
     graph.replace_node(scaled, fused)
+    return True
+
+
+class FuseIntegerProductBias:
+    """Add(MatMulIntegerToFloat(a, b, ...), bias) with a constant bias [N] -> MatMulIntegerToFloat with that bias."""
+
+    name = "fuse_integer_product_bias"
+    level = Level.EXTENDED
+
+    def apply(self, model: Model) -> int:
+        return sum(_fuse_bias(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
+
+
+def _fuse_bias(graph: Graph, product: Node) -> bool:
+    if product.key != (MS, "MatMulIntegerToFloat") or product.input(6):
+        return False
+    weight = graph.constant_tensor(product.input(1))
+    addition = only_user(graph, product.output(0))
+    if weight is None or len(weight.shape) != 2 or addition is None or addition.key != ("", "Add"):
+        return False
+    other = other_input(addition, product.output(0))
+    bias = graph.constant_tensor(other) if other else None
+    if other is None or bias is None or bias.shape != weight.shape[1:] or not is_float32(graph, other):
+        return False
+    fused = product.copy()
+    fused.inputs = [*[product.input(index) for index in range(6)], other]
+    fused.outputs = list(addition.outputs)
+    graph.replace_node(addition, fused)
+    graph.remove_nodes([product])
     return True

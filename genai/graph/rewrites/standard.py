@@ -7,15 +7,18 @@ from .base import Rewrite
 from .common_subexpressions import ShareSubexpressions
 from .constant_folding import FoldConstants
 from .conv_batch_norm import FoldConvBatchNorm
-from .conv_neighbours import FoldPadIntoConv, FuseConvActivation
+from .conv_neighbours import FoldPadIntoConv, FuseConvActivation, FuseConvAddition
 from .dead_code import RemoveDeadCode
 from .gelu import FuseGelu
 from .identity import RemoveIdentities
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
 from .linear import FuseLinear
+from .linear_tail import FuseLinearActivation
+from .quantized_arithmetic import FuseQuantizedArithmetic
+from .quantized_moves import MoveQuantized
 from .quantized_nodes import FuseQuantizedNodes
-from .quantized_products import FuseMatMulIntegerToFloat
+from .quantized_products import FuseIntegerProductBias, FuseMatMulIntegerToFloat
 from .transposes import MergeTransposes
 
 SESSION_RULES: tuple[Rewrite, ...] = (
@@ -27,11 +30,16 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FoldPadIntoConv(),
     FoldConvBatchNorm(),
     FuseConvActivation(),
+    FuseConvAddition(),
     FuseLayerNorm(),
     FuseGelu(),
     FuseAttention(),
     FuseMatMulIntegerToFloat(),
     FuseQuantizedNodes(),
+    FuseIntegerProductBias(),
+    MoveQuantized(),
+    FuseQuantizedArithmetic(),
     FuseLinear(),
+    FuseLinearActivation(),
     RemoveDeadCode(),
 )

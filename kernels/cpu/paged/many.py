@@ -296,10 +296,13 @@ def _attend_chunk(arguments: int, scratch: int) -> None:
         pages = _pages_seen(arguments, scratch, first)
 
 
-@cache
 def many_op(half: bool) -> NativeOp:
     """Attention of a block of neighbouring tokens of one sequence: an item is an entry of ROW_BLOCKS and a KV head."""
-    tiles = uses_tiles(half)
+    return _attend_blocks(uses_tiles(half))
+
+
+@cache
+def _attend_blocks(tiles: bool) -> NativeOp:
     products: Any = tile_products if tiles else vector_products
     load_queries, clear_queries = products.load_queries, products.clear_queries
 

@@ -60,19 +60,29 @@ class Rows:
         return Rows(array.ctypes.data, array.strides[0], array.shape[1], counted, array)
 
 
+@dataclass(frozen=True)
+class Hole:
+    """An argument that is known at the run only: the address of a buffer, plus an offset (see `replay`)."""
+
+    name: str
+    offset: int = 0
+
+
+Argument = int | float | NativeOp | Hole
+
 # Calls in phases: those of one phase do not depend on each other, every phase on the ones before it.
 Phases = Sequence[Sequence["Call"]]
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator, its arguments (integers, addresses, floats, operators that it calls), its items.
+    """An operator, its arguments (integers, addresses, floats, operators that it calls, holes), its items.
 
     `held` keeps alive what the addresses point to; `scratch` is the memory in bytes that a thread needs for it.
     """
 
     op: NativeOp
-    arguments: Sequence[int | float | NativeOp]
+    arguments: Sequence[Argument]
     items: Items = field(default_factory=Items)
     scratch: int = 0
     held: Sequence[Any] = ()
@@ -162,8 +172,13 @@ class TapeWriter:
         return Tape(rows, tuple(self._calls), -(-scratch // _LINE) * _LINE, counters)
 
 
-def argument_word(value: int | float | NativeOp) -> int:
-    """An argument as the word that travels in a row: floats as the bits of float64, operators as their address."""
+def argument_word(value: Argument) -> int:
+    """An argument as the word that travels in a row: floats as the bits of float64, operators as their address.
+
+    A hole is 0 until it is filled.
+    """
+    if isinstance(value, Hole):
+        return 0
     if isinstance(value, NativeOp):
         return value.address
     return int(np.float64(value).view(np.int64)) if isinstance(value, float) else int(value)

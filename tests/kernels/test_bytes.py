@@ -1,0 +1,53 @@
+"""Rounding to 8 bits and back, and ranges, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.bytes import dequantized_bytes, quantized_bytes, range_with_zero
+from genai.kernels.cpu.tape.replay import Crew
+
+
+@pytest.fixture(params=[1, 2])
+def crew(request):
+    made = Crew(request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4095, 4097, 50_000])
+def test_rounding(crew, rng, dtype, size):
+    x = rng.standard_normal(size).astype(np.float32) * 10
+    x[: size // 3] = np.rint(x[: size // 3]) * np.float32(0.05)  # halves of steps
+    x[size // 2 : size // 2 + 1], x[size // 2 + 1 : size // 2 + 2] = np.inf, -np.inf
+    info, scale, point = np.iinfo(dtype), np.float32(0.1), 3
+    expected = np.clip(np.rint(x / scale) + point, info.min, info.max).astype(dtype)
+    np.testing.assert_array_equal(quantized_bytes(crew, x, float(scale), point, dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (4099,), (70, 900)])
+def test_back(crew, rng, dtype, shape):
+    info = np.iinfo(dtype)
+    x = rng.integers(info.min, info.max + 1, shape).astype(dtype)
+    found = dequantized_bytes(crew, x, 0.3, 7)
+    np.testing.assert_array_equal(found, (x.astype(np.float32) - 7) * np.float32(0.3))
+
+
+def test_range(crew, rng):
+    x = rng.standard_normal((33, 401)).astype(np.float32)
+    assert range_with_zero(crew, x) == (x.min(), x.max())
+    assert range_with_zero(crew, np.abs(x) + 1) == (0, np.abs(x).max() + 1)
+    x[20, 3] = np.nan
+    assert np.isnan(range_with_zero(crew, x)).all()
+
+
+def test_other_types(crew):
+    with pytest.raises(ValueError, match="float64 cannot become"):
+        quantized_bytes(crew, np.zeros(3), 1.0, 0, np.int8)
+    with pytest.raises(ValueError, match="x is int32"):
+        dequantized_bytes(crew, np.zeros(3, np.int32), 1.0, 0)
+    with pytest.raises(ValueError, match="x is float32"):
+        range_with_zero(crew, np.zeros(0, np.float32))
