@@ -55,9 +55,9 @@ class Replay:
         return Tape(rows, self._tape.calls, self._tape.scratch, counters)
 
 
-@kernel("int64(int64, int64, int64, int64)")
-def run_rows(rows: int, count: int, context: int, scratch: int) -> Any:
-    """All calls of a tape, one after another on this thread; returns the first error code, or 0."""
+@kernel("void(int64, int64, int64, int64, int64[::1])")
+def run_rows(rows: int, count: int, context: int, scratch: int, refusal: Any) -> None:
+    """All calls of a tape, one after another on this thread; the first error code goes to refusal[0] and ends it."""
     for index in range(count):
         row = rows + index * ROW_BYTES
         counted = read_int64(context + 8 * read_int64(row + 8 * COUNTED))
@@ -65,8 +65,8 @@ def run_rows(rows: int, count: int, context: int, scratch: int) -> Any:
         operator = read_int64(row + 8 * OPERATOR)
         status = call_operator(operator, row + 8 * FIRST_ARGUMENT, context, 0, items, scratch)
         if status != 0:
-            return status
-    return 0
+            refusal[0] = status
+            break
 
 
 class Crew:
@@ -98,9 +98,10 @@ class Crew:
             self._walkers.walk(tape, self._context)
             return
         scratch = self.buffer("scratch", tape.scratch)
-        error = run_rows(tape.address, len(tape.rows), self._context.address, scratch)
-        if error:
-            raise StepError(error)
+        refusal = np.zeros(1, np.int64)
+        run_rows(tape.address, len(tape.rows), self._context.address, scratch, refusal)
+        if refusal[0]:
+            raise StepError(int(refusal[0]))
 
     def buffer(self, name: str, size: int) -> int:
         """The address of `memory`."""
