@@ -78,7 +78,7 @@ def decode_step(model: genai.Model, batch: int) -> Callable[[], object]:
 
     def step() -> None:
         for sequence in sequences:
-            sequence.tokens.append(5)
+            sequence.append([5])
         decoder.step(sequences)
 
     return step

@@ -161,7 +161,8 @@ def test_cleaning_the_cache(tmp_path: Path) -> None:
     assert "--clean-cache" in str(findings(doctor("--json", **changes))["cache"]["fix"])
     result = doctor("--clean-cache", **changes)
     assert (result.returncode, result.stdout) == (0, f"removed {kernels / ('f' * 32)} (4.0 KiB)\n")
-    assert [path.name for path in kernels.iterdir()] == ["mine"]
+    left = {path.name for path in kernels.iterdir()}  # the kernels of this version may be among them
+    assert "mine" in left and "f" * 32 not in left
     assert doctor("--clean-cache", **changes).stdout.startswith("nothing to remove")
     assert json.loads(doctor("--clean-cache", "--json", **changes).stdout) == {"removed": [], "kept": []}
 
