@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,11 +78,16 @@ _ELEMENT_FIELDS: dict[DataType, tuple[str, type[np.generic]]] = {
 
 
 class Decoder:
-    """Turns the messages of one model into IR objects; knows where its external data is."""
+    """Turns the messages of one model into IR objects; knows where its external data is.
 
-    def __init__(self, external: ExternalData, ir_version: int) -> None:
+    Args:
+        raw: raw data of the main graph's initializers, by their number, that the messages were read without.
+    """
+
+    def __init__(self, external: ExternalData, ir_version: int, raw: Mapping[int, bytes] | None = None) -> None:
         self._external = external
         self._ir_version = ir_version
+        self._raw = raw or {}
 
     def model(self, proto: ModelProto) -> Model:
         functions: dict[tuple[str, str, str], Function] = {}
@@ -92,7 +97,7 @@ class Decoder:
                 raise _twice("function", "::".join(function.key))
             functions[function.key] = function
         return Model(
-            self.graph(proto.graph),
+            self.graph(proto.graph, self._raw),
             self._ir_version,
             opset_imports(proto.opset_import),
             text(proto.producer_name),
@@ -106,10 +111,10 @@ class Decoder:
             [decode_configuration(item) for item in proto.configuration],
         )
 
-    def graph(self, proto: GraphProto) -> Graph:
+    def graph(self, proto: GraphProto, raw: Mapping[int, bytes] | None = None) -> Graph:
         initializers: dict[str, Tensor] = {}
-        for item in proto.initializer:
-            tensor = self.tensor(item)
+        for number, item in enumerate(proto.initializer):
+            tensor = self.tensor(item, raw.get(number) if raw else None)
             if tensor.name in initializers:
                 raise _twice("initializer", tensor.name)
             initializers[tensor.name] = tensor
@@ -208,17 +213,20 @@ class Decoder:
         values, indices = self.tensor(proto.values), self.tensor(proto.indices)
         return SparseTensor(values, indices, _checked_shape(values.name, proto.dims))
 
-    def tensor(self, proto: TensorProto) -> Tensor:
+    def tensor(self, proto: TensorProto, raw: bytes | None = None) -> Tensor:
+        """`raw`: its raw data, where the message was read without it."""
         name = text(proto.name)
         dtype = data_type(proto.data_type, f"tensor {name!r}")
         if dtype is DataType.UNDEFINED:
             raise GraphError(f"tensor {name!r} has no element type", "its elements cannot be read", "export it again")
         shape = _checked_shape(name, proto.dims)
         segment = (proto.segment.begin, proto.segment.end) if proto.HasField("segment") else None
-        storage = self._storage(proto, name, dtype, math.prod(shape), whole=segment is None)
+        storage = self._storage(proto, name, dtype, math.prod(shape), segment is None, raw)
         return Tensor(name, dtype, shape, storage, text(proto.doc_string), properties(proto.metadata_props), segment)
 
-    def _storage(self, proto: TensorProto, name: str, dtype: DataType, count: int, whole: bool) -> Storage:
+    def _storage(
+        self, proto: TensorProto, name: str, dtype: DataType, count: int, whole: bool, raw: bytes | None
+    ) -> Storage:
         external = proto.data_location == TensorProto.EXTERNAL
         if dtype is DataType.STRING:
             if external or proto.HasField("raw_data"):
@@ -233,7 +241,7 @@ class Decoder:
         if external:
             return self._external.storage(name, properties(proto.external_data), packed_size(count, dtype.bits))
         if proto.HasField("raw_data"):
-            raw = proto.raw_data
+            raw = proto.raw_data if raw is None else raw
             if whole:
                 _check_count(name, "bytes", len(raw), packed_size(count, dtype.bits))
             return RawStorage(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..errors import GraphError, ModelFolderError
 from .decode import Decoder
 from .external_data import ExternalData
 from .ir import Model
+from .large_tensors import SMALLEST, cut_large_tensors
 from .validate import check_model
 
 MAX_PROTOBUF_BYTES = 2**31 - 1
@@ -32,10 +34,12 @@ def read_model(
         GraphError: if this is not an ONNX model, or not a valid one.
     """
     path = Path(source) if isinstance(source, str | Path) else None
+    raw: Mapping[int, bytes] = {}
     if isinstance(source, onnx.ModelProto):
         proto, origin = source, "the protobuf object"
     elif path is not None:
-        proto, origin = _parse(_read(path), repr(str(path))), repr(str(path))
+        origin = repr(str(path))
+        proto, raw = _read(path, origin)
     elif isinstance(source, bytes | bytearray | memoryview):
         proto, origin = _parse(bytes(source), "the model's bytes"), "the model's bytes"
     else:
@@ -46,7 +50,7 @@ def read_model(
         )
     _check_header(proto, origin)
     try:
-        model = Decoder(ExternalData(path, external_data), proto.ir_version).model(proto)
+        model = Decoder(ExternalData(path, external_data), proto.ir_version, raw).model(proto)
         check_model(model)
     except RecursionError:
         raise GraphError(
@@ -57,7 +61,8 @@ def read_model(
     return model
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+    """The model, and the raw data of large initializers, by their number, that it was read without."""
     try:
         # A pipe or device would block or never end, so only regular files are opened.
         if not path.is_file():
@@ -72,13 +77,24 @@ def _read(path: Path) -> bytes:
                 "protobuf cannot hold that much; larger models keep their weights in external data",
                 "export the model with external data",
             )
-        return path.read_bytes()
+        return _parse_file(path, origin)
     except (OSError, ValueError) as error:
         raise ModelFolderError(
             f"the model file {str(path)!r:.300} cannot be read: {error!s:.300}",
             "the system refused it",
             "check the path and its permissions",
         ) from error
+
+
+def _parse_file(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+    if path.stat().st_size < SMALLEST:
+        return _parse(path.read_bytes(), origin), {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        found = cut_large_tensors(mapping)
+        if found is None:
+            return _parse(mapping[:], origin), {}
+        rest, places = found
+        return _parse(rest, origin), {number: mapping[first:end] for number, (first, end) in places.items()}
 
 
 def _parse(data: bytes, origin: str) -> onnx.ModelProto:
