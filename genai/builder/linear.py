@@ -136,7 +136,13 @@ def write_blocks(export: Export, projection: Projection, name: str, precision: P
 def quantized_matrix(name: str, matrix: NDArray[Any], bits: int, options: ExportOptions) -> QuantizedBlocks:
     """Quantise one matrix [rows, columns] as the options say."""
     try:
-        return quantize_blocks(matrix, bits=bits, block_size=options.block_size, symmetric=options.symmetric)
+        return quantize_blocks(
+            matrix,
+            bits=bits,
+            block_size=options.block_size,
+            symmetric=options.symmetric,
+            half_scales=options.half_scales,
+        )
     except QuantizationError as error:
         raise not_finite(name) from error
 

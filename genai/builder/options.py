@@ -23,6 +23,8 @@ class ExportOptions:
             products with fp16 weights are computed in float32.
         block_size: consecutive inputs that share a scale: 16, 32, 64, 128 or 256.
         symmetric: False gives every block a zero point.
+        half_scales: scales are numbers of float16 wherever it holds them well, so that products read a ninth less;
+            False keeps them as they come, and the folder is that of onnxruntime-genai's builder to the bit.
         accuracy_level: what MatMulNBits may round activations to: 0 any, 1 float32, 2 float16, 3 bfloat16, 4 int8.
         head_precision: None means as the projections.
         embedding_precision: None means the head's if both are one matrix and the projections are int4, else fp32
@@ -41,6 +43,7 @@ class ExportOptions:
     precision: Precision = "int4"
     block_size: int = 32
     symmetric: bool = True
+    half_scales: bool = True
     accuracy_level: int = 4
     head_precision: Precision | None = None
     embedding_precision: Precision | None = None
