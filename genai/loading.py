@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .engine.decoder import Decoder
 from .engine.dense import DenseDecoder, DenseInput
 from .engine.paged import PagedDecoder
 from .errors import UnsupportedModelError
+from .graph.flatten import FlatDecoder
 from .graph.ir import Graph, Value
 from .graph.names import GraphNames
 from .memory_plan import CacheBudget, budget_cache, plan_memory
@@ -72,37 +74,38 @@ def load_decoder(
 ) -> tuple[Decoder, DecoderInfo]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
     with report_progress(_say_nothing if quiet else None):
-        return _load(config, threads, kv_dtype, accuracy, cache_bytes, context_size, quiet)
+        source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+        LIBRARY.expect([sample_slots])
+        cache = budget_cache(
+            plan_memory(source, config),
+            free_bytes=budget.available_memory(),
+            context_size=context_size,
+            cache_bytes=cache_bytes,
+        )
+        kernel = {"accuracy": accuracy, "team": Team(threads), "walkers": Walkers(threads)}
+        if source.flat is None or source.layout is None:
+            if not quiet:
+                print(f"genai: running sequence by sequence, without batching: {source.reason}", file=sys.stderr)
+            return _dense(source, config, PlanOptions(kernel=kernel)), _info(source, cache, cache_tokens=0)
+        num_blocks = _num_blocks(source.layout, cache)
+        decoder = _paged(source, source.flat, source.layout, num_blocks, config, kernel, quiet)
+    return decoder, _info(source, cache, cache_tokens=num_blocks * BLOCK_SIZE)
 
 
-def _load(
+def _paged(
+    source: DecoderGraph,
+    flat: FlatDecoder,
+    layout: CacheLayout,
+    num_blocks: int,
     config: Config,
-    threads: int | None,
-    kv_dtype: str,
-    accuracy: str,
-    cache_bytes: int | None,
-    context_size: int | None,
+    kernel: Mapping[str, Any],
     quiet: bool,
-) -> tuple[Decoder, DecoderInfo]:
-    source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-    LIBRARY.expect([sample_slots])
-    cache = budget_cache(
-        plan_memory(source, config),
-        free_bytes=budget.available_memory(),
-        context_size=context_size,
-        cache_bytes=cache_bytes,
-    )
-    team = Team(threads)
-    walkers = Walkers(threads)
-    options = PlanOptions(kernel={"accuracy": accuracy, "team": team, "walkers": walkers})
-    if source.flat is None or source.layout is None:
-        if not quiet:
-            print(f"genai: running sequence by sequence, without batching: {source.reason}", file=sys.stderr)
-        return _dense(source, config, options), _info(source, cache, cache_tokens=0)
+) -> PagedDecoder:
     graph, names = source.model.graph, config.model.decoder.names
-    num_blocks = _num_blocks(source.layout, cache)
     progress = PackingProgress(0 if quiet else source.weight_bytes)
-    options = replace(options, walkers=walkers, ids=_ids(names), on_packed=None if quiet else progress.add)
+    options = PlanOptions(
+        kernel=kernel, walkers=kernel["walkers"], ids=_ids(names), on_packed=None if quiet else progress.add
+    )
     try:
         plan = build_plan(source.model, options)
     finally:
@@ -114,12 +117,12 @@ def _load(
         input_dtype=_input_dtype(graph, names.input_ids),
         vocab_size=config.model.vocab_size,
         pool=BlockPool(num_blocks),
-        storage=PagedStorage(source.layout, num_blocks),
-        team=team,
-        rope_threshold=source.flat.rope_threshold,
+        storage=PagedStorage(layout, num_blocks),
+        team=kernel["team"],
+        rope_threshold=flat.rope_threshold,
     )
     decoder.prepare()
-    return decoder, _info(source, cache, cache_tokens=num_blocks * BLOCK_SIZE)
+    return decoder
 
 
 def _ids(names: GraphNames) -> dict[str, Word]:

@@ -51,6 +51,11 @@ class RecordLayout:
         check_block_format(self.bits, self.block_size)
 
     @property
+    def name(self) -> str:
+        """Short, and different for every layout: part of the names of operators made for it."""
+        return f"{self.bits}_{self.block_size}{'_wide' * self.wide}{'_points' * self.zero_points}"
+
+    @property
     def sub_block(self) -> int:
         """Columns that lie together: 32, or 16."""
         return 32 if self.block_size % 32 == 0 else 16

@@ -46,7 +46,7 @@ def bench_prefill(model: Model, *, tokens: int, repeat: int = 5) -> Row:
     traffic = traffic_of(model)
     ceiling = None
     if traffic is not None:
-        ceiling = Shares(2.0 * traffic.products_per_token, products(traffic.arithmetic, model.threads))
+        ceiling = Shares(float(traffic.prefill_operations(1)), products(traffic.arithmetic, model.threads))
     figures = _timed(lambda: tokens / prefill_seconds(model, tokens), repeat, ceiling)
     found = {} if ceiling is None or traffic is None else ceiling.summary(f"{traffic.arithmetic} operations")
     return {"tokens": tokens, **figures, **found}

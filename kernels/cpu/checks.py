@@ -13,8 +13,7 @@ FLOAT32 = np.dtype(np.float32)
 # What kernels take for an absent array.
 NO_VECTOR = np.empty(0, np.float32)
 NO_MATRIX = np.empty((0, 0), np.float32)
-NO_CUBE = np.empty((0, 0, 0), np.float32)
-for _array in (NO_VECTOR, NO_MATRIX, NO_CUBE):
+for _array in (NO_VECTOR, NO_MATRIX):
     _array.flags.writeable = False
 
 

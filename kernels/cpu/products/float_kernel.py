@@ -75,8 +75,7 @@ class FloatBlocks:
 
     @property
     def name(self) -> str:
-        layout = self.layout
-        return f"float{layout.bits}_{layout.block_size}{'_wide' * layout.wide}{'_points' * layout.zero_points}"
+        return f"float{self.layout.name}"
 
     @property
     def steps_per_record(self) -> int:

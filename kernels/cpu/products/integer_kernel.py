@@ -42,8 +42,7 @@ class IntegerBlocks:
 
     @property
     def name(self) -> str:
-        layout = self.layout
-        return f"int{layout.bits}_{layout.block_size}{'_wide' * layout.wide}{'_points' * layout.zero_points}_{self.isa}"
+        return f"int{self.layout.name}_{self.isa}"
 
     @property
     def steps_per_record(self) -> int:

@@ -162,8 +162,7 @@ class FloatWeights:
 
     @property
     def name(self) -> str:
-        layout = self.layout
-        return f"float{layout.bits}_{layout.block_size}{'_wide' * layout.wide}{'_points' * layout.zero_points}"
+        return f"float{self.layout.name}"
 
     @property
     def unscale(self) -> float:
