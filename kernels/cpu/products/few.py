@@ -64,24 +64,29 @@ def _micro_kernel(kind: Kind, rows: int, tiles: int) -> Any:
     """Sums of `tiles` tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
 
     Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
-    of scales and corrections in a row; the address of the results.
+    of scales and corrections in a row; the address of the results; the bytes from the end of a tile to the one that its
+    stream goes on with.
     """
     per_record = kind.steps_per_record
     lines = -(-kind.record_bytes // (_LINE * per_record))
+    records_ahead = -(-_PREFETCH_BYTES // kind.record_bytes)
 
     def emit(e: Emitter, *values: Any) -> None:
         b = e.builder
-        streams, (records, x, stride, scales, corrections, out) = values[:tiles], values[tiles:]
+        streams, (records, x, stride, scales, corrections, out, to_next) = values[:tiles], values[tiles:]
         row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows)]
         steps = b.mul(records, INT64(per_record))
         with e.loop(steps, [constant(FLOAT_VECTOR, 0.0)] * (rows * tiles)) as (index, sums, following):
             part = b.and_(index, INT64(per_record - 1))  # a power of two
-            offset = b.mul(b.lshr(index, INT64(per_record.bit_length() - 1)), INT64(kind.record_bytes))
+            record = b.lshr(index, INT64(per_record.bit_length() - 1))
+            offset = b.mul(record, INT64(kind.record_bytes))
             at = [e.at(stream, offset) for stream in streams]
-            ahead = b.mul(part, INT64(kind.record_bytes // per_record // _LINE * _LINE))
+            asked = e.at(record, records_ahead)
+            moved = b.select(b.icmp_signed("<", asked, records), INT64(0), to_next)
+            ahead = e.at(moved, b.mul(part, INT64(kind.record_bytes // per_record // _LINE * _LINE)))
             for address in at:
                 for line in range(lines):
-                    e.prefetch(e.at(e.at(address, ahead), _LINE * line + _PREFETCH_BYTES))
+                    e.prefetch(e.at(e.at(address, ahead), _LINE * line + records_ahead * kind.record_bytes))
             sums = kind.step(e, Step(index, part, at, row_at, scales, corrections), sums)
             following(*sums)
         for m in range(rows):
@@ -134,19 +139,21 @@ def _gated_writer(activate: Any) -> Any:
     return write
 
 
-def _by_vectors(kind: Kind, largest: int) -> Any:
+def _by_vectors(kind: Kind, gate: str, largest: int) -> Any:
     """Products of a group's tiles a, b, c, d with the first rows, `largest` or fewer; returns how many rows it took."""
+    beside = (STREAMS // 2 if gate else STREAMS) - 1  # tiles of the group behind one of them, before the next group
     one, two = (_micro_kernel(kind, rows, _SHAPES[rows]) for rows in (1, 2))
 
     @inline
     def up_to_two(
         a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
-        out: int,
+        out: int, tile: int,
     ) -> int:  # fmt: skip
+        to_next = beside * tile
         if rows >= 2:
-            two((a, b, c, d, records, x, stride, scales, corrections, out))
+            two((a, b, c, d, records, x, stride, scales, corrections, out, to_next))
             return 2
-        one((a, b, c, d, records, x, stride, scales, corrections, out))
+        one((a, b, c, d, records, x, stride, scales, corrections, out, to_next))
         return 1
 
     if largest == 2:
@@ -156,19 +163,19 @@ def _by_vectors(kind: Kind, largest: int) -> Any:
     @inline
     def up_to_eight(
         a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
-        out: int,
+        out: int, tile: int,
     ) -> Any:  # fmt: skip
         if rows >= 8:
-            eight((a, records, x, stride, scales, corrections, out))
-            eight((b, records, x, stride, scales, corrections, out + _VECTOR_BYTES))
-            eight((c, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES))
-            eight((d, records, x, stride, scales, corrections, out + 3 * _VECTOR_BYTES))
+            eight((a, records, x, stride, scales, corrections, out, 0))
+            eight((b, records, x, stride, scales, corrections, out + _VECTOR_BYTES, 0))
+            eight((c, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES, 0))
+            eight((d, records, x, stride, scales, corrections, out + 3 * _VECTOR_BYTES, 0))
             return 8
         if rows >= 4:
-            four((a, b, records, x, stride, scales, corrections, out))
-            four((c, d, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES))
+            four((a, b, records, x, stride, scales, corrections, out, tile))
+            four((c, d, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES, tile))
             return 4
-        return up_to_two(a, b, c, d, records, x, rows, stride, scales, corrections, out)
+        return up_to_two(a, b, c, d, records, x, rows, stride, scales, corrections, out, tile)
 
     return up_to_eight
 
@@ -265,9 +272,9 @@ def few_op(kind: Kind, gate: str) -> NativeOp:
     write = _gated_writer(UNARY[gate].function) if gate else _write
     if _has_tiles(kind):
         assert isinstance(kind, IntegerBlocks)
-        by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, 2)
+        by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, gate, 2)
     else:
-        by_tiles, by_vectors = _no_tiles, _by_vectors(kind, 8)
+        by_tiles, by_vectors = _no_tiles, _by_vectors(kind, gate, 8)
 
     def few(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         rows = word(context, word(arguments, ROWS_WORD))
@@ -286,7 +293,7 @@ def few_op(kind: Kind, gate: str) -> NativeOp:
             row = done
             while row < rows:
                 x = word(arguments, X) + row * stride
-                count = by_vectors(a, b, c, d, records, x, rows - row, stride, scales, corrections, scratch)
+                count = by_vectors(a, b, c, d, records, x, rows - row, stride, scales, corrections, scratch, tile)
                 write(arguments, scratch, group, row, count)
                 row += count
         return 0

@@ -1,7 +1,9 @@
 """The machine code that walks a tape, and what the team's threads run.
 
-Items of a call are handed out by a counter, in pieces small enough that a thread whose core is taken away costs its
-share and not the step. Threads meet where the tape says so. A cancelled or failed step is walked to its end without
+Every thread has a share of a call's items, side by side, so that it reads one stretch of memory. It takes a part of
+what is left of it at a time, and when nothing is left, of the others' (guided self-scheduling, Polychronopoulos and
+Kuck 1987): all are done at about the same time, and a thread whose core is taken away costs a piece and not the step.
+Threads meet where the tape says so. A cancelled or failed step is walked to its end without
 doing the work, so that all threads stay in step.
 """
 
@@ -16,7 +18,7 @@ from ..lazy import inline, intrinsic, types
 from ..memory import read_int64, write_int64
 from .context import Word
 from .program import COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, GRAIN, MEET, OPERATOR, ROW_BYTES
-from .waiting import current, exchange, fetch_add, wait_until, wake_waiting
+from .waiting import current, exchange, fetch_add, replace, wait_until, wake_waiting
 
 # The team's words. Those that several threads write have a cache line of their own.
 LINE_WORDS = 8
@@ -24,9 +26,11 @@ STARTED, ARRIVED, STEP_SLEEPERS, MEET_SLEEPERS, ERROR, STOP = (i * LINE_WORDS fo
 ROWS, ROW_COUNT, CONTEXT, COUNTERS, SCRATCH, SCRATCH_BYTES, EPOCH, PROFILE = range(6 * LINE_WORDS, 6 * LINE_WORDS + 8)
 SPIN_LIMIT = 7 * LINE_WORDS
 TEAM_WORDS = 8 * LINE_WORDS
-# Pieces per thread that a call's items are cut into.
-_PIECES = 8
-_COUNTER_BYTES = 64
+# The part of what is left that a thread takes.
+_PART = 4
+# A counter has a cache line of its own: [calls][threads].
+COUNTER_WORDS = LINE_WORDS
+_COUNTER_BYTES = 8 * COUNTER_WORDS
 
 
 @intrinsic
@@ -60,20 +64,31 @@ def _word(address: int, index: int) -> Any:
 
 
 @inline
-def _work(row: int, counter: int, words: int, context: int, scratch: int, threads: int) -> None:
-    """Take pieces of a call's items until none are left."""
+def _work(row: int, counters: int, words: int, context: int, scratch: int, thread: int, threads: int) -> None:
+    """Take pieces of a call's items until none are left: of this thread's share, then of the others'."""
     items = -(-(_word(context, _word(row, COUNTED)) * _word(row, FACTOR)) // _word(row, DIVISOR))
     grain = _word(row, GRAIN)
-    piece = items if threads == 1 else -(-items // (threads * _PIECES * grain)) * grain
-    begin = 0
-    while begin < items:
-        begin = fetch_add(counter, piece)
-        if begin >= items or _word(context, Word.CANCEL) != 0 or _word(words, ERROR) != 0:
-            break
-        end = min(begin + piece, items)
-        status = call_operator(_word(row, OPERATOR), row + 8 * FIRST_ARGUMENT, context, begin, end, scratch)
-        if status != 0:
-            exchange(words + 8 * ERROR, status)
+    share = -(-items // (threads * grain)) * grain
+    part = grain * (1 if threads == 1 else _PART)
+    for turn in range(threads if items > 0 else 0):
+        owner = (thread + turn) % threads
+        counter, size = counters + owner * _COUNTER_BYTES, min(share, items - owner * share)
+        done = current(counter)
+        while done < size:
+            if _word(context, Word.CANCEL) != 0 or _word(words, ERROR) != 0:
+                break
+            piece = min(-(-(size - done) // part) * grain, size - done)
+            found = replace(counter, done, done + piece)
+            if found == done:
+                begin = owner * share + done
+                status = call_operator(
+                    _word(row, OPERATOR), row + 8 * FIRST_ARGUMENT, context, begin, begin + piece, scratch
+                )
+                if status != 0:
+                    exchange(words + 8 * ERROR, status)
+                done = current(counter)
+            else:
+                done = found
 
 
 @inline
@@ -97,7 +112,7 @@ def _walk(words: int, thread: int, threads: int) -> None:
     epoch = _word(words, EPOCH)
     for index in range(_word(words, ROW_COUNT)):
         row = rows + index * ROW_BYTES
-        _work(row, counters + index * _COUNTER_BYTES, words, context, scratch, threads)
+        _work(row, counters + index * threads * _COUNTER_BYTES, words, context, scratch, thread, threads)
         if _word(row, MEET) != 0 and threads > 1:
             epoch = _meet(words, threads, epoch)
         if profile != 0 and thread == 0:
@@ -108,7 +123,7 @@ def _walk(words: int, thread: int, threads: int) -> None:
 def run_step(words: int, threads: int) -> None:
     """Start the step that the team's words describe, take part in it, and return when it is done."""
     counters = _word(words, COUNTERS)
-    for index in range(_word(words, ROW_COUNT)):
+    for index in range(_word(words, ROW_COUNT) * threads):
         write_int64(counters + index * _COUNTER_BYTES, 0)
     write_int64(words + 8 * ERROR, 0)
     write_int64(words + 8 * EPOCH, _word(words, ARRIVED) // threads)

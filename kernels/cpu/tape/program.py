@@ -102,16 +102,10 @@ class Tape:
     rows: NDArray[np.int64]
     calls: tuple[Call, ...]
     scratch: int
-    _counters: NDArray[np.int64] = field(repr=False)
 
     @property
     def address(self) -> int:
         return int(self.rows.ctypes.data)
-
-    @property
-    def counters(self) -> NDArray[np.int64]:
-        """A counter per row, on cache lines of their own: items already handed out."""
-        return self._counters
 
 
 class TapeWriter:
@@ -167,9 +161,8 @@ class TapeWriter:
             row[FIRST_ARGUMENT : FIRST_ARGUMENT + len(call.arguments)] = [
                 argument_word(value) for value in call.arguments
             ]
-        counters = huge_array((max(1, len(self._calls)), 8), np.int64)
         scratch = max((call.scratch for call in self._calls), default=0)
-        return Tape(rows, tuple(self._calls), -(-scratch // _LINE) * _LINE, counters)
+        return Tape(rows, tuple(self._calls), -(-scratch // _LINE) * _LINE)
 
 
 def argument_word(value: Argument) -> int:

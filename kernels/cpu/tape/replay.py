@@ -51,8 +51,7 @@ class Replay:
         rows = self._tape.rows.copy()
         for row, column, name, offset in self._holes:
             rows[row, column] = addresses[name] + offset
-        counters = np.zeros((len(rows), 8), np.int64)
-        return Tape(rows, self._tape.calls, self._tape.scratch, counters)
+        return Tape(rows, self._tape.calls, self._tape.scratch)
 
 
 @kernel("void(int64, int64, int64, int64, int64[::1])")

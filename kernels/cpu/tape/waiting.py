@@ -35,6 +35,17 @@ def fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def replace(typing_context: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Write a word atomically if it is what is expected; returns what it was."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[0], _POINTER)
+        return builder.extract_value(builder.cmpxchg(place, args[1], args[2], "seq_cst", "seq_cst"), 0)
+
+    return types.int64(types.int64, types.int64, types.int64), lower
+
+
+@intrinsic
 def exchange(typing_context: Any, address: Any, value: Any) -> Any:
     """Write a word atomically, after everything written before it; returns what it was."""
 

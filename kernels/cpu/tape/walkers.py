@@ -63,7 +63,7 @@ class Walkers:
         self._spins = spins
         self._process = -1
         self._words: NDArray[np.int64] = np.empty(0, np.int64)
-        self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._scratch, self._counters = _no_memory()
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     def walk(
@@ -100,10 +100,9 @@ class Walkers:
             # Before the turn, which a fork waits for. `stop` as well: it may be needed while the interpreter ends.
             LIBRARY.prepare([driver.run_step, driver.serve, driver.stop])
         with _TURNS:
-            words = self._ready(tape.scratch)
+            words = self._ready(tape)
             words[driver.ROWS], words[driver.ROW_COUNT] = tape.address, len(tape.rows)
             words[driver.CONTEXT] = context.address
-            words[driver.COUNTERS] = tape.counters.ctypes.data
             words[driver.PROFILE] = 0 if profile is None else profile.ctypes.data
             driver.run_step(words.ctypes.data, self.threads)
             return int(words[driver.ERROR])
@@ -118,13 +117,16 @@ class Walkers:
                 context.count(Word.CANCEL, 1)
                 raise
 
-    def _ready(self, scratch: int) -> NDArray[np.int64]:
-        """The words of this process's threads, and scratch memory for each."""
+    def _ready(self, tape: Tape) -> NDArray[np.int64]:
+        """The words of this process's threads, and for each of them scratch memory and a counter per call."""
         if self._process != os.getpid():
             self._start()
-        if scratch * self.threads > self._scratch.size:
-            self._scratch = huge_array((scratch * self.threads,), np.uint8)
-            self._words[driver.SCRATCH], self._words[driver.SCRATCH_BYTES] = self._scratch.ctypes.data, scratch
+        if tape.scratch * self.threads > self._scratch.size:
+            self._scratch = huge_array((tape.scratch * self.threads,), np.uint8)
+            self._words[driver.SCRATCH], self._words[driver.SCRATCH_BYTES] = self._scratch.ctypes.data, tape.scratch
+        if len(tape.rows) * self.threads > len(self._counters):
+            self._counters = huge_array((len(tape.rows) * self.threads, driver.COUNTER_WORDS), np.int64)
+            self._words[driver.COUNTERS] = self._counters.ctypes.data
         return self._words
 
     def _start(self) -> None:
@@ -137,7 +139,7 @@ class Walkers:
             arguments = (words, thread, self.threads)
             threading.Thread(target=_serve, args=arguments, name=f"genai-walker-{thread}", daemon=True).start()
         self._words, self._process = words, os.getpid()
-        self._scratch = np.empty(0, np.uint8)
+        self._scratch, self._counters = _no_memory()
         self._finalizer = weakref.finalize(self, _stop, words)
         self._finalizer.atexit = False
 
@@ -148,6 +150,11 @@ class Walkers:
                 self._finalizer()
             self._finalizer = None
             self._process = -1
+
+
+def _no_memory() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Scratch memory and counters before the first step."""
+    return np.empty(0, np.uint8), np.empty((0, driver.COUNTER_WORDS), np.int64)
 
 
 def _serve(words: NDArray[np.int64], thread: int, threads: int) -> None:
