@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from .lazy import inline
-from .vector import bits_as_float32, bits_as_int32, maximum, minimum, multiply_add, to_float32, where_less
+from .vector import bits_as_float32, bits_as_int32, maximum, minimum, multiply_add, reciprocal, to_float32, where_less
 
 _LOWEST, _HIGHEST = -104.0, 89.5  # beyond these exp is 0 and infinity in float32
+_HIGHEST_INVERTED = 87.0  # beyond it 1 / e ** x is no normal float32
 _LOG2_E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 # Adding 1.5 * 2**23 rounds a float32 to an integer and leaves that integer in the low bits.
@@ -79,14 +80,15 @@ def _power_of_two(exponent: Any) -> Any:
 
 @inline
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + e ** -x)."""
-    return 1.0 / (exp(0.0 - x) + 1.0)
+    """1 / (1 + e ** -x); 0 where that is less than 2e-38."""
+    value = reciprocal(exp(minimum(0.0 - x, _HIGHEST_INVERTED)) + 1.0)
+    return where_less(x, -_HIGHEST_INVERTED, 0.0, value)
 
 
 @inline
 def tanh(x: Any) -> Any:
     """Hyperbolic tangent; as exact as float32 in absolute terms."""
-    return 1.0 - 2.0 / (exp(x + x) + 1.0)
+    return 1.0 - reciprocal(exp(minimum(x + x, _HIGHEST_INVERTED)) + 1.0) * 2.0
 
 
 _SMALLEST, _SMALLEST_NORMAL = 1e-45, 1.17549435e-38

@@ -106,13 +106,13 @@ class _Emitter:
         return self.builder.call(function, [a, b, c])
 
     def prefetch(self, address: Any, size: int) -> None:
-        """Ask for the lines of `size` bytes."""
+        """Ask the second-level cache for the lines of `size` bytes; the first has room for few requests at a time."""
         function = cgutils.get_or_insert_function(
             self.builder.module, ir.FunctionType(ir.VoidType(), [_POINTER, _INT32, _INT32, _INT32]), "llvm.prefetch.p0"
         )
         for line in range(0, size, _LINE):
             place = self.builder.inttoptr(self.at(address, line), _POINTER)
-            self.builder.call(function, [place, _INT32(0), _INT32(3), _INT32(1)])
+            self.builder.call(function, [place, _INT32(0), _INT32(2), _INT32(1)])
 
 
 @cache
