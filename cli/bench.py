@@ -23,6 +23,7 @@ Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the me
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
+_NAME_WIDTH = 40
 
 
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
@@ -207,6 +208,8 @@ def _table(rows: Iterable[Mapping[str, object]], as_json: bool) -> None:
         cells = [_shown(name, value) for name, value in row.items()]
         if not widths:
             widths = [max(len(name), len(cell), 8) for name, cell in zip(row, cells, strict=True)]
+            if isinstance(next(iter(row.values())), str):
+                widths[0] = max(widths[0], _NAME_WIDTH)  # later rows may have longer names
             emit("  ".join(f"{name:>{width}}" for name, width in zip(row, widths, strict=True)), "\n")
         emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), "\n")
 
@@ -221,5 +224,5 @@ def _shown(name: str, value: object) -> str:
             return f"{value / 1e9:.1f} GB/s"
         if name.endswith("operations"):
             return f"{value / 1e12:.2f} TOP/s"
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
