@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import options as opt
+from .flag_groups import flag_groups
 from .run import ModelFile, extents
 from .terminal import emit
 
+if TYPE_CHECKING:
+    from genai.model import Model
+
 app = typer.Typer(
-    help="Measure speed: medians over several runs, and shares of the machine's ceilings.", no_args_is_help=True
+    help="Measure speed: medians of several runs, and shares of what the machine can do.", no_args_is_help=True
 )
 Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the median is reported.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
+_NAME_WIDTH = 40
 
 
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
@@ -28,42 +32,43 @@ PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt
 
 
 @app.command()
+@flag_groups
 def decode(
     model: opt.ModelArgument = None,
     context: Context = 128,
     tokens: NewTokens = 128,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Sequences that advance together.")] = 1,
     repeat: Repeat = 5,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    as_json: AsJson = False,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Tokens per second while generating, and the share of the machine's memory bandwidth that they use."""
+    """Tokens per second while generating. Also the share of the machine's memory bandwidth that they use."""
     from genai.bench.speed import bench_decode
 
-    with opt.load(model, threads, accuracy, kv_type) as loaded:
+    with flags.load(model) as loaded:
         _report(bench_decode(loaded, context=context, tokens=tokens, batch=batch, repeat=repeat), as_json)
 
 
 @app.command()
+@flag_groups
 def prefill(
     model: opt.ModelArgument = None,
     tokens: PromptTokens = 512,
     repeat: Repeat = 5,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    as_json: AsJson = False,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Tokens per second while reading a prompt, and the share of the machine's products per second that they use."""
+    """Tokens per second while reading a prompt. Also the share of the machine's products per second that they use."""
     from genai.bench.speed import bench_prefill
 
-    with opt.load(model, threads, accuracy, kv_type) as loaded:
+    with flags.load(model) as loaded:
         _report(bench_prefill(loaded, tokens=tokens, repeat=repeat), as_json)
 
 
 @app.command()
+@flag_groups
 def context(
     model: opt.ModelArgument = None,
     lengths: Annotated[
@@ -72,21 +77,21 @@ def context(
     ] = None,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    as_json: AsJson = False,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Prefill and decode by length of context: 128, 512, 2048, ... as far as the model goes."""
+    """Prefill and decode by length of context. By default 128, 512, 2048 and 8192, as far as the model goes."""
     from genai.bench.speed import sweep_context
 
-    with opt.load(model, threads, accuracy, kv_type) as loaded:
+    with flags.load(model) as loaded:
         fitting = [length for length in _CONTEXTS if length + tokens < loaded.context_size]
         chosen = lengths or fitting or [loaded.context_size // 2]
         _table(sweep_context(loaded, chosen, tokens=tokens, repeat=repeat), as_json)
 
 
 @app.command()
+@flag_groups
 def batch(
     model: opt.ModelArgument = None,
     sizes: Annotated[
@@ -96,15 +101,14 @@ def batch(
     context: Context = 128,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    as_json: AsJson = False,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Decode by number of sequences that advance together: 1, 2, 4, 8, 16."""
+    """Decode by number of sequences that advance together. By default 1, 2, 4, 8 and 16."""
     from genai.bench.speed import sweep_batch
 
-    with opt.load(model, threads, accuracy, kv_type) as loaded:
+    with flags.load(model) as loaded:
         rows = sweep_batch(loaded, sizes or _BATCHES, context=context, tokens=tokens, repeat=repeat)
         _table(rows, as_json)
 
@@ -121,16 +125,18 @@ def threads(
     repeat: Repeat = 3,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Decode and prefill by number of threads: 1 up to the physical cores."""
+    """Decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
     from genai.bench.speed import sweep_threads
     from genai.kernels.cpu.cores import default_threads
 
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
-    rows = sweep_threads(
-        lambda count: opt.load(model, count, accuracy, kv_type), chosen, context=context, tokens=tokens, repeat=repeat
-    )
+
+    def load(count: int) -> Model:
+        return opt.ModelFlags(count, accuracy, kv_type).load(model)
+
+    rows = sweep_threads(load, chosen, context=context, tokens=tokens, repeat=repeat)
     _table(rows, as_json)
 
 
@@ -141,7 +147,7 @@ def startup(
     cold: Annotated[bool, typer.Option("--cold", help="With an empty kernel cache each time.")] = False,
     repeat: Repeat = 5,
     threads: opt.Threads = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Seconds from the start of a process to the first token."""
     from genai.bench.startup import bench_startup
@@ -160,12 +166,12 @@ def kernels(
     repeat: Repeat = 5,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """The products of a model one kind at a time, by number of rows, as shares of bandwidth and of products."""
+    """A model's products one kind at a time, by number of rows. As shares of bandwidth and of products per second."""
     from genai.bench.kernels import bench_kernels
 
-    with opt.load(model, threads, accuracy) as loaded:
+    with opt.ModelFlags(threads, accuracy).load(model) as loaded:
         _table(bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat), as_json)
 
 
@@ -176,7 +182,7 @@ def session(
     repeat: Repeat = 10,
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Measure onnxruntime in turn with us.")] = False,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Milliseconds to load and run any ONNX model, on made-up inputs."""
     from genai.bench.session import bench_session
@@ -202,6 +208,8 @@ def _table(rows: Iterable[Mapping[str, object]], as_json: bool) -> None:
         cells = [_shown(name, value) for name, value in row.items()]
         if not widths:
             widths = [max(len(name), len(cell), 8) for name, cell in zip(row, cells, strict=True)]
+            if isinstance(next(iter(row.values())), str):
+                widths[0] = max(widths[0], _NAME_WIDTH)  # later rows may have longer names
             emit("  ".join(f"{name:>{width}}" for name, width in zip(row, widths, strict=True)), "\n")
         emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), "\n")
 
@@ -216,5 +224,5 @@ def _shown(name: str, value: object) -> str:
             return f"{value / 1e9:.1f} GB/s"
         if name.endswith("operations"):
             return f"{value / 1e12:.2f} TOP/s"
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import options as opt
 from .layout import printable
 from .terminal import emit
 
@@ -19,7 +20,7 @@ _WIDTH = 118
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: opt.AsJson = False,
     clean_cache: Annotated[
         bool, typer.Option("--clean-cache", help="Remove compiled kernels of other versions, and nothing else.")
     ] = False,

@@ -10,6 +10,7 @@ import typer
 
 from . import evaluate_diff, evaluate_text
 from . import options as opt
+from .flag_groups import flag_groups
 from .terminal import emit, say
 
 app = typer.Typer(help="Measure quality.", no_args_is_help=True)
@@ -24,6 +25,7 @@ def root() -> None:
 
 
 @app.command()
+@flag_groups
 def tasks(
     model: opt.ModelArgument = None,
     file: Annotated[
@@ -34,17 +36,16 @@ def tasks(
     ] = None,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Questions answered together.")] = 16,
     show_wrong: Annotated[int, typer.Option(help="Wrong answers to show per task.", min=0)] = 0,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Ask held-out questions, greedily, and report the share of right answers per task."""
     from genai.bundled import bundled_tasks
     from genai.evaluation.tasks import evaluate, read_questions, summary
 
     questions = read_questions(file or bundled_tasks())
-    loaded = opt.load(model, threads, accuracy, kv_type)
+    loaded = flags.load(model)
     outcomes = evaluate(loaded, questions, batch_size=batch)
     table = summary(outcomes)
     if as_json:

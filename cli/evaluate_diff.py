@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import options as opt
-from .evaluate_sides import AsJson, Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
+from .evaluate_sides import Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
+from .flag_groups import flag_groups
 from .terminal import emit, read_stdin
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _BEFORE, _AFTER = 3, 2
 _COLUMNS = f"  {'layer':>5}  {'operator':<32}  {'rel. RMS':>8}  {'max abs':>8}  {'cosine':>9}  {'shape':<16}  value"
 
 
+@flag_groups
 def diff(
     base: opt.ModelArgument = None,
     other: OtherArgument = None,
@@ -35,12 +37,11 @@ def diff(
     ] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every value, and those of one side only.")] = False,
     bos: Bos = None,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
+    *,
+    flags: opt.ModelFlags,
     other_accuracy: OtherAccuracy = None,
     other_kv_type: OtherKvType = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Compare two models, or one model in two ways, value by value; mark the first value that differs.
 
@@ -51,16 +52,16 @@ def diff(
     from genai.evaluation.onnxruntime_values import import_onnxruntime
 
     check_tolerance(tolerance)
-    first, second = sides(base, other, accuracy, kv_type, other_accuracy, other_kv_type)
+    first, second = sides(base, other, flags, other_accuracy, other_kv_type)
     _check(against, [other, other_accuracy, other_kv_type], first == second)
     text = read_stdin() if prompt == "-" else prompt
     if against is not None:
         import_onnxruntime()
-        with opt.load(base, threads, accuracy, kv_type) as model:
+        with flags.load(base) as model:
             tokens = encode_prompt(model, text, bos)
-            result = diff_with_onnxruntime(model, tokens, tolerance=tolerance, isolate=isolate, threads=threads)
+            result = diff_with_onnxruntime(model, tokens, tolerance=tolerance, isolate=isolate, threads=flags.threads)
     else:
-        with loaded(first, second, threads) as (reference, subject):
+        with loaded(first, second) as (reference, subject):
             tokens = encode_prompt(reference, text, bos)
             result = diff_models(reference, subject, tokens, tolerance=tolerance, isolate=isolate)
     emit(_json(result) if as_json else _report(result, show_all), "\n")

@@ -30,7 +30,6 @@ Bos = Annotated[
     bool | None,
     typer.Option("--bos/--no-bos", help="Begin with BOS [default: as the tokenizer does].", show_default=False),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,38 +37,34 @@ class Side:
     """A model folder (None = the bundled one) and how its engine is to compute."""
 
     folder: Path | None
-    accuracy: str
-    kv_type: str
+    flags: opt.ModelFlags
+
+    def load(self) -> Model:
+        """The model."""
+        return self.flags.load(self.folder)
 
 
 def sides(
-    base: Path | None,
-    other: Path | None,
-    accuracy: str,
-    kv_type: str,
-    other_accuracy: str | None,
-    other_kv_type: str | None,
+    base: Path | None, other: Path | None, flags: opt.ModelFlags, other_accuracy: str | None, other_kv_type: str | None
 ) -> tuple[Side, Side]:
     """Both sides; what is not said of OTHER is as for BASE."""
-    return (
-        Side(base, accuracy, kv_type),
-        Side(
-            base if other is None else other,
-            accuracy if other_accuracy is None else other_accuracy,
-            kv_type if other_kv_type is None else other_kv_type,
-        ),
+    other_flags = dataclasses.replace(
+        flags,
+        accuracy=flags.accuracy if other_accuracy is None else other_accuracy,
+        kv_type=flags.kv_type if other_kv_type is None else other_kv_type,
     )
+    return Side(base, flags), Side(base if other is None else other, other_flags)
 
 
 @contextmanager
-def loaded(base: Side, other: Side, threads: int | None) -> Iterator[tuple[Model, Model]]:
+def loaded(base: Side, other: Side) -> Iterator[tuple[Model, Model]]:
     """Both models; equal sides are loaded once."""
     with ExitStack() as stack:
-        first = stack.enter_context(opt.load(base.folder, threads, base.accuracy, base.kv_type))
+        first = stack.enter_context(base.load())
         if other == base:
             yield first, first
         else:
-            yield first, stack.enter_context(opt.load(other.folder, threads, other.accuracy, other.kv_type))
+            yield first, stack.enter_context(other.load())
 
 
 def to_json(result: Any, **more: Any) -> str:

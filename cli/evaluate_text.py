@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import options as opt
-from .evaluate_sides import AsJson, Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
+from .evaluate_sides import Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
+from .flag_groups import flag_groups
 from .terminal import emit, read_stdin, say
 
 if TYPE_CHECKING:
@@ -27,26 +28,27 @@ StrideOption = Annotated[
 ]
 
 
+@flag_groups
 def ppl(
     file: TextFile,
     model: opt.ModelArgument = None,
     window: WindowOption = None,
     stride: StrideOption = None,
     bos: Bos = None,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    as_json: AsJson = False,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Perplexity on a text, in sliding windows; also bits per byte, which other tokenizers can be compared by."""
     text = _read(file)
     from genai.evaluation import perplexity
 
-    with opt.load(model, threads, accuracy, kv_type) as subject, _ProgressLine() as line:
+    with flags.load(model) as subject, _ProgressLine() as line:
         result = perplexity(subject, text, window=window, stride=stride, bos=bos, progress=line.show)
     emit(to_json(result) if as_json else _perplexity_table(result), "\n")
 
 
+@flag_groups
 def kld(
     file: TextFile,
     base: opt.ModelArgument = None,
@@ -54,19 +56,18 @@ def kld(
     window: WindowOption = None,
     stride: StrideOption = None,
     bos: Bos = None,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
+    *,
+    flags: opt.ModelFlags,
     other_accuracy: OtherAccuracy = None,
     other_kv_type: OtherKvType = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """KL divergence of OTHER from BASE at every token of a text; OTHER may be BASE computed in another way."""
     text = _read(file)
     from genai.evaluation import kl_divergence
 
-    both = sides(base, other, accuracy, kv_type, other_accuracy, other_kv_type)
-    with loaded(*both, threads) as (reference, subject), _ProgressLine() as line:
+    both = sides(base, other, flags, other_accuracy, other_kv_type)
+    with loaded(*both) as (reference, subject), _ProgressLine() as line:
         result = kl_divergence(reference, subject, text, window=window, stride=stride, bos=bos, progress=line.show)
     emit(to_json(result) if as_json else _divergence_table(result), "\n")
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options as opt
+from .flag_groups import flag_groups
 from .sampling_flags import sampling_flags
-from .terminal import Voice, dump_prompt, emit, footer, read_stdin, say
+from .terminal import dump_prompt, emit, footer, need_chat_template, read_stdin, say
 
 if TYPE_CHECKING:
     from genai.completion import Completion
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @sampling_flags
+@flag_groups
 def generate(
     model: opt.ModelArgument = None,
     prompts: Annotated[
@@ -47,26 +49,18 @@ def generate(
         int | None, typer.Option(help="With --json, the same for the tokens of the prompt.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per completion.")] = False,
-    show_prompt: opt.DumpPrompt = False,
-    build: opt.Build = True,
-    ctx_size: opt.CtxSize = None,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    stats: opt.Stats = None,
-    quiet: opt.Quiet = False,
-    verbose: opt.Verbose = False,
     *,
+    flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
     """Continue texts and print what the model writes. Several run as one batch; one alone is streamed."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     texts = _texts(prompts, files)
-    voice = Voice(quiet=quiet, verbose=verbose)
-    loading = {"threads": threads, "accuracy": accuracy, "kv_type": kv_type, "ctx_size": ctx_size, "build": build}
-    with opt.load_llm(model, voice, **loading) as llm:  # type: ignore[arg-type]
+    with flags.load_llm(model) as llm:
+        if as_chat:
+            need_chat_template(llm)
         rendered = [llm.render(text) if as_chat else text for text in texts]
-        if show_prompt:
+        if flags.show_prompt:
             for text in rendered:
                 dump_prompt(llm, text)
         if len(rendered) == samples == 1 and not as_json:
@@ -75,7 +69,7 @@ def generate(
             completions = llm.generate(rendered, **options)
             for completion in completions:
                 emit(json.dumps(_as_json(llm, completion)) if as_json else completion.text, "\n")
-        for completion in completions if stats else ():
+        for completion in completions if flags.stats else ():
             say(footer(completion, llm.context_size, options.get("seed")))
 
 

@@ -26,7 +26,7 @@ def info(
     ] = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Describe a model without loading it: architecture, size, cache per token, and whether it fits into memory.
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .checkpoint import model_folder
-from .terminal import interrupts_end_the_process
+from .terminal import Voice, interrupts_end_the_process
 
 if TYPE_CHECKING:
     from genai.llm import LLM
     from genai.model import Model
-
-    from .terminal import Voice
 
 ModelArgument = Annotated[
     Path | None, typer.Argument(help="Model folder; without it, the bundled model.", show_default=False)
@@ -39,18 +38,25 @@ DumpPrompt = Annotated[bool, typer.Option("--dump-prompt", help="Show the exact 
 Stats = Annotated[
     bool | None, typer.Option("--stats/--no-stats", help="Figures after each reply, on stderr.", show_default=False)
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing on stderr but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing on stderr but warnings and errors.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 
 
-def load(
-    folder: Path | None, threads: int | None, accuracy: str = "auto", kv_type: str = "auto", build: bool = True
-) -> Model:
-    """Load a model folder, a Hugging Face checkpoint (built into the cache unless `build` is False), or our own."""
-    from genai.model import Model
+@dataclass(frozen=True)
+class ModelFlags:
+    """How a model computes."""
 
-    with interrupts_end_the_process():
-        return Model(folder_of(folder, build=build), threads=threads, accuracy=accuracy, kv_dtype=kv_type)
+    threads: Threads = None
+    accuracy: Accuracy = "auto"
+    kv_type: KvType = "auto"
+
+    def load(self, folder: Path | None) -> Model:
+        """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
+        from genai.model import Model
+
+        with interrupts_end_the_process():
+            return Model(folder_of(folder), threads=self.threads, accuracy=self.accuracy, kv_dtype=self.kv_type)
 
 
 def folder_of(given: Path | None, *, build: bool = True) -> Path:
@@ -60,32 +66,42 @@ def folder_of(given: Path | None, *, build: bool = True) -> Path:
     return (model_folder(given, build=build) if given else None) or bundled_model()
 
 
-def load_llm(
-    folder: Path | None,
-    voice: Voice,
-    *,
-    threads: int | None,
-    accuracy: str,
-    kv_type: str,
-    ctx_size: int | None,
-    alone: bool = True,
-    build: bool = True,
-) -> LLM:
-    """Load a model folder, a checkpoint or the bundled model, to generate with.
+@dataclass(frozen=True)
+class TextFlags(ModelFlags):
+    """What all commands share that generate text."""
 
-    Args:
-        alone: nothing else is going on, so that Ctrl-C may end the process.
-        build: False refuses a Hugging Face checkpoint that is not in the cache of built models.
-    """
-    from genai.llm import LLM
+    ctx_size: CtxSize = None
+    build: Build = True
+    show_prompt: DumpPrompt = False
+    stats: Stats = None
+    quiet: Quiet = False
+    verbose: Verbose = False
 
-    folder = model_folder(folder, build=build) if folder else None
-    with interrupts_end_the_process() if alone else nullcontext():
-        llm = LLM(
-            folder, threads=threads, accuracy=accuracy, kv_dtype=kv_type, context_size=ctx_size, quiet=voice.quiet
-        )
-    model = llm.model
-    voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
-    if model.config.ignored_keys:
-        voice.detail(f"config keys without effect here: {', '.join(model.config.ignored_keys)}")
-    return llm
+    @property
+    def voice(self) -> Voice:
+        """What is said besides the text."""
+        return Voice(quiet=self.quiet, verbose=self.verbose)
+
+    def load_llm(self, folder: Path | None, *, alone: bool = True) -> LLM:
+        """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
+
+        Args:
+            alone: nothing else is going on, so that Ctrl-C may end the process.
+        """
+        from genai.llm import LLM
+
+        folder = model_folder(folder, build=self.build) if folder else None
+        with interrupts_end_the_process() if alone else nullcontext():
+            llm = LLM(
+                folder,
+                threads=self.threads,
+                accuracy=self.accuracy,
+                kv_dtype=self.kv_type,
+                context_size=self.ctx_size,
+                quiet=self.quiet,
+            )
+        model, voice = llm.model, self.voice
+        voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
+        if model.config.ignored_keys:
+            voice.detail(f"config keys without effect here: {', '.join(model.config.ignored_keys)}")
+        return llm

@@ -6,13 +6,14 @@ variables, and the values that `/set` understands.
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+
+from .flag_groups import with_flags
 
 
 @dataclass(frozen=True)
@@ -111,19 +112,11 @@ FLAGS = (
 
 def sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all sampling flags. Those that were used arrive in its argument `sampling`, by option name."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "sampling"]
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    return with_flags(command, "sampling", [flag.parameter for flag in FLAGS], _used)
 
-    @functools.wraps(command)
-    def with_flags(**arguments: Any) -> None:
-        given = {flag: arguments.pop(flag.option) for flag in FLAGS}
-        sampling = {flag.option: flag.value(value) for flag, value in given.items() if value not in (None, [])}
-        command(**arguments, sampling=sampling)
 
-    parameters = [*own, *(flag.parameter for flag in FLAGS)]
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
-    return with_flags
+def _used(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {flag.option: flag.value(given[flag.option]) for flag in FLAGS if given[flag.option] not in (None, [])}
 
 
 def read_setting(name: str, text: str) -> tuple[str, Any]:

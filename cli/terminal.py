@@ -102,6 +102,24 @@ class Voice:
         say(f"error: {error}")
 
 
+def need_chat_template(llm: LLM) -> None:
+    """Before messages become a prompt.
+
+    Raises:
+        ChatTemplateError: the model has no chat template; what to do is said in terms of commands.
+    """
+    from genai.errors import ChatTemplateError
+
+    if not llm.tokenizer.chat_template:
+        folder = llm.model.folder
+        raise ChatTemplateError(
+            f"{folder}: there is no chat template",
+            "without one a model can continue texts, but not tell who says what; it may be a base model",
+            f"continue a text with `genai generate {folder} -p TEXT`, "
+            "or put the model's chat_template.jinja into the folder",
+        )
+
+
 def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
     """The exact text and token ids that a model is given; with pieces, also the vocabulary entry of each token."""
     ids = llm.encode(text)

@@ -145,7 +145,7 @@ def check_model_options(*, kv_dtype: str = "auto", accuracy: str = "auto", **num
             raise OptionError(
                 f"{name} = {value!r}",
                 "a whole number of at least 1 is expected",
-                f"pass {name}=None for the default",
+                f"leave {name} out for the default",
             )
 
 

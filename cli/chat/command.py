@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import options as opt
+from ..flag_groups import flag_groups
 from ..sampling_flags import sampling_flags
-from ..terminal import Voice, dump_prompt, footer, read_stdin, say
+from ..terminal import Voice, dump_prompt, footer, need_chat_template, read_stdin, say
 from .replies import show_reply
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @sampling_flags
+@flag_groups
 def chat(
     model: opt.ModelArgument = None,
     prompt: Annotated[
@@ -32,37 +34,34 @@ def chat(
         ),
     ] = "error",
     markdown: Annotated[bool, typer.Option("--markdown/--no-markdown", help="Render replies as Markdown.")] = False,
-    show_prompt: opt.DumpPrompt = False,
-    build: opt.Build = True,
-    ctx_size: opt.CtxSize = None,
-    threads: opt.Threads = None,
-    accuracy: opt.Accuracy = "auto",
-    kv_type: opt.KvType = "auto",
-    stats: opt.Stats = None,
-    quiet: opt.Quiet = False,
-    verbose: opt.Verbose = False,
     *,
+    flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
     """Chat with a model. Without a terminal, answers what comes from stdin and ends."""
-    voice = Voice(quiet=quiet, verbose=verbose)
     interactive = prompt is None and sys.stdin.isatty()
     if prompt is None and not interactive:
         prompt = read_stdin()
     from genai.chat import ChatSession
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
-        options = {"threads": threads, "ctx_size": ctx_size}
-        return opt.load_llm(folder, voice, accuracy=accuracy, kv_type=kv_type, alone=alone, build=build, **options)
+        llm = flags.load_llm(folder, alone=alone)
+        try:
+            need_chat_template(llm)
+        except BaseException:
+            llm.close()
+            raise
+        return llm
 
+    voice, shown = flags.voice, {"markdown": markdown, "dump": flags.show_prompt}
     session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
     try:
         if prompt is None:
             from .loop import Loop
 
-            Loop(session, voice, load, show_stats=stats is not False, markdown=markdown, dump=show_prompt).run()
+            Loop(session, voice, load, show_stats=flags.stats is not False, **shown).run()
         else:
-            _answer_once(session, voice, prompt, markdown=markdown, dump=show_prompt, show_stats=bool(stats))
+            _answer_once(session, voice, prompt, show_stats=bool(flags.stats), **shown)
     finally:
         session.llm.close()
 

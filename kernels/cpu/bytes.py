@@ -84,7 +84,7 @@ def quantize_bytes(arguments: int, context: int, begin: int, end: int, scratch: 
 def _dequantizing(name: str, load: Any, read: Any) -> NativeOp:
     def dequantize(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         x, out, count = word(arguments, X), word(arguments, OUT), word(arguments, COUNT)
-        scale, point = np.float32(float_word(arguments, SCALE)), np.float32(float_word(arguments, POINT))
+        scale, point = float_word(arguments, SCALE), float_word(arguments, POINT)
         last = min(end * _PIECE, count)
         whole = last - last % LANES
         for first in range(begin * _PIECE, whole, LANES):

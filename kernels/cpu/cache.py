@@ -113,8 +113,8 @@ class CacheFolder:
             return
         self._warned = True
         print(
-            f"genai: compiled CPU kernels are not kept on disk: {reason}. Until then each process compiles them again "
-            "(some seconds). Repair that folder, or set GENAI_CACHE_DIR to one that you own and only you can write.",
+            f"genai: compiled CPU kernels are not kept on disk: {reason}. Every process compiles them again (10 to 30 "
+            "seconds) until that folder is repaired, or GENAI_CACHE_DIR names one that you own and only you can write.",
             file=sys.stderr,
         )
 

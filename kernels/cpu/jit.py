@@ -312,11 +312,15 @@ class Library:
             return
         self._announced = True
         if _PROGRESS.get() is None and sys.stderr is not None:
-            print("Compiling CPU kernels (once per machine) ...", file=sys.stderr, flush=True)
+            print(f"{_ANNOUNCEMENT} ...", file=sys.stderr, flush=True)
+
+
+_ANNOUNCEMENT = "Compiling CPU kernels (once per machine)"
 
 
 class _Line:
-    """The progress line on stderr: rewritten in place on a terminal, otherwise written once.
+    """The progress line on stderr: rewritten in place on a terminal, with a count of several kernels; otherwise written
+    once, for all that will be compiled.
 
     Args:
         quiet: where there is no terminal, it has been written before.
@@ -330,9 +334,11 @@ class _Line:
     def __call__(self, current: int, total: int) -> None:
         if self._stream is None or (self._written and not self._terminal):
             return
-        start, end = ("\r", "") if self._terminal else ("", "\n")
-        line = f"{start}Compiling CPU kernels {current}/{total} (once per machine) ..."
-        print(line, end=end, file=self._stream, flush=True)
+        if self._terminal:
+            count = f"{current} of {total} " if total > 1 else ""
+            print(f"\r{_ANNOUNCEMENT} {count}...", end="", file=self._stream, flush=True)
+        else:
+            print(f"{_ANNOUNCEMENT} ...", file=self._stream, flush=True)
         self._written = True
 
     def close(self) -> None:

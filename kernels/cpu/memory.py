@@ -83,23 +83,29 @@ def stack_array(element: str, size: int) -> Callable[[], Any]:
     return made
 
 
-def _word_reader(result: Any) -> Callable[..., Any]:
-    """An intrinsic that reads entry `index` of a table of eight-byte words."""
-
-    def read(typing_context: Any, table: Any, index: Any) -> Any:
-        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            offset = builder.shl(args[1], ir.IntType(64)(3))
-            return builder.load(
-                _pointer(builder, builder.add(args[0], offset)), typ=context.get_value_type(numba_type(result))
-            )
-
-        return numba_type(result)(types.int64, types.int64), lower
-
-    return intrinsic(read)
+def _load_word(builder: Any, table: Any, index: Any, type_: ir.Type) -> Any:
+    offset = builder.shl(index, ir.IntType(64)(3))
+    return builder.load(_pointer(builder, builder.add(table, offset)), typ=type_)
 
 
-# Arguments of operators and words of the context: integers, or floats that were written as float64.
-word, float_word = _word_reader("int64"), _word_reader("float64")
+@intrinsic
+def word(typing_context: Any, table: Any, index: Any) -> Any:
+    """Entry `index` of a table of eight-byte words (arguments of an operator, a context): an integer or an address."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _load_word(builder, args[0], args[1], ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), lower
+
+
+@intrinsic
+def float_word(typing_context: Any, table: Any, index: Any) -> Any:
+    """Entry `index` of such a table, written as float64, as the float32 that operators compute with."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.fptrunc(_load_word(builder, args[0], args[1], ir.DoubleType()), ir.FloatType())
+
+    return types.float32(types.int64, types.int64), lower
 
 
 @intrinsic

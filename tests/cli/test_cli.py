@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,28 @@ def test_errors_have_three_parts_and_an_exit_code(
     found = run_here(arguments)
     shown = capsys.readouterr()
     assert_three_part_error(subprocess.CompletedProcess(arguments, found, shown.out, shown.err), code)
+
+
+@pytest.fixture
+def base_model(tmp_path: Path, bundled_folder: Path) -> Path:
+    """The bundled model without its chat template."""
+    folder = tmp_path / "base"
+    shutil.copytree(bundled_folder, folder, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [["chat", "{}", "-p", "hi"], ["generate", "{}", "--chat", "-p", "hi"]])
+def test_a_model_without_chat_template(
+    base_model: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [argument.format(base_model) for argument in arguments]
+    found, shown = run_here(given), capsys.readouterr()
+    assert_three_part_error(subprocess.CompletedProcess(given, found, shown.out, shown.err), 1)
+    assert f"genai generate {base_model} -p TEXT" in shown.err
+    assert run_here(["generate", str(base_model), "-p", "Once", "-n", "2"]) == 0, "what the advice says works"
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["chat", "--nonsense"], ["bench"], ["chat", "--seed", "x"]])

@@ -114,14 +114,22 @@ def test_fp32_activations_do_not_depend_on_how_tokens_come(form: str, form_folde
             assert np.max(np.abs(stepwise.get_logits() - expected)) <= 1e-4 * expected.std()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_tokens_do_not_depend_on_threads(threads: int, form_folder: Callable[..., Path]) -> None:
-    with og.Model(form_folder("int4"), threads=threads) as loaded, generator(loaded) as one:
-        one.append_tokens(prompt(5, 33))
-        logits = one.get_logits()
-    with og.Model(form_folder("int4"), threads=1) as loaded, generator(loaded) as one:
-        one.append_tokens(prompt(5, 33))
-        np.testing.assert_array_equal(logits, one.get_logits())
+def test_threads_do_not_change_a_bit(form: str, form_folder: Callable[..., Path]) -> None:
+    """Few rows, many rows and single tokens."""
+
+    def logits(threads: int) -> np.ndarray:
+        rows = []
+        with og.Model(form_folder(form), threads=threads) as loaded:
+            for length in (9, 70):
+                with generator(loaded) as one:
+                    for tokens in (prompt(5, length), *([token] for token in prompt(6, 4))):
+                        one.append_tokens(tokens)
+                        rows.append(one.get_logits().ravel())
+        return np.stack(rows).view(np.uint32)
+
+    alone = logits(1)
+    for threads in (2, 3):
+        np.testing.assert_array_equal(logits(threads), alone)
 
 
 def test_append_generate_append_equals_one_prompt(small: og.Model) -> None:

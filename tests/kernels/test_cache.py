@@ -66,7 +66,7 @@ def test_compiles_once_and_then_loads(root: Path, sources: Path, capsys: pytest.
     report = Program(sources).library.warm_up()
     assert (report.compiled, report.loaded) == (1, 0)
     assert report.seconds > 0
-    assert "Compiling CPU kernels 1/1 (once per machine)" in capsys.readouterr().err
+    assert capsys.readouterr().err == "Compiling CPU kernels (once per machine) ...\n"
     again = Program(sources)
     report = again.library.warm_up()
     assert (report.compiled, report.loaded) == (0, 1)
@@ -335,9 +335,24 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away(
     monkeypatch.setattr(sys, "stderr", terminal)
     Program(sources).library.warm_up()
     text = terminal.getvalue()
-    assert text.startswith("\rCompiling CPU kernels 1/1 (once per machine) ...")
+    assert text.startswith("\rCompiling CPU kernels (once per machine) ...")
     assert text.endswith("\r\x1b[K")
     assert "\n" not in text
+
+
+def add_two(x: Any, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        x[i] = x[i] + 2
+
+
+def test_several_kernels_are_counted_on_a_terminal(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    library = Program(sources).library
+    library.kernel("void(float32[::1], int64, int64)")(add_two)
+    library.warm_up()
+    counted = "\rCompiling CPU kernels (once per machine) {} of 2 ..."
+    assert terminal.getvalue() == counted.format(1) + counted.format(2) + "\r\x1b[K"
 
 
 def test_no_stderr_at_all(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def attend_op(tiling: Tiling) -> NativeOp:
 
     def attend(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         heads, rows, length = word(arguments, HEADS), word(arguments, ROWS), word(arguments, LENGTH)
-        size, width, scale = word(arguments, SIZE), word(arguments, WIDTH), np.float32(float_word(arguments, SCALE))
+        size, width, scale = word(arguments, SIZE), word(arguments, WIDTH), float_word(arguments, SCALE)
         panels = -(-rows // columns)
         queries = scratch + 8 * _BLOCK_WORDS + sums_bytes
         scores = queries + size * row_bytes

@@ -49,14 +49,17 @@ def _gathering(element_bytes: int) -> Any:
 gather_words, gather_at_bytes = _gathering(4), _gathering(1)
 
 
-@cache
-def pack_windows(tiling: Tiling) -> NativeOp:
-    """float32 elements; items are panels times pieces of PIECE_WORDS along K."""
+def _packing(tiling: Tiling, name: str, copy: Any) -> NativeOp:
+    """Items are panels times pieces of PIECE_WORDS along K.
+
+    Args:
+        copy: (arguments, offsets, follow, first_word, last_word, out, step) writes a vector of positions at each of
+            these words, `step` bytes apart, from the offsets that it is given; `follow` says that they are consecutive.
+    """
     vectors, columns = tiling.vectors, tiling.columns
     word_bytes = vectors * VECTOR_BYTES
 
     def windows(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        image, bases, offsets = word(arguments, IMAGE), word(arguments, BASES), word(arguments, OFFSETS)
         words, positions = word(arguments, WORDS), word(arguments, POSITIONS)
         pieces = -(-words // PIECE_WORDS)
         for item in range(begin, end):
@@ -66,21 +69,35 @@ def pack_windows(tiling: Tiling) -> NativeOp:
             for vector in range(vectors):
                 position = (word(arguments, FIRST_PANEL) + panel) * columns + vector * LANES
                 out = word(arguments, OUT) + panel * words * word_bytes + vector * VECTOR_BYTES
-                first = read_int32(offsets + 4 * position)
-                last = read_int32(offsets + 4 * (position + LANES - 1))
-                if position + LANES <= positions and last - first == LANES - 1:
-                    for index in range(first_word, last_word):
-                        at = image + 4 * (read_int32(bases + 4 * index) + first)
-                        store_int32(out + index * word_bytes, load_int32(at))
-                else:
-                    where = load_int32(offsets + 4 * position)
-                    for index in range(first_word, last_word):
-                        at = image + 4 * read_int32(bases + 4 * index)
-                        store_int32(out + index * word_bytes, gather_words(at, where))
+                offsets = word(arguments, OFFSETS) + 4 * position
+                distance = read_int32(offsets + 4 * (LANES - 1)) - read_int32(offsets)
+                follow = position + LANES <= positions and distance == LANES - 1
+                copy(arguments, offsets, follow, first_word, last_word, out, word_bytes)
         return 0
 
-    windows.__name__ = f"pack_windows_{vectors}"
+    windows.__name__ = f"{name}_{vectors}"
     return native_op(windows)
+
+
+@inline
+def _copy_floats(
+    arguments: int, offsets: int, follow: bool, first_word: int, last_word: int, out: int, step: int
+) -> None:
+    image, bases = word(arguments, IMAGE), word(arguments, BASES)
+    if follow:
+        first = read_int32(offsets)
+        for index in range(first_word, last_word):
+            store_int32(out + index * step, load_int32(image + 4 * (read_int32(bases + 4 * index) + first)))
+    else:
+        where = load_int32(offsets)
+        for index in range(first_word, last_word):
+            store_int32(out + index * step, gather_words(image + 4 * read_int32(bases + 4 * index), where))
+
+
+@cache
+def pack_windows(tiling: Tiling) -> NativeOp:
+    """float32 elements."""
+    return _packing(tiling, "pack_windows", _copy_floats)
 
 
 @inline
@@ -89,40 +106,27 @@ def _neighbours(address: int) -> Any:
     return to_int32(load_uint8(address))
 
 
+@inline
+def _copy_bytes(
+    arguments: int, offsets: int, follow: bool, first_word: int, last_word: int, out: int, step: int
+) -> None:
+    image, bases, flip = word(arguments, IMAGE), word(arguments, BASES), word(arguments, FLIP)
+    first, where = read_int32(offsets), load_int32(offsets)
+    for index in range(first_word, last_word):
+        at = bases + 16 * index
+        a, b = image + read_int32(at), image + read_int32(at + 4)
+        c, d = image + read_int32(at + 8), image + read_int32(at + 12)
+        if follow:
+            value = _neighbours(a + first) + (_neighbours(b + first) << 8)
+            value = value + (_neighbours(c + first) << 16) + (_neighbours(d + first) << 24)
+        else:
+            value = (gather_at_bytes(a, where) & 0xFF) + ((gather_at_bytes(b, where) & 0xFF) << 8)
+            value = value + ((gather_at_bytes(c, where) & 0xFF) << 16) + (gather_at_bytes(d, where) << 24)
+        value = value + flip - ((value & flip) << 1)  # exclusive or
+        store_int32(out + index * step, value)
+
+
 @cache
 def pack_byte_windows(tiling: Tiling) -> NativeOp:
     """The same of bytes, four taps to a word: there are four bases for each. Three bytes behind the image are read."""
-    vectors, columns = tiling.vectors, tiling.columns
-    word_bytes = vectors * VECTOR_BYTES
-
-    def windows(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        image, bases, offsets = word(arguments, IMAGE), word(arguments, BASES), word(arguments, OFFSETS)
-        words, positions, flip = word(arguments, WORDS), word(arguments, POSITIONS), word(arguments, FLIP)
-        pieces = -(-words // PIECE_WORDS)
-        for item in range(begin, end):
-            panel = item // pieces
-            first_word = (item - panel * pieces) * PIECE_WORDS
-            last_word = min(words, first_word + PIECE_WORDS)
-            for vector in range(vectors):
-                position = (word(arguments, FIRST_PANEL) + panel) * columns + vector * LANES
-                out = word(arguments, OUT) + panel * words * word_bytes + vector * VECTOR_BYTES
-                first = read_int32(offsets + 4 * position)
-                last = read_int32(offsets + 4 * (position + LANES - 1))
-                follow = position + LANES <= positions and last - first == LANES - 1
-                where = load_int32(offsets + 4 * position)
-                for index in range(first_word, last_word):
-                    at = bases + 16 * index
-                    a, b = image + read_int32(at), image + read_int32(at + 4)
-                    c, d = image + read_int32(at + 8), image + read_int32(at + 12)
-                    if follow:
-                        value = _neighbours(a + first) + (_neighbours(b + first) << 8)
-                        value = value + (_neighbours(c + first) << 16) + (_neighbours(d + first) << 24)
-                    else:
-                        value = (gather_at_bytes(a, where) & 0xFF) + ((gather_at_bytes(b, where) & 0xFF) << 8)
-                        value = value + ((gather_at_bytes(c, where) & 0xFF) << 16) + (gather_at_bytes(d, where) << 24)
-                    value = value + flip - ((value & flip) << 1)  # exclusive or
-                    store_int32(out + index * word_bytes, value)
-        return 0
-
-    windows.__name__ = f"pack_byte_windows_{vectors}"
-    return native_op(windows)
+    return _packing(tiling, "pack_byte_windows", _copy_bytes)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...formats import PAGE_TOKENS
 from ..lazy import inline
-from ..memory import read_float64, read_int32, read_int64, write_int64
+from ..memory import read_int32, read_int64, word, write_int64
 from ..tape.context import ErrorCode, Word
 
 (
@@ -25,18 +25,6 @@ from ..tape.context import ErrorCode, Word
 # others are what `few` and `many` say. PANELS is a table of `panels`.
 
 NO_MAXIMUM = np.float32(-3.0e38)  # finite, so that the difference of two of them is zero and not NaN
-
-
-@inline
-def integer(arguments: int, index: int) -> Any:
-    """An argument that is a number or an address."""
-    return read_int64(arguments + 8 * index)
-
-
-@inline
-def number(arguments: int, index: int) -> Any:
-    """An argument that is a float."""
-    return np.float32(read_float64(arguments + 8 * index))
 
 
 @inline
@@ -60,7 +48,7 @@ def context_length(context: int, sequence: int) -> Any:
 @inline
 def first_visible(arguments: int, position: int) -> Any:
     """The first key that a row at this position sees."""
-    window = integer(arguments, WINDOW)
+    window = word(arguments, WINDOW)
     return max(np.int64(0), position - window + 1) if window > 0 else np.int64(0)
 
 
@@ -76,14 +64,14 @@ def list_pages(
     if last > width:
         return ErrorCode.PAGE.value
     table = read_int64(context + 8 * Word.BLOCK_TABLES) + 4 * sequence * width
-    key_bytes = PAGE_TOKENS * integer(arguments, HEAD_SIZE) * integer(arguments, ITEM_BYTES)
-    value_bytes = PAGE_TOKENS * integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
-    kv_heads = integer(arguments, KV_HEADS)
+    key_bytes = PAGE_TOKENS * word(arguments, HEAD_SIZE) * word(arguments, ITEM_BYTES)
+    value_bytes = PAGE_TOKENS * word(arguments, V_HEAD_SIZE) * word(arguments, ITEM_BYTES)
+    kv_heads = word(arguments, KV_HEADS)
     for index in range(first, last):
         block = np.int64(read_int32(table + 4 * index))
-        if block < 0 or block >= integer(arguments, NUM_BLOCKS):
+        if block < 0 or block >= word(arguments, NUM_BLOCKS):
             return ErrorCode.PAGE.value
         page, place = block * kv_heads + head, 8 * (index - first)
-        write_int64(keys + place, integer(arguments, KEY_PAGES) + page * key_bytes)
-        write_int64(values + place, integer(arguments, VALUE_PAGES) + page * value_bytes)
+        write_int64(keys + place, word(arguments, KEY_PAGES) + page * key_bytes)
+        write_int64(values + place, word(arguments, VALUE_PAGES) + page * value_bytes)
     return 0

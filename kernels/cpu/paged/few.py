@@ -16,6 +16,7 @@ from ...formats import PAGE_TOKENS
 from ..functions import exp2_of_negative, tanh
 from ..jit import native_op
 from ..lazy import inline
+from ..memory import float_word as number
 from ..memory import (
     load_float32,
     read_float32,
@@ -26,6 +27,7 @@ from ..memory import (
     write_float32,
     write_int64,
 )
+from ..memory import word as integer
 from ..tape.context import ErrorCode, Word
 from ..tape.driver import call_operator
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
@@ -47,9 +49,7 @@ from .arguments import (
     WEIGH,
     context_length,
     first_visible,
-    integer,
     list_pages,
-    number,
     position_of,
     sequence_of,
 )

@@ -11,7 +11,17 @@ import numpy as np
 
 from ..jit import native_op
 from ..lazy import inline
-from ..memory import load_first, load_float32, read_float32, read_int32, read_int64, store_float32, write_float32
+from ..memory import (
+    float_word,
+    load_first,
+    load_float32,
+    read_float32,
+    read_int32,
+    read_int64,
+    store_float32,
+    word,
+    write_float32,
+)
 from ..tape.context import ErrorCode, Word
 from ..vector import LANES, multiply_add, reduce_add, splat_float32
 from .arguments import (
@@ -33,8 +43,6 @@ from .arguments import (
     QUERY_FACTOR,
     QUERY_STRIDE,
     SIN,
-    integer,
-    number,
     position_of,
     sequence_of,
 )
@@ -55,23 +63,23 @@ def make_heads_ready(arguments: int, context: int, row: int, head: int, out: int
 
     Heads are written from `out` on, `head_bytes` apart, zeros behind each; so many bytes before `out` are written too.
     """
-    size, half = integer(arguments, HEAD_SIZE), integer(arguments, HALF)
+    size, half = word(arguments, HEAD_SIZE), word(arguments, HALF)
     stride = head_stride(size)
     position, cos, sin = position_of(context, row), np.int64(0), np.int64(0)
     if half > 0:
-        is_long = integer(arguments, LONG_COS) != 0
+        is_long = word(arguments, LONG_COS) != 0
         if is_long:
             is_long = read_int32(read_int64(context + 8 * Word.ROPE_TABLE) + 4 * sequence_of(context, row)) != 0
-        if position < 0 or position >= integer(arguments, LONG_POSITIONS if is_long else POSITIONS):
+        if position < 0 or position >= word(arguments, LONG_POSITIONS if is_long else POSITIONS):
             return ErrorCode.ROTARY_POSITION.value
-        cos = integer(arguments, LONG_COS if is_long else COS) + 4 * half * position
-        sin = integer(arguments, LONG_SIN if is_long else SIN) + 4 * half * position
+        cos = word(arguments, LONG_COS if is_long else COS) + 4 * half * position
+        sin = word(arguments, LONG_SIN if is_long else SIN) + 4 * half * position
     if head < 0:
-        source = integer(arguments, KEY) + row * integer(arguments, KEY_STRIDE) + 4 * (-1 - head) * size
-        count, norm, factor = np.int64(1), integer(arguments, K_NORM), np.float32(1.0)
+        source = word(arguments, KEY) + row * word(arguments, KEY_STRIDE) + 4 * (-1 - head) * size
+        count, norm, factor = np.int64(1), word(arguments, K_NORM), np.float32(1.0)
     else:
-        count, norm, factor = integer(arguments, GROUP), integer(arguments, Q_NORM), number(arguments, QUERY_FACTOR)
-        source = integer(arguments, QUERY) + row * integer(arguments, QUERY_STRIDE) + 4 * head * count * size
+        count, norm, factor = word(arguments, GROUP), word(arguments, Q_NORM), float_word(arguments, QUERY_FACTOR)
+        source = word(arguments, QUERY) + row * word(arguments, QUERY_STRIDE) + 4 * head * count * size
     for index in range(count):
         _make_ready(arguments, source + 4 * index * size, norm, factor, cos, sin, out - stride, out + index * stride)
     return 0
@@ -80,7 +88,7 @@ def make_heads_ready(arguments: int, context: int, row: int, head: int, out: int
 @inline
 def _make_ready(arguments: int, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int) -> None:
     """Norm (if the address of its weight is not 0), rotation (if there are tables) and factor of one head."""
-    size, half = integer(arguments, HEAD_SIZE), integer(arguments, HALF)
+    size, half = word(arguments, HEAD_SIZE), word(arguments, HALF)
     for i in range(0, size, LANES):
         store_float32(work + 4 * i, load_first(source + 4 * i, min(size - i, LANES)))
     end = (size + LANES - 1) // LANES * LANES
@@ -88,9 +96,9 @@ def _make_ready(arguments: int, source: int, norm: int, factor: float, cos: int,
     store_float32(out + 4 * (end - LANES), splat_float32(0.0))
     store_float32(out + 4 * end, splat_float32(0.0))
     if norm != 0:
-        _normalize(work, norm, size, number(arguments, EPSILON))
+        _normalize(work, norm, size, float_word(arguments, EPSILON))
     if half > 0:
-        if integer(arguments, INTERLEAVED) != 0:
+        if word(arguments, INTERLEAVED) != 0:
             _rotate_neighbours(work, cos, sin, half, out)
         else:
             _rotate_halves(work, cos, sin, half, out)

@@ -29,6 +29,7 @@ from ..isa import isa
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import (
+    float_word,
     load_first,
     load_first_half,
     load_float32,
@@ -39,6 +40,7 @@ from ..memory import (
     read_uint8,
     store_first,
     store_float32,
+    word,
     write_float32,
     write_int8,
 )
@@ -69,9 +71,7 @@ from .arguments import (
     WEIGH,
     context_length,
     first_visible,
-    integer,
     list_pages,
-    number,
     position_of,
 )
 from .panels import (
@@ -120,7 +120,7 @@ def _start_row(arguments: int, scratch: int, r: int, q_head: int) -> None:
         store_float32(sums + i, splat_float32(0.0))
     store_float32(total, splat_float32(0.0))
     write_float32(largest, NO_MAXIMUM)
-    sinks = integer(arguments, SINKS)
+    sinks = word(arguments, SINKS)
     if sinks != 0:
         write_float32(total, np.float32(1.0))
         write_float32(largest, read_float32(sinks + 4 * q_head))
@@ -147,9 +147,9 @@ def _finish_row(scratch: int, r: int, width: int, out: int) -> None:
 @inline
 def _pages_seen(arguments: int, scratch: int, first: int) -> Any:
     """How many pages of the chunk, from its beginning on, a group of rows is multiplied with; 0 if it sees none."""
-    group, rows = integer(arguments, GROUP), panel(scratch, ROWS)
+    group, rows = word(arguments, GROUP), panel(scratch, ROWS)
     position, begin = panel(scratch, POSITION), panel(scratch, BEGIN)
-    last = min(first + integer(arguments, ROWS_AT_ONCE), rows)
+    last = min(first + word(arguments, ROWS_AT_ONCE), rows)
     lowest, highest = position + first // group, position + (last - 1) // group
     if first >= rows or begin > highest or begin + CHUNK_TOKENS <= first_visible(arguments, lowest):
         return np.int64(0)
@@ -179,7 +179,7 @@ def load_chunk_op(half: bool) -> NativeOp:
     def load_chunk(arguments: int, scratch: int, low: int, high: int, unused: int) -> int:
         for page in range(low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1):
             load_keys(arguments, scratch, page)
-        usable, width = panel(scratch, USABLE), integer(arguments, V_HEAD_SIZE)
+        usable, width = panel(scratch, USABLE), word(arguments, V_HEAD_SIZE)
         for token in range(CHUNK_TOKENS):
             write_int8(usable + token, np.int8(low <= token < high))
         left_out, is_finite = 0, False
@@ -204,7 +204,7 @@ def load_chunk_op(half: bool) -> NativeOp:
 def _value_place(arguments: int, scratch: int, token: int) -> Any:
     """Address of a token's values in the cache."""
     page = read_int64(panel(scratch, PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
-    return page + token % PAGE_TOKENS * integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
+    return page + token % PAGE_TOKENS * word(arguments, V_HEAD_SIZE) * word(arguments, ITEM_BYTES)
 
 
 @cache
@@ -246,7 +246,7 @@ def weigh_rows_op(half: bool) -> NativeOp:
     @inline
     def add_left_out(arguments: int, scratch: int, scores: int, r: int, low: int, high: int) -> None:
         """The values that were left out of VALUES, for a row that sees tokens [low, high) of the chunk."""
-        width, sums = integer(arguments, V_HEAD_SIZE), panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
+        width, sums = word(arguments, V_HEAD_SIZE), panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
         first: Any = max(low, np.int64(0))
         last: Any = min(high, np.int64(CHUNK_TOKENS))
         for token in range(first, last):
@@ -257,7 +257,7 @@ def weigh_rows_op(half: bool) -> NativeOp:
                     store_float32(sums + 4 * i, multiply_add(value, share, load_float32(sums + 4 * i)))
 
     def weigh_rows(arguments: int, scratch: int, row: int, end: int, pages: int) -> int:
-        group, cap, begin = integer(arguments, GROUP), number(arguments, SCORE_CAP), panel(scratch, BEGIN)
+        group, cap, begin = word(arguments, GROUP), float_word(arguments, SCORE_CAP), panel(scratch, BEGIN)
         position, left_out = panel(scratch, POSITION), panel(scratch, LEFT_OUT) != 0
         lowest, highest = position + row // group, position + (end - 1) // group
         is_cut = begin + pages * PAGE_TOKENS > lowest + 1 or begin < first_visible(arguments, highest)
@@ -284,14 +284,14 @@ def _kind(half: bool) -> str:
 @inline
 def _attend_chunk(arguments: int, scratch: int) -> None:
     """The rows of a block against a chunk, a group of rows at a time, whose scores stay in the first-level cache."""
-    at_once, rows = integer(arguments, ROWS_AT_ONCE), panel(scratch, ROWS)
-    before_chunk = max(np.int64(0), panel(scratch, BEGIN) - panel(scratch, POSITION)) * integer(arguments, GROUP)
+    at_once, rows = word(arguments, ROWS_AT_ONCE), panel(scratch, ROWS)
+    before_chunk = max(np.int64(0), panel(scratch, BEGIN) - panel(scratch, POSITION)) * word(arguments, GROUP)
     first = before_chunk // at_once * at_once
     pages = _pages_seen(arguments, scratch, first)
     while pages > 0:
-        call_operator(integer(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
-        call_operator(integer(arguments, WEIGH), arguments, scratch, first, min(first + at_once, rows), pages)
-        call_operator(integer(arguments, ADD_GROUP), arguments, scratch, first, pages, 0)
+        call_operator(word(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
+        call_operator(word(arguments, WEIGH), arguments, scratch, first, min(first + at_once, rows), pages)
+        call_operator(word(arguments, ADD_GROUP), arguments, scratch, first, pages, 0)
         first += at_once
         pages = _pages_seen(arguments, scratch, first)
 
@@ -308,13 +308,13 @@ def _attend_blocks(tiles: bool) -> NativeOp:
 
     @inline
     def attend(arguments: int, context: int, sequence: int, row: int, count: int, head: int, scratch: int) -> Any:
-        group, ready = integer(arguments, GROUP), panel(scratch, READY)
-        query_bytes, stride = 4 * group * integer(arguments, HEAD_SIZE), integer(arguments, QUERY_STRIDE)
+        group, ready = word(arguments, GROUP), panel(scratch, READY)
+        query_bytes, stride = 4 * group * word(arguments, HEAD_SIZE), word(arguments, QUERY_STRIDE)
         for token in range(count):
-            ahead = integer(arguments, QUERY) + (row + token + _TOKENS_AHEAD) * stride + head * query_bytes
+            ahead = word(arguments, QUERY) + (row + token + _TOKENS_AHEAD) * stride + head * query_bytes
             for i in range(0, query_bytes, 4 * LANES):
                 prefetch(ahead + i)
-            status = call_operator(integer(arguments, MAKE_READY), arguments, context, row + token, head, ready)
+            status = call_operator(word(arguments, MAKE_READY), arguments, context, row + token, head, ready)
             if status != 0:
                 return status
             load_queries(arguments, scratch, token * group)
@@ -335,17 +335,17 @@ def _attend_blocks(tiles: bool) -> NativeOp:
             if status != 0:
                 return status
             set_panel(scratch, BEGIN, begin)
-            call_operator(integer(arguments, LOAD_CHUNK), arguments, scratch, low, high, 0)
+            call_operator(word(arguments, LOAD_CHUNK), arguments, scratch, low, high, 0)
             _attend_chunk(arguments, scratch)
-        width = integer(arguments, V_HEAD_SIZE)
+        width = word(arguments, V_HEAD_SIZE)
         for r in range(count * group):
-            out = integer(arguments, OUT) + (row + r // group) * integer(arguments, OUT_STRIDE)
+            out = word(arguments, OUT) + (row + r // group) * word(arguments, OUT_STRIDE)
             _finish_row(scratch, r, width, out + 4 * (head * group + r % group) * width)
         return 0
 
     def attend_blocks(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        kv_heads, status = integer(arguments, KV_HEADS), 0
-        open_panels(integer(arguments, PANELS), scratch)
+        kv_heads, status = word(arguments, KV_HEADS), 0
+        open_panels(word(arguments, PANELS), scratch)
         if tiles:
             configure_tiles(panel(scratch, CONFIG))
         for item in range(begin, end):

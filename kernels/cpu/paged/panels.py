@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...formats import PAGE_TOKENS
 from ..lazy import inline
-from ..memory import read_int64, write_int64
+from ..memory import read_int64, word, write_int64
 from ..tiles import TILE_ROWS, tile_config
 from ..vector import LANES
-from .arguments import ROWS_AT_ONCE, integer
+from .arguments import ROWS_AT_ONCE
 from .heads import head_bytes
 
 CHUNK_TOKENS = 128
@@ -116,5 +116,5 @@ def set_panel(scratch: int, name: int, value: int) -> None:
 @inline
 def scores_of(arguments: int, scratch: int, row: int) -> Any:
     """Scores, which become weights, of a row of the group that is worked on."""
-    at_once = integer(arguments, ROWS_AT_ONCE)
+    at_once = word(arguments, ROWS_AT_ONCE)
     return panel(scratch, SCORES) + row % at_once * SCORE_BYTES

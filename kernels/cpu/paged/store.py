@@ -14,6 +14,7 @@ from ..memory import (
     read_int64,
     store_float32,
     store_half,
+    word,
     write_float32,
     write_half,
 )
@@ -32,7 +33,6 @@ from .arguments import (
     VALUE,
     VALUE_PAGES,
     VALUE_STRIDE,
-    integer,
 )
 from .heads import head_bytes, head_stride
 
@@ -43,7 +43,7 @@ _LINE = 64
 @inline
 def _fetch(arguments: int, rows: int, stride: int, row: int, column: int, width: int) -> None:
     """Ask for a part of a row, which may lie behind the last."""
-    place = integer(arguments, rows) + row * integer(arguments, stride) + 4 * column
+    place = word(arguments, rows) + row * word(arguments, stride) + 4 * column
     for i in range(0, 4 * width, _LINE):
         prefetch(place + i)
 
@@ -61,11 +61,11 @@ def store_op(half: bool) -> NativeOp:
 
     def store_kv(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
         kv_heads, blocks, rows = (
-            integer(arguments, KV_HEADS),
-            integer(arguments, NUM_BLOCKS),
+            word(arguments, KV_HEADS),
+            word(arguments, NUM_BLOCKS),
             read_int64(context + 8 * Word.TOKENS),
         )
-        size, v_size = integer(arguments, HEAD_SIZE), integer(arguments, V_HEAD_SIZE)
+        size, v_size = word(arguments, HEAD_SIZE), word(arguments, V_HEAD_SIZE)
         ready = scratch + head_stride(size)
         for item in range(begin, end):
             # Neighbouring tokens of a head follow each other: they share the lines of a page of keys.
@@ -73,15 +73,15 @@ def store_op(half: bool) -> NativeOp:
             slot = read_int64(read_int64(context + 8 * Word.SLOTS) + 8 * row)
             if slot < 0 or slot >= blocks * PAGE_TOKENS:
                 return ErrorCode.SLOT.value
-            status: int = call_operator(integer(arguments, MAKE_READY), arguments, context, row, -1 - head, ready)
+            status: int = call_operator(word(arguments, MAKE_READY), arguments, context, row, -1 - head, ready)
             if status != 0:
                 return status
             page, token = slot // PAGE_TOKENS * kv_heads + head, slot % PAGE_TOKENS
-            column = integer(arguments, KEY_PAGES) + (page * size * PAGE_TOKENS + token) * item_bytes
+            column = word(arguments, KEY_PAGES) + (page * size * PAGE_TOKENS + token) * item_bytes
             for i in range(size):
                 write(column + i * PAGE_TOKENS * item_bytes, read_float32(ready + 4 * i))
-            source = integer(arguments, VALUE) + row * integer(arguments, VALUE_STRIDE) + 4 * head * v_size
-            line = integer(arguments, VALUE_PAGES) + (page * PAGE_TOKENS + token) * v_size * item_bytes
+            source = word(arguments, VALUE) + row * word(arguments, VALUE_STRIDE) + 4 * head * v_size
+            line = word(arguments, VALUE_PAGES) + (page * PAGE_TOKENS + token) * v_size * item_bytes
             whole = v_size // LANES * LANES
             for i in range(0, whole, LANES):
                 store(line + i * item_bytes, load_float32(source + 4 * i))

@@ -17,7 +17,7 @@ from llvmlite import ir
 from ...formats import PAGE_TOKENS
 from ..jit import native_op
 from ..lazy import inline, intrinsic, types
-from ..memory import load_first_half, load_float32, load_half, read_int64, read_uint8, store_float32
+from ..memory import load_first_half, load_float32, load_half, read_int64, read_uint8, store_float32, word
 from ..tiles import (
     TILE_BYTES,
     TILE_ROW_BYTES,
@@ -31,7 +31,7 @@ from ..tiles import (
     store_bfloats,
 )
 from ..vector import LANES, splat_float32
-from .arguments import GROUP, HEAD_SIZE, V_HEAD_SIZE, integer
+from .arguments import GROUP, HEAD_SIZE, V_HEAD_SIZE
 from .heads import head_stride
 from .panels import (
     CHUNK_PAGES,
@@ -105,8 +105,8 @@ def _query_address(scratch: int, row: int) -> Any:
 
 @inline
 def load_queries(arguments: int, scratch: int, row: int) -> None:
-    steps, stride = panel(scratch, STEPS), head_stride(integer(arguments, HEAD_SIZE))
-    for head in range(integer(arguments, GROUP)):
+    steps, stride = panel(scratch, STEPS), head_stride(word(arguments, HEAD_SIZE))
+    for head in range(word(arguments, GROUP)):
         source, target = panel(scratch, READY) + head * stride, _query_address(scratch, row + head)
         for step in range(steps):
             place = source + 4 * _TILE_COLUMNS * step
@@ -123,7 +123,7 @@ def clear_queries(arguments: int, scratch: int, first: int) -> None:
 
 @inline
 def load_keys(arguments: int, scratch: int, page: int) -> None:
-    size, column = integer(arguments, HEAD_SIZE), panel(scratch, STEPS) * TILE_BYTES
+    size, column = word(arguments, HEAD_SIZE), panel(scratch, STEPS) * TILE_BYTES
     line = 2 * PAGE_TOKENS
     source = read_int64(panel(scratch, PAGES) + 8 * page)
     target = panel(scratch, KEYS) + 2 * page * column
@@ -147,7 +147,7 @@ def _value_address(arguments: int, scratch: int, token: int) -> Any:
     address = np.int64(0)
     if read_uint8(panel(scratch, USABLE) + token) != 0:
         page = read_int64(panel(scratch, PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
-        address = page + 2 * integer(arguments, V_HEAD_SIZE) * (token % PAGE_TOKENS)
+        address = page + 2 * word(arguments, V_HEAD_SIZE) * (token % PAGE_TOKENS)
     return address
 
 
@@ -164,7 +164,7 @@ def _load_value(address: int, i: int, width: int) -> Any:
 
 @inline
 def load_values(arguments: int, scratch: int) -> Any:
-    width, values = integer(arguments, V_HEAD_SIZE), panel(scratch, VALUES)
+    width, values = word(arguments, V_HEAD_SIZE), panel(scratch, VALUES)
     padded = panel(scratch, SUM_BYTES) // 4
     probe = splat_float32(0.0)
     for token in range(0, CHUNK_TOKENS, 2):

@@ -21,10 +21,11 @@ from ..memory import (
     read_int64,
     read_uint8,
     store_float32,
+    word,
 )
 from ..tape.driver import call_operator
 from ..vector import LANES, splat_float32
-from .arguments import ADD_VALUES, GROUP, HEAD_SIZE, MULTIPLY_KEYS, ROWS_AT_ONCE, V_HEAD_SIZE, integer
+from .arguments import ADD_VALUES, GROUP, HEAD_SIZE, MULTIPLY_KEYS, ROWS_AT_ONCE, V_HEAD_SIZE
 from .heads import head_stride
 from .panels import (
     CHUNK_PAGES,
@@ -46,16 +47,16 @@ from .panels import (
 
 @inline
 def load_queries(arguments: int, scratch: int, row: int) -> None:
-    stride = head_stride(integer(arguments, HEAD_SIZE))
+    stride = head_stride(word(arguments, HEAD_SIZE))
     source = panel(scratch, READY)
     target = panel(scratch, QUERIES) + row * stride
-    for i in range(0, integer(arguments, GROUP) * stride, 4 * LANES):
+    for i in range(0, word(arguments, GROUP) * stride, 4 * LANES):
         store_float32(target + i, load_float32(source + i))
 
 
 @inline
 def clear_queries(arguments: int, scratch: int, first: int) -> None:
-    rows, stride = integer(arguments, ROWS_AT_ONCE), panel(scratch, QUERY_BYTES)
+    rows, stride = word(arguments, ROWS_AT_ONCE), panel(scratch, QUERY_BYTES)
     queries = panel(scratch, QUERIES)
     for i in range(first * stride, (first + rows - 1) // rows * rows * stride, 4 * LANES):
         store_float32(queries + i, splat_float32(0.0))
@@ -67,7 +68,7 @@ def load_keys_of(half: bool) -> Callable[..., None]:
 
     @inline
     def load_keys(arguments: int, scratch: int, page: int) -> None:
-        count = PAGE_TOKENS * integer(arguments, HEAD_SIZE)
+        count = PAGE_TOKENS * word(arguments, HEAD_SIZE)
         source, target = read_int64(panel(scratch, PAGES) + 8 * page), panel(scratch, KEYS) + 4 * page * count
         for i in range(0, count, LANES):
             store_float32(target + 4 * i, load(source + item_bytes * i))
@@ -81,7 +82,7 @@ def load_values_of(half: bool) -> Callable[..., Any]:
 
     @inline
     def load_values(arguments: int, scratch: int) -> Any:
-        width, stride = integer(arguments, V_HEAD_SIZE), panel(scratch, SUM_BYTES)
+        width, stride = word(arguments, V_HEAD_SIZE), panel(scratch, SUM_BYTES)
         pages, usable, values = panel(scratch, PAGES), panel(scratch, USABLE), panel(scratch, VALUES)
         probe = splat_float32(0.0)
         for token in range(CHUNK_TOKENS):
@@ -104,11 +105,11 @@ def load_values_of(half: bool) -> Callable[..., Any]:
 def multiply_vector_group(arguments: int, scratch: int, row: int, begin: int, end: int) -> int:
     """MULTIPLY_GROUP."""
     queries = panel(scratch, QUERIES) + row * panel(scratch, QUERY_BYTES)
-    page_bytes = 4 * PAGE_TOKENS * integer(arguments, HEAD_SIZE)
+    page_bytes = 4 * PAGE_TOKENS * word(arguments, HEAD_SIZE)
     for page in range(begin, end):
         keys = panel(scratch, KEYS) + page * page_bytes
         scores = scores_of(arguments, scratch, row) + 4 * PAGE_TOKENS * page
-        call_operator(integer(arguments, MULTIPLY_KEYS), keys, keys, queries, scores, SCORE_BYTES)
+        call_operator(word(arguments, MULTIPLY_KEYS), keys, keys, queries, scores, SCORE_BYTES)
     return 0
 
 
@@ -128,5 +129,5 @@ def add_vector_group(arguments: int, scratch: int, row: int, pages: int, unused:
     """ADD_GROUP."""
     values, weights = panel(scratch, VALUES), scores_of(arguments, scratch, row)
     sums = panel(scratch, SUMS) + row * panel(scratch, SUM_BYTES)
-    call_operator(integer(arguments, ADD_VALUES), values, values, PAGE_TOKENS * pages, weights, sums)
+    call_operator(word(arguments, ADD_VALUES), values, values, PAGE_TOKENS * pages, weights, sums)
     return 0

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..jit import NativeOp, native_op
-from ..memory import read_float32
+from ..memory import float_word, read_float32, word
 from ..tape.program import Call, Rows
 from ..vector import LANES, splat_float32
-from .lanes import integer, load, number, store
+from .lanes import load, store
 from .layout import PIECE, piece_items, pieces_of
 
 A, A_STRIDE, A_STEP, B, B_STRIDE, B_STEP, OUT, OUT_STRIDE, WIDTH, PIECES, P, Q = range(12)
@@ -38,14 +38,14 @@ def op_of_one(name: str, function: Callable[..., Any]) -> NativeOp:
     """out = function(a, p, q) for rows a; items are pieces of rows."""
 
     def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        width, pieces = integer(arguments, WIDTH), integer(arguments, PIECES)
-        p, q = number(arguments, P), number(arguments, Q)
+        width, pieces = word(arguments, WIDTH), word(arguments, PIECES)
+        p, q = float_word(arguments, P), float_word(arguments, Q)
         for item in range(begin, end):
             row = item // pieces
             first = (item - row * pieces) * PIECE
             last = min(width, first + PIECE)
-            a = integer(arguments, A) + row * integer(arguments, A_STRIDE)
-            out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE)
+            a = word(arguments, A) + row * word(arguments, A_STRIDE)
+            out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
             for column in range(first, last, LANES):
                 left = last - column
                 store(out + 4 * column, function(load(a + 4 * column, left), p, q), left)
@@ -59,16 +59,16 @@ def op_of_two(name: str, function: Callable[..., Any]) -> NativeOp:
     """out = function(a, b, p, q); items are pieces of rows."""
 
     def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        width, pieces = integer(arguments, WIDTH), integer(arguments, PIECES)
-        a_step, b_step = integer(arguments, A_STEP), integer(arguments, B_STEP)
-        p, q = number(arguments, P), number(arguments, Q)
+        width, pieces = word(arguments, WIDTH), word(arguments, PIECES)
+        a_step, b_step = word(arguments, A_STEP), word(arguments, B_STEP)
+        p, q = float_word(arguments, P), float_word(arguments, Q)
         for item in range(begin, end):
             row = item // pieces
             first = (item - row * pieces) * PIECE
             last = min(width, first + PIECE)
-            a = integer(arguments, A) + row * integer(arguments, A_STRIDE)
-            b = integer(arguments, B) + row * integer(arguments, B_STRIDE)
-            out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE)
+            a = word(arguments, A) + row * word(arguments, A_STRIDE)
+            b = word(arguments, B) + row * word(arguments, B_STRIDE)
+            out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
             a_number, b_number = splat_float32(read_float32(a)), splat_float32(read_float32(b))
             for column in range(first, last, LANES):
                 left = last - column

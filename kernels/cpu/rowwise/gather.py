@@ -19,12 +19,12 @@ from ..memory import (
     read_half,
     read_int64,
     store_float32,
+    word,
     write_float32,
 )
 from ..tape.context import ErrorCode, Word
 from ..tape.program import Call, Rows
 from ..vector import LANES
-from .lanes import integer
 from .layout import check_rows, group_items
 
 TABLE, TABLE_STRIDE, TABLE_ROWS, TABLE_COUNTED, OUT, OUT_STRIDE, WIDTH, INDICES, COLUMN_STRIDE = range(9)
@@ -110,15 +110,15 @@ def gather_op(element: str, contiguous: bool) -> NativeOp:
             write_float32(out + 4 * column, read(row + stride * column))
 
     def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        indices = read_int64(context + 8 * integer(arguments, INDICES))
-        rows = read_int64(context + 8 * integer(arguments, TABLE_COUNTED)) * integer(arguments, TABLE_ROWS)
+        indices = read_int64(context + 8 * word(arguments, INDICES))
+        rows = read_int64(context + 8 * word(arguments, TABLE_COUNTED)) * word(arguments, TABLE_ROWS)
         for item in range(begin, end):
             index = read_int64(indices + 8 * item)
             if index < 0 or index >= rows:
                 return _OUTSIDE
-            row = integer(arguments, TABLE) + index * integer(arguments, TABLE_STRIDE)
-            out = integer(arguments, OUT) + item * integer(arguments, OUT_STRIDE)
-            copy_row(row, integer(arguments, COLUMN_STRIDE), out, integer(arguments, WIDTH))
+            row = word(arguments, TABLE) + index * word(arguments, TABLE_STRIDE)
+            out = word(arguments, OUT) + item * word(arguments, OUT_STRIDE)
+            copy_row(row, word(arguments, COLUMN_STRIDE), out, word(arguments, WIDTH))
         return 0
 
     op.__name__ = f"gather_{element}{'' if contiguous else '_strided'}"

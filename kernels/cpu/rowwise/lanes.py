@@ -1,26 +1,12 @@
-"""What the operators' loops share: arguments by number, and up to LANES numbers of a row at a time."""
+"""What the operators' loops share: up to LANES numbers of a row at a time."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..lazy import inline
-from ..memory import load_first, load_float32, read_float64, read_int64, store_first, store_float32
+from ..memory import load_first, load_float32, store_first, store_float32
 from ..vector import LANES
-
-
-@inline
-def integer(arguments: int, index: int) -> Any:
-    """Argument number `index`, an integer or an address."""
-    return read_int64(arguments + 8 * index)
-
-
-@inline
-def number(arguments: int, index: int) -> Any:
-    """Argument number `index`, a float, as float32."""
-    return np.float32(read_float64(arguments + 8 * index))
 
 
 @inline

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import keep_first
+from ..memory import float_word, keep_first, word
 from ..tape.program import Call, Rows
 from ..vector import LANES, reduce_add, splat_float32
-from .lanes import integer, load, number, store
+from .lanes import load, store
 from .layout import check_rows, check_vector, group_items, group_size
 
 (
@@ -150,30 +150,30 @@ def norm_op(centred: bool, summed: bool) -> NativeOp:
     """The operator; items are groups of rows. Only that of sums can add and write the sum."""
 
     def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        groups, size = integer(arguments, GROUPS), integer(arguments, SIZE)
-        step = integer(arguments, VECTOR_STEP)
+        groups, size = word(arguments, GROUPS), word(arguments, SIZE)
+        step = word(arguments, VECTOR_STEP)
         for item in range(begin, end):
             row = item // groups
             group = item - row * groups
             place = 4 * size * group
-            x = integer(arguments, X) + row * integer(arguments, X_STRIDE) + place
-            out = integer(arguments, OUT)
+            x = word(arguments, X) + row * word(arguments, X_STRIDE) + place
+            out = word(arguments, OUT)
             if out != _NOWHERE:
-                out += row * integer(arguments, OUT_STRIDE) + place
+                out += row * word(arguments, OUT_STRIDE) + place
             if summed:
-                skip, bias, total = integer(arguments, SKIP), integer(arguments, INPUT_BIAS), integer(arguments, TOTAL)
+                skip, bias, total = word(arguments, SKIP), word(arguments, INPUT_BIAS), word(arguments, TOTAL)
                 if skip != _NOWHERE:
-                    skip += row * integer(arguments, SKIP_STRIDE) + place
+                    skip += row * word(arguments, SKIP_STRIDE) + place
                 if bias != _NOWHERE:
                     bias += place
                 # Without a place of its own the sum goes where the result will be.
-                total = out if total == _NOWHERE else total + row * integer(arguments, TOTAL_STRIDE) + place
+                total = out if total == _NOWHERE else total + row * word(arguments, TOTAL_STRIDE) + place
                 _add(x, skip, bias, size, total)
                 x = total
             if out != _NOWHERE:
                 mean = _mean(x, size) if centred else np.float32(0.0)
-                inverse = np.float32(1.0) / np.sqrt(_variance(x, size, mean) + number(arguments, EPSILON))
-                weight, shift = integer(arguments, WEIGHT) + group * step, integer(arguments, SHIFT)
+                inverse = np.float32(1.0) / np.sqrt(_variance(x, size, mean) + float_word(arguments, EPSILON))
+                weight, shift = word(arguments, WEIGHT) + group * step, word(arguments, SHIFT)
                 if shift != _NOWHERE:
                     shift += group * step
                 _write(x, size, mean, inverse, weight, shift, out)

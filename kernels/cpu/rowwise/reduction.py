@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..jit import NativeOp, native_op
-from ..memory import keep_first, write_float32
+from ..memory import keep_first, word, write_float32
 from ..tape.program import Call, Rows
 from ..vector import LANES, nan_maximum, nan_minimum, reduce_add, reduce_nan_max, reduce_nan_min, splat_float32
 from . import functions
-from .lanes import integer, load
+from .lanes import load
 from .layout import check_rows, group_items, group_size
 
 X, X_STRIDE, OUT, OUT_STRIDE, GROUPS, SIZE = range(6)
@@ -65,11 +65,11 @@ def reduction_op(name: str) -> NativeOp:
     combine, across, empty, mean = reduction.combine, reduction.across, reduction.empty, reduction.mean
 
     def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        groups, size = integer(arguments, GROUPS), integer(arguments, SIZE)
+        groups, size = word(arguments, GROUPS), word(arguments, SIZE)
         for item in range(begin, end):
             row = item // groups
             group = item - row * groups
-            x = integer(arguments, X) + row * integer(arguments, X_STRIDE) + group * size * 4
+            x = word(arguments, X) + row * word(arguments, X_STRIDE) + group * size * 4
             total = splat_float32(empty)
             for first in range(0, size, LANES):
                 left = size - first
@@ -77,7 +77,7 @@ def reduction_op(name: str) -> NativeOp:
             result = across(total)
             if mean:
                 result = result / np.float32(size)
-            write_float32(integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE) + 4 * group, result)
+            write_float32(word(arguments, OUT) + row * word(arguments, OUT_STRIDE) + 4 * group, result)
         return 0
 
     op.__name__ = f"reduce_{name}"

@@ -9,10 +9,10 @@ import numpy as np
 from ..functions import exp
 from ..jit import native_op
 from ..lazy import inline
-from ..memory import keep_first
+from ..memory import keep_first, word
 from ..tape.program import Call, Rows
 from ..vector import LANES, maximum, reduce_add, reduce_max, splat_float32
-from .lanes import integer, load, store
+from .lanes import load, store
 from .layout import check_rows, group_items, group_size
 
 X, X_STRIDE, OUT, OUT_STRIDE, GROUPS, SIZE = range(6)
@@ -46,12 +46,12 @@ def _largest(x: int, size: int) -> Any:
 @native_op
 def softmax_op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
     """Items are groups of rows. A group that is all -infinity, or has a NaN, becomes NaN, as the definition does."""
-    groups, size = integer(arguments, GROUPS), integer(arguments, SIZE)
+    groups, size = word(arguments, GROUPS), word(arguments, SIZE)
     for item in range(begin, end):
         row = item // groups
         place = (item - row * groups) * size * 4
-        x = integer(arguments, X) + row * integer(arguments, X_STRIDE) + place
-        out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE) + place
+        x = word(arguments, X) + row * word(arguments, X_STRIDE) + place
+        out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE) + place
         largest = _largest(x, size)
         total = splat_float32(0.0)
         for first in range(0, size, LANES):

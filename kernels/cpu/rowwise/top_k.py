@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ..jit import native_op
 from ..lazy import inline
-from ..memory import read_float32, read_int32, write_float32, write_int32
+from ..memory import read_float32, read_int32, word, write_float32, write_int32
 from ..tape.program import Call, Rows
-from .lanes import integer
 from .layout import check_rows, group_items
 
 X, X_STRIDE, WIDTH, VALUES, VALUES_STRIDE, INDICES, INDICES_STRIDE, K = range(8)
@@ -44,11 +43,11 @@ def _before(a: float, b: float) -> bool:
 @native_op
 def top_k_op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
     """Items are rows. The best so far are kept in order where the result will be."""
-    width, k = integer(arguments, WIDTH), integer(arguments, K)
+    width, k = word(arguments, WIDTH), word(arguments, K)
     for row in range(begin, end):
-        x = integer(arguments, X) + row * integer(arguments, X_STRIDE)
-        values = integer(arguments, VALUES) + row * integer(arguments, VALUES_STRIDE)
-        indices = integer(arguments, INDICES) + row * integer(arguments, INDICES_STRIDE)
+        x = word(arguments, X) + row * word(arguments, X_STRIDE)
+        values = word(arguments, VALUES) + row * word(arguments, VALUES_STRIDE)
+        indices = word(arguments, INDICES) + row * word(arguments, INDICES_STRIDE)
         for column in range(width):
             value = read_float32(x + 4 * column)
             if column < k:
