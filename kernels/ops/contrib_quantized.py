@@ -198,6 +198,25 @@ def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
     return kernel
 
 
+@register("IntegerLinear", domain="genai")
+def integer_linear(spec: NodeSpec) -> Kernel:
+    """function(MatMulIntegerToFloat + addend) (ours): its inputs, of which the matrix is constant, and an addend [..., N].
+
+    Attribute: function, what `cpu.rowwise.unary` knows; none by default.
+    """
+    multiply, function = IntegerProduct(spec, 1, 5), str(spec.attributes.get("function", "")) or "copy"
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a, a_scale, b_scale, point = inputs[0], inputs[2], inputs[3], optional(inputs, 4)
+        bias, addend = optional(inputs, 6), optional(inputs, 7)
+        found = multiply.scaled(a, a_scale * b_scale, bias, point, addend=addend, function=function)
+        if found is None:
+            raise KernelError("IntegerLinear needs a constant matrix of bytes, and scales and a bias that fit it")
+        return (found,)
+
+    return kernel
+
+
 @register("DynamicQuantizeMatMul", domain=MS)
 def dynamic_quantize_matmul(spec: NodeSpec) -> Kernel:
     """A float matrix quantised on the way, times an 8-bit one."""

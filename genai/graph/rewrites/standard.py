@@ -11,10 +11,12 @@ from .conv_neighbours import FoldPadIntoConv, FuseConvActivation, FuseConvAdditi
 from .dead_code import RemoveDeadCode
 from .gelu import FuseGelu
 from .identity import RemoveIdentities
+from .joined_products import JoinProducts
+from .known_reshapes import FoldKnownReshapes
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
 from .linear import FuseLinear
-from .linear_tail import FuseLinearActivation
+from .linear_tail import FuseLinearActivation, FuseLinearAddition
 from .quantized_arithmetic import FuseQuantizedArithmetic
 from .quantized_moves import MoveQuantized
 from .quantized_nodes import FuseQuantizedNodes
@@ -41,5 +43,8 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseQuantizedArithmetic(),
     FuseLinear(),
     FuseLinearActivation(),
+    FuseLinearAddition(),
+    JoinProducts(),
+    FoldKnownReshapes(),
     RemoveDeadCode(),
 )
