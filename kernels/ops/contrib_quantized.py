@@ -200,7 +200,7 @@ def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
 
 @register("IntegerLinear", domain="genai")
 def integer_linear(spec: NodeSpec) -> Kernel:
-    """function(MatMulIntegerToFloat + addend) (ours): its inputs, of which the matrix is constant, and an addend [..., N].
+    """function(MatMulIntegerToFloat) + addend (ours): its inputs, of which the matrix is constant, and the addend.
 
     Attribute: function, what `cpu.rowwise.unary` knows; none by default.
     """

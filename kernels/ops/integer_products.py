@@ -62,7 +62,7 @@ class IntegerProduct:
         addend: Any = None,
         function: str = "copy",
     ) -> Any:
-        """function(product * scale + bias + addend) as float32: a scale, one or one per column, a bias per column.
+        """function(product * scale + bias) + addend as float32: a scale, one or one per column, a bias per column.
 
         None where b is no packed constant, or the scale or the bias is of another shape.
         """
@@ -73,9 +73,11 @@ class IntegerProduct:
         if bias is not None and (terms is None or np.size(bias) != self._packed.columns):
             return None
         columns = self._packed.columns
-        more = None if addend is None else np.broadcast_to(addend, (*a.shape[:-1], columns)).reshape(-1, columns)
-        found = self._packed.scaled(a.reshape(-1, a.shape[-1]), point, scales, terms, more, function)
-        return found.reshape(*a.shape[:-1], columns)
+        shape = (*a.shape[:-1], columns)
+        fits = addend is not None and addend.shape == shape and function == "copy"
+        more = addend.reshape(-1, columns) if fits else None
+        result = self._packed.scaled(a.reshape(-1, a.shape[-1]), point, scales, terms, more, function).reshape(shape)
+        return result if fits or addend is None else result + addend
 
     def rounded(self, a: Any, factor: Any, y_zero: Any, a_zero: Any = None, b: Any = None, b_zero: Any = None) -> Any:
         """round(product * factor) + y_zero, saturated, in y_zero's type; None as in `scaled`."""

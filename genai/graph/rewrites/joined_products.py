@@ -59,7 +59,8 @@ def _fits(graph: Graph, node: Node) -> bool:
         return not node.input(3) and weight.dtype is DataType.FLOAT and _per_column(graph, node.input(2), columns)
     is_bytes = weight.dtype in (DataType.INT8, DataType.UINT8)
     points = not node.input(5) or _is_known(graph, node.input(5), columns)
-    return is_bytes and points and _is_known(graph, node.input(3), columns) and _per_column(graph, node.input(6), columns)
+    scales = _is_known(graph, node.input(3), columns)
+    return is_bytes and points and scales and _per_column(graph, node.input(6), columns)
 
 
 def _per_column(graph: Graph, name: str, columns: int) -> bool:

@@ -1,4 +1,4 @@
-"""What follows a product with a constant matrix becomes part of it: an addition to its results, an activation of them."""
+"""What follows a product with a constant matrix becomes part of it: an addition, or an activation of its results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..ir import Graph, Model, Node
 from ..types import DataType
 from .base import Level
 from .linear import DOMAIN, OP_TYPE
-from .patterns import made_by, only_user, other_input, same_type
+from .patterns import is_float32, made_by, only_user, other_input
 
 MS = "com.microsoft"
 INTEGER_OP_TYPE = "IntegerLinear"
@@ -25,7 +25,9 @@ _FUNCTIONS = {
 
 
 class FuseLinearAddition:
-    """Linear(x, weight, bias) + y -> Linear(x, weight, bias, y), where y has the shape of the product.
+    """Linear(x, weight, bias) + y -> Linear(x, weight, bias, y), y being float32 and no constant.
+
+    Kernels see at the run whether y has the product's shape, and else add it afterwards.
 
     MatMulIntegerToFloat becomes genai::IntegerLinear.
     """
@@ -63,8 +65,8 @@ def _fuse_addition(graph: Graph, product: Node) -> bool:
     if addition is None or addition.key != ("", "Add"):
         return False
     other = other_input(addition, product.output(0))
-    # Constants of that shape are rare, and folding may still have something to do with them.
-    if other is None or graph.constant_tensor(other) is not None or not same_type(graph, other, product.output(0)):
+    # A constant may yet become the bias.
+    if other is None or graph.constant_tensor(other) is not None or not is_float32(graph, other):
         return False
     fused = _with_tail(product, addition)
     place = _ADDEND[product.key]
@@ -75,7 +77,7 @@ def _fuse_addition(graph: Graph, product: Node) -> bool:
 
 
 def _fuse(graph: Graph, product: Node) -> bool:
-    if product.key not in _ADDEND or not _is_open(graph, product):
+    if product.key not in _ADDEND or product.input(_ADDEND[product.key]) or not _is_open(graph, product):
         return False
     after = only_user(graph, product.output(0))
     function = None if after is None else _function(after)

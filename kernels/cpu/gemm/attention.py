@@ -116,7 +116,7 @@ def _multiply(
 def _softmax(
     scores: int, length: int, row_bytes: int, scale: float, bias: int, bias_row: int, bias_column: int, rows: int
 ) -> Any:
-    """e ** (scale * score + bias - largest) of LANES queries in place, [length] apart by row_bytes; returns the sums."""
+    """e ** (scale * score + bias - largest) of LANES queries in place, keys apart by row_bytes; returns the sums."""
     largest = splat_float32(-np.inf)
     for key in range(length):
         place, there = scores + key * row_bytes, bias + key * bias_column

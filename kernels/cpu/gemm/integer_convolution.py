@@ -158,7 +158,8 @@ class IntegerConvolution:
             )  # fmt: skip
             product = product_call(
                 kind, kernels.data.ctypes.data, kernels.lines, Hole("right"), count, words,
-                finish_integers_op(tiling, result, "copy"), finish_arguments, threads=self._crew.threads, held=(kernels,),
+                finish_integers_op(tiling, result, "copy"), finish_arguments,
+                threads=self._crew.threads, held=(kernels,),
             )  # fmt: skip
             phases += [[Call(pack_byte_windows(tiling), given, items, held=(bases, offsets))], [product]]
         work = kernels.terms * windows.positions * (kernels.lines / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED)

@@ -13,7 +13,17 @@ from typing import Literal
 
 from ..bytes import store_bytes
 from ..jit import NativeOp, native_op
-from ..memory import float_word, load_first, load_int32, read_float32, read_int32, read_uint8, store_first, word, write_int8
+from ..memory import (
+    float_word,
+    load_first,
+    load_int32,
+    read_float32,
+    read_int32,
+    read_uint8,
+    store_first,
+    word,
+    write_int8,
+)
 from ..rowwise.unary import UNARY
 from ..vector import (
     LANES,
