@@ -8,8 +8,8 @@ import numpy as np
 
 from ..ir import Graph, Model, Node, Tensor
 from ..shape_values import ShapeValue, computed_value, constant_value, is_shape_computation
-from ..types import TensorType
 from .base import Level
+from .extents import Extents, KnownExtents
 
 # In a Reshape's target: the input's extent at this place.
 _COPY = 0
@@ -19,7 +19,7 @@ _MAX_AXES = 64
 class FoldKnownReshapes:
     """Reshape(x, Concat(Shape(x)[0], Shape(x)[1], [12, 64])) -> Reshape(x, [0, 0, 12, 64]).
 
-    Wherever every extent of the target is a number, or the open extent (by its name) that x has at the same place.
+    Wherever every extent of the target is a number, or an extent that x has at the same place (see `extents`).
     """
 
     name = "fold_known_reshapes"
@@ -32,13 +32,15 @@ class FoldKnownReshapes:
 def _fold_all(graph: Graph) -> int:
     """One walk along the nodes, with what is known of small vectors of extents."""
     known: dict[str, ShapeValue | None] = {}
+    extents = KnownExtents(graph)
     changes = 0
     for node in list(graph.nodes):
         if is_shape_computation(node):
             values = [_value(graph, known, name) for name in node.inputs]
-            known[node.output(0)] = computed_value(node, values, [graph.type_of(name) for name in node.inputs])
+            known[node.output(0)] = computed_value(node, values, [extents.type_of(name) for name in node.inputs])
         if node.key == ("", "Reshape") and len(node.inputs) == 2:
-            changes += _fold(graph, node, known.get(node.input(1)))
+            changes += _fold(graph, node, known.get(node.input(1)), extents.of(node.input(0)))
+        extents.follow(node)
     return changes
 
 
@@ -49,17 +51,16 @@ def _value(graph: Graph, known: Mapping[str, ShapeValue | None], name: str) -> S
     return constant_value(tensor.array()) if tensor is not None and tensor.num_elements <= _MAX_AXES else None
 
 
-def _fold(graph: Graph, node: Node, target: ShapeValue | None) -> bool:
-    source = graph.type_of(node.input(0))
-    if target is None or target.is_scalar or not isinstance(source, TensorType) or source.shape is None:
+def _fold(graph: Graph, node: Node, target: ShapeValue | None, source: Extents | None) -> bool:
+    if target is None or target.is_scalar or source is None:
         return False
     if node.attribute("allowzero", 0) or any(item.ref_attr_name for item in node.attributes.values()):
         return False
-    extents = []
+    extents: list[int] = []
     for place, extent in enumerate(target.dims):
         if isinstance(extent, int):
             extents.append(extent)
-        elif extent is not None and place < len(source.shape) and source.shape[place] == extent:
+        elif extent is not None and place < len(source) and source[place] == extent:
             extents.append(_COPY)
         else:
             return False
