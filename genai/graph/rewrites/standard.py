@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .attention import FuseAttention
 from .base import Rewrite
+from .byte_tables import TabulateBytes
 from .common_subexpressions import ShareSubexpressions
 from .constant_folding import FoldConstants
 from .conv_batch_norm import FoldConvBatchNorm
@@ -46,5 +47,6 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseLinearAddition(),
     JoinProducts(),
     FoldKnownReshapes(),
+    TabulateBytes(),
     RemoveDeadCode(),
 )
