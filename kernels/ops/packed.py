@@ -32,9 +32,10 @@ class PackedLinear:
         if not x.ndim or x.shape[-1] != words or x.dtype != np.float32:
             raise KernelError(f"a product of {x.dtype}{list(x.shape)} with float32{list(self._shape)} is not possible")
         shape = (*x.shape[:-1], columns)
-        fits = addend is not None and addend.shape == shape
-        result = self._linear(x.reshape(-1, words), addend.reshape(-1, columns) if fits else None).reshape(shape)
-        return (result if fits or addend is None else result + addend,)
+        if addend is not None and addend.shape == shape:
+            return (self._linear(x.reshape(-1, words), addend.reshape(-1, columns)).reshape(shape),)
+        result = self._linear(x.reshape(-1, words)).reshape(shape)
+        return (result if addend is None else result + addend,)
 
 
 def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed: bool = False) -> PackedLinear | None:

@@ -89,10 +89,8 @@ def _join(graph: Graph, nodes: Sequence[Node]) -> bool:
     inputs[1] = _added(graph, f"{first.input(1)}/joined", np.concatenate(weights, axis=1))
     for place in (2,) if first.key == _LINEAR else (3, 5, 6):
         if first.input(place):
-            parts = [
-                np.broadcast_to(graph.constant_tensor(node.input(place)).array().reshape(-1), (size,))
-                for node, size in zip(nodes, sizes, strict=True)
-            ]
+            given = [np.asarray(graph.constant(node.input(place))).reshape(-1) for node in nodes]
+            parts = [np.broadcast_to(values, (size,)) for values, size in zip(given, sizes, strict=True)]
             inputs[place] = _added(graph, f"{first.input(place)}/joined", np.concatenate(parts))
     whole = graph.fresh_name(f"{first.output(0)}/joined")
     cut = _added(graph, f"{whole}/sizes", np.asarray(sizes, np.int64))
