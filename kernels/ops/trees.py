@@ -181,8 +181,9 @@ class _BinaryScores:
     """Two classes from one score: a probability where all weights are positive, else a margin around 0."""
 
     def __init__(self, labels: Any, all_positive: bool, transform: str) -> None:
-        from ..cpu.trees import COMPLEMENT, LOGISTIC, NEGATED
+        from ..cpu.trees import COMPLEMENT, LOGISTIC, NEGATED, binary_scores
 
+        self._binary_scores = binary_scores
         self._labels = (
             labels if len(labels) == 2 else np.array([0 if labels.dtype != object else "", labels[0]], labels.dtype)
         )
@@ -191,9 +192,7 @@ class _BinaryScores:
         self._form = LOGISTIC if transform == "LOGISTIC" else COMPLEMENT if all_positive else NEGATED
 
     def __call__(self, scores: Any, column: int, base: float) -> tuple[Any, Any]:
-        from ..cpu.trees import binary_scores
-
-        chosen, pair = binary_scores(scores, column, base, self._threshold, self._form)
+        chosen, pair = self._binary_scores(scores, column, base, self._threshold, self._form)
         labels = self._labels[chosen]
         return labels, probit(pair[:, 1:]).astype(np.float32) if self._is_probit else pair
 
