@@ -155,7 +155,7 @@ def _combine(place: int, weight: float, aggregate: int) -> None:
 
 
 @inline
-def _following(nodes: int, node: int, at: int, is_double: int) -> int:
+def _following(nodes: int, node: int, at: int, is_double: int) -> Any:
     """The child that a row goes to; a leaf is its own."""
     mode = read_uint8(node + _MODE)
     if mode == LEAF:
@@ -194,7 +194,7 @@ def _add_leaf(table: int, node: int, results: int, aggregate: int) -> None:
 
 
 @inline
-def _root(table: int, tree: int) -> int:
+def _root(table: int, tree: int) -> Any:
     return word(table, NODES) + _BYTES * np.int64(read_int32(word(table, ROOTS) + 4 * tree))
 
 
