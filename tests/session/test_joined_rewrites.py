@@ -129,7 +129,7 @@ def test_an_activation_joins_an_integer_product(rng, function):
     agrees(model, rng.standard_normal((2, ROWS, TERMS)).astype(np.float32))
 
 
-def reshaping(axes: tuple[int, int], opset_x: str = "a") -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
+def reshaping(axes: tuple[int, int], source: str = "a") -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
     """Reshape(a, [extent of x at an axis, another, 12, 8])."""
     tensors = {f"i{axis}": np.asarray(axis, np.int64) for axis in axes} | {
         "zero": np.asarray([0], np.int64), "tail": np.asarray([12, 8], np.int64)
@@ -139,7 +139,7 @@ def reshaping(axes: tuple[int, int], opset_x: str = "a") -> tuple[list[onnx.Node
         nodes.append(helper.make_node("Gather", ["shape", f"i{axis}"], [f"g{place}"], axis=0))
         nodes.append(helper.make_node("Unsqueeze", [f"g{place}", "zero"], [f"u{place}"]))
     nodes.append(helper.make_node("Concat", ["u0", "u1", "tail"], ["target"], axis=0))
-    return [*nodes, helper.make_node("Reshape", [opset_x, "target"], ["y"])], tensors
+    return [*nodes, helper.make_node("Reshape", [source, "target"], ["y"])], tensors
 
 
 def test_a_computed_target_becomes_constant(rng):
