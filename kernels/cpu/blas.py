@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +38,11 @@ class BlasThreads:
         """Whether products run on the calling thread only, so that a team may share them out."""
         return self._users > 0 and self._functions is not None
 
-    @contextmanager
-    def single(self) -> Iterator[None]:
-        """One thread per product inside; what was set before comes back when the last user leaves."""
-        self._enter()
-        try:
-            yield
-        finally:
-            self._leave()
+    def single(self) -> BlasThreads:
+        """`with single():` one thread per product inside; what was set before comes back when the last user leaves."""
+        return self
 
-    def _enter(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             if not self._searched:
                 self._functions, self._searched = _openblas(), True
@@ -59,7 +52,7 @@ class BlasThreads:
                 self._before = get()
                 put(1)
 
-    def _leave(self) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._functions is not None:

@@ -17,6 +17,7 @@ from .memory import (
     load_first,
     load_int8,
     load_uint8,
+    read_float32,
     read_int8,
     read_uint8,
     store_float32,
@@ -121,8 +122,47 @@ def value_range(arguments: int, context: int, begin: int, end: int, scratch: int
     return 0
 
 
-def range_with_zero(crew: Crew, x: Float32) -> tuple[np.float32, np.float32]:
-    """The least and the largest number of a float32 array of any shape and 0; NaN if one is NaN or infinite.
+# Arguments of `quantize_to_range`, beside X, OUT and COUNT: what `value_range` found, and where scale and point go.
+RANGES, FOUND = 3, 4
+_STEPS = 255.0
+
+
+@native_op
+def quantize_to_range(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """To uint8 over the range of all pieces; nothing is written if that is empty or infinite. Scratch: a vector."""
+    x, out, count = word(arguments, X), word(arguments, OUT), word(arguments, COUNT)
+    ranges, found = word(arguments, RANGES), word(arguments, FOUND)
+    least, most = splat_float32(0.0), splat_float32(0.0)
+    for piece in range(-(-count // _PIECE)):
+        low, high = read_float32(ranges + 8 * piece), read_float32(ranges + 8 * piece + 4)
+        if low != low or high != high:
+            return 0
+        least, most = minimum(least, splat_float32(low)), maximum(most, splat_float32(high))
+    scale = (most - least) / _STEPS
+    one = reduce_max(scale)
+    if not 0.0 < one < np.inf:
+        return 0
+    point = minimum(maximum(((0.0 - least) / scale + _ROUND) - _ROUND, 0.0), _STEPS)
+    if begin == 0:
+        write_float32(found, one)
+        write_float32(found + 4, reduce_max(point))
+    for first in range(begin * _PIECE, min(end * _PIECE, count), LANES):
+        left = min(count - first, LANES)
+        value = minimum(maximum(load_first(x + 4 * first, left) / scale, 0.0 - point), _STEPS - point)
+        value = ((value + _ROUND) - _ROUND) + point
+        if left == LANES:
+            store_bytes(out + first, value)
+        else:
+            store_bytes(scratch, value)
+            for index in range(left):
+                write_int8(out + first + index, read_int8(scratch + index))
+    return 0
+
+
+def quantized_to_range(crew: Crew, x: Float32) -> tuple[NDArray[np.uint8], np.float32, int] | None:
+    """uint8 values over the range of x and 0, their scale and zero point (ONNX's DynamicQuantizeLinear).
+
+    None where that range is empty, or not finite.
 
     Raises:
         ValueError: x is of another type, or empty.
@@ -130,9 +170,21 @@ def range_with_zero(crew: Crew, x: Float32) -> tuple[np.float32, np.float32]:
     if x.dtype != np.float32 or not x.size:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with elements")
     x = np.ascontiguousarray(x)
-    out = np.empty((-(-x.size // _PIECE), 2), np.float32)
-    crew.run(_replay(value_range, x.size), {"x": x.ctypes.data, "out": out.ctypes.data, **_words(_NO_NUMBERS)})
-    return out[:, 0].min(), out[:, 1].max()
+    out, found = np.empty(x.shape, np.uint8), np.zeros(2, np.float32)
+    ranges = crew.buffer("ranges", 8 * -(-x.size // _PIECE))
+    addresses = {"x": x.ctypes.data, "out": out.ctypes.data, "ranges": ranges, "found": found.ctypes.data}
+    crew.run(_range_replay(x.size), addresses)
+    return (out, found[0], int(found[1])) if found[0] > 0 else None
+
+
+@lru_cache(maxsize=512)
+def _range_replay(size: int) -> Replay:
+    items = Items(factor=-(-size // _PIECE))
+    measure = Call(value_range, (Hole("x"), Hole("ranges"), size), items)
+    quantize = Call(
+        quantize_to_range, (Hole("x"), Hole("out"), size, Hole("ranges"), Hole("found")), items, scratch=4 * LANES
+    )
+    return Replay([[measure], [quantize]], 2 * size * _NANOSECONDS_PER_ELEMENT)
 
 
 def quantized_bytes(crew: Crew, x: Float32, scale: float, point: int, dtype: Any) -> NDArray[Any]:

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -141,6 +141,7 @@ class Kernel(Compiled):
     ) -> None:
         super().__init__(function, signature, fastmath, library)
         self._parameters = parse(signature)
+        self._takes_arrays = any(parameter.dtype is not None for parameter in self._parameters)
         self._entry: Callable[..., int] = self._load_and_call
 
     def __call__(self, *arguments: Any) -> None:
@@ -150,11 +151,13 @@ class Kernel(Compiled):
             TypeError: an array has another type or number of axes than the signature says.
             KernelError: the kernel failed.
         """
-        # The arguments stay alive meanwhile, so arrays may travel as the addresses of their objects.
-        words = [
-            given if parameter.dtype is None else id(given) if parameter.fits(given) else self._refuse(parameter, given)
-            for given, parameter in zip(arguments, self._parameters, strict=True)
-        ]
+        words: Sequence[Any] = arguments
+        if self._takes_arrays or len(arguments) != len(self._parameters):
+            # The arguments stay alive meanwhile, so arrays may travel as the addresses of their objects.
+            words = [
+                given if known.dtype is None else id(given) if known.fits(given) else self._refuse(known, given)
+                for given, known in zip(arguments, self._parameters, strict=True)
+            ]
         if self._entry(*words):
             raise KernelError(f"kernel {self.name} failed")
 

@@ -9,14 +9,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import check
+from .functions import sigmoid
 from .jit import kernel
+from .large import huge_array
+from .lazy import inline
+from .memory import (
+    read_float32,
+    read_float64,
+    read_int32,
+    read_uint8,
+    word,
+    write_float32,
+    write_float64,
+    write_int8,
+)
 from .team import Team, run
+from .vector import reduce_max, splat_float32
 
 LEQ, LT, GTE, GT, EQ, NEQ, LEAF = range(7)
 SUM, MIN, MAX = range(3)
+NEGATED, COMPLEMENT, LOGISTIC = range(3)
 _NANOSECONDS_PER_NODE = 4.0
-_FLOAT64 = np.dtype(np.float64)
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -82,97 +96,203 @@ class Forest:
         inner = self.modes != LEAF
         return int(self.features[inner].max()) + 1 if inner.any() else 0
 
+    @cached_property
+    def row_nanoseconds(self) -> float:
+        """Rough cost of a row."""
+        depth = max(len(self.features) // max(len(self.roots), 1), 1).bit_length()
+        leaf = max(len(self.weights) // max(len(self.features), 1), 1)
+        return len(self.roots) * (depth + leaf) * _NANOSECONDS_PER_NODE
 
-@kernel(
-    "void(float64[:,::1], int32[::1], int32[::1], int32[::1], int32[::1], float64[::1], uint8[::1], uint8[::1], "
-    "int32[::1], int32[::1], float64[::1], int64, float64[:,::1], int64, int64)"
-)
+    @property
+    def table(self) -> int:
+        """The address of a table of what `walk_trees` reads."""
+        return int(self._words[1])
+
+    @cached_property
+    def _words(self) -> tuple[Any, ...]:
+        """The table, its address, and the arrays that it points to."""
+        nodes = huge_array((len(self.features) * _BYTES,), np.uint8).view(_NODE)
+        nodes["threshold"], nodes["feature"], nodes["mode"] = self.thresholds, self.features, self.modes
+        nodes["missing"], nodes["true"], nodes["false"] = (
+            self.missing_tracks_true,
+            self.true_children,
+            self.false_children,
+        )
+        nodes["first"], nodes["last"] = self.leaf_starts[:-1], self.leaf_starts[1:]
+        single = (self.modes == LEAF) & (nodes["last"] - nodes["first"] == 1)
+        places = nodes["first"][single]
+        nodes["threshold"][single], nodes["feature"][single] = self.weights[places], self.targets[places]
+        arrays = [
+            np.ascontiguousarray(self.roots, np.int32), nodes, np.ascontiguousarray(self.targets, np.int32),
+            np.ascontiguousarray(self.weights, np.float64),
+        ]  # fmt: skip
+        words = np.array([*(array.ctypes.data for array in arrays), len(self.roots)], np.int64)
+        return words, words.ctypes.data, arrays
+
+
+# What the walk reads, word by word: addresses of the roots, nodes, targets and weights, and the number of trees.
+ROOTS, NODES, TARGETS, WEIGHTS, TREES = range(5)
+# A node in one place, half a cache line: trees are rarely in a cache when a single row walks them. A leaf of one weight
+# has it as its threshold, and the target as its feature.
+_NODE = np.dtype(
+    [
+        ("threshold", np.float64), ("feature", np.int32), ("mode", np.uint8), ("missing", np.uint8), ("_", np.uint16),
+        ("true", np.int32), ("false", np.int32), ("first", np.int32), ("last", np.int32),
+    ]
+)  # fmt: skip
+_BYTES, _FEATURE, _MODE, _MISSING, _TRUE, _FALSE, _FIRST, _LAST = 32, 8, 12, 13, 16, 20, 24, 28
+
+
+@inline
+def _combine(place: int, weight: float, aggregate: int) -> None:
+    total = read_float64(place)
+    if aggregate == SUM:
+        write_float64(place, total + weight)
+    elif aggregate == MIN:
+        write_float64(place, min(total, weight))
+    else:
+        write_float64(place, max(total, weight))
+
+
+@inline
+def _following(nodes: int, node: int, at: int, is_double: int) -> Any:
+    """The child that a row goes to; a leaf is its own."""
+    mode = read_uint8(node + _MODE)
+    if mode == LEAF:
+        return node
+    feature, threshold = np.int64(read_int32(node + _FEATURE)), read_float64(node)
+    if is_double != 0:
+        value = read_float64(at + 8 * feature)
+    else:
+        value = np.float64(read_float32(at + 4 * feature))
+    if value != value:
+        goes = read_uint8(node + _MISSING) != 0 or mode == NEQ
+    elif mode == LEQ:
+        goes = value <= threshold
+    elif mode == LT:
+        goes = value < threshold
+    elif mode == GTE:
+        goes = value >= threshold
+    elif mode == GT:
+        goes = value > threshold
+    elif mode == EQ:
+        goes = value == threshold
+    else:
+        goes = value != threshold
+    return nodes + _BYTES * np.int64(read_int32(node + (_TRUE if goes else _FALSE)))
+
+
+@inline
+def _add_leaf(table: int, node: int, results: int, aggregate: int) -> None:
+    first, last = np.int64(read_int32(node + _FIRST)), np.int64(read_int32(node + _LAST))
+    if last - first == 1:
+        _combine(results + 8 * np.int64(read_int32(node + _FEATURE)), read_float64(node), aggregate)
+    else:
+        for i in range(first, last):
+            target = np.int64(read_int32(word(table, TARGETS) + 4 * i))
+            _combine(results + 8 * target, read_float64(word(table, WEIGHTS) + 8 * i), aggregate)
+
+
+@inline
+def _root(table: int, tree: int) -> Any:
+    return word(table, NODES) + _BYTES * np.int64(read_int32(word(table, ROOTS) + 4 * tree))
+
+
+@kernel("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
 def walk_trees(
-    x: Any,
-    roots: Any,
-    features: Any,
-    true_children: Any,
-    false_children: Any,
-    thresholds: Any,
-    modes: Any,
-    missing: Any,
-    leaf_starts: Any,
-    targets: Any,
-    weights: Any,
-    aggregate: int,
-    out: Any,
-    begin: int,
+    table: int, x: int, row_bytes: int, is_double: int, out: int, targets: int, aggregate: int, begin: int,
     end: int,
-) -> None:
-    """Rows [begin, end): what the leaves give, added to (or compared with) what is in `out`."""
+) -> None:  # fmt: skip
+    """Rows [begin, end) of x, float64 or float32: what the leaves give, added to or compared with what is in `out`."""
+    nodes, trees = word(table, NODES), word(table, TREES)
     for row in range(begin, end):
-        for tree in range(roots.shape[0]):
-            node = roots[tree]
-            mode = modes[node]
-            while mode != LEAF:
-                value, threshold = x[row, features[node]], thresholds[node]
-                if value != value:
-                    goes = missing[node] != 0 or mode == NEQ
-                elif mode == LEQ:
-                    goes = value <= threshold
-                elif mode == LT:
-                    goes = value < threshold
-                elif mode == GTE:
-                    goes = value >= threshold
-                elif mode == GT:
-                    goes = value > threshold
-                elif mode == EQ:
-                    goes = value == threshold
-                else:
-                    goes = value != threshold
-                node = true_children[node] if goes else false_children[node]
-                mode = modes[node]
-            for i in range(leaf_starts[node], leaf_starts[node + 1]):
-                target, weight = targets[i], weights[i]
-                if aggregate == SUM:
-                    out[row, target] += weight
-                elif aggregate == MIN:
-                    out[row, target] = min(out[row, target], weight)
-                else:
-                    out[row, target] = max(out[row, target], weight)
+        at, results = x + row * row_bytes, out + 8 * row * targets
+        tree = 0
+        # Four at a time, so that one waits for memory while others go on; their leaves count in order all the same.
+        while tree + 4 <= trees:
+            a, b, c, d = _root(table, tree), _root(table, tree + 1), _root(table, tree + 2), _root(table, tree + 3)
+            moved = True
+            while moved:
+                e, f, g, h = a, b, c, d
+                a, b = _following(nodes, a, at, is_double), _following(nodes, b, at, is_double)
+                c, d = _following(nodes, c, at, is_double), _following(nodes, d, at, is_double)
+                moved = (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) != 0
+            _add_leaf(table, a, results, aggregate)
+            _add_leaf(table, b, results, aggregate)
+            _add_leaf(table, c, results, aggregate)
+            _add_leaf(table, d, results, aggregate)
+            tree += 4
+        while tree < trees:
+            node, before = _root(table, tree), 0
+            while node != before:
+                before, node = node, _following(nodes, node, at, is_double)
+            _add_leaf(table, node, results, aggregate)
+            tree += 1
+
+
+@kernel("void(int64, int64, float64, float64, int64, int64, int64, int64, int64)")
+def pair_scores(
+    scores: int, row_bytes: int, base: float, threshold: float, form: int, pairs: int, chosen: int, begin: int,
+    end: int,
+) -> None:  # fmt: skip
+    """Rows [begin, end): a float64 score becomes float32 scores of two classes, and 1 where it is above a threshold."""
+    for row in range(begin, end):
+        score = np.float32(read_float64(scores + row * row_bytes) + base)
+        write_int8(chosen + row, 1 if score > threshold else 0)
+        other = np.float32(1.0) - score if form == COMPLEMENT else -score
+        if form == LOGISTIC:
+            other = np.float32(reduce_max(sigmoid(splat_float32(other))))
+            score = np.float32(reduce_max(sigmoid(splat_float32(score))))
+        write_float32(pairs + 8 * row, other)
+        write_float32(pairs + 8 * row + 4, score)
+
+
+def binary_scores(
+    scores: NDArray[np.float64], column: int, base: float, threshold: float, form: int
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Which of two classes each row is, and the scores of both: (-s, s), (1 - s, s), or (sigmoid(-s), sigmoid(s)).
+
+    Args:
+        scores: as from `run_forest`; s is column `column` plus `base`, as float32.
+        form: NEGATED, COMPLEMENT or LOGISTIC.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    rows, columns = scores.shape
+    if not 0 <= column < columns or scores.dtype != _FLOAT64 or not scores.flags.c_contiguous:
+        raise ValueError(f"scores are {scores.dtype} {list(scores.shape)}, column {column} is wanted")
+    chosen, pairs = np.empty(rows, np.int8), np.empty((rows, 2), np.float32)
+    first = scores.ctypes.data + 8 * column
+    pair_scores(first, 8 * columns, base, threshold, form, pairs.ctypes.data, chosen.ctypes.data, 0, rows)
+    return chosen, pairs
 
 
 def run_forest(
-    x: NDArray[np.float64], forest: Forest, aggregate: int = SUM, *, team: Team | None = None
+    x: NDArray[Any], forest: Forest, aggregate: int = SUM, *, team: Team | None = None
 ) -> NDArray[np.float64]:
     """Combined weights [rows, targets] of a checked forest.
 
     Args:
-        x: float64 [rows, features].
+        x: float64 or float32 [rows, features]; comparisons of float32 values come out as in float64.
         aggregate: SUM, MIN or MAX; a target that no leaf names is 0.
 
     Raises:
-        ValueError: x has too few columns.
+        ValueError: x has too few columns, or is of another form.
     """
-    check("x", x, (None, None), _FLOAT64)
-    if x.shape[1] < forest.num_features:
-        raise ValueError(f"the trees look at {forest.num_features} features, the input has {x.shape[1]}")
-    start = {SUM: 0.0, MIN: np.inf, MAX: -np.inf}[aggregate]
-    out = np.full((len(x), forest.num_targets), start)
+    dtype = x.dtype
+    if x.ndim != 2 or (dtype != _FLOAT32 and dtype != _FLOAT64) or not x.flags.c_contiguous:
+        raise ValueError(f"x is {dtype} {list(x.shape)}, expected C-contiguous float32 or float64 [rows, features]")
+    rows, columns = x.shape
+    if columns < forest.num_features:
+        raise ValueError(f"the trees look at {forest.num_features} features, the input has {columns}")
+    shape = (rows, forest.num_targets)
+    out = np.zeros(shape) if aggregate == SUM else np.full(shape, np.inf if aggregate == MIN else -np.inf)
     arguments = (
-        x,
-        forest.roots,
-        forest.features,
-        forest.true_children,
-        forest.false_children,
-        forest.thresholds,
-        forest.modes,
-        forest.missing_tracks_true,
-        forest.leaf_starts,
-        forest.targets,
-        forest.weights,
+        forest.table, x.ctypes.data, columns * dtype.itemsize, dtype == _FLOAT64, out.ctypes.data, forest.num_targets,
         aggregate,
-        out,
-    )
-    depth = max(len(forest.features) // max(len(forest.roots), 1), 1).bit_length()
-    leaf = max(len(forest.weights) // max(len(forest.features), 1), 1)
-    work = len(x) * len(forest.roots) * (depth + leaf) * _NANOSECONDS_PER_NODE
-    run(team, walk_trees, arguments, len(x), work=work, grain=8)
+    )  # fmt: skip
+    run(team, walk_trees, arguments, rows, work=rows * forest.row_nanoseconds, grain=8)
     if aggregate != SUM:
         out[np.isinf(out)] = 0.0
     return out

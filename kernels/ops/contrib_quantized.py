@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..cpu.byte_pairs import Form, combined_bytes
+from ..cpu.byte_tables import looked_up
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .activations import sigmoid
 from .integer_products import IntegerProduct
@@ -194,6 +195,39 @@ def matmul_integer_to_float(spec: NodeSpec) -> Kernel:
         total = multiply(a, b, optional(inputs, 4), optional(inputs, 5))
         result = total * (a_scale * b_scale)
         return ((result if bias is None else result + bias).astype(np.float32, copy=False),)
+
+    return kernel
+
+
+@register("ByteTable", domain="genai")
+def byte_table(spec: NodeSpec) -> Kernel:
+    """table[x] (ours): x of 8 bits, the table's 256 entries in the order of x's bits as uint8."""
+    crew = spec.options.get("crew")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, table = inputs[:2]
+        if crew is None or x.size < _MIN_COMPILED:
+            return (table[x.view(np.uint8)],)
+        return (looked_up(crew, x, table),)
+
+    return kernel
+
+
+@register("IntegerLinear", domain="genai")
+def integer_linear(spec: NodeSpec) -> Kernel:
+    """function(MatMulIntegerToFloat) + addend (ours): its inputs, of which the matrix is constant, and the addend.
+
+    Attribute: function, what `cpu.rowwise.unary` knows; none by default.
+    """
+    multiply, function = IntegerProduct(spec, 1, 5), str(spec.attributes.get("function", "")) or "copy"
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a, a_scale, b_scale, point = inputs[0], inputs[2], inputs[3], optional(inputs, 4)
+        bias, addend = optional(inputs, 6), optional(inputs, 7)
+        found = multiply.scaled(a, a_scale * b_scale, bias, point, addend=addend, function=function)
+        if found is None:
+            raise KernelError("IntegerLinear needs a constant matrix of bytes, and scales and a bias that fit it")
+        return (found,)
 
     return kernel
 

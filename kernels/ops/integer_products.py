@@ -52,8 +52,17 @@ class IntegerProduct:
         right, runs = self._right or (_less(b, b_zero), None)
         return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._team)
 
-    def scaled(self, a: Any, scale: Any, bias: Any = None, a_zero: Any = None) -> Any:
-        """The product times a scale, one or one per column, plus a bias per column, as float32.
+    def scaled(
+        self,
+        a: Any,
+        scale: Any,
+        bias: Any = None,
+        a_zero: Any = None,
+        *,
+        addend: Any = None,
+        function: str = "copy",
+    ) -> Any:
+        """function(product * scale + bias) + addend as float32: a scale, one or one per column, a bias per column.
 
         None where b is no packed constant, or the scale or the bias is of another shape.
         """
@@ -63,8 +72,12 @@ class IntegerProduct:
             return None
         if bias is not None and (terms is None or np.size(bias) != self._packed.columns):
             return None
-        found = self._packed.scaled(a.reshape(-1, a.shape[-1]), point, scales, terms)
-        return found.reshape(*a.shape[:-1], self._packed.columns)
+        columns = self._packed.columns
+        shape = (*a.shape[:-1], columns)
+        fits = addend is not None and addend.shape == shape and function == "copy"
+        more = addend.reshape(-1, columns) if fits else None
+        result = self._packed.scaled(a.reshape(-1, a.shape[-1]), point, scales, terms, more, function).reshape(shape)
+        return result if fits or addend is None else result + addend
 
     def rounded(self, a: Any, factor: Any, y_zero: Any, a_zero: Any = None, b: Any = None, b_zero: Any = None) -> Any:
         """round(product * factor) + y_zero, saturated, in y_zero's type; None as in `scaled`."""

@@ -40,8 +40,9 @@ def matmul(spec: NodeSpec) -> Kernel:
 
 @register("Linear", domain="genai")
 def linear(spec: NodeSpec) -> Kernel:
-    """function(x @ weight + bias + addend) (ours): x [..., K], weight [K, N], bias [N], addend [..., N], all float32.
+    """function(x @ weight + bias) + addend (ours): x [..., K], weight [K, N], bias [N], all float32.
 
+    A function and an addend exclude each other; the addend broadcasts as in Add.
     Attributes: function, parameters: what `cpu.rowwise.unary` knows; none by default.
     """
     team, packed = spec.options.get("team"), packed_linear(spec, bias=2, addend=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -93,16 +94,17 @@ def split(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
         sizes = inputs[1] if len(inputs) > 1 and inputs[1] is not None else spec.attributes.get("split")
-        if sizes is not None and (
-            len(sizes) != count or int(np.sum(sizes)) != x.shape[axis] or np.any(np.less(sizes, 0))
-        ):
-            raise KernelError(f"Split: sizes {np.asarray(sizes).tolist()} do not cut axis {axis} of {list(x.shape)}")
+        extent = x.shape[axis]
         if sizes is None:
-            chunk = -(-x.shape[axis] // count)
-            ends = [min((i + 1) * chunk, x.shape[axis]) for i in range(count - 1)]
+            chunk = -(-extent // count)
+            ends = [min(i * chunk, extent) for i in range(count)] + [extent]
         else:
-            ends = list(np.cumsum(np.asarray(sizes, np.int64))[:-1])
-        return tuple(np.split(x, ends, axis=axis))
+            parts = np.asarray(sizes).tolist()
+            if len(parts) != count or sum(parts) != extent or min(parts, default=0) < 0:
+                raise KernelError(f"Split: sizes {parts} do not cut axis {axis} of {list(x.shape)}")
+            ends = list(accumulate(parts, initial=0))
+        before = (slice(None),) * (axis % x.ndim)
+        return tuple([x[(*before, slice(first, last))] for first, last in pairwise(ends)])
 
     return kernel
 

@@ -32,12 +32,14 @@ class PackedLinear:
         if not x.ndim or x.shape[-1] != words or x.dtype != np.float32:
             raise KernelError(f"a product of {x.dtype}{list(x.shape)} with float32{list(self._shape)} is not possible")
         shape = (*x.shape[:-1], columns)
-        terms = None if addend is None else np.broadcast_to(addend, shape).reshape(-1, columns)
-        return (self._linear(x.reshape(-1, words), terms).reshape(shape),)
+        if addend is not None and addend.shape == shape:
+            return (self._linear(x.reshape(-1, words), addend.reshape(-1, columns)).reshape(shape),)
+        result = self._linear(x.reshape(-1, words)).reshape(shape)
+        return (result if addend is None else result + addend,)
 
 
 def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed: bool = False) -> PackedLinear | None:
-    """function(x @ w + bias + addend) of inputs 0, 1, `bias` and `addend` (0 = the operator has none).
+    """function(x @ w + bias) + addend of inputs 0, 1, `bias` and `addend` (0 = the operator has none).
 
     None where the matrix or the bias is no constant, or of another type, or too small to be worth it: BLAS does those.
 
@@ -47,6 +49,8 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
     crew = spec.options.get("crew")
     weight = spec.constants[1] if len(spec.constants) > 1 else None
     function = str(spec.attributes.get("function", ""))
+    if function and addend and spec.has(addend):
+        raise KernelError(f"{spec.op_type}: an addend and the function {function!r} at once are not supported")
     if crew is None or weight is None or weight.ndim != 2 or weight.dtype != np.float32 or weight.nbytes >= MAX_BYTES:
         return None
     if weight.size < (1 if function or (addend and spec.has(addend)) else _MIN_ELEMENTS):

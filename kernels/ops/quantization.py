@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cpu.bytes import dequantized_bytes, quantized_bytes, range_with_zero
+from ..cpu.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
 from ..registry import Kernel, KernelError, NodeSpec, register
 from .casting import cast_array, dtype_of, number_of
 from .integer_products import IntegerProduct
@@ -119,14 +119,12 @@ def dynamic_quantize_linear(spec: NodeSpec) -> Kernel:
 def dynamically_quantized(x: Any, crew: Any = None) -> tuple[Any, Any, Any]:
     """uint8 values, their scale and zero point."""
     if crew is not None and x.dtype == np.float32 and x.size >= _MIN_COMPILED:
-        low, high = range_with_zero(crew, x)
-    else:
-        low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
+        found = quantized_to_range(crew, x)
+        if found is not None:
+            return found[0], np.asarray(found[1]), np.asarray(found[2], np.uint8)
+    low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = (high - low) / np.float32(255)
     point = np.clip(np.rint(-low / scale), 0, 255) if scale else np.float32(0)
-    if crew is not None and scale > 0 and np.isfinite(scale) and _compiled(x, np.asarray(scale), None):
-        values = quantized_bytes(crew, x, float(scale), int(point), np.uint8)
-        return values, np.asarray(scale), np.asarray(point, np.uint8)
     scaled = np.rint(x / scale) if scale else np.zeros_like(x)
     scaled += point
     return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)

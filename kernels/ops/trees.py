@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..registry import Kernel, KernelError, NodeSpec, register
-from .activations import sigmoid
 from .classes import TRANSFORMS, labels_of, post_transform, probit
 
 ML = "ai.onnx.ml"
@@ -118,8 +117,9 @@ def _leaf_starts(
 
 
 def _rows(x: Any) -> Any:
-    """Rows of features as float64, in which comparisons of float32 values come out the same."""
-    return np.ascontiguousarray(x if x.ndim == 2 else x.reshape(1, -1), np.float64)
+    """Rows of features as the walk takes them; other types become float64."""
+    rows = x if x.ndim == 2 else x.reshape(1, -1)
+    return np.ascontiguousarray(rows, np.float32 if x.dtype == np.float32 else np.float64)
 
 
 @register("TreeEnsembleRegressor", domain=ML)
@@ -162,15 +162,13 @@ def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
     all_positive = bool(np.all(forest.weights >= 0))
     transform, team = post_transform(spec), spec.options.get("team")
     column = int(ids[0]) if len(ids) else 0
+    column_base = float(base[min(column, len(base) - 1)]) if len(base) else 0.0
     binary = _BinaryScores(labels, all_positive, str(attributes.get("post_transform", "NONE")))
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         scores = run_forest(_rows(inputs[0]), forest, team=team)
         if is_binary:
-            score = scores[:, column]
-            if len(base):
-                score = score + base[min(column, len(base) - 1)]
-            return binary(score.astype(np.float32))
+            return binary(scores, column, column_base)
         if len(base):
             scores += base
         # Sums are compared as the float32 that they are given out as, so that ties are ties.
@@ -183,23 +181,20 @@ class _BinaryScores:
     """Two classes from one score: a probability where all weights are positive, else a margin around 0."""
 
     def __init__(self, labels: Any, all_positive: bool, transform: str) -> None:
+        from ..cpu.trees import COMPLEMENT, LOGISTIC, NEGATED, binary_scores
+
+        self._binary_scores = binary_scores
         self._labels = (
             labels if len(labels) == 2 else np.array([0 if labels.dtype != object else "", labels[0]], labels.dtype)
         )
         self._threshold = 0.5 if all_positive else 0.0
-        self._all_positive, self._transform = all_positive, transform
+        self._is_probit = transform == "PROBIT"
+        self._form = LOGISTIC if transform == "LOGISTIC" else COMPLEMENT if all_positive else NEGATED
 
-    def __call__(self, score: Any) -> tuple[Any, Any]:
-        labels = self._labels[(score > self._threshold).astype(np.intp)]
-        if self._transform == "PROBIT":
-            return labels, probit(score)[:, None].astype(np.float32)
-        if self._transform == "LOGISTIC":
-            pair = (sigmoid(-score), sigmoid(score))
-        elif self._all_positive:
-            pair = (1 - score, score)
-        else:
-            pair = (-score, score)
-        return labels, np.stack(pair, axis=1).astype(np.float32)
+    def __call__(self, scores: Any, column: int, base: float) -> tuple[Any, Any]:
+        chosen, pair = self._binary_scores(scores, column, base, self._threshold, self._form)
+        labels = self._labels[chosen]
+        return labels, probit(pair[:, 1:]).astype(np.float32) if self._is_probit else pair
 
 
 @register("TreeEnsemble", domain=ML, since_version=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.bytes import dequantized_bytes, quantized_bytes, range_with_zero
+from genai.kernels.cpu.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
 from genai.kernels.cpu.tape.replay import Crew
 
 
@@ -36,12 +36,22 @@ def test_back(crew, rng, dtype, shape):
     np.testing.assert_array_equal(found, (x.astype(np.float32) - 7) * np.float32(0.3))
 
 
-def test_range(crew, rng):
-    x = rng.standard_normal((33, 401)).astype(np.float32)
-    assert range_with_zero(crew, x) == (x.min(), x.max())
-    assert range_with_zero(crew, np.abs(x) + 1) == (0, np.abs(x).max() + 1)
-    x[20, 3] = np.nan
-    assert np.isnan(range_with_zero(crew, x)).all()
+@pytest.mark.parametrize("size", [1, 17, 4096, 4097, 50_000])
+@pytest.mark.parametrize("low", [-3.0, 0.5])
+def test_rounding_to_the_range(crew, rng, size, low):
+    x = rng.uniform(low, 2.0, size).astype(np.float32)
+    values, scale, point = quantized_to_range(crew, x)
+    least, most = np.float32(min(x.min(), 0)), np.float32(max(x.max(), 0))
+    assert scale == (most - least) / np.float32(255)
+    assert point == np.clip(np.rint(-least / scale), 0, 255)
+    np.testing.assert_array_equal(values, np.clip(np.rint(x / scale) + point, 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("odd", [0.0, np.nan, np.inf, -np.inf])
+def test_no_range(crew, odd):
+    x = np.zeros((33, 401), np.float32)
+    x[20, 3] = odd
+    assert quantized_to_range(crew, x) is None
 
 
 def test_other_types(crew):
@@ -50,4 +60,4 @@ def test_other_types(crew):
     with pytest.raises(ValueError, match="x is int32"):
         dequantized_bytes(crew, np.zeros(3, np.int32), 1.0, 0)
     with pytest.raises(ValueError, match="x is float32"):
-        range_with_zero(crew, np.zeros(0, np.float32))
+        quantized_to_range(crew, np.zeros(0, np.float32))

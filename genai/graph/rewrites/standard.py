@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .attention import FuseAttention
 from .base import Rewrite
+from .byte_tables import TabulateBytes
 from .common_subexpressions import ShareSubexpressions
 from .constant_folding import FoldConstants
 from .conv_batch_norm import FoldConvBatchNorm
@@ -11,10 +12,12 @@ from .conv_neighbours import FoldPadIntoConv, FuseConvActivation, FuseConvAdditi
 from .dead_code import RemoveDeadCode
 from .gelu import FuseGelu
 from .identity import RemoveIdentities
+from .joined_products import JoinProducts
+from .known_reshapes import FoldKnownReshapes
 from .known_shapes import FoldKnownShapes
 from .layer_norm import FuseLayerNorm
 from .linear import FuseLinear
-from .linear_tail import FuseLinearActivation
+from .linear_tail import FuseLinearActivation, FuseLinearAddition
 from .quantized_arithmetic import FuseQuantizedArithmetic
 from .quantized_moves import MoveQuantized
 from .quantized_nodes import FuseQuantizedNodes
@@ -41,5 +44,9 @@ SESSION_RULES: tuple[Rewrite, ...] = (
     FuseQuantizedArithmetic(),
     FuseLinear(),
     FuseLinearActivation(),
+    FuseLinearAddition(),
+    JoinProducts(),
+    FoldKnownReshapes(),
+    TabulateBytes(),
     RemoveDeadCode(),
 )

@@ -17,9 +17,11 @@ from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import (
     float_word,
+    load_first,
     load_float32,
     read_float32,
     read_int32,
+    store_first,
     store_float32,
     word,
     write_float32,
@@ -36,6 +38,7 @@ from .finish import finish_op
 from .micro import floats
 from .product import product_op
 from .tiling import VECTOR_BYTES, Tiling, first_row
+from .transposing import turn_lines
 
 # Arguments of both operators: addresses, and bytes from one batch, head, row and column to the next.
 (
@@ -60,11 +63,16 @@ def _pack(source: int, line_step: int, word_step: int, lines: int, words: int, t
     for panel in range(panels):
         line = first_row(panel, panels, lines)
         height = first_row(panel + 1, panels, lines) - line
-        target = out + 4 * line * words
-        for index in range(words):
-            at = source + line * line_step + index * word_step
-            for m in range(height):
-                write_int32(target + 4 * (index * height + m), read_int32(at + m * line_step))
+        target, at = out + 4 * line * words, source + line * line_step
+        if word_step == 4:
+            turn_lines((at, line_step, height, words, target, 4 * height))
+        elif line_step == 4:
+            for index in range(words):
+                store_first(target + 4 * index * height, load_first(at + index * word_step, height), height)
+        else:
+            for index in range(words):
+                for m in range(height):
+                    write_int32(target + 4 * (index * height + m), read_int32(at + m * line_step + index * word_step))
 
 
 @native_op
@@ -105,21 +113,26 @@ def _multiply(
 
 
 @inline
-def _softmax(scores: int, length: int, row_bytes: int, bias: int, bias_row: int, bias_column: int, rows: int) -> Any:
-    """e ** (score + bias - largest) of LANES queries in place, [length] apart by row_bytes; returns the sums."""
+def _softmax(
+    scores: int, length: int, row_bytes: int, scale: float, bias: int, bias_row: int, bias_column: int, rows: int
+) -> Any:
+    """e ** (scale * score + bias - largest) of LANES queries in place, keys apart by row_bytes; returns the sums."""
     largest = splat_float32(-np.inf)
     for key in range(length):
-        value = load_float32(scores + key * row_bytes)
+        place, there = scores + key * row_bytes, bias + key * bias_column
+        value = load_float32(place) * scale
         if bias != 0:
             if bias_row == 0:
-                value = value + read_float32(bias + key * bias_column)
+                value = value + read_float32(there)
+            elif bias_row == 4:
+                value = value + load_first(there, rows)
             else:
-                place = scores + key * row_bytes
+                store_float32(place, value)
                 for lane in range(rows):
-                    there = bias + lane * bias_row + key * bias_column
-                    write_float32(place + 4 * lane, read_float32(place + 4 * lane) + read_float32(there))
+                    term = read_float32(there + lane * bias_row)
+                    write_float32(place + 4 * lane, read_float32(place + 4 * lane) + term)
                 value = load_float32(place)
-            store_float32(scores + key * row_bytes, value)
+        store_float32(place, value)
         largest = maximum(largest, value)
     total = splat_float32(0.0)
     for key in range(length):
@@ -151,11 +164,17 @@ def attend_op(tiling: Tiling) -> NativeOp:
             batch = number // heads
             head = number - batch * heads
             query = word(arguments, QUERY) + batch * word(arguments, QUERY_BATCH) + head * word(arguments, QUERY_HEAD)
-            for lane in range(columns):
+            for vector in range(vectors):
+                lane = vector * LANES
+                lines = min(max(count - lane, 1), LANES)
                 at = query + min(first + lane, rows - 1) * query_row
-                for index in range(size):
-                    value = read_float32(at + index * query_column) * scale
-                    write_float32(queries + index * row_bytes + 4 * lane, value)
+                if query_column == 4:
+                    turn_lines((at, query_row, lines, size, queries + 4 * lane, row_bytes))
+                else:
+                    for index in range(size):
+                        for m in range(lines):
+                            value = read_int32(at + m * query_row + index * query_column)
+                            write_int32(queries + index * row_bytes + 4 * (lane + m), value)
             left = word(arguments, PACKED_KEYS) + 4 * number * length * size
             _multiply(arguments, scratch, left, length, queries, size, scores, row_bytes)
             left = word(arguments, PACKED_VALUES) + 4 * number * length * width
@@ -168,12 +187,12 @@ def attend_op(tiling: Tiling) -> NativeOp:
                 here = bias + vector * LANES * word(arguments, BIAS_ROW) if bias != 0 else 0
                 left_rows = min(max(count - vector * LANES, 0), LANES)
                 total = _softmax(
-                    scores + vector * VECTOR_BYTES, length, row_bytes, here, word(arguments, BIAS_ROW),
+                    scores + vector * VECTOR_BYTES, length, row_bytes, scale, here, word(arguments, BIAS_ROW),
                     word(arguments, BIAS_COLUMN), left_rows,
                 )  # fmt: skip
                 store_float32(totals + vector * VECTOR_BYTES, total)
             _multiply(arguments, scratch, left, width, scores, length, mixed, row_bytes)
-            out = word(arguments, OUT) + 4 * (number * rows + first) * width
+            out = word(arguments, OUT) + 4 * ((batch * rows + first) * heads + head) * width
             for index in range(width):
                 for vector in range(vectors):
                     place = mixed + index * row_bytes + vector * VECTOR_BYTES
@@ -182,10 +201,9 @@ def attend_op(tiling: Tiling) -> NativeOp:
                     if word(arguments, NAN_IS_ZERO) != 0:
                         value = where_less(total, np.inf, value, 0.0)
                     store_float32(place, value)
-            for lane in range(count):
-                for index in range(width):
-                    value = read_int32(mixed + index * row_bytes + 4 * lane)
-                    write_int32(out + 4 * (lane * width + index), value)
+            for index in range(0, width, LANES):
+                some = min(LANES, width - index)
+                turn_lines((mixed + index * row_bytes, row_bytes, some, count, out + 4 * index, 4 * heads * width))
         return 0
 
     attend.__name__ = f"attend_{vectors}"
@@ -198,6 +216,14 @@ def scratch_bytes(tiling: Tiling, length: int, size: int, width: int) -> int:
     return 8 * _BLOCK_WORDS + _GROUP * tiling.rows * row_bytes + (size + length + width + 1) * row_bytes
 
 
+def _queries_last(bias: Float32) -> Float32:
+    """The same terms, each key's side by side for all queries, as they are added: worth it where heads share them."""
+    if bias.strides[2] in (0, 4):
+        return bias
+    distinct = bias[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in bias.strides)]
+    return np.broadcast_to(np.ascontiguousarray(distinct.swapaxes(2, 3)).swapaxes(2, 3), bias.shape)
+
+
 class DenseAttention:
     """Runs attention on arrays; the calls for a shape are written once."""
 
@@ -208,7 +234,7 @@ class DenseAttention:
     def __call__(self, query: Float32, keys: Float32, values: Float32, bias: Float32 | None) -> Float32:
         """query: [B, H, T, size]; keys: [B, H, size, S]; values: [B, H, S, width]; bias: [B, H, T, S] or None.
 
-        All float32 with any strides (broadcast views will do); to [B, H, T, width].
+        All float32 with any strides (broadcast views will do); to [B, H, T, width], a view of [B, T, H, width].
 
         Raises:
             ValueError: shapes or types do not fit together.
@@ -221,9 +247,12 @@ class DenseAttention:
             raise ValueError(f"queries, keys and values {[(x.dtype, list(x.shape)) for x in given]} do not fit")
         if bias is not None and (bias.shape != (batch, heads, rows, length) or bias.dtype != np.float32):
             raise ValueError(f"bias is {bias.dtype} {list(bias.shape)}, expected {[batch, heads, rows, length]}")
-        out = np.empty((batch, heads, rows, width), np.float32)
+        # Heads lie side by side in memory, as what follows attention wants them.
+        out = np.empty((batch, rows, heads, width), np.float32)
         if not out.size:
-            return out
+            return out.transpose(0, 2, 1, 3)
+        if bias is not None and heads > 1 and bias.strides[1] == 0:
+            bias = _queries_last(bias)
         strides = [x.strides for x in given] + [(0, 0, 0, 0) if bias is None else bias.strides]
         key = (query.shape, values.shape, tuple(strides))
         replay = self._replays.get(key)
@@ -237,7 +266,7 @@ class DenseAttention:
             "packed keys": self._crew.buffer("left", 4 * batch * heads * length * size),
             "packed values": self._crew.buffer("right", 4 * batch * heads * length * width),
         })  # fmt: skip
-        return out
+        return out.transpose(0, 2, 1, 3)
 
     def _made(self, shape: tuple[int, ...], length: int, width: int, strides: list[tuple[int, ...]]) -> Replay:
         batch, heads, rows, size = shape

@@ -7,7 +7,7 @@ from functools import cache
 from ..jit import NativeOp, native_op
 from ..memory import float_word, load_first, load_float32, read_float32, store_first, word
 from ..rowwise.unary import UNARY
-from ..vector import LANES
+from ..vector import LANES, splat_float32
 from .tiling import VECTOR_BYTES, Tiling
 
 # Where the tile goes, and what is added to it (addresses, 0 = nothing): per column, per row, per element.
@@ -28,10 +28,14 @@ def finish_op(tiling: Tiling, function: str) -> NativeOp:
             first = column + vector * LANES
             left = min(width - first, LANES)
             if left > 0:
+                # Read once for all rows: results are written between them.
+                shift = splat_float32(0.0)
+                if column_bias != 0:
+                    shift = load_first(column_bias + 4 * first, left)
                 for m in range(rows):
                     value = load_float32(sums + (m * vectors + vector) * VECTOR_BYTES)
                     if column_bias != 0:
-                        value = value + load_first(column_bias + 4 * first, left)
+                        value = value + shift
                     if row_bias != 0:
                         value = value + read_float32(row_bias + 4 * (row + m))
                     if addend != 0:

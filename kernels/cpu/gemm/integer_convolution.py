@@ -154,11 +154,12 @@ class IntegerConvolution:
             finish_arguments = (
                 Hole("out", skipped * dtype.itemsize), windows.positions * dtype.itemsize, windows.positions - skipped,
                 0, 0, Hole("row terms"), 0, 0 if result == "int32" else Hole("factors"), 0, 0, 0.0, 0.0,
-                float(point), float(low), float(high),
+                float(point), float(low), float(high), 0, 0,
             )  # fmt: skip
             product = product_call(
                 kind, kernels.data.ctypes.data, kernels.lines, Hole("right"), count, words,
-                finish_integers_op(tiling, result), finish_arguments, threads=self._crew.threads, held=(kernels,),
+                finish_integers_op(tiling, result, "copy"), finish_arguments,
+                threads=self._crew.threads, held=(kernels,),
             )  # fmt: skip
             phases += [[Call(pack_byte_windows(tiling), given, items, held=(bases, offsets))], [product]]
         work = kernels.terms * windows.positions * (kernels.lines / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED)

@@ -68,10 +68,17 @@ class IntegerLinear:
         return found
 
     def scaled(
-        self, x: NDArray[Any], x_zero: int, scales: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+        self,
+        x: NDArray[Any],
+        x_zero: int,
+        scales: NDArray[np.float32],
+        bias: NDArray[np.float32] | None = None,
+        addend: NDArray[np.float32] | None = None,
+        function: str = "copy",
     ) -> NDArray[np.float32]:
-        """The sums times scales [N], plus a bias [N], as float32."""
-        found: NDArray[Any] = self._run(x, x_zero, "float32", np.dtype(np.float32), scales, bias)
+        """function(sums * scales [N] + bias [N] + addend [M, N]) as float32; function: as in `rowwise.unary`."""
+        kind = np.dtype(np.float32)
+        found: NDArray[Any] = self._run(x, x_zero, "float32", kind, scales, bias, addend=addend, function=function)
         return found
 
     def rounded(
@@ -90,6 +97,8 @@ class IntegerLinear:
         scales: NDArray[np.float32] | None = None,
         bias: NDArray[np.float32] | None = None,
         point: int = 0,
+        addend: NDArray[np.float32] | None = None,
+        function: str = "copy",
     ) -> Any:
         weight = self._weight
         if x.ndim != 2 or x.shape[1] != weight.terms or x.dtype not in (np.int8, np.uint8):
@@ -97,14 +106,17 @@ class IntegerLinear:
         for name, terms in (("scales", scales), ("bias", bias)):
             if terms is not None and (terms.shape != (weight.lines,) or terms.dtype != np.float32):
                 raise ValueError(f"{name} are {terms.dtype} {list(terms.shape)}, expected float32 [{weight.lines}]")
+        if addend is not None and (addend.shape != (len(x), weight.lines) or addend.dtype != np.float32):
+            raise ValueError(f"addend is {addend.dtype} {list(addend.shape)}, expected {[len(x), weight.lines]}")
         x = np.ascontiguousarray(x)
+        addend = None if addend is None else np.ascontiguousarray(addend)
         scales, bias = (None if terms is None else np.ascontiguousarray(terms) for terms in (scales, bias))
         moved = x_zero - (HALF if x.dtype == np.uint8 else 0)
         column_terms = self._sums * np.int32(-moved) if moved else None
         out = np.empty((len(x), weight.lines), dtype)
         for first in range(0, len(x), _ROWS_AT_ONCE):
             count = min(_ROWS_AT_ONCE, len(x) - first)
-            key = (count, result, dtype, x.dtype, moved == 0, bias is None, point)
+            key = (count, result, dtype, x.dtype, moved == 0, bias is None, addend is None, point, function)
             replay = self._replays.get(key)
             if replay is None:
                 if len(self._replays) >= _KEPT:
@@ -118,6 +130,7 @@ class IntegerLinear:
                 "column terms": 0 if column_terms is None else column_terms.ctypes.data,
                 "scales": 0 if scales is None else scales.ctypes.data,
                 "bias": 0 if bias is None else bias.ctypes.data,
+                "addend": 0 if addend is None else addend.ctypes.data + first * addend.strides[0],
             }
             self._crew.run(replay, addresses)
         return out
@@ -130,7 +143,9 @@ class IntegerLinear:
         x_type: np.dtype[Any],
         no_terms: bool,
         no_bias: bool,
+        no_addend: bool,
         point: int,
+        function: str,
     ) -> Replay:
         kind, weight, factors = integers(), self._weight, self._factors
         panels = -(-rows // kind.tiling.rows)
@@ -143,11 +158,11 @@ class IntegerLinear:
             Hole("out"), weight.lines * dtype.itemsize, weight.lines, Hole("row sums"),
             0 if factors is None else factors.ctypes.data, 0, 0 if no_terms else Hole("column terms"), 0,
             0 if result == "int32" else Hole("scales"), 0 if no_bias else Hole("bias"), 0.0, 0.0,
-            float(point), float(low), float(high),
+            float(point), float(low), float(high), 0 if no_addend else Hole("addend"), weight.lines * WORD_BYTES,
         )  # fmt: skip
         product = product_call(
             kind, Hole("left"), rows, weight.data.ctypes.data, len(weight.data), weight.words,
-            finish_integers_op(kind.tiling, result), finish_arguments,
+            finish_integers_op(kind.tiling, result, function), finish_arguments,
             threads=self._crew.threads, held=(weight, factors),
         )  # fmt: skip
         work = rows * weight.terms * (weight.lines / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED)

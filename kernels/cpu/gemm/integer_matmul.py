@@ -124,9 +124,9 @@ class IntegerMatMul:
             finish_arguments = (
                 Hole("out", index * rows * columns * dtype.itemsize), columns * dtype.itemsize, columns, row_sums,
                 Hole("factors"), 0, Hole("column terms", index * columns * WORD_BYTES), 0,
-                0 if result == "int32" else Hole("scales"), 0, 0.0, 0.0, float(point), float(low), float(high),
+                0 if result == "int32" else Hole("scales"), 0, 0.0, 0.0, float(point), float(low), float(high), 0, 0,
             )  # fmt: skip
-            finish = finish_integers_op(tiling, result)
+            finish = finish_integers_op(tiling, result, "copy")
             products.append(product_call(kind, left, rows, right, panels, words, finish, finish_arguments, threads=1))
         work = batch * terms * columns * (rows / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED)
         return Replay([packing, products], work), panels

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..jit import native_op
 from ..large import huge_array
-from ..memory import load_int32, read_int32, read_uint8, word, write_int32
+from ..memory import load_int32, read_int32, read_uint8, store_int32, word, write_int32
 from ..tape.replay import Crew
 from ..vector import LANES, reduce_add_integers, splat_int32
 from .packing import matrix_tables, run_packing
@@ -116,7 +116,8 @@ def pack_byte_rows(arguments: int, context: int, begin: int, end: int, scratch: 
             x = word(arguments, X) + (row + m) * stride
             step = 4 if is_tiled else 4 * height
             out = word(arguments, OUT) + 4 * (row * words + (m * words if is_tiled else m))
-            for index in range(whole):
+            vectors = whole // LANES
+            for index in range(vectors * LANES if is_tiled else 0, whole):
                 write_int32(out + index * step, read_int32(x + 4 * index) ^ flip)
             for index in range(whole, words):
                 write_int32(out + index * step, 0)
@@ -128,11 +129,12 @@ def pack_byte_rows(arguments: int, context: int, begin: int, end: int, scratch: 
                     value += byte << (8 * place)
                     total += byte - 256 if byte >= 128 else byte
                 write_int32(out + whole * step, value)
-            vectors = whole // LANES
             sums = splat_int32(0)
             for vector in range(vectors):
                 v = load_int32(x + 4 * LANES * vector)
                 v = v + flip - ((v & flip) << 1)  # exclusive or
+                if is_tiled:
+                    store_int32(out + 4 * LANES * vector, v)
                 sums = sums + ((v << 24) >> 24) + ((v << 16) >> 24) + ((v << 8) >> 24) + (v >> 24)
             total += reduce_add_integers(sums)
             for place in range(vectors * LANES * WORD, whole * WORD):

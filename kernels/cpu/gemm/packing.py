@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from ..jit import NativeOp, native_op
 from ..large import huge_array
-from ..memory import read_int32, word, write_int32
+from ..memory import word
 from ..tape.program import Call, Items
 from ..tape.replay import Crew, Replay
 from .tiling import Tiling, first_row
+from .transposing import turn_lines
 from .windows import PIECE_WORDS, pack_windows
 
 _NANOSECONDS_PER_BYTE = 0.3
@@ -98,7 +99,5 @@ def pack_rows(arguments: int, context: int, begin: int, end: int, scratch: int) 
         row = first_row(panel, panels, rows)
         height = first_row(panel + 1, panels, rows) - row
         x, out = word(arguments, X) + row * stride, word(arguments, OUT) + 4 * row * words
-        for index in range(words):
-            for m in range(height):
-                write_int32(out + 4 * (index * height + m), read_int32(x + m * stride + 4 * index))
+        turn_lines((x, stride, height, words, out, 4 * height))
     return 0

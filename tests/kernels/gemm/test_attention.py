@@ -19,7 +19,7 @@ def attention(query, keys, values, bias, scale):
         return weights / weights.sum(-1, keepdims=True) @ values.astype(np.float64)
 
 
-@pytest.mark.parametrize("bias", ["none", "keys", "all"])
+@pytest.mark.parametrize("bias", ["none", "keys", "all", "shared", "queries first"])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1, 1, 1), (2, 3, 5, 7, 4, 6), (1, 2, 33, 300, 70, 64), (1, 2, 64, 17, 8, 3)]
 )
@@ -29,7 +29,11 @@ def test_equals_the_definition(everywhere, normal, shape, bias):
     keys = normal(batch, length, heads, size).transpose(0, 2, 3, 1)
     values = normal(batch, length, heads, width).transpose(0, 2, 1, 3)
     full = (batch, heads, rows, length)
-    addend = {"none": None, "keys": np.broadcast_to(normal(batch, 1, 1, length), full), "all": normal(*full)}[bias]
+    addend = {"none": None, "keys": np.broadcast_to(normal(batch, 1, 1, length), full), "all": normal(*full)}.get(bias)
+    if bias == "shared":
+        addend = np.broadcast_to(normal(batch, 1, rows, length), full)
+    if bias == "queries first":
+        addend = normal(batch, heads, length, rows).swapaxes(2, 3)
     found = everywhere(lambda crew: DenseAttention(crew, 0.5)(query, keys, values, addend))
     np.testing.assert_allclose(found, attention(query, keys, values, addend, 0.5), rtol=1e-4, atol=1e-5)
 

@@ -1,0 +1,126 @@
+"""Chains of element by element operators from 8 bits to 8 bits become tables: there are only 256 values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..ir import DataType, Graph, Model, Node, Tensor, make_node
+from ..types import TensorType
+from .base import Level
+
+DOMAIN, OP_TYPE = "genai", "ByteTable"
+MS = "com.microsoft"
+_BYTES = (DataType.INT8, DataType.UINT8)
+# Operators that work element by element; all inputs but the one that varies must be single constants.
+_ELEMENTWISE = frozenset(
+    {("", name) for name in (
+        "Abs", "Add", "DequantizeLinear", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
+        "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
+    )}
+    | {(MS, name) for name in ("FastGelu", "Gelu", "QLinearLeakyRelu", "QLinearSigmoid", "QuickGelu")}
+    | {(DOMAIN, "QuantizedBinary")}
+)  # fmt: skip
+
+
+@dataclass
+class _Chains:
+    """What hangs on one 8-bit value: results of chains, and their names where the value is all 256 in order."""
+
+    all_values: str = ""
+    copies: dict[str, str] = field(default_factory=dict)
+
+
+class TabulateBytes:
+    """f(g(h(x))) of 8-bit x, with 8-bit results, -> genai::ByteTable(x, f(g(h([0 ... 255])))), which folds.
+
+    The table is computed by the operators that it takes the place of, so results stay the same.
+    """
+
+    name = "tabulate_bytes"
+    level = Level.EXTENDED
+
+    def apply(self, model: Model) -> int:
+        changes = sum(_tabulate(model, graph) for graph in list(model.graphs()))
+        if changes:
+            model.opset_imports.setdefault(DOMAIN, 1)
+        return changes
+
+
+def _tabulate(model: Model, graph: Graph) -> int:
+    roots = _roots(model, graph)
+    chains: dict[str, _Chains] = {}
+    changes = 0
+    for node in list(graph.nodes):
+        name = node.output(0)
+        root = roots.get(name)
+        # In the middle of a chain nothing is gained.
+        wanted = graph.is_output(name) or any(roots.get(user.output(0)) != root for user in graph.consumers(name))
+        if root is None or not wanted or not _is_bytes(graph, name) or graph.producer(name) is not node:
+            continue
+        table = _copy(graph, node, root, roots, chains.setdefault(root, _Chains()))
+        graph.replace_node(node, make_node(OP_TYPE, [root, table], [name], domain=DOMAIN, name=node.name))
+        changes += 1
+    return changes
+
+
+def _roots(model: Model, graph: Graph) -> dict[str, str]:
+    """Per result of a chain the 8-bit value that it hangs on."""
+    roots: dict[str, str] = {}
+    single: set[str] = set()
+    for node in graph.nodes:
+        if node.key not in _ELEMENTWISE or len(node.outputs) != 1 or model.function(node) is not None:
+            continue
+        varying = [name for name in node.inputs if name and name not in single and not _is_single(graph, name)]
+        if not varying:
+            single.add(node.output(0))  # quantised constants are not folded before this
+            continue
+        sources = {roots.get(name, name) for name in varying}
+        source = sources.pop() if len(sources) == 1 else ""
+        if source and (varying[0] in roots or _is_bytes(graph, source)):
+            roots[node.output(0)] = source
+    return roots
+
+
+def _is_single(graph: Graph, name: str) -> bool:
+    tensor = graph.constant_tensor(name)
+    return tensor is not None and tensor.shape in ((), (1,))
+
+
+def _is_bytes(graph: Graph, name: str) -> bool:
+    """Whether a value has 8 bits, and at least one axis and no constant behind it."""
+    known = graph.type_of(name)
+    is_tensor = isinstance(known, TensorType) and known.dtype in _BYTES and bool(known.shape)
+    return is_tensor and graph.constant_tensor(name) is None
+
+
+def _copy(graph: Graph, end: Node, root: str, roots: dict[str, str], chains: _Chains) -> str:
+    """The chain that ends in a node, of all 256 values; returns its result. What is there already is used again."""
+    if not chains.all_values:
+        known = graph.type_of(root)
+        is_signed = isinstance(known, TensorType) and known.dtype is DataType.INT8
+        chains.all_values = graph.fresh_name(f"{root}/all")
+        values = np.arange(256, dtype=np.uint8)
+        graph.add_initializer(Tensor.from_array(chains.all_values, values.view(np.int8) if is_signed else values))
+    chains.copies.setdefault(root, chains.all_values)
+    pending = [end]
+    while pending:
+        node = pending[-1]
+        missing = [
+            made
+            for name in node.inputs
+            if (name in roots and name not in chains.copies) and (made := graph.producer(name)) is not None
+        ]
+        if missing:
+            pending += missing
+            continue
+        pending.pop()
+        if node.output(0) not in chains.copies:
+            copy = node.copy()
+            copy.inputs = [chains.copies.get(name, name) for name in node.inputs]
+            copy.outputs = [graph.fresh_name(f"{node.output(0)}/all")]
+            copy.name = f"{node.name}/all"
+            graph.insert_before(end, copy)
+            chains.copies[node.output(0)] = copy.outputs[0]
+    return chains.copies[end.output(0)]
