@@ -30,6 +30,7 @@ from tools.peers.processes import Outcome, PeerError, run_measured, spinning  # 
 from tools.peers.report import render  # noqa: E402
 from tools.peers.results import Ceiling, Results, ResultsError, Run, load  # noqa: E402
 from tools.peers.shapes import SHAPES, Shape  # noqa: E402
+from tools.peers.workers import timing  # noqa: E402
 
 TINY, LLAMA = SHAPES["tiny"], SHAPES["llama-3.2-1b"]
 MACHINE = {
@@ -358,3 +359,19 @@ class TestCommandLine:
         asked = ["models", "--work", str(work), "--shape", "tiny", "--engine", "openvino-genai"]
         assert compare_peers.main(asked) == 1
         assert "openvino-genai: not installed" in capsys.readouterr().out
+
+
+def test_what_warms_an_engine_up_is_not_what_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine that keeps what it has read would otherwise read nothing while the clock runs."""
+    asked = []
+
+    def generate(rows, steps):
+        asked.append((rows, steps))
+        return 1.0, 2.0
+
+    timing.measure(generate, {"vocab_size": 1000, "batch": 2, "prompt": 700, "new": 8, "warm": True})
+    (warm, warm_steps), (rows, steps) = asked
+    assert [len(row) for row in warm] == [timing.WARM_PROMPT] * 2 and [len(row) for row in rows] == [700] * 2
+    assert (warm_steps, steps) == (timing.WARM_STEPS, 8)
+    assert all(a[:8] != b[:8] for a in warm for b in rows)
+    assert json.loads(capsys.readouterr().out)["decode_seconds"] == 2.0

@@ -16,18 +16,18 @@ from ...formats import PAGE_TOKENS
 from ..functions import exp2_of_negative, tanh
 from ..jit import native_op
 from ..lazy import inline
-from ..memory import float_word as number
 from ..memory import (
+    float_word,
     load_float32,
     read_float32,
     read_int32,
     read_int64,
     store_first,
     store_float32,
+    word,
     write_float32,
     write_int64,
 )
-from ..memory import word as integer
 from ..tape.context import ErrorCode, Word
 from ..tape.driver import call_operator
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
@@ -85,7 +85,7 @@ def few_scratch(group: int, head_size: int, v_head_size: int) -> int:
 @native_op
 def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
     """Attention of a row to a piece of its context: an item is an entry of SPLITS and a KV head."""
-    kv_heads = integer(arguments, KV_HEADS)
+    kv_heads = word(arguments, KV_HEADS)
     for item in range(begin, end):
         split, head = item // kv_heads, item % kv_heads
         entry = read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
@@ -127,14 +127,14 @@ def _attend(
     arguments: int, context: int, row: int, split: int, head: int, pages: int, low: int, high: int, scratch: int
 ) -> Any:
     """The row against tokens [low, high) of `pages` pages, whose addresses the scratch begins with."""
-    group, rows = integer(arguments, GROUP), integer(arguments, ROWS_AT_ONCE)
+    group, rows = word(arguments, GROUP), word(arguments, ROWS_AT_ONCE)
     heads = (group + rows - 1) // rows * rows
-    query_bytes = head_stride(integer(arguments, HEAD_SIZE))
-    value_bytes = 4 * ((integer(arguments, V_HEAD_SIZE) + LANES - 1) // LANES * LANES)
+    query_bytes = head_stride(word(arguments, HEAD_SIZE))
+    value_bytes = 4 * ((word(arguments, V_HEAD_SIZE) + LANES - 1) // LANES * LANES)
     queries = scratch + _PAGE_LIST_BYTES + query_bytes
     weights = queries + heads * query_bytes
     sums = weights + heads * WEIGHT_BYTES
-    status = call_operator(integer(arguments, MAKE_READY), arguments, context, row, head, queries)
+    status = call_operator(word(arguments, MAKE_READY), arguments, context, row, head, queries)
     if status != 0:
         return status
     for i in range(group * query_bytes, heads * query_bytes, 4 * LANES):
@@ -143,7 +143,7 @@ def _attend(
         store_float32(sums + i, splat_float32(0.0))
     for i in range(_AHEAD):
         write_int64(scratch + 8 * (2 * pages + i), read_int64(scratch + 8 * (2 * pages - 1)))
-    multiply = integer(arguments, MULTIPLY_KEYS)
+    multiply = word(arguments, MULTIPLY_KEYS)
     for i in range(pages):
         page, ahead = read_int64(scratch + 8 * i), read_int64(scratch + 8 * (i + _AHEAD))
         for h in range(0, heads, rows):
@@ -151,10 +151,10 @@ def _attend(
             call_operator(multiply, page, ahead, queries + h * query_bytes, scores, WEIGHT_BYTES)
     partial_bytes = _VALUES + value_bytes
     partial = read_int64(context + 8 * Word.PARTIALS)
-    partial += (split * integer(arguments, KV_HEADS) + head) * group * partial_bytes
+    partial += (split * word(arguments, KV_HEADS) + head) * group * partial_bytes
     for h in range(group):
         scores = weights + h * WEIGHT_BYTES
-        call_operator(integer(arguments, WEIGH), arguments, scores, low, high, partial + h * partial_bytes)
+        call_operator(word(arguments, WEIGH), arguments, scores, low, high, partial + h * partial_bytes)
     _add_values(arguments, pages, low, high, rows, heads, value_bytes, scratch, weights, sums)
     for h in range(group):
         for i in range(0, value_bytes, 4 * LANES):
@@ -168,8 +168,8 @@ def _add_values(
     sums: int,
 ) -> None:  # fmt: skip
     """Weighted values of tokens [low, high): those outside have no part in it, not even 0 * infinity."""
-    token_bytes = integer(arguments, V_HEAD_SIZE) * integer(arguments, ITEM_BYTES)
-    add = integer(arguments, ADD_VALUES)
+    token_bytes = word(arguments, V_HEAD_SIZE) * word(arguments, ITEM_BYTES)
+    add = word(arguments, ADD_VALUES)
     for i in range(pages):
         first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
         last: Any = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS))
@@ -183,7 +183,7 @@ def _add_values(
 @native_op
 def weigh_piece(arguments: int, scores: int, low: int, high: int, partial: int) -> int:
     """WEIGH: scores of tokens [low, high) become weights; their maximum and sum go to a partial result."""
-    cap = number(arguments, SCORE_CAP)
+    cap = float_word(arguments, SCORE_CAP)
     largest = splat_float32(NO_MAXIMUM)
     for i in range(0, high, LANES):
         score = load_float32(scores + 4 * i)
@@ -236,8 +236,8 @@ def _merge(partial: int, step: int, pieces: int, width: int, sink: float, has_si
 @native_op
 def merge_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
     """Pieces become rows: the item of a row's first piece and a KV head does it, those of the others do nothing."""
-    kv_heads, group = integer(arguments, KV_HEADS), integer(arguments, GROUP)
-    width, sinks = integer(arguments, V_HEAD_SIZE), integer(arguments, SINKS)
+    kv_heads, group = word(arguments, KV_HEADS), word(arguments, GROUP)
+    width, sinks = word(arguments, V_HEAD_SIZE), word(arguments, SINKS)
     partial_bytes = _VALUES + 4 * ((width + LANES - 1) // LANES * LANES)
     step = kv_heads * group * partial_bytes
     for item in range(begin, end):
@@ -249,7 +249,7 @@ def merge_pieces(arguments: int, context: int, begin: int, end: int, scratch: in
             first = first_visible(arguments, position) // PIECE_TOKENS
             pieces = position // PIECE_TOKENS + 1 - first
             partials = read_int64(context + 8 * Word.PARTIALS) + (split + first) * step + head * group * partial_bytes
-            out = integer(arguments, OUT) + row * integer(arguments, OUT_STRIDE) + 4 * head * group * width
+            out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE) + 4 * head * group * width
             for h in range(group):
                 sink = read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
                 _merge(partials + h * partial_bytes, step, pieces, width, sink, sinks != 0, out + 4 * h * width)
