@@ -172,7 +172,10 @@ class Graph:
         for node in removed:
             if node not in index:
                 raise _not_here(node, self)
-        self.nodes[:] = [node for node in self.nodes if node not in removed]
+        if len(removed) == 1:
+            del self.nodes[self._position(*removed)]
+        else:
+            self.nodes[:] = [node for node in self.nodes if node not in removed]
         for node in removed:
             index.remove(node)
             self._stale.pop(node, None)

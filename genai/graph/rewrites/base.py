@@ -51,11 +51,17 @@ def run_rewrites(model: Model, rules: Sequence[Rewrite], level: Level) -> list[t
     """
     active = [rule for rule in rules if Level.NONE < rule.level <= level]
     changes = {rule.name: 0 for rule in active}
+    total = 0
+    found_nothing: dict[str, int] = {}  # rule -> changes of all rules until then
     for _ in range(_MAX_ROUNDS):
-        before = sum(changes.values())
         for rule in active:
-            changes[rule.name] += rule.apply(model)
-        if sum(changes.values()) == before:
+            if found_nothing.get(rule.name) != total:
+                count = rule.apply(model)
+                changes[rule.name] += count
+                total += count
+                if count == 0:
+                    found_nothing[rule.name] = total
+        if all(found_nothing.get(rule.name) == total for rule in active):
             return [(name, count) for name, count in changes.items() if count]
     raise GraphError(
         f"rewrites {sorted(name for name, count in changes.items() if count)} still change the graph "

@@ -31,6 +31,8 @@ class FoldKnownReshapes:
 
 def _fold_all(graph: Graph) -> int:
     """One walk along the nodes, with what is known of small vectors of extents."""
+    if not any(_is_computed(graph, node) for node in graph.nodes):
+        return 0
     known: dict[str, ShapeValue | None] = {}
     extents = KnownExtents(graph)
     changes = 0
@@ -38,10 +40,15 @@ def _fold_all(graph: Graph) -> int:
         if is_shape_computation(node):
             values = [_value(graph, known, name) for name in node.inputs]
             known[node.output(0)] = computed_value(node, values, [extents.type_of(name) for name in node.inputs])
-        if node.key == ("", "Reshape") and len(node.inputs) == 2:
+        if _is_computed(graph, node):
             changes += _fold(graph, node, known.get(node.input(1)), extents.of(node.input(0)))
         extents.follow(node)
     return changes
+
+
+def _is_computed(graph: Graph, node: Node) -> bool:
+    """Whether this is a Reshape whose target is no constant."""
+    return node.key == ("", "Reshape") and len(node.inputs) == 2 and graph.constant_tensor(node.inputs[1]) is None
 
 
 def _value(graph: Graph, known: Mapping[str, ShapeValue | None], name: str) -> ShapeValue | None:
