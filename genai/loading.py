@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.jit import LIBRARY, report_progress
+from genai.kernels.cpu.large import Arena
 from genai.kernels.cpu.sampling import sample_slots
 from genai.kernels.cpu.tape.context import Word
 from genai.kernels.cpu.tape.walkers import Walkers
@@ -82,7 +83,7 @@ def load_decoder(
             context_size=context_size,
             cache_bytes=cache_bytes,
         )
-        kernel = {"accuracy": accuracy, "team": Team(threads), "walkers": Walkers(threads)}
+        kernel = {"accuracy": accuracy, "team": Team(threads), "walkers": Walkers(threads), "arena": Arena()}
         if source.flat is None or source.layout is None:
             if not quiet:
                 print(f"genai: running sequence by sequence, without batching: {source.reason}", file=sys.stderr)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 HUGE_PAGE = 1 << 21
 _LINE = 64
+_MAPPING_BYTES = 1 << 26
 
 
 def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -31,6 +32,30 @@ def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     memory = _mapped(size) if size >= HUGE_PAGE and sys.platform.startswith("linux") else _aligned(size, _LINE)
     array: NDArray[Any] = memory[:size].view(dtype).reshape(shape)
     return array
+
+
+class Arena:
+    """Arrays side by side in few mappings, so that neighbours share the huge page where one ends and the next begins.
+
+    A mapping goes back to the system when all of its arrays are gone.
+    """
+
+    def __init__(self) -> None:
+        self._left = np.empty(0, np.uint8)
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A zeroed array that begins on a cache line.
+
+        Raises:
+            MemoryError: the system has no room.
+        """
+        size = prod(shape) * np.dtype(dtype).itemsize
+        taken = -(-size // _LINE) * _LINE
+        if taken > self._left.size:
+            self._left = huge_array((max(taken, _MAPPING_BYTES),), np.uint8)
+        memory, self._left = self._left[:size], self._left[taken:]
+        array: NDArray[Any] = memory.view(dtype).reshape(shape)
+        return array
 
 
 def _mapped(size: int) -> NDArray[np.uint8]:

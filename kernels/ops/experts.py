@@ -167,6 +167,7 @@ def _packed_experts(spec: NodeSpec, data: int, points: int, columns: int, bits: 
             bits=bits,
             block_size=block,
             walkers=spec.options.get("walkers"),
+            arena=spec.options.get("arena"),
         )
         for e in range(count)
     ]

@@ -32,6 +32,7 @@ def _packed(
         lambda: pack_matrix(
             spec.constant(data), spec.constant(scales), zero_points, n=n, k=k, bits=bits, block_size=block,
             walkers=spec.options.get("walkers"),
+            arena=spec.options.get("arena"),
         ),
     )  # fmt: skip
 

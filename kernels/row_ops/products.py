@@ -151,6 +151,7 @@ def matmul_nbits(spec: NodeSpec, types: Sequence[ValueType]) -> Product | None:
         lambda: pack_matrix(
             spec.constant(1), spec.constant(2), points, n=n, k=k, bits=bits, block_size=block,
             walkers=spec.options.get("walkers"),
+            arena=spec.options.get("arena"),
         ),
     )  # fmt: skip
     exact = spec.options.get("accuracy") == "fp32" or int(attributes.get("accuracy_level", 0)) in _FLOAT_LEVELS

@@ -20,7 +20,7 @@ from ...block_matrix import (
 from ...formats import TILE_ROWS, FormatError
 from ..emit import INT8, INT16, INT32, Emitter, constant, micro_kernel
 from ..jit import native_op
-from ..large import huge_array
+from ..large import Arena, huge_array
 from ..lazy import inline
 from ..memory import load_first, read_float32, read_int32, word, write_float32, write_half, write_int32, write_int64
 from ..rowwise.functions import as_float16
@@ -134,6 +134,7 @@ def pack_matrix(
     bits: int,
     block_size: int,
     walkers: Walkers | None = None,
+    arena: Arena | None = None,
 ) -> BlockMatrix:
     """Pack the constants of com.microsoft::MatMulNBits (or of a GatherBlockQuantized table: the same bytes).
 
@@ -143,6 +144,7 @@ def pack_matrix(
         zero_points: None, uint8 packed along blocks as [n, ceil(blocks * bits / 8)], or floats [n, blocks].
         n: rows (outputs). k: columns (inputs). bits: 4 or 8. block_size: a multiple of 16 from 16 to 256.
         walkers: who shares the work; None = this thread.
+        arena: where the matrix gets its memory; None = on its own.
 
     Raises:
         FormatError: a size does not fit.
@@ -156,7 +158,7 @@ def pack_matrix(
     exact = _fits_half(factors, team) and (points is None or _fits_half(points, team))
     layout = RecordLayout(bits, block_size, wide=not exact, zero_points=points is not None)
     tiles, records = num_tiles(n), num_records(k, block_size)
-    data = huge_array((tiles, records, layout.nbytes), np.uint8)
+    data = (huge_array if arena is None else arena.array)((tiles, records, layout.nbytes), np.uint8)
     source = np.ascontiguousarray(weight)
     arguments = (
         source.ctypes.data, factors.ctypes.data, 0 if points is None else points.ctypes.data, n, blocks, bits,
