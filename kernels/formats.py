@@ -32,7 +32,8 @@ class PagedLayer:
             scores of neighbouring tokens are one vector and no sum crosses its lanes.
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
 
-    A token's place is its slot, block * PAGE_TOKENS + offset.
+    Each block is contiguous; between blocks there may be others' memory. A token's place is its slot,
+    block * PAGE_TOKENS + offset.
     """
 
     keys: NDArray[Any]
@@ -40,10 +41,10 @@ class PagedLayer:
 
     def __post_init__(self) -> None:
         for name, array in (("keys", self.keys), ("values", self.values)):
-            if array.ndim != 4 or array.dtype not in (np.float32, np.float16) or not array.flags.c_contiguous:
+            if array.ndim != 4 or array.dtype not in (np.float32, np.float16) or not array[:1].flags.c_contiguous:
                 raise FormatError(
-                    f"{name} must be a contiguous float32 or float16 array of 4 dimensions, "
-                    f"got {array.dtype} {list(array.shape)}"
+                    f"{name} must be a float32 or float16 array of 4 dimensions, contiguous block by block, "
+                    f"got {array.dtype} {list(array.shape)} with strides {list(array.strides)}"
                 )
         tokens = self.keys.shape[3], self.values.shape[2]
         if self.keys.shape[:2] != self.values.shape[:2] or self.keys.dtype != self.values.dtype:

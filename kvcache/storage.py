@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import platform
 import sys
@@ -15,6 +16,7 @@ from .groups import ITEM_BYTES, CacheGroup, CacheLayout
 
 CacheArray: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 
+_LINE, _HUGE_PAGE = 64, 1 << 21
 # Python knows MAP_NORESERVE from 3.13 on; before, its value on the common Linux machines.
 _LINUX_MAP_NORESERVE = 0x4000
 _COMMON_MACHINES = ("x86_64", "aarch64", "i686", "armv7l", "riscv64")
@@ -25,8 +27,8 @@ class LayerCache:
     """The paged keys and values of one layer.
 
     Attributes:
-        keys: [num_blocks, kv_heads, head_size, block_size].
-        values: [num_blocks, kv_heads, block_size, v_head_size].
+        keys: [num_blocks, kv_heads, head_size, block_size], contiguous block by block.
+        values: [num_blocks, kv_heads, block_size, v_head_size], likewise.
         window: newest tokens that attention looks at; None = all.
     """
 
@@ -38,10 +40,11 @@ class LayerCache:
 class PagedStorage:
     """Keys and values of every paged layer.
 
-    Address space for all blocks is reserved at once and the system adds a page when it is first written, so memory
-    grows with the blocks in use and no array ever moves. Where such a reservation is not available (off Linux), the
-    arrays are ordinary zeroed memory: most systems fill it on demand as well, and close() frees it once no array of it
-    is held.
+    What a block holds of all layers lies together: [num_blocks][layers: keys, values]. Address space for all blocks is
+    reserved at once and the system adds a page, a huge one if it can, when it is first written: so memory grows with
+    the blocks in use, few huge pages serve all layers of a sequence, and no array ever moves. Where such a reservation
+    is not available (off Linux), the arrays are ordinary zeroed memory: most systems fill it on demand as well, and
+    close() frees it once no array of it is held.
 
     Args:
         layout: what each layer keeps; fixed_state groups have no part in it.
@@ -57,17 +60,16 @@ class PagedStorage:
         self.layout = layout
         self.num_blocks = num_blocks
         groups = [group for group in layout.groups if group.kind == "paged"]
-        size = sum(_part_bytes(part, group) for group in groups for part in self._parts(group))
-        self._map = _reserve(size)
-        self._memory: NDArray[np.uint8] = (
-            np.zeros(size, np.uint8) if self._map is None else np.frombuffer(self._map, np.uint8)
-        )
+        block_bytes = sum(_part_bytes(part, group) for group in groups for part in self._parts(group))
+        self._map = _reserve(num_blocks * block_bytes)
+        memory = _aligned(num_blocks * block_bytes, self._map)
+        self._blocks: NDArray[np.uint8] = memory.reshape(num_blocks, block_bytes)
         self._layers: tuple[LayerCache | None, ...] | None = self._carve(groups)
 
     def _parts(self, group: CacheGroup) -> list[tuple[int, ...]]:
-        """Shapes of the group's arrays: keys and values of each entry in turn."""
-        heads, tokens = (self.num_blocks, group.kv_heads), self.layout.block_size
-        return [(*heads, group.head_size, tokens), (*heads, tokens, group.v_head_size)] * len(group.layers)
+        """Shapes of what the group keeps in a block: keys and values of each entry in turn."""
+        heads, tokens = group.kv_heads, self.layout.block_size
+        return [(heads, group.head_size, tokens), (heads, tokens, group.v_head_size)] * len(group.layers)
 
     def _carve(self, groups: list[CacheGroup]) -> tuple[LayerCache | None, ...]:
         layers: list[LayerCache | None] = [None] * self.layout.num_layers
@@ -75,8 +77,8 @@ class PagedStorage:
         for group in groups:
             arrays: list[CacheArray] = []
             for shape in self._parts(group):
-                flat = self._memory[start : start + _shape_bytes(shape, group)]
-                arrays.append(flat.view(group.dtype).reshape(shape))
+                part = self._blocks[:, start : start + _shape_bytes(shape, group)]
+                arrays.append(part.view(group.dtype).reshape(self.num_blocks, *shape))
                 start += _part_bytes(shape, group)
             for entry, layer in enumerate(group.layers):
                 layers[layer] = LayerCache(arrays[2 * entry], arrays[2 * entry + 1], group.window)
@@ -101,13 +103,12 @@ class PagedStorage:
         Raises:
             ValueError: a block that does not exist, or the storage is closed.
         """
+        if self._layers is None:
+            raise ValueError("the cache storage is closed")
         for block in (source, destination):
             if not 0 <= block < self.num_blocks:
                 raise ValueError(f"block {block} is not in the storage: its blocks are 0 to {self.num_blocks - 1}")
-        for cache in self.layers:
-            if cache is not None:
-                cache.keys[destination] = cache.keys[source]
-                cache.values[destination] = cache.values[source]
+        self._blocks[destination] = self._blocks[source]
 
     def close(self) -> None:
         """Give the memory back to the system.
@@ -115,7 +116,7 @@ class PagedStorage:
         Reserved pages go even while the caller holds arrays of them; those then read as zeros.
         """
         self._layers = None
-        self._memory = np.empty(0, np.uint8)
+        self._blocks = np.empty((0, 0), np.uint8)
         mapping, self._map = self._map, None
         if mapping is None:
             return
@@ -130,9 +131,18 @@ def _shape_bytes(shape: tuple[int, ...], group: CacheGroup) -> int:
     return int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES[group.dtype]
 
 
-def _part_bytes(shape: tuple[int, ...], group: CacheGroup) -> int:
-    """Bytes of one array, up to whole pages: arrays start on a page and never share one."""
-    return -(-_shape_bytes(shape, group) // mmap.PAGESIZE) * mmap.PAGESIZE
+def _part_bytes(part: tuple[int, ...], group: CacheGroup) -> int:
+    """Bytes of a part, up to whole cache lines."""
+    return -(-_shape_bytes(part, group) // _LINE) * _LINE
+
+
+def _aligned(size: int, mapping: mmap.mmap | None) -> NDArray[np.uint8]:
+    """So many zeros: of the mapping from a huge page on, or of ordinary memory from a cache line on."""
+    memory, step = (
+        (np.zeros(size + _LINE, np.uint8), _LINE) if mapping is None else (np.frombuffer(mapping, np.uint8), _HUGE_PAGE)
+    )
+    first = -memory.ctypes.data % step
+    return memory[first : first + size]
 
 
 def _reserve(size: int) -> mmap.mmap | None:
@@ -141,9 +151,13 @@ def _reserve(size: int) -> mmap.mmap | None:
     if flags is None or size == 0:
         return None
     try:
-        return mmap.mmap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        mapping = mmap.mmap(-1, size + _HUGE_PAGE, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"cannot reserve {size} bytes of address space for the KV cache: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without huge pages: ordinary ones serve as well
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
 
 
 def _reserve_flags() -> int | None:

@@ -1,7 +1,6 @@
 """The cache's memory: shapes, on-demand growth, block copies, closing, and the fallback."""
 
 import gc
-import mmap
 import sys
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def test_shapes_and_dtypes(storage):
     assert layers[1].values.shape == (6, 1, 4, 16)
     assert (layers[0].window, layers[1].window) == (None, 64)
     assert layers[4] is layers[2]
-    assert all(cache.keys.flags.c_contiguous for cache in layers if cache)
+    assert all(array[3:4].flags.c_contiguous for cache in layers if cache for array in (cache.keys, cache.values))
 
 
 def test_a_latent_group_has_empty_values():
@@ -64,7 +63,7 @@ def test_a_latent_group_has_empty_values():
     storage.close()
 
 
-def test_arrays_do_not_overlap_and_start_on_pages(storage):
+def test_arrays_do_not_overlap_and_start_on_cache_lines(storage):
     arrays = [array for cache in storage.layers[:3] for array in (cache.keys, cache.values)]
     for number, array in enumerate(arrays, 1):
         assert not array.any()
@@ -72,7 +71,15 @@ def test_arrays_do_not_overlap_and_start_on_pages(storage):
     for number, array in enumerate(arrays, 1):
         assert (array == number).all()
     starts = np.array([array.__array_interface__["data"][0] for array in arrays])
-    assert not ((starts - starts[0]) % mmap.PAGESIZE).any()
+    assert not (starts % 64).any()
+
+
+def test_a_block_holds_what_all_layers_keep(storage):
+    """So that memory grows in whole blocks, and few huge pages serve a sequence."""
+    arrays = [array for cache in storage.layers[:3] for array in (cache.keys, cache.values)]
+    places = np.array([[array[block].__array_interface__["data"][0] for array in arrays] for block in range(6)])
+    ends = places + [array[0].nbytes for array in arrays]
+    assert (places[1:].min(axis=1) >= ends[:-1].max(axis=1)).all()
 
 
 def test_copy_block_copies_every_layer_and_nothing_else(storage):
@@ -152,13 +159,13 @@ class TestMemory:
         start = resident_bytes()
         storage = PagedStorage(self.LAYOUT, self.NUM_BLOCKS)
         assert resident_bytes() - start < 4 * 2**20
-        keys = storage.layers[0].keys
+        keys, values = storage.layers[0].keys, storage.layers[0].values
         address = keys.__array_interface__["data"][0]
         for blocks in (64, 256):
-            keys[:blocks] = 1
-            grown = resident_bytes() - start
+            keys[:blocks] = values[:blocks] = 1
+            grown, written = resident_bytes() - start, 2 * keys[:blocks].nbytes
             # A huge page more may be touched at either end.
-            assert keys[:blocks].nbytes <= grown < keys[:blocks].nbytes + 8 * 2**20
+            assert written <= grown < written + 8 * 2**20
         assert storage.layers[0].keys.__array_interface__["data"][0] == address
         storage.close()
         assert resident_bytes() - start < 4 * 2**20

@@ -13,16 +13,17 @@ from ..tape.context import ErrorCode, Word
 
 (
     QUERY, QUERY_STRIDE, KEY, KEY_STRIDE, VALUE, VALUE_STRIDE, OUT, OUT_STRIDE,
-    KEY_PAGES, VALUE_PAGES, NUM_BLOCKS, KV_HEADS, GROUP, HEAD_SIZE, V_HEAD_SIZE, ITEM_BYTES,
+    KEY_PAGES, KEY_BLOCK, VALUE_PAGES, VALUE_BLOCK, NUM_BLOCKS, KV_HEADS, GROUP, HEAD_SIZE, V_HEAD_SIZE, ITEM_BYTES,
     QUERY_FACTOR, SCORE_CAP, WINDOW, SINKS,
     COS, SIN, POSITIONS, LONG_COS, LONG_SIN, LONG_POSITIONS, HALF, INTERLEAVED,
     Q_NORM, K_NORM, EPSILON,
     MAKE_READY, MULTIPLY_KEYS, ADD_VALUES, ROWS_AT_ONCE, WEIGH, PANELS, LOAD_CHUNK, MULTIPLY_GROUP, ADD_GROUP,
-) = range(40)  # fmt: skip
-# QUERY_FACTOR, SCORE_CAP and SINKS are such that scores are in powers of two: softmax takes 2 ** score. From MAKE_READY
-# on there are operators that others call by their address, so that each is small, and compiled once whoever calls it:
-# MAKE_READY is `heads.make_heads_ready`; MULTIPLY_KEYS and ADD_VALUES are `products` of ROWS_AT_ONCE query rows; the
-# others are what `few` and `many` say. PANELS is a table of `panels`.
+) = range(42)  # fmt: skip
+# KEY_BLOCK and VALUE_BLOCK are the bytes from a block to the next. QUERY_FACTOR, SCORE_CAP and SINKS are such that
+# scores are in powers of two: softmax takes 2 ** score. From MAKE_READY on there are operators that others call by
+# their address, so that each is small, and compiled once whoever calls it: MAKE_READY is `heads.make_heads_ready`;
+# MULTIPLY_KEYS and ADD_VALUES are `products` of ROWS_AT_ONCE query rows; the others are what `few` and `many` say.
+# PANELS is a table of `panels`.
 
 NO_MAXIMUM = np.float32(-3.0e38)  # finite, so that the difference of two of them is zero and not NaN
 
@@ -66,12 +67,13 @@ def list_pages(
     table = read_int64(context + 8 * Word.BLOCK_TABLES) + 4 * sequence * width
     key_bytes = PAGE_TOKENS * word(arguments, HEAD_SIZE) * word(arguments, ITEM_BYTES)
     value_bytes = PAGE_TOKENS * word(arguments, V_HEAD_SIZE) * word(arguments, ITEM_BYTES)
-    kv_heads = word(arguments, KV_HEADS)
+    first_key = word(arguments, KEY_PAGES) + head * key_bytes
+    first_value = word(arguments, VALUE_PAGES) + head * value_bytes
     for index in range(first, last):
         block = np.int64(read_int32(table + 4 * index))
         if block < 0 or block >= word(arguments, NUM_BLOCKS):
             return ErrorCode.PAGE.value
-        page, place = block * kv_heads + head, 8 * (index - first)
-        write_int64(keys + place, word(arguments, KEY_PAGES) + page * key_bytes)
-        write_int64(values + place, word(arguments, VALUE_PAGES) + page * value_bytes)
+        place = 8 * (index - first)
+        write_int64(keys + place, first_key + block * word(arguments, KEY_BLOCK))
+        write_int64(values + place, first_value + block * word(arguments, VALUE_BLOCK))
     return 0

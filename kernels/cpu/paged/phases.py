@@ -129,8 +129,8 @@ def attention_phases(
     group, half = heads // kv_heads, layer.keys.dtype == np.float16
     arguments: tuple[Any, ...] = (
         query.address, query.stride, key.address, key.stride, value.address, value.stride, out.address, out.stride,
-        _address(layer.keys), _address(layer.values), layer.num_blocks, kv_heads, group, head_size, v_head_size,
-        layer.keys.itemsize,
+        _address(layer.keys), layer.keys.strides[0], _address(layer.values), layer.values.strides[0], layer.num_blocks,
+        kv_heads, group, head_size, v_head_size, layer.keys.itemsize,
         float(scale / softcap if softcap else scale * _LOG2_E), float(softcap * _LOG2_E), window, _address(sinks),
         *_rope_arguments(rope), _address(q_norm), _address(k_norm), float(epsilon), make_heads_ready,
     )  # fmt: skip

@@ -24,13 +24,14 @@ from ..vector import LANES
 from .arguments import (
     HEAD_SIZE,
     KEY,
+    KEY_BLOCK,
     KEY_PAGES,
     KEY_STRIDE,
-    KV_HEADS,
     MAKE_READY,
     NUM_BLOCKS,
     V_HEAD_SIZE,
     VALUE,
+    VALUE_BLOCK,
     VALUE_PAGES,
     VALUE_STRIDE,
 )
@@ -60,11 +61,7 @@ def store_op(half: bool) -> NativeOp:
     write, store = (write_half, store_half) if half else (write_float32, store_float32)
 
     def store_kv(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        kv_heads, blocks, rows = (
-            word(arguments, KV_HEADS),
-            word(arguments, NUM_BLOCKS),
-            read_int64(context + 8 * Word.TOKENS),
-        )
+        blocks, rows = word(arguments, NUM_BLOCKS), read_int64(context + 8 * Word.TOKENS)
         size, v_size = word(arguments, HEAD_SIZE), word(arguments, V_HEAD_SIZE)
         ready = scratch + head_stride(size)
         for item in range(begin, end):
@@ -76,12 +73,14 @@ def store_op(half: bool) -> NativeOp:
             status: int = call_operator(word(arguments, MAKE_READY), arguments, context, row, -1 - head, ready)
             if status != 0:
                 return status
-            page, token = slot // PAGE_TOKENS * kv_heads + head, slot % PAGE_TOKENS
-            column = word(arguments, KEY_PAGES) + (page * size * PAGE_TOKENS + token) * item_bytes
+            block, token = slot // PAGE_TOKENS, slot % PAGE_TOKENS
+            column = word(arguments, KEY_PAGES) + block * word(arguments, KEY_BLOCK)
+            column += (head * size * PAGE_TOKENS + token) * item_bytes
             for i in range(size):
                 write(column + i * PAGE_TOKENS * item_bytes, read_float32(ready + 4 * i))
             source = word(arguments, VALUE) + row * word(arguments, VALUE_STRIDE) + 4 * head * v_size
-            line = word(arguments, VALUE_PAGES) + (page * PAGE_TOKENS + token) * v_size * item_bytes
+            line = word(arguments, VALUE_PAGES) + block * word(arguments, VALUE_BLOCK)
+            line += (head * PAGE_TOKENS + token) * v_size * item_bytes
             whole = v_size // LANES * LANES
             for i in range(0, whole, LANES):
                 store(line + i * item_bytes, load_float32(source + 4 * i))

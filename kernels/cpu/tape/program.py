@@ -16,7 +16,7 @@ from .context import Word
 # A row of the tape, in words: what the driver reads, then the operator's arguments.
 OPERATOR, MEET, COUNTED, FACTOR, DIVISOR, GRAIN = range(6)
 FIRST_ARGUMENT = 8
-ROW_WORDS = 48
+ROW_WORDS = 56
 MAX_ARGUMENTS = ROW_WORDS - FIRST_ARGUMENT
 ROW_BYTES = ROW_WORDS * 8
 _LINE = 64
