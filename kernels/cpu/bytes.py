@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .checks import Float32
 from .jit import NativeOp, native_op
-from .lazy import intrinsic, types
+from .lazy import inline, intrinsic, types
 from .memory import (
     float_word,
     load_first,
@@ -63,12 +63,12 @@ def store_bytes(typing_context: Any, address: Any, vector: Any) -> Any:
     return types.void(types.int64, FLOAT32), lower
 
 
-@native_op
-def quantize_bytes(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-    """round(x / scale) + point, saturated; items are pieces. Scratch: a vector."""
+@inline
+def _round_pieces(
+    arguments: int, begin: int, end: int, scale: Any, point: Any, low: Any, high: Any, scratch: int
+) -> None:
+    """round(x / scale) within [low, high], + point, to the bytes of pieces [begin, end). Scratch: a vector."""
     x, out, count = word(arguments, X), word(arguments, OUT), word(arguments, COUNT)
-    scale, point = float_word(arguments, SCALE), float_word(arguments, POINT)
-    low, high = float_word(arguments, LOW) - point, float_word(arguments, HIGH) - point
     for first in range(begin * _PIECE, min(end * _PIECE, count), LANES):
         left = min(count - first, LANES)
         value = minimum(maximum(load_first(x + 4 * first, left) / scale, low), high)
@@ -79,6 +79,14 @@ def quantize_bytes(arguments: int, context: int, begin: int, end: int, scratch: 
             store_bytes(scratch, value)
             for index in range(left):
                 write_int8(out + first + index, read_int8(scratch + index))
+
+
+@native_op
+def quantize_bytes(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """round(x / scale) + point, saturated; items are pieces. Scratch: a vector."""
+    scale, point = float_word(arguments, SCALE), float_word(arguments, POINT)
+    low, high = float_word(arguments, LOW) - point, float_word(arguments, HIGH) - point
+    _round_pieces(arguments, begin, end, splat_float32(scale), splat_float32(point), low, high, scratch)
     return 0
 
 
@@ -130,8 +138,7 @@ _STEPS = 255.0
 @native_op
 def quantize_to_range(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
     """To uint8 over the range of all pieces; nothing is written if that is empty or infinite. Scratch: a vector."""
-    x, out, count = word(arguments, X), word(arguments, OUT), word(arguments, COUNT)
-    ranges, found = word(arguments, RANGES), word(arguments, FOUND)
+    count, ranges, found = word(arguments, COUNT), word(arguments, RANGES), word(arguments, FOUND)
     least, most = splat_float32(0.0), splat_float32(0.0)
     for piece in range(-(-count // _PIECE)):
         low, high = read_float32(ranges + 8 * piece), read_float32(ranges + 8 * piece + 4)
@@ -146,16 +153,7 @@ def quantize_to_range(arguments: int, context: int, begin: int, end: int, scratc
     if begin == 0:
         write_float32(found, one)
         write_float32(found + 4, reduce_max(point))
-    for first in range(begin * _PIECE, min(end * _PIECE, count), LANES):
-        left = min(count - first, LANES)
-        value = minimum(maximum(load_first(x + 4 * first, left) / scale, 0.0 - point), _STEPS - point)
-        value = ((value + _ROUND) - _ROUND) + point
-        if left == LANES:
-            store_bytes(out + first, value)
-        else:
-            store_bytes(scratch, value)
-            for index in range(left):
-                write_int8(out + first + index, read_int8(scratch + index))
+    _round_pieces(arguments, begin, end, scale, point, 0.0 - point, _STEPS - point, scratch)
     return 0
 
 

@@ -101,7 +101,15 @@ def gather_block_quantized(spec: NodeSpec, types: Sequence[ValueType]) -> RowNod
         (0, 2, 3),
         f"block_matrix[{n},{k}]:{bits}:{block}",
         lambda: pack_matrix(
-            data, spec.constant(2), points, n=n, k=k, bits=bits, block_size=block, walkers=spec.options.get("walkers")
+            data,
+            spec.constant(2),
+            points,
+            n=n,
+            k=k,
+            bits=bits,
+            block_size=block,
+            walkers=spec.options.get("walkers"),
+            arena=spec.options.get("arena"),
         ),
     )
     word = ids.word
