@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..ir import Graph, Model, Node, make_node
 from ..types import TensorType
-from .base import Level
+from .base import Level, fuse_nodes
 from .patterns import is_float32, is_number, made_by, number, only_user
 
 DOMAIN, OP_TYPE = "genai", "DenseAttention"
@@ -35,10 +35,7 @@ class FuseAttention:
     def apply(self, model: Model) -> int:
         # Before version 13 a Softmax without an axis went over all axes from the second on.
         default_axis = -1 if (model.opset_version() or 0) >= 13 else 1
-        changes = sum(_fuse(graph, node, default_axis) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(DOMAIN, 1)
-        return changes
+        return fuse_nodes(model, lambda graph, node: _fuse(graph, node, default_axis), DOMAIN)
 
 
 def _fuse(graph: Graph, product: Node, default_axis: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -69,6 +69,17 @@ def run_rewrites(model: Model, rules: Sequence[Rewrite], level: Level) -> list[t
         "two of them undo each other's work",
         "load the model with a lower optimisation level, and report this",
     )
+
+
+def fuse_nodes(model: Model, fuse: Callable[[Graph, Node], bool], domain: str) -> int:
+    """Try a fusion at every node; where one happened, the model imports the domain of what it makes.
+
+    Returns how many happened.
+    """
+    changes = sum(fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
+    if changes:
+        model.opset_imports.setdefault(domain, 1)
+    return changes
 
 
 def pass_through(graph: Graph, node: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir import DataType, Graph, Model, Node
 from ..types import TensorType
-from .base import Level
+from .base import Level, fuse_nodes
 from .patterns import is_float32, made_by, number, only_user, other_input, same_type
 
 MS = "com.microsoft"
@@ -59,10 +59,7 @@ class FuseConvActivation:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(MS, 1)
-        return changes
+        return fuse_nodes(model, _fuse, MS)
 
 
 def _fuse(graph: Graph, conv: Node) -> bool:
@@ -112,10 +109,7 @@ class FuseConvAddition:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse_addition(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(MS, 1)
-        return changes
+        return fuse_nodes(model, _fuse_addition, MS)
 
 
 def _fuse_addition(graph: Graph, addition: Node) -> bool:

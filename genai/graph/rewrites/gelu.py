@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..ir import Graph, Model, Node
-from .base import Level
+from .base import Level, fuse_nodes
 from .patterns import is_float32, is_number, made_by, only_user, other_input
 
 MS = "com.microsoft"
@@ -21,10 +21,7 @@ class FuseGelu:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(MS, 1)
-        return changes
+        return fuse_nodes(model, _fuse, MS)
 
 
 _FORMS = {("", "Erf"): "Gelu", ("", "Tanh"): "FastGelu"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir import Graph, Model, Node
 from ..types import DataType
-from .base import Level
+from .base import Level, fuse_nodes
 from .linear import DOMAIN, OP_TYPE
 from .patterns import is_float32, made_by, only_user, other_input
 
@@ -36,10 +36,7 @@ class FuseLinearAddition:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse_addition(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(DOMAIN, 1)
-        return changes
+        return fuse_nodes(model, _fuse_addition, DOMAIN)
 
 
 class FuseLinearActivation:
@@ -52,10 +49,7 @@ class FuseLinearActivation:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(DOMAIN, 1)
-        return changes
+        return fuse_nodes(model, _fuse, DOMAIN)
 
 
 def _fuse_addition(graph: Graph, product: Node) -> bool:

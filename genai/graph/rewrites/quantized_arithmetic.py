@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir import Graph, Model, Node, make_node
-from .base import Level
+from .base import Level, fuse_nodes
 from .quantized_nodes import dequantized, following_quantize
 
 DOMAIN, OP_TYPE = "genai", "QuantizedBinary"
@@ -19,10 +19,7 @@ class FuseQuantizedArithmetic:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(DOMAIN, 1)
-        return changes
+        return fuse_nodes(model, _fuse, DOMAIN)
 
 
 def _fuse(graph: Graph, node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir import Graph, Model, Node, make_node
-from .base import Level
+from .base import Level, fuse_nodes
 from .patterns import is_float32, made_by, only_user, other_input
 
 MS = "com.microsoft"
@@ -20,10 +20,7 @@ class FuseMatMulIntegerToFloat:
     level = Level.EXTENDED
 
     def apply(self, model: Model) -> int:
-        changes = sum(_fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-        if changes:
-            model.opset_imports.setdefault(MS, 1)
-        return changes
+        return fuse_nodes(model, _fuse, MS)
 
 
 def _fuse(graph: Graph, product: Node) -> bool:
