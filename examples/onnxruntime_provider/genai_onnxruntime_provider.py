@@ -30,7 +30,7 @@ class OnnxRuntimeProvider:
     def supports(self, node: Any, graph: Any, version: int) -> bool:
         """Whether onnxruntime has the operator; types must be known, since parts of a graph declare theirs."""
         domain, op_type = node.key
-        if domain not in _DOMAINS or (domain == "" and version > NEWEST_OPSET) or any(True for _ in node.subgraphs()):
+        if domain not in _DOMAINS or (domain == "" and version > NEWEST_OPSET) or node.subgraphs():
             return False
         names = [name for name in (*node.inputs, *node.outputs) if name]
         return op_type != "Constant" and all(graph.type_of(name) is not None for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ class Node:
     @property
     def key(self) -> tuple[str, str]:
         """(domain, op_type) for lookups, with ONNX's own domain as ""."""
-        return canonical_domain(self.domain), self.op_type
+        return "" if self.domain in STANDARD_DOMAINS else self.domain, self.op_type
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The value of an attribute in Python form (strings decoded), or `default` if the node has none."""
@@ -156,10 +156,11 @@ class Node:
         """The name of output `index`, "" where it is not wanted or beyond the last one."""
         return self.outputs[index] if index < len(self.outputs) else ""
 
-    def subgraphs(self) -> Iterator[Graph]:
+    def subgraphs(self) -> Sequence[Graph]:
         """The graphs in this node's attributes (not those nested deeper)."""
-        for attribute in self.attributes.values():
-            yield from attribute.graphs()
+        if not self.attributes:
+            return ()
+        return [graph for attribute in self.attributes.values() for graph in attribute.graphs()]
 
     def copy(self) -> Node:
         """A copy with its own lists and subgraphs; tensors are shared."""

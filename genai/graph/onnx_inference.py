@@ -70,7 +70,7 @@ def infer_single(node: Node, version: int, types: Mapping[str, Type], constants:
         constants: the inputs that are constant; large ones are left aside.
     """
     domain, op_type = node.key
-    if any(True for _ in node.subgraphs()):
+    if node.subgraphs():
         return {}
     encoder = _ConstantEncoder()
     small = {name: tensor for name, tensor in constants.items() if tensor.nbytes <= MAX_CONSTANT_BYTES}
@@ -150,7 +150,7 @@ def _collect(graph: Graph, proto: onnx.GraphProto, found: dict[Graph, GraphTypes
         if known is not None:
             types[item.name] = known
     for node, node_proto in zip(graph.nodes, proto.node, strict=True):
-        if not any(True for _ in node.subgraphs()):
+        if not node.subgraphs():
             continue
         by_name = {attribute.name: attribute for attribute in node_proto.attribute}
         for name, attribute in node.attributes.items():

@@ -1,8 +1,8 @@
 """Shape inference: ONNX's own for most operators, our rules for the others, joined into one result.
 
 The two take turns. After each pass of ONNX's over the whole model, one walk over the nodes follows the values of shape
-computations, applies the rules, and carries their results on node by node; the next pass starts from what they gave,
-until nothing new is found. Two passes are enough for nearly every model.
+computations, applies the rules, and carries their results on node by node. Where that is not possible (into and out of
+subgraphs and functions), the next pass starts from what they gave. One pass is enough for nearly every model.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class _Inference:
         self._found: dict[Graph, GraphTypes] = {graph: {} for graph in self._graphs}
         self._values: dict[Graph, dict[str, ShapeValue]] = {graph: {} for graph in self._graphs}
         self._changed: set[str] = set()
+        self._left_open = False
         self._has_rules = any(self._rule(node) for graph in self._graphs for node in graph.nodes)
 
     def run_onnx(self) -> None:
@@ -100,15 +101,19 @@ class _Inference:
             self._found[graph].update(types)
 
     def run_rules(self) -> bool:
-        """One walk over the nodes, outer graphs first; True if a rule gave something new."""
+        """One walk over the nodes, outer graphs first; True if it found something new that it could not carry on."""
         if not self._has_rules:
             return False
-        before = {graph: dict(types) for graph, types in self._given.items()}
         self._changed.clear()
+        self._left_open = False
         for graph in self._graphs:
+            changed_outside = len(self._changed)
             for node in graph.nodes:
                 self._visit(graph, node)
-        return before != self._given
+            # What a subgraph's or a function's nodes gave goes on in the graph that uses it.
+            if graph is not self._model.graph and len(self._changed) > changed_outside:
+                self._left_open = True
+        return self._left_open
 
     def store(self) -> None:
         """Write what was found into the graphs."""
@@ -158,7 +163,9 @@ class _Inference:
                     self._given[graph][name] = known
                     self._changed.add(name)
         elif not self._changed.isdisjoint(node.inputs):
-            for name, known in self._through(graph, node, types).items():
+            carried = self._through(graph, node, types)
+            self._left_open |= not carried
+            for name, known in carried.items():
                 if self._found[graph].get(name) != known:
                     self._found[graph][name] = known
                     self._changed.add(name)

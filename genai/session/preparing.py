@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from genai.kernels.cpu.large import Arena
 from genai.kernels.cpu.tape.replay import Crew
 from genai.kernels.cpu.team import Team
 
@@ -69,7 +70,8 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     if options.optimized_model_filepath:
         write_model(model, Path(options.optimized_model_filepath))
     team = Team(options.intra_op_num_threads or None)
-    shared = {"team": team, "crew": Crew(team.threads), "provided": hand_over(model, providers)}
+    provided = hand_over(model, providers)
+    shared = {"team": team, "crew": Crew(team.threads), "provided": provided, "arena": Arena()}
     plan = build_plan(model, PlanOptions(kernel={**shared, **_limits(options)}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HUGE_PAGE = 1 << 21
-_LINE = 64
+_LINE, _PAGE = 64, 4096
 _MAPPING_BYTES = 1 << 26
 
 
@@ -44,7 +44,7 @@ class Arena:
         self._left = np.empty(0, np.uint8)
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """A zeroed array that begins on a cache line.
+        """A zeroed array that begins on a cache line, in memory that is there already.
 
         Raises:
             MemoryError: the system has no room.
@@ -54,8 +54,15 @@ class Arena:
         if taken > self._left.size:
             self._left = huge_array((max(taken, _MAPPING_BYTES),), np.uint8)
         memory, self._left = self._left[:size], self._left[taken:]
+        # By this thread alone: two that meet a huge page for the first time at once wait for milliseconds.
+        memory[::_PAGE] = 0
         array: NDArray[Any] = memory.view(dtype).reshape(shape)
         return array
+
+
+def new_array(arena: Arena | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A zeroed array from an arena, or on its own where there is none."""
+    return (huge_array if arena is None else arena.array)(shape, dtype)
 
 
 def _mapped(size: int) -> NDArray[np.uint8]:

@@ -128,7 +128,8 @@ def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) 
         return None
     from ..cpu.gemm.integer_linear import IntegerLinear, pack_integer_weight
 
-    matrix = spec.pack((weight,), f"bytes in panels{'T' * transposed}", lambda: pack_integer_weight(crew, b))
+    arena, form = spec.options.get("arena"), f"bytes in panels{'T' * transposed}"
+    matrix = spec.pack((weight,), form, lambda: pack_integer_weight(crew, b, arena))
     return IntegerLinear(crew, matrix, b_zero)
 
 

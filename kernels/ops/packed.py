@@ -65,7 +65,8 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
     from ..cpu.gemm.linear import Linear, pack_weight
 
     matrix = weight.T if transposed else weight
-    packed = spec.pack((1,), f"float32 panels{'T' * transposed}", lambda: pack_weight(crew, matrix))
+    arena, form = spec.options.get("arena"), f"float32 panels{'T' * transposed}"
+    packed = spec.pack((1,), form, lambda: pack_weight(crew, matrix, arena))
     parameters = tuple(float(value) for value in spec.attributes.get("parameters") or ())
     linear = Linear(crew, packed, terms, function or "copy", parameters)
     return PackedLinear(linear, matrix.shape, addend, (1, bias) if terms is not None else (1,))

@@ -64,7 +64,7 @@ def _share_constants(graph: Graph) -> int:
 
 def _key(model: Model, node: Node) -> Any:
     """What says that two nodes compute the same; None where a node must stay."""
-    if node.op_type in _NEW_EACH_TIME or model.function(node) is not None or any(True for _ in node.subgraphs()):
+    if node.op_type in _NEW_EACH_TIME or model.function(node) is not None or node.subgraphs():
         return None
     attributes = tuple(sorted((name, _attribute_key(item)) for name, item in node.attributes.items()))
     if any(key is None for _, key in attributes):

@@ -165,7 +165,7 @@ def _may_fold(model: Model, node: Node) -> bool:
     domain, op_type = node.key
     if domain == "" and op_type in _RANDOM | _KEPT:
         return False
-    if model.function(node) is not None or any(True for _ in node.subgraphs()):
+    if model.function(node) is not None or node.subgraphs():
         return False
     return any(node.outputs) and not any(a.ref_attr_name for a in node.attributes.values())
 

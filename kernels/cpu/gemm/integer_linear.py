@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..large import Arena
 from ..tape.program import Call, Hole, Items
 from ..tape.replay import Crew, Replay
 from .integer_finish import Result, finish_integers_op
@@ -21,13 +22,16 @@ _NANOSECONDS_PER_PACKED = 0.2
 _KEPT = 16
 
 
-def pack_integer_weight(crew: Crew, weight: NDArray[Any]) -> PackedBytes:
+def pack_integer_weight(crew: Crew, weight: NDArray[Any], arena: Arena | None = None) -> PackedBytes:
     """[K, N] of int8 or uint8 in the form that `IntegerLinear` multiplies.
+
+    Args:
+        arena: where it gets its memory; None = on its own.
 
     Raises:
         ValueError: the weight spans too much memory.
     """
-    return pack_right_bytes(crew, weight, integers().tiling)
+    return pack_right_bytes(crew, weight, integers().tiling, arena)
 
 
 class IntegerLinear:

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import native_op
-from ..large import huge_array
+from ..large import Arena, huge_array, new_array
 from ..memory import load_int32, read_int32, read_uint8, store_int32, word, write_int32
+from ..tape.program import Call, Items
 from ..tape.replay import Crew
 from ..vector import LANES, reduce_add_integers, splat_int32
 from .packing import matrix_tables, run_packing
-from .tiling import Tiling, first_row
+from .tiling import VECTOR_BYTES, Tiling, first_row
 from .windows import pack_byte_windows
 
 WORD = 4
@@ -43,23 +44,55 @@ class PackedBytes:
     sums: NDArray[np.int32]
 
 
-def pack_right_bytes(crew: Crew, matrix: NDArray[Any], tiling: Tiling) -> PackedBytes:
+def pack_right_bytes(crew: Crew, matrix: NDArray[Any], tiling: Tiling, arena: Arena | None = None) -> PackedBytes:
     """[K, N] of int8 or uint8 as panels [panel][words][columns][4]; what lies beyond the last column is unused.
+
+    Args:
+        arena: where the panels get their memory; None = on their own.
 
     Raises:
         ValueError: the matrix spans more than tables of int32 reach.
     """
     terms, lines = matrix.shape
-    words = tiling.words(terms)
+    words, panels = tiling.words(terms), tiling.panels(lines)
     moved = HALF if matrix.dtype == np.int8 else 0
-    sums = matrix.sum(axis=0, dtype=np.int32) + np.int32(moved * terms)
     if lines % LANES or matrix.strides[1] != 1:
         matrix = _with_slack(matrix)
-    data = huge_array((tiling.panels(lines), words, tiling.columns), np.uint32)
+    data = new_array(arena, (panels, words, tiling.columns), np.uint32)
     bases, offsets = matrix_tables(matrix, tiling, words * WORD)
     flip = flip_to_unsigned(matrix.dtype)
-    run_packing(crew, pack_byte_windows(tiling), matrix.ctypes.data, bases, offsets, words, lines, data, flip)
-    return PackedBytes(data, lines, words, terms, moved, sums)
+    sums = np.empty(panels * tiling.columns, np.int32)
+    summing = Call(
+        sum_byte_panels, (data.ctypes.data, words, terms, tiling.vectors, sums.ctypes.data), Items(factor=panels)
+    )
+    packing = pack_byte_windows(tiling)
+    run_packing(crew, packing, matrix.ctypes.data, bases, offsets, words, lines, data, flip, (summing,))
+    return PackedBytes(data, lines, words, terms, moved, sums[:lines])
+
+
+# Arguments of `sum_byte_panels`.
+PANELS_OF, WORDS_OF, TERMS_OF, VECTORS_OF, SUMS_OF = range(5)
+
+
+@native_op
+def sum_byte_panels(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+    """What the columns of right panels add up to; items are panels, the places behind the terms are not counted."""
+    words, terms, vectors = word(arguments, WORDS_OF), word(arguments, TERMS_OF), word(arguments, VECTORS_OF)
+    whole, step = terms // WORD, vectors * VECTOR_BYTES
+    rest = (1 << 8 * (terms - whole * WORD)) - 1
+    for column in range(begin * vectors, end * vectors):
+        panel = column // vectors
+        place = (column - panel * vectors) * VECTOR_BYTES
+        address = word(arguments, PANELS_OF) + panel * words * step + place
+        sums = splat_int32(0)
+        for index in range(whole):
+            v = load_int32(address + index * step)
+            sums = sums + (v & 0xFF) + ((v >> 8) & 0xFF) + ((v >> 16) & 0xFF) + ((v >> 24) & 0xFF)
+        if rest:
+            v = load_int32(address + whole * step) & rest
+            sums = sums + (v & 0xFF) + ((v >> 8) & 0xFF) + ((v >> 16) & 0xFF)
+        store_int32(word(arguments, SUMS_OF) + column * VECTOR_BYTES, sums)
+    return 0
 
 
 def _with_slack(matrix: NDArray[Any]) -> NDArray[Any]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import Float32
+from ..large import Arena
 from ..rowwise.unary import UNARY
 from ..tape.program import Call, Hole, Items
 from ..tape.replay import Crew, Replay
@@ -23,13 +24,16 @@ _NANOSECONDS_PER_PACKED = 0.5
 _KEPT = 16
 
 
-def pack_weight(crew: Crew, weight: NDArray[np.float32]) -> Packed:
+def pack_weight(crew: Crew, weight: NDArray[np.float32], arena: Arena | None = None) -> Packed:
     """[K, N] in the form that `Linear` multiplies.
+
+    Args:
+        arena: where it gets its memory; None = on its own.
 
     Raises:
         ValueError: the weight spans too much memory.
     """
-    return pack_right(crew, weight, floats().tiling)
+    return pack_right(crew, weight, floats().tiling, arena)
 
 
 class Linear:

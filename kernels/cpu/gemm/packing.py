@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..jit import NativeOp, native_op
-from ..large import huge_array
+from ..large import Arena, huge_array, new_array
 from ..memory import word
 from ..tape.program import Call, Items
 from ..tape.replay import Crew, Replay
@@ -29,14 +29,17 @@ class Packed:
     words: int
 
 
-def pack_right(crew: Crew, matrix: NDArray[np.float32], tiling: Tiling) -> Packed:
+def pack_right(crew: Crew, matrix: NDArray[np.float32], tiling: Tiling, arena: Arena | None = None) -> Packed:
     """[K, N] float32 of any strides as panels [panel][K][columns]; what lies beyond the last column is unused.
+
+    Args:
+        arena: where the panels get their memory; None = on their own.
 
     Raises:
         ValueError: the matrix spans more than tables of int32 reach.
     """
     words, lines = matrix.shape
-    data = huge_array((tiling.panels(lines), words, tiling.columns), matrix.dtype)
+    data = new_array(arena, (tiling.panels(lines), words, tiling.columns), matrix.dtype)
     bases, offsets = matrix_tables(matrix, tiling, words)
     run_packing(crew, pack_windows(tiling), matrix.ctypes.data, bases, offsets, words, lines, data, 0)
     return Packed(data, lines, words)
@@ -68,11 +71,13 @@ def run_packing(
     lines: int,
     out: NDArray[Any],
     flip: int,
+    then: tuple[Call, ...] = (),
 ) -> None:
-    """Pack all panels of a matrix at once."""
+    """Pack all panels of a matrix at once, and do what is to be done with them."""
     arguments = (source, bases.ctypes.data, offsets.ctypes.data, words, 0, lines, out.ctypes.data, flip)
     items = Items(factor=len(out) * -(-words // PIECE_WORDS))
-    crew.run(Replay([[Call(op, arguments, items)]], out.nbytes * _NANOSECONDS_PER_BYTE), {})
+    phases = [[Call(op, arguments, items)], *([call] for call in then)]
+    crew.run(Replay(phases, out.nbytes * _NANOSECONDS_PER_BYTE), {})
 
 
 def pack_left(matrix: NDArray[np.float32], tiling: Tiling) -> Packed:

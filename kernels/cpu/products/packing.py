@@ -20,7 +20,7 @@ from ...block_matrix import (
 from ...formats import TILE_ROWS, FormatError
 from ..emit import INT8, INT16, INT32, Emitter, constant, micro_kernel
 from ..jit import native_op
-from ..large import Arena, huge_array
+from ..large import Arena, new_array
 from ..lazy import inline
 from ..memory import load_first, read_float32, read_int32, word, write_float32, write_half, write_int32, write_int64
 from ..rowwise.functions import as_float16
@@ -158,7 +158,7 @@ def pack_matrix(
     exact = _fits_half(factors, team) and (points is None or _fits_half(points, team))
     layout = RecordLayout(bits, block_size, wide=not exact, zero_points=points is not None)
     tiles, records = num_tiles(n), num_records(k, block_size)
-    data = (huge_array if arena is None else arena.array)((tiles, records, layout.nbytes), np.uint8)
+    data = new_array(arena, (tiles, records, layout.nbytes), np.uint8)
     source = np.ascontiguousarray(weight)
     arguments = (
         source.ctypes.data, factors.ctypes.data, 0 if points is None else points.ctypes.data, n, blocks, bits,
