@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine.decoder import compute
+from .engine.decoder import compute, stacked
 from .engine.sampling.plan import plan_sampling, request_seed
 from .engine.sampling.row import RowSampler
 from .errors import ContextOverflowError, InputError, NotSupportedYetError, OptionError, StateError
@@ -221,12 +221,12 @@ class Generator:
                 "check is_done() first, append tokens, or raise max_length",
             )
         active = [i for i, finished in enumerate(self._finished) if not finished]
-        logits = self._compute(active)
-        picked = self._sampler.sample(logits[active], [self._rows[i] for i in active]).tokens
+        rows = [None if finished else row for row, finished in zip(self._rows, self._finished, strict=True)]
+        picked = self._sampler.sample(self._compute(active), rows).tokens
         next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
-        next_tokens[active] = picked
-        for index, token in zip(active, picked.tolist(), strict=True):
-            self._accept(index, token)
+        next_tokens[active] = picked[active]
+        for index in active:
+            self._accept(index, int(picked[index]))
         self._next_tokens = next_tokens
 
     def _accept(self, index: int, token: int) -> None:
@@ -251,8 +251,10 @@ class Generator:
         if behind:
             budget = self._options["chunk_size"] or None
             computed = compute(self._decoder, [self._sequences[i] for i in behind], token_budget=budget)
-            for index, logits in zip(behind, computed, strict=True):
-                self._logits[index] = logits[-1]
+            if len(behind) == len(self._sequences):
+                self._logits = stacked([logits[-1] for logits in computed])
+            else:
+                self._logits[behind] = [logits[-1] for logits in computed]
         return self._logits
 
     def is_done(self) -> bool:

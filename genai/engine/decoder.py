@@ -117,3 +117,14 @@ def compute(
             if logits is not None:
                 rows.append(logits)
     return [rows[0] if len(rows) == 1 else np.concatenate(rows) for rows in results]
+
+
+def stacked(rows: Sequence[Logits]) -> Logits:
+    """Rows [vocab_size] as float32 [rows, vocab_size]: where a step gave them one after the other, its own memory."""
+    first, owner = rows[0], rows[0].base
+    begin = first.ctypes.data
+    if isinstance(owner, np.ndarray) and owner.flags.c_contiguous:
+        places = [begin + index * first.nbytes for index in range(len(rows))]
+        if all(row.base is owner and row.ctypes.data == place for row, place in zip(rows, places, strict=True)):
+            return np.ndarray((len(rows), first.size), first.dtype, owner, begin - owner.ctypes.data)
+    return np.stack(rows)

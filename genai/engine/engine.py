@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from ..errors import CacheCapacityError, StepInterrupted
-from .decoder import Decoder, Logits
+from .decoder import Decoder, Logits, stacked
 from .sampling.batch import BatchSampler
 from .sampling.logprobs import TokenLogprob
 from .sampling.row import RowSampler
@@ -226,7 +224,7 @@ class Engine:
         return together
 
     def _choose(self, ready: list[tuple[Job, Logits]]) -> None:
-        logits = np.stack([row for _, row in ready])
+        logits = stacked([row for _, row in ready])
         try:
             sampled = self._sampler.sample(logits, [job.row for job, _ in ready])
         except Exception as error:

@@ -63,9 +63,9 @@ _RUN_GROUPS = 8
 def _micro_kernel(kind: Kind, rows: int, tiles: int) -> Any:
     """Sums of `tiles` tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
 
-    Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
-    of scales and corrections in a row; the address of the results; the bytes from the end of a tile to the one that its
-    stream goes on with.
+    Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; the last
+    row, which stands in for those behind it; offsets of scales and corrections in a row; the address of the results;
+    the bytes from the end of a tile to the one that its stream goes on with.
     """
     per_record = kind.steps_per_record
     lines = -(-kind.record_bytes // (_LINE * per_record))
@@ -73,8 +73,9 @@ def _micro_kernel(kind: Kind, rows: int, tiles: int) -> Any:
 
     def emit(e: Emitter, *values: Any) -> None:
         b = e.builder
-        streams, (records, x, stride, scales, corrections, out, to_next) = values[:tiles], values[tiles:]
-        row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows)]
+        streams, (records, x, stride, last, scales, corrections, out, to_next) = values[:tiles], values[tiles:]
+        row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows - 1)]
+        row_at.append(e.at(x, b.mul(stride, last)))
         steps = b.mul(records, INT64(per_record))
         with e.loop(steps, [constant(FLOAT_VECTOR, 0.0)] * (rows * tiles)) as (index, sums, following):
             part = b.and_(index, INT64(per_record - 1))  # a power of two
@@ -140,7 +141,10 @@ def _gated_writer(activate: Any) -> Any:
 
 
 def _by_vectors(kind: Kind, gate: str, largest: int) -> Any:
-    """Products of a group's tiles a, b, c, d with the first rows, `largest` or fewer; returns how many rows it took."""
+    """Products of a group's tiles a, b, c, d with the first rows, `largest` (4 or 8) or fewer.
+
+    Returns how many rows it took.
+    """
     beside = (STREAMS // 2 if gate else STREAMS) - 1  # tiles of the group behind one of them, before the next group
     one, two = (_micro_kernel(kind, rows, _SHAPES[rows]) for rows in (1, 2))
 
@@ -151,14 +155,28 @@ def _by_vectors(kind: Kind, gate: str, largest: int) -> Any:
     ) -> int:  # fmt: skip
         to_next = beside * tile
         if rows >= 2:
-            two((a, b, c, d, records, x, stride, scales, corrections, out, to_next))
+            two((a, b, c, d, records, x, stride, 1, scales, corrections, out, to_next))
             return 2
-        one((a, b, c, d, records, x, stride, scales, corrections, out, to_next))
+        one((a, b, c, d, records, x, stride, 0, scales, corrections, out, to_next))
         return 1
 
-    if largest == 2:
-        return up_to_two
-    four, eight = (_micro_kernel(kind, rows, _SHAPES[rows]) for rows in (4, 8))
+    four = _micro_kernel(kind, 4, _SHAPES[4])
+
+    @inline
+    def up_to_four(
+        a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
+        out: int, tile: int,
+    ) -> Any:  # fmt: skip
+        if rows >= 3:  # the last of three is taken twice
+            last = min(rows, 4) - 1
+            four((a, b, records, x, stride, last, scales, corrections, out, tile))
+            four((c, d, records, x, stride, last, scales, corrections, out + 2 * _VECTOR_BYTES, tile))
+            return last + 1
+        return up_to_two(a, b, c, d, records, x, rows, stride, scales, corrections, out, tile)
+
+    if largest == 4:
+        return up_to_four
+    eight = _micro_kernel(kind, 8, _SHAPES[8])
 
     @inline
     def up_to_eight(
@@ -166,16 +184,12 @@ def _by_vectors(kind: Kind, gate: str, largest: int) -> Any:
         out: int, tile: int,
     ) -> Any:  # fmt: skip
         if rows >= 8:
-            eight((a, records, x, stride, scales, corrections, out, 0))
-            eight((b, records, x, stride, scales, corrections, out + _VECTOR_BYTES, 0))
-            eight((c, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES, 0))
-            eight((d, records, x, stride, scales, corrections, out + 3 * _VECTOR_BYTES, 0))
+            eight((a, records, x, stride, 7, scales, corrections, out, 0))
+            eight((b, records, x, stride, 7, scales, corrections, out + _VECTOR_BYTES, 0))
+            eight((c, records, x, stride, 7, scales, corrections, out + 2 * _VECTOR_BYTES, 0))
+            eight((d, records, x, stride, 7, scales, corrections, out + 3 * _VECTOR_BYTES, 0))
             return 8
-        if rows >= 4:
-            four((a, b, records, x, stride, scales, corrections, out, tile))
-            four((c, d, records, x, stride, scales, corrections, out + 2 * _VECTOR_BYTES, tile))
-            return 4
-        return up_to_two(a, b, c, d, records, x, rows, stride, scales, corrections, out, tile)
+        return up_to_four(a, b, c, d, records, x, rows, stride, scales, corrections, out, tile)
 
     return up_to_eight
 
@@ -272,7 +286,7 @@ def few_op(kind: Kind, gate: str) -> NativeOp:
     write = _gated_writer(UNARY[gate].function) if gate else _write
     if _has_tiles(kind):
         assert isinstance(kind, IntegerBlocks)
-        by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, gate, 2)
+        by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, gate, 4)
     else:
         by_tiles, by_vectors = _no_tiles, _by_vectors(kind, gate, 8)
 

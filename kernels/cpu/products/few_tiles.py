@@ -1,4 +1,4 @@
-"""Micro-kernel of three to sixteen rows on AMX: the integer product of a block is a tile product, or a few of them.
+"""Micro-kernel of five to sixteen rows on AMX: the integer product of a block is a tile product, or a few of them.
 
 What is computed is that of `integer_kernel`, to the last bit: per block an exact integer product, then float32. Four
 things happen to a record of weights, each while the others happen to its neighbours: its integers become bytes, tiles
@@ -29,7 +29,7 @@ from .integer_kernel import factor
 from .tile_ops import add_byte_product, clear_tile, load_tile, store_tile
 
 # Fewer rows take less time without tiles.
-MIN_ROWS = 3
+MIN_ROWS = 5
 # Rows that the micro-kernels are made for.
 SHAPES = (TILE_ROWS // 2, TILE_ROWS)
 
