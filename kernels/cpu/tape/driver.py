@@ -24,7 +24,7 @@ from .waiting import current, exchange, fetch_add, replace, wait_until, wake_wai
 LINE_WORDS = 8
 STARTED, ARRIVED, STEP_SLEEPERS, MEET_SLEEPERS, ERROR, STOP = (i * LINE_WORDS for i in range(6))
 ROWS, ROW_COUNT, CONTEXT, COUNTERS, SCRATCH, SCRATCH_BYTES, EPOCH, PROFILE = range(6 * LINE_WORDS, 6 * LINE_WORDS + 8)
-SPIN_LIMIT = 7 * LINE_WORDS
+SPIN_LIMIT, STEP_SPIN_LIMIT = 7 * LINE_WORDS, 7 * LINE_WORDS + 1
 TEAM_WORDS = 8 * LINE_WORDS
 # The part of what is left that a thread takes.
 _PART = 4
@@ -138,7 +138,7 @@ def serve(words: int, thread: int, threads: int, started: int) -> None:
     """What the other threads run: every step from number `started` + 1 on, until the team stops."""
     while True:
         started += 1
-        wait_until(words + 8 * STARTED, words + 8 * STEP_SLEEPERS, started, _word(words, SPIN_LIMIT))
+        wait_until(words + 8 * STARTED, words + 8 * STEP_SLEEPERS, started, _word(words, STEP_SPIN_LIMIT))
         if current(words + 8 * STOP) != 0:
             break
         _walk(words, thread, threads)

@@ -21,7 +21,7 @@ from ..large import huge_array
 from . import driver
 from .context import ContextTable, Word
 from .program import Tape
-from .waiting import SPINS
+from .waiting import SPINS, STEP_PATIENCE
 
 # A step that may take longer than this is not run on the main thread, which alone can be interrupted.
 _SECONDS_BETWEEN_SIGNALS = 0.05
@@ -50,7 +50,7 @@ class Walkers:
 
     Args:
         threads: None = the physical cores available.
-        spins: how often a waiting thread looks before it sleeps.
+        spins: how often a waiting thread looks before it sleeps; between steps STEP_PATIENCE times as often.
 
     Raises:
         ValueError: threads is below 1.
@@ -134,6 +134,7 @@ class Walkers:
             self._finalizer.detach()  # the parent process's threads do not exist here
         words = huge_array((driver.TEAM_WORDS,), np.int64)
         words[driver.SPIN_LIMIT] = self._spins
+        words[driver.STEP_SPIN_LIMIT] = STEP_PATIENCE * self._spins
         for thread in range(1, self.threads):
             # Threads know the words only, so that unused walkers can be collected.
             arguments = (words, thread, self.threads)
