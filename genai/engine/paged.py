@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.paged.steps import few_splits, prepare_context
+from genai.kernels.cpu.paged.steps import prepare_context
 from genai.kernels.cpu.tape.context import ContextTable, Word
 from genai.kernels.cpu.team import Team
 from genai.kernels.formats import PagedLayer
@@ -270,18 +270,19 @@ class PagedDecoder:
 
     def _fill_table(self, context: StepContext, tokens: NDArray[np.int64]) -> None:
         fill_table(self._table, context, tokens)
-        few_positions = context.positions[: context.query_start[context.few_sequences]]
-        needed = len(few_splits(few_positions)) * self._floats_per_split
-        if needed > self._partials.size:
-            self._partials = np.empty(2 * needed, np.float32)
         prepare_context(
             self._table,
             positions=context.positions,
             query_start=context.query_start,
             few_sequences=context.few_sequences,
-            partials=self._partials,
+            room=self._room,
             floats_per_split=self._floats_per_split,
         )
+
+    def _room(self, count: int) -> NDArray[np.float32]:
+        if count > self._partials.size:
+            self._partials = np.empty(2 * count, np.float32)
+        return self._partials
 
     def _check_open(self) -> None:
         if self.closed:

@@ -13,7 +13,7 @@ from ..tape.context import ContextTable, Word
 from ..tape.eager import run_calls
 from ..tape.program import Rows
 from .phases import attention_phases
-from .steps import few_splits, partial_floats, prepare_context
+from .steps import partial_floats, prepare_context
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _NANOSECONDS_PER_SCORE_ELEMENT = 0.03
@@ -91,13 +91,12 @@ def _context(step: StepContext, floats_per_split: int) -> ContextTable:
     table.array(Word.SLOTS, step.slots)
     table.array(Word.ROPE_TABLE, step.rope_table)
     table.array(Word.SEQUENCE_OF_ROW, np.repeat(np.arange(sequences, dtype=np.int32), counts))
-    few = few_splits(step.positions[: step.query_start[step.few_sequences]])
     prepare_context(
         table,
         positions=step.positions,
         query_start=step.query_start,
         few_sequences=step.few_sequences,
-        partials=np.empty(len(few) * floats_per_split, np.float32),
+        room=lambda count: np.empty(count, np.float32),
         floats_per_split=floats_per_split,
     )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -47,6 +48,8 @@ def row_blocks(positions: Int64, query_start: Int32, few_sequences: int) -> Int3
     Returns:
         int32 [MANY_BLOCKS, 3]: sequence, first row, number of rows.
     """
+    if few_sequences == len(query_start) - 1:
+        return np.empty((0, BLOCK_WORDS), np.int32)
     starts = query_start[few_sequences:].astype(np.int64)
     blocks = -(-np.diff(starts) // BLOCK_TOKENS)
     sequences = np.repeat(np.arange(len(blocks)), blocks)
@@ -65,7 +68,7 @@ def prepare_context(
     positions: Int64,
     query_start: Int32,
     few_sequences: int,
-    partials: NDArray[np.float32],
+    room: Callable[[int], NDArray[np.float32]],
     floats_per_split: int,
 ) -> None:
     """Set the words that attention needs beside the step's own arrays: SPLITS, ROW_BLOCKS, their counts, and PARTIALS.
@@ -73,18 +76,13 @@ def prepare_context(
     Args:
         table: its other words are the caller's, among them QUERY_START, POSITIONS, SEQUENCE_OF_ROW and CONTEXT_LENGTHS.
         positions: int64 [T]. query_start: int32 [S + 1]; the first `few_sequences` sequences own the FEW rows.
-        partials: memory for `floats_per_split` (the greatest `partial_floats` of all layers) numbers per piece.
-
-    Raises:
-        ValueError: the memory is too small.
+        room: gives memory for so many numbers, until the next step: PARTIALS takes `floats_per_split` (the greatest
+            `partial_floats` of all layers) per piece.
     """
     splits = few_splits(positions[: query_start[few_sequences]])
-    needed = len(splits) * floats_per_split
-    if partials.size < needed:
-        raise ValueError(f"partials holds {partials.size} numbers, this step's {len(splits)} pieces need {needed}")
     blocks = row_blocks(positions, query_start, few_sequences)
     table.count(Word.FEW_SPLITS, len(splits))
     table.count(Word.MANY_BLOCKS, len(blocks))
     table.array(Word.SPLITS, splits)
     table.array(Word.ROW_BLOCKS, blocks)
-    table.array(Word.PARTIALS, partials)
+    table.array(Word.PARTIALS, room(len(splits) * floats_per_split))

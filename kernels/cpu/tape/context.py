@@ -82,4 +82,4 @@ class ContextTable:
         if not array.flags.c_contiguous:
             raise ValueError(f"{word.name} is not C-contiguous: shape {array.shape}, strides {array.strides}")
         self._held[word] = array
-        self.words[word] = array.ctypes.data
+        self.words[word] = array.__array_interface__["data"][0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.paged.phases import Rope, attention_phases
-from genai.kernels.cpu.paged.steps import few_splits, partial_floats, prepare_context
+from genai.kernels.cpu.paged.steps import partial_floats, prepare_context
 from genai.kernels.cpu.tape.context import ContextTable, Word
 from genai.kernels.cpu.tape.program import Rows, TapeWriter
 from genai.kernels.cpu.tape.walkers import Walkers
@@ -78,7 +78,7 @@ class AttentionStep:
             positions=self.positions,
             query_start=self.query_start,
             few_sequences=few,
-            partials=np.full(len(few_splits(self.positions[: self.few_rows])) * floats, np.nan, np.float32),
+            room=lambda count: np.full(count, np.nan, np.float32),
             floats_per_split=floats,
         )
         return table

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.paged.phases import Rope, attention_phases
-from genai.kernels.cpu.paged.steps import prepare_context
-from genai.kernels.cpu.tape.context import ContextTable, ErrorCode
+from genai.kernels.cpu.tape.context import ErrorCode
 from genai.kernels.cpu.tape.program import Rows
 from genai.kernels.cpu.tape.walkers import StepError
 from genai.kernels.formats import PagedLayer
@@ -73,19 +72,6 @@ def test_positions_outside_the_rotary_tables(make_step: MakeStep, sequence: tupl
     step.run(rope=Rope(longer, longer, table, table))
     step.rope_table[:] = 1
     assert_refused(step, ErrorCode.ROTARY_POSITION, rope=Rope(longer, longer, table, table))
-
-
-def test_partials_too_small(make_step: MakeStep) -> None:
-    step = make_step([(3, 1500)])
-    with pytest.raises(ValueError, match="partials holds 899 numbers, this step's 9 pieces need 900"):
-        prepare_context(
-            ContextTable(),
-            positions=step.positions,
-            query_start=step.query_start,
-            few_sequences=1,
-            partials=np.zeros(899, np.float32),
-            floats_per_split=100,
-        )
 
 
 def _rows(width: int) -> Rows:

@@ -6,7 +6,8 @@ import numpy as np
 
 from genai.kernels.cpu.paged.few import PIECE_TOKENS
 from genai.kernels.cpu.paged.panels import BLOCK_TOKENS
-from genai.kernels.cpu.paged.steps import few_splits, max_splits, partial_floats, row_blocks
+from genai.kernels.cpu.paged.steps import few_splits, max_splits, partial_floats, prepare_context, row_blocks
+from genai.kernels.cpu.tape.context import ContextTable, Word
 
 
 def test_pieces_of_a_row_follow_each_other() -> None:
@@ -44,3 +45,19 @@ def test_blocks_of_rows() -> None:
     starts = positions[blocks[:, 1]].tolist()
     assert starts == sorted(starts, reverse=True)
     assert row_blocks(positions, query_start, 4).shape == (0, 3)
+
+
+def test_memory_for_partial_results_is_asked_for_once() -> None:
+    asked: list[int] = []
+
+    def room(count: int) -> np.ndarray:
+        asked.append(count)
+        return np.zeros(count, np.float32)
+
+    table = ContextTable()
+    positions = np.array([2 * PIECE_TOKENS, 0, 1, 2], np.int64)
+    query_start = np.array([0, 1, 4], np.int32)
+    prepare_context(
+        table, positions=positions, query_start=query_start, few_sequences=1, room=room, floats_per_split=100
+    )
+    assert asked == [300] and table.words[Word.FEW_SPLITS] == 3 and table.words[Word.MANY_BLOCKS] == 1
