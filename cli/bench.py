@@ -24,6 +24,8 @@ _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _NAME_WIDTH = 40
+# What later rows may hold: 1.234e-05.
+_NUMBER_WIDTH = 9
 
 
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
@@ -207,7 +209,7 @@ def _table(rows: Iterable[Mapping[str, object]], as_json: bool) -> None:
     for row in rows:
         cells = [_shown(name, value) for name, value in row.items()]
         if not widths:
-            widths = [max(len(name), len(cell), 8) for name, cell in zip(row, cells, strict=True)]
+            widths = [max(len(name), len(cell), _NUMBER_WIDTH) for name, cell in zip(row, cells, strict=True)]
             if isinstance(next(iter(row.values())), str):
                 widths[0] = max(widths[0], _NAME_WIDTH)  # later rows may have longer names
             emit("  ".join(f"{name:>{width}}" for name, width in zip(row, widths, strict=True)), "\n")

@@ -1,0 +1,123 @@
+"""What AMX's tiles leave to the vector units: nanoseconds of loops of tile and vector instructions, alone and together.
+
+    python -m tools.tile_ports
+
+It explains what bounds the products of many rows and of batches (docs/performance.md): products of tiles run beside
+vector instructions, but multiplications of vectors have one port instead of two as long as tiles are in use, and loads
+and stores of tiles take turns with vector instructions.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from genai.kernels.cpu.emit import FLOAT_VECTOR, INT32_VECTOR, Emitter, constant, micro_kernel
+from genai.kernels.cpu.isa import isa
+from genai.kernels.cpu.jit import NativeOp, native_op
+from genai.kernels.cpu.large import huge_array
+from genai.kernels.cpu.memory import word
+from genai.kernels.cpu.products.tile_ops import add_bfloat_product, load_tile, store_tile
+from genai.kernels.cpu.tape.program import Call, Items
+from genai.kernels.cpu.tape.replay import Crew, Replay
+from genai.kernels.cpu.tiles import TILE_BYTES, configure_tiles, release_tiles, tile_config
+
+# Per turn of a loop: tile products, tile loads, tile stores, vector multiply-adds, vector additions of integers.
+LOOPS = {
+    "8 tile products": (8, 0, 0, 0, 0),
+    "8 tile loads": (0, 8, 0, 0, 0),
+    "4 tile stores": (0, 0, 4, 0, 0),
+    "128 multiply-adds": (0, 0, 0, 128, 0),
+    "128 additions": (0, 0, 0, 0, 128),
+    "8 products, 8 loads": (8, 8, 0, 0, 0),
+    "8 products, 4 stores": (8, 0, 4, 0, 0),
+    "8 products, 128 multiply-adds": (8, 0, 0, 128, 0),
+    "1 product, 128 multiply-adds": (1, 0, 0, 128, 0),
+    "8 products, 128 additions": (8, 0, 0, 0, 128),
+    "8 loads, 128 additions": (0, 8, 0, 0, 128),
+    "8 products, 8 loads, 64 multiply-adds, 64 additions": (8, 8, 0, 64, 64),
+    "8 products, 8 loads, 4 stores, 64 multiply-adds, 64 additions": (8, 8, 4, 64, 64),
+}
+_TURNS, _REPEAT = 200_000, 7
+_REGISTERS = 8
+_STORED = 32 * TILE_BYTES  # tiles are stored where none is loaded from
+
+
+def _loop(counts: tuple[int, ...]) -> NativeOp:
+    """The operator of a loop; its items are turns. Arguments: memory, and what tiles are configured with."""
+
+    def emit(e: Emitter, memory: Any, turns: Any) -> None:
+        numbers = [constant(FLOAT_VECTOR, float(i)) for i in range(_REGISTERS)]
+        integers = [constant(INT32_VECTOR, i) for i in range(_REGISTERS)]
+
+        def product(i: int) -> None:
+            add_bfloat_product(e, i % 4, 4 + i // 2 % 2, 6 + i % 2)
+
+        def load(i: int) -> None:
+            load_tile(e, 4 + i % 4, e.at(memory, i * TILE_BYTES))
+
+        def store(i: int) -> None:
+            store_tile(e, i % 4, e.at(memory, _STORED + i * TILE_BYTES))
+
+        def multiply_add(i: int) -> None:
+            numbers[i % _REGISTERS] = e.multiply_add(
+                numbers[i % _REGISTERS], constant(FLOAT_VECTOR, 0.5), numbers[i % _REGISTERS]
+            )
+
+        def add(i: int) -> None:
+            integers[i % _REGISTERS] = e.builder.add(integers[i % _REGISTERS], integers[(i + 3) % _REGISTERS])
+
+        kinds: list[Callable[[int], None]] = [product, load, store, multiply_add, add]
+        # All kinds spread evenly over the turn.
+        order = sorted((i / count, kind, i) for kind, count in enumerate(counts) for i in range(count))
+        with e.loop(turns, [*numbers, *integers]) as (_, state, following):
+            numbers[:], integers[:] = state[:_REGISTERS], state[_REGISTERS:]
+            for _, kind, i in order:
+                kinds[kind](i)
+            following(*numbers, *integers)
+        for i, value in enumerate([*numbers, *integers]):
+            e.store(value, e.at(memory, 2 * _STORED + 64 * i))
+
+    kernel = micro_kernel(emit)
+
+    def turns(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+        configure_tiles(word(arguments, 1))
+        kernel((word(arguments, 0), end - begin))
+        release_tiles()
+        return 0
+
+    turns.__name__ = "tile_ports_" + "_".join(map(str, counts))
+    return native_op(turns)
+
+
+def measure(counts: tuple[int, ...], crew: Crew, turns: int = _TURNS) -> float:
+    """Nanoseconds per turn, a median."""
+    memory, table = huge_array((3 * _STORED,), np.uint8), huge_array((64,), np.uint8)
+    table[:] = tile_config()
+    call = Call(_loop(counts), (memory.ctypes.data, table.ctypes.data), Items(factor=turns, grain=turns))
+    replay, times = Replay([[call]], 0.0), []
+    for _ in range(_REPEAT + 1):
+        began = time.perf_counter()
+        crew.run(replay, {})
+        times.append(time.perf_counter() - began)
+    return 1e9 * statistics.median(times[1:]) / turns
+
+
+def main() -> None:
+    if isa() != "amx":
+        sys.exit("this processor has no AMX")
+    crew = Crew(1)
+    for name, counts in LOOPS.items():
+        print(f"{name:64s} {measure(counts, crew):6.1f} ns", flush=True)
+
+
+if __name__ == "__main__":
+    main()
