@@ -25,6 +25,8 @@ prompts, the same number of threads, and chooses tokens greedily. Speeds are tok
 """
 
 _COMMANDS = """\
+[bounds.md](bounds.md) says what bounds these figures, and what was tried.
+
 ## Again on your machine
 
 ```sh
