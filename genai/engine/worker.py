@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 from ..errors import StateError
 from .engine import Engine, Job
@@ -75,7 +76,7 @@ class Worker:
 
     def wake(self) -> None:
         """Something changed that the engine should see, such as a job being cancelled."""
-        self._inbox.notify()
+        self._inbox.bell.put(None)
         self._inbox.interrupt()
 
     def close(self) -> None:
@@ -88,10 +89,16 @@ class Worker:
 
 
 class _Inbox:
-    """What the callers and the thread share."""
+    """What the callers and the thread share.
+
+    The thread sleeps on a bell. A Condition would not do: an interrupt (Ctrl-C) in the middle of its `notify` leaves a
+    sleeper behind that is no longer there, and the next notification goes to that one and is lost. Putting into a
+    SimpleQueue is one uninterruptible call, and a ring too many costs the thread a look.
+    """
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
+        self.lock = threading.Lock()
+        self.bell: SimpleQueue[None] = SimpleQueue()
         self.jobs: deque[Job] = deque()
         self.stopped = False
         self.thread: threading.Thread | None = None
@@ -104,16 +111,11 @@ class _Inbox:
         return self.thread is not None and self.process != os.getpid()
 
     def put(self, jobs: Sequence[Job]) -> None:
-        with self.condition:
+        with self.lock:
             if self.stopped:
                 raise StateError("the model is closed", "close() ended its worker", "load the model again")
             self.jobs.extend(jobs)
-            self.condition.notify()
-
-    def notify(self) -> None:
-        if not self.is_foreign:
-            with self.condition:
-                self.condition.notify()
+        self.bell.put(None)
 
     def interrupt(self) -> None:
         """A step whose results nobody wants ends early."""
@@ -122,12 +124,13 @@ class _Inbox:
 
     def pass_on(self, engine: Engine) -> bool:
         """Give new jobs to the engine, and wait for some if it has none. False when it is time to stop."""
-        with self.condition:
-            while not self.jobs and not engine.has_work and not self.stopped:
-                self.condition.wait()
-            while self.jobs:
-                engine.submit(self.jobs.popleft())
-            return not self.stopped
+        while True:
+            with self.lock:
+                while self.jobs:
+                    engine.submit(self.jobs.popleft())
+                if self.stopped or engine.has_work:
+                    return not self.stopped
+            self.bell.get()
 
 
 def _run(engine: Engine, inbox: _Inbox) -> None:
@@ -144,9 +147,9 @@ def _run(engine: Engine, inbox: _Inbox) -> None:
 def _stop(inbox: _Inbox) -> None:
     if inbox.is_foreign:
         return
-    with inbox.condition:
+    with inbox.lock:
         inbox.stopped = True
-        inbox.condition.notify()
+    inbox.bell.put(None)
     inbox.interrupt()
     if inbox.thread is not None and inbox.thread is not threading.current_thread():
         inbox.thread.join(_FAREWELL_SECONDS)
