@@ -3,8 +3,8 @@
     python -m tools.tile_ports
 
 It explains what bounds the products of many rows and of batches (docs/performance.md): products of tiles run beside
-vector instructions, but multiplications of vectors have one port instead of two as long as tiles are in use, and loads
-and stores of tiles take turns with vector instructions.
+vector instructions, but multiplications of vectors have one port instead of two while a tile product is under way,
+and loads and stores of tiles take turns with vector instructions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Micro-kernel of five to sixteen rows on AMX: the integer product of a block is a tile product, or a few of them.
 
-What is computed is that of `integer_kernel`, to the last bit: per block an exact integer product, then float32. Four
-things happen to a record of weights, each while the others happen to its neighbours: its integers become bytes, tiles
-multiply them, the products are stored, and their rows are scaled and added. A tile product takes long, and nothing
-waits for it.
+What is computed is that of `integer_kernel`, to the last bit: per block an exact integer product, then float32. Some
+records of weights at a time pass three stages: their integers become bytes, tiles multiply them, the products are
+scaled and added. What a stage leaves to the next stays in the first-level cache.
 
-Time goes by two things. Beside tiles, only one port multiplies and converts: so integers become float32 by an addition
-and a subtraction, which another port takes. And requests for memory must come one by one between the rows: a burst of
-them holds everything up.
+The stages come one after the other because tiles hold up vector instructions beside them: as long as tile products
+are under way, one port multiplies and converts instead of two, and stores of tiles let nothing pass
+(`tools/tile_ports.py`). Only stores of tiles and later tile products overlap. Requests for memory must come evenly: a
+burst of them holds everything up, and in a pause memory has nothing to do. So each of the two long stages asks for
+something.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _SUB_BLOCK = 32
 _SUB_BLOCK_BYTES = TILE_ROWS * _SUB_BLOCK
 CONFIGURATION_BYTES = 64
 _LINE = 64
-# How far ahead of the unpacking lines are asked for, at least; the second-level cache gets them a tile ahead.
-_PREFETCH_BYTES = 1152
+# The second-level cache gets records a tile ahead, the first-level cache so many records ahead.
+_RECORDS_AHEAD = 6
+# Bytes that weights become at a time; their products take twice as much, and rows want to stay in the cache, too.
+_UNPACKED_BYTES = 1 << 12
 _LARGEST_ACTIVATION = 127
-# float32 numbers less than 2 ** 22 away from this one are the integers, and their bits count like integers.
-_MIDDLE = 1.5 * 2.0**23
-_REACH = 1 << 22
+_EXACT_IN_FLOAT32 = 1 << 24
 _BYTES = ir.VectorType(INT8, 4 * LANES)
 # Tile registers: products of the two blocks of a record, activations, weights.
 _SUMS, _ROWS, _WEIGHTS = (0, 1), (4, 5), (6, 7)
@@ -51,7 +52,7 @@ _SUMS, _ROWS, _WEIGHTS = (0, 1), (4, 5), (6, 7)
 def supported(layout: RecordLayout) -> bool:
     """Whether the blocks of such records are whole tiles, and their products small enough to become float32."""
     largest = (1 << layout.bits) - 1 if layout.zero_points else 1 << (layout.bits - 1)
-    fits = layout.block_size * largest * _LARGEST_ACTIVATION < _REACH
+    fits = layout.block_size * largest * _LARGEST_ACTIVATION < _EXACT_IN_FLOAT32
     return layout.block_size % _SUB_BLOCK == 0 and fits
 
 
@@ -123,9 +124,14 @@ def _transposed(e: Emitter, vectors: list[Any]) -> list[Any]:
     return vectors
 
 
+def _records_together(layout: RecordLayout) -> int:
+    """Records that pass the stages at a time: a power of two."""
+    return max(1, _UNPACKED_BYTES // (BLOCKS_PER_RECORD * layout.block_size * TILE_ROWS))
+
+
 def scratch_bytes(layout: RecordLayout) -> int:
-    """Scratch memory of `tiles_kernel`: bytes of weights and products of two blocks."""
-    return BLOCKS_PER_RECORD * (layout.block_size * TILE_ROWS + TILE_BYTES)
+    """Scratch memory of `tiles_kernel`: some records' weights as bytes, and their products."""
+    return _records_together(layout) * BLOCKS_PER_RECORD * (layout.block_size * TILE_ROWS + TILE_BYTES)
 
 
 @cache
@@ -156,71 +162,49 @@ class _Tiles:
         self.scales, self.corrections, self.scratch, self.out = scales, corrections, scratch, out
         self.side_by_side, self.row_bytes, self.group_bytes = side_by_side, row_bytes, group_bytes
         self.columns = tile_columns(layout)
-        self.unpacked_bytes = layout.block_size * TILE_ROWS
+        self.together = _records_together(layout)
+        self.unpacked_bytes = BLOCKS_PER_RECORD * layout.block_size * TILE_ROWS
+        self.products = e.at(scratch, self.together * self.unpacked_bytes)
 
     def emit(self) -> None:
         e, b = self.e, self.e.builder
-        all_records = b.mul(self.tiles, self.records)
-        self.last_record = e.at(self.weights, b.mul(b.sub(all_records, INT64(1)), INT64(self.layout.nbytes)))
-        ahead, place = self._prime()
-        with e.loop(self.tiles, [self.weights, ahead, place, self.out]) as (tile, state, following_tile):
-            record, ahead, place, out = state
+        times = b.lshr(b.add(self.records, INT64(self.together - 1)), INT64(self.together.bit_length() - 1))
+        with e.loop(self.tiles, [self.weights, self.out]) as (tile, (begin, out), following_tile):
             sums = [constant(FLOAT_VECTOR, 0.0)] * self.rows
-            with e.loop(self.records, [record, ahead, place, *sums]) as (index, values, following):
-                record, ahead, place, *sums = values
-                asked = self._ask(record, index, ahead)
-                for block in range(BLOCKS_PER_RECORD):
-                    self._scale(record, index, block, sums, asked)
-                    self._store(block)
-                    self._multiply(place, block)
-                    self._unpack(ahead, block)
-                record, ahead, place = e.at(record, self.layout.nbytes), self._next(ahead), self._next_place(place)
-                following(record, ahead, place, *sums)
+            with e.loop(times, [begin, *sums]) as (time, (records, *sums), following):
+                first = b.mul(time, INT64(self.together))
+                left = b.sub(self.records, first)
+                count = b.select(b.icmp_signed("<", left, INT64(self.together)), left, INT64(self.together))
+                self._unpack(records, count)
+                self._multiply(begin, first, count)
+                sums = self._scale(records, first, count, sums)
+                records = e.at(records, b.mul(count, INT64(self.layout.nbytes)))
+                following(records, *sums)
             for m, total in enumerate(sums):
                 e.store(total, e.at(out, b.mul(self.row_bytes, INT64(m))))
             ends = b.and_(b.add(tile, INT64(1)), b.sub(self.side_by_side, INT64(1)))
             beside = b.mul(b.sub(self.side_by_side, INT64(1)), INT64(TILE_ROW_BYTES))
             to_group = b.sub(self.group_bytes, beside)
             moved = b.select(b.icmp_signed("==", ends, INT64(0)), to_group, INT64(TILE_ROW_BYTES))
-            following_tile(record, ahead, place, e.at(out, moved))
+            following_tile(records, e.at(out, moved))
 
-    def _prime(self) -> tuple[Any, Any]:
-        """The first record's products stored, the second one's on the way, the third one's integers unpacked."""
-        ahead, place = self.weights, INT64(0)
-        for stage in range(2):
-            for block in range(BLOCKS_PER_RECORD):
-                self._unpack(ahead, block)
-                if stage:
-                    self._store(block)
-                self._multiply(place, block)
-            ahead, place = self._next(ahead), self._next_place(place)
-        for block in range(BLOCKS_PER_RECORD):
-            self._unpack(ahead, block)
-        return self._next(ahead), place
-
-    def _next(self, record: Any) -> Any:
-        """The address of the next record; the last one is its own."""
-        b, moved = self.e.builder, self.e.at(record, self.layout.nbytes)
-        return b.select(b.icmp_signed("<", moved, self.last_record), moved, self.last_record)
-
-    def _next_place(self, place: Any) -> Any:
-        """The number of the next record in its tile."""
-        b, moved = self.e.builder, self.e.at(place, 1)
-        return b.select(b.icmp_signed("<", moved, self.records), moved, INT64(0))
-
-    def _unpack(self, record: Any, block: int) -> None:
-        """A block's integers as bytes in scratch memory, as rows of tiles."""
-        e, layout = self.e, self.layout
+    def _unpack(self, records: Any, count: Any) -> None:
+        """Integers of `count` records as bytes in scratch memory, as rows of tiles."""
+        e, b, layout = self.e, self.e.builder, self.layout
         per_vector = 8 // layout.bits
         vectors = _SUB_BLOCK_BYTES // GROUP_BYTES // per_vector
-        for sub_block in range(layout.sub_blocks):
-            source = e.at(record, block * layout.block_bytes + sub_block * _SUB_BLOCK_BYTES // per_vector)
-            target = e.at(self.scratch, block * self.unpacked_bytes + sub_block * _SUB_BLOCK_BYTES)
-            for vector in range(vectors):
-                integers = e.load(e.at(source, vector * GROUP_BYTES), _BYTES)
-                for half in range(per_vector):
-                    value = self._centred(integers, half)
-                    e.store(value, e.at(target, (half * vectors + vector) * GROUP_BYTES), align=64)
+        with e.loop(count, []) as (index, _, following):
+            record = e.at(records, b.mul(index, INT64(layout.nbytes)))
+            unpacked = self._unpacked(index)
+            for sub_block in range(BLOCKS_PER_RECORD * layout.sub_blocks):
+                source = e.at(record, sub_block * _SUB_BLOCK_BYTES // per_vector)
+                target = e.at(unpacked, sub_block * _SUB_BLOCK_BYTES)
+                for vector in range(vectors):
+                    integers = e.load(e.at(source, vector * GROUP_BYTES), _BYTES)
+                    for half in range(per_vector):
+                        value = self._centred(integers, half)
+                        e.store(value, e.at(target, (half * vectors + vector) * GROUP_BYTES), align=64)
+            following()
 
     def _centred(self, integers: Any, half: int) -> Any:
         """Signed bytes, the default zero point taken away; unsigned ones if blocks bring zero points of their own."""
@@ -234,60 +218,90 @@ class _Tiles:
         flipped = INT8(0 if layout.zero_points else 0xF8 - 256)
         return e.call("llvm.x86.vgf2p8affineqb.512", _BYTES, [integers, matrix, flipped])
 
-    def _multiply(self, place: Any, block: int) -> None:
-        """Products of a block, from scratch memory."""
-        e, b = self.e, self.e.builder
-        total, rows, weights = _SUMS[block], _ROWS[block], _WEIGHTS[block]
-        size = self.layout.block_size
-        x = e.at(e.at(self.x, b.mul(place, INT64(BLOCKS_PER_RECORD * size))), block * size)
-        clear_tile(e, total)
-        for first in range(0, size, self.columns):
-            load_tile(e, weights, e.at(self.scratch, block * self.unpacked_bytes + first * TILE_ROWS))
-            load_tile(e, rows, e.at(x, first), self.stride)
-            add_byte_product(e, total, rows, weights, signed=not self.layout.zero_points)
+    def _multiply(self, begin: Any, first: Any, count: Any) -> None:
+        """Products of `count` unpacked records; those of one are stored while those of the next one are computed.
 
-    def _store(self, block: int) -> None:
-        store_tile(self.e, _SUMS[block], self._products(block))
+        Args:
+            begin: the address of the tile's records. first: the number of the first one of these.
+        """
+        b = self.e.builder
+        for block in range(BLOCKS_PER_RECORD):
+            self._multiply_block(begin, first, INT64(0), block)
+        others = b.sub(count, INT64(1))
+        with b.if_then(b.icmp_signed(">", others, INT64(0))), self.e.loop(others, []) as (before, _, following):
+            for block in range(BLOCKS_PER_RECORD):
+                self._store(before, block)
+                self._multiply_block(begin, first, self.e.at(before, 1), block)
+            following()
+        for block in range(BLOCKS_PER_RECORD):
+            self._store(others, block)
 
-    def _products(self, block: int) -> Any:
-        return self.e.at(self.scratch, BLOCKS_PER_RECORD * self.unpacked_bytes + block * TILE_BYTES)
+    def _multiply_block(self, begin: Any, first: Any, index: Any, block: int) -> None:
+        e, b, size = self.e, self.e.builder, self.layout.block_size
+        place, unpacked = e.at(first, index), self._unpacked(index)
+        x = e.at(self.x, b.mul(place, INT64(BLOCKS_PER_RECORD * size)))
+        clear_tile(e, _SUMS[block])
+        for column in range(block * size, (block + 1) * size, self.columns):
+            load_tile(e, _WEIGHTS[block], e.at(unpacked, column * TILE_ROWS))
+            load_tile(e, _ROWS[block], e.at(x, column), self.stride)
+            add_byte_product(e, _SUMS[block], _ROWS[block], _WEIGHTS[block], signed=not self.layout.zero_points)
+        self._ask_later(begin, place, block)
 
-    def _scale(self, record: Any, index: Any, block: int, sums: list[Any], asked: Iterator[None]) -> None:
-        """Add a block's products, scaled, to the sums; between rows memory is asked for."""
+    def _store(self, index: Any, block: int) -> None:
+        store_tile(self.e, _SUMS[block], self._products(index, block))
+
+    def _scale(self, records: Any, first: Any, count: Any, sums: list[Any]) -> list[Any]:
+        """The sums, and the products of `count` records scaled."""
         e, b, layout = self.e, self.e.builder, self.layout
-        products = self._products(block)
-        factors = e.at(record, block * layout.factor_bytes)
-        weight_scale = factor(e, e.at(factors, layout.scales), layout)
-        points = b.fneg(factor(e, e.at(factors, layout.points), layout)) if layout.zero_points else None
-        offset = e.at(b.mul(index, INT64(BLOCKS_PER_RECORD * TILE_ROW_BYTES)), block * TILE_ROW_BYTES)
-        scales, corrections = e.at(self.scales, offset), e.at(self.corrections, offset)
-        for m in range(self.rows):
-            value = self._as_float(e.load(e.at(products, m * TILE_ROW_BYTES), INT32_VECTOR, align=64))
-            if points is not None:
-                value = e.multiply_add(points, e.splat(e.load(e.at(corrections, 4 * m), FLOAT)), value)
-            scale = b.fmul(e.splat(e.load(e.at(scales, 4 * m), FLOAT)), weight_scale)
-            sums[m] = e.multiply_add(value, scale, sums[m])
-            next(asked)
+        with e.loop(count, sums) as (index, carried, following):
+            sums = list(carried)
+            record = e.at(records, b.mul(index, INT64(layout.nbytes)))
+            numbers = b.mul(e.at(first, index), INT64(BLOCKS_PER_RECORD * TILE_ROW_BYTES))
+            asked = self._ask_soon(record)
+            for block in range(BLOCKS_PER_RECORD):
+                factors, offset = e.at(record, block * layout.factor_bytes), e.at(numbers, block * TILE_ROW_BYTES)
+                weight_scale = factor(e, e.at(factors, layout.scales), layout)
+                points = b.fneg(factor(e, e.at(factors, layout.points), layout)) if layout.zero_points else None
+                products, scales, corrections = (
+                    self._products(index, block), e.at(self.scales, offset), e.at(self.corrections, offset)
+                )  # fmt: skip
+                for m in range(self.rows):
+                    integers = e.load(e.at(products, m * TILE_ROW_BYTES), INT32_VECTOR, align=64)
+                    value = b.sitofp(integers, FLOAT_VECTOR)
+                    if points is not None:
+                        value = e.multiply_add(points, e.splat(e.load(e.at(corrections, 4 * m), FLOAT)), value)
+                    scale = b.fmul(e.splat(e.load(e.at(scales, 4 * m), FLOAT)), weight_scale)
+                    sums[m] = e.multiply_add(value, scale, sums[m])
+                    next(asked)
+            following(*sums)
+        return sums
 
-    def _as_float(self, integers: Any) -> Any:
-        b, middle = self.e.builder, constant(FLOAT_VECTOR, _MIDDLE)
-        moved = b.add(integers, constant(INT32_VECTOR, int(np.float32(_MIDDLE).view(np.int32))))
-        return b.fsub(b.bitcast(moved, FLOAT_VECTOR), middle)
+    def _unpacked(self, index: Any) -> Any:
+        return self.e.at(self.scratch, self.e.builder.mul(index, INT64(self.unpacked_bytes)))
 
-    def _ask(self, record: Any, index: Any, ahead: Any) -> Iterator[None]:
-        """Ask for a record that is unpacked soon, and for one of the next tile, a few lines at a time.
+    def _products(self, index: Any, block: int) -> Any:
+        e = self.e
+        place = e.builder.mul(index, INT64(BLOCKS_PER_RECORD * TILE_BYTES))
+        return e.at(e.at(self.products, place), block * TILE_BYTES)
+
+    def _ask_soon(self, record: Any) -> Iterator[None]:
+        """Ask for a record that is unpacked soon, some lines at a time."""
+        times, lines = BLOCKS_PER_RECORD * self.rows, self.layout.nbytes // _LINE
+        ahead = self.e.at(record, _RECORDS_AHEAD * self.layout.nbytes)
+        for time in range(times):
+            for line in range(time * lines // times, (time + 1) * lines // times):
+                self.e.prefetch(self.e.at(ahead, line * _LINE), 1)
+            yield
+
+    def _ask_later(self, begin: Any, place: Any, block: int) -> None:
+        """Ask for a part of a record of the next tile.
 
         The next tile is asked for in quarters side by side: memory delivers more to several streams than to one.
         """
         e, b, size = self.e, self.e.builder, INT64(self.layout.nbytes)
         streams = TILES_TOGETHER.bit_length() - 1
-        quarter = b.mul(b.and_(index, INT64(TILES_TOGETHER - 1)), b.lshr(self.records, INT64(streams)))
-        next_tile = e.at(b.sub(record, b.mul(index, size)), b.mul(self.records, size))
-        later = e.at(next_tile, b.mul(b.add(quarter, b.lshr(index, INT64(streams))), size))
-        soon = e.at(ahead, max(_PREFETCH_BYTES, self.layout.nbytes))
-        times, lines = BLOCKS_PER_RECORD * self.rows, self.layout.nbytes // _LINE
-        for time in range(times):
-            for line in range(time * lines // times, (time + 1) * lines // times):
-                e.prefetch(e.at(later, line * _LINE), 2)
-                e.prefetch(e.at(soon, line * _LINE), 1)
-            yield
+        quarter = b.mul(b.and_(place, INT64(TILES_TOGETHER - 1)), b.lshr(self.records, INT64(streams)))
+        record = b.add(self.records, b.add(quarter, b.lshr(place, INT64(streams))))
+        later, lines = e.at(begin, b.mul(record, size)), self.layout.nbytes // _LINE
+        for line in range(block * lines // BLOCKS_PER_RECORD, (block + 1) * lines // BLOCKS_PER_RECORD):
+            e.prefetch(e.at(later, line * _LINE), 2)
