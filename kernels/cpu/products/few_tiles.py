@@ -40,20 +40,20 @@ CONFIGURATION_BYTES = 64
 _LINE = 64
 # The second-level cache gets records a tile ahead, the first-level cache so many records ahead.
 _RECORDS_AHEAD = 6
-# Bytes that weights become at a time; their products take twice as much, and rows want to stay in the cache, too.
+# Bytes that weights become at a time. With blocks of 32 their products take twice as much, and rows want to stay in the
+# first-level cache, too.
 _UNPACKED_BYTES = 1 << 12
-_LARGEST_ACTIVATION = 127
-_EXACT_IN_FLOAT32 = 1 << 24
 _BYTES = ir.VectorType(INT8, 4 * LANES)
 # Tile registers: products of the two blocks of a record, activations, weights.
 _SUMS, _ROWS, _WEIGHTS = (0, 1), (4, 5), (6, 7)
 
 
 def supported(layout: RecordLayout) -> bool:
-    """Whether the blocks of such records are whole tiles, and their products small enough to become float32."""
-    largest = (1 << layout.bits) - 1 if layout.zero_points else 1 << (layout.bits - 1)
-    fits = layout.block_size * largest * _LARGEST_ACTIVATION < _EXACT_IN_FLOAT32
-    return layout.block_size % _SUB_BLOCK == 0 and fits
+    """Whether the blocks of such records are whole tiles.
+
+    The product of a block is always exact in float32: it is at most 256 * 255 * 127, which is less than 2 ** 24.
+    """
+    return layout.block_size % _SUB_BLOCK == 0
 
 
 def tile_columns(layout: RecordLayout) -> int:
@@ -262,9 +262,8 @@ class _Tiles:
                 factors, offset = e.at(record, block * layout.factor_bytes), e.at(numbers, block * TILE_ROW_BYTES)
                 weight_scale = factor(e, e.at(factors, layout.scales), layout)
                 points = b.fneg(factor(e, e.at(factors, layout.points), layout)) if layout.zero_points else None
-                products, scales, corrections = (
-                    self._products(index, block), e.at(self.scales, offset), e.at(self.corrections, offset)
-                )  # fmt: skip
+                scales, corrections = e.at(self.scales, offset), e.at(self.corrections, offset)
+                products = self._products(index, block)
                 for m in range(self.rows):
                     integers = e.load(e.at(products, m * TILE_ROW_BYTES), INT32_VECTOR, align=64)
                     value = b.sitofp(integers, FLOAT_VECTOR)
