@@ -18,19 +18,24 @@ from ..lazy import inline, intrinsic, types
 from ..memory import read_int64, write_int64
 from .context import Word
 from .program import COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, GRAIN, MEET, OPERATOR, ROW_BYTES
-from .waiting import current, exchange, fetch_add, replace, wait_until, wake_waiting
+from .waiting import current, current_core, exchange, fetch_add, replace, wait_until, wake_waiting
 
-# The team's words. Those that several threads write have a cache line of their own.
+# The team's words. Those that several threads write have a cache line of their own; CORE is followed by one per thread.
 LINE_WORDS = 8
 STARTED, ARRIVED, STEP_SLEEPERS, MEET_SLEEPERS, ERROR, STOP = (i * LINE_WORDS for i in range(6))
 ROWS, ROW_COUNT, CONTEXT, COUNTERS, SCRATCH, SCRATCH_BYTES, EPOCH, PROFILE = range(6 * LINE_WORDS, 6 * LINE_WORDS + 8)
 SPIN_LIMIT, STEP_SPIN_LIMIT = 7 * LINE_WORDS, 7 * LINE_WORDS + 1
-TEAM_WORDS = 8 * LINE_WORDS
+CORE = 8 * LINE_WORDS
 # The part of what is left that a thread takes.
 _PART = 4
 # A counter has a cache line of its own: [calls][threads].
 COUNTER_WORDS = LINE_WORDS
 _COUNTER_BYTES = 8 * COUNTER_WORDS
+
+
+def team_words(threads: int) -> int:
+    """How many words a team has."""
+    return CORE + threads * LINE_WORDS
 
 
 @intrinsic
@@ -92,15 +97,34 @@ def _work(row: int, counters: int, words: int, context: int, scratch: int, threa
 
 
 @inline
-def _meet(words: int, threads: int, epoch: int) -> int:
+def _own_core(words: int, thread: int) -> None:
+    """Say where this thread runs. Rarely news, and the other threads keep the line in their caches until it is."""
+    core = current_core()
+    if core != _word(words, CORE + thread * LINE_WORDS):
+        exchange(words + 8 * (CORE + thread * LINE_WORDS), core)
+
+
+@inline
+def _patience(words: int, thread: int, threads: int, limit: int) -> Any:
+    """How often to look before sleeping: not once while another thread needs this core."""
+    core = current(words + 8 * (CORE + thread * LINE_WORDS))
+    for turn in range(1, threads if core >= 0 else 1):
+        if current(words + 8 * (CORE + (thread + turn) % threads * LINE_WORDS)) == core:
+            return 0
+    return _word(words, limit)
+
+
+@inline
+def _meet(words: int, thread: int, threads: int, epoch: int) -> int:
     """Wait for the other threads. The count of arrivals is never reset: a thread may still be leaving the last wait."""
     epoch += 1
     target = epoch * threads
     arrived = words + 8 * ARRIVED
+    _own_core(words, thread)
     if fetch_add(arrived, 1) + 1 >= target:
         wake_waiting(arrived, words + 8 * MEET_SLEEPERS)
     else:
-        wait_until(arrived, words + 8 * MEET_SLEEPERS, target, _word(words, SPIN_LIMIT))
+        wait_until(arrived, words + 8 * MEET_SLEEPERS, target, _patience(words, thread, threads, SPIN_LIMIT))
     return epoch
 
 
@@ -114,7 +138,7 @@ def _walk(words: int, thread: int, threads: int) -> None:
         row = rows + index * ROW_BYTES
         _work(row, counters + index * threads * _COUNTER_BYTES, words, context, scratch, thread, threads)
         if _word(row, MEET) != 0 and threads > 1:
-            epoch = _meet(words, threads, epoch)
+            epoch = _meet(words, thread, threads, epoch)
         if profile != 0 and thread == 0:
             write_int64(profile + 8 * index, cycles())
 
@@ -138,7 +162,9 @@ def serve(words: int, thread: int, threads: int, started: int) -> None:
     """What the other threads run: every step from number `started` + 1 on, until the team stops."""
     while True:
         started += 1
-        wait_until(words + 8 * STARTED, words + 8 * STEP_SLEEPERS, started, _word(words, STEP_SPIN_LIMIT))
+        _own_core(words, thread)
+        spins = _patience(words, thread, threads, STEP_SPIN_LIMIT)
+        wait_until(words + 8 * STARTED, words + 8 * STEP_SLEEPERS, started, spins)
         if current(words + 8 * STOP) != 0:
             break
         _walk(words, thread, threads)

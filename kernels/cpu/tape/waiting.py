@@ -1,10 +1,11 @@
 """Atomic words, and waiting for one to change: the only place that knows the operating system.
 
 Threads spin first, because the other threads usually arrive within a microsecond, and the next step within a
-millisecond: to wake a thread takes a tenth of that, which small steps (a session's nodes) would pay every time. Then
-Linux puts them to sleep on the word itself (futex) and whoever changes it wakes them. Yielding instead would be
-harmful: with every core busy it cost four fifths of the speed where the futex cost half. Other systems have no such
-call that plain code can make: there a waiting thread sleeps for some microseconds at a time.
+millisecond: to wake a thread takes a tenth of that, which small steps (a session's nodes) would pay every time. Not
+where threads of one team share a core: whoever spins there keeps away the one it waits for. Then Linux puts them to
+sleep on the word itself (futex) and whoever changes it wakes them. Yielding instead would be harmful: with every core
+busy it cost four fifths of the speed where the futex cost half. Other systems have no such call that plain code can
+make: there a waiting thread sleeps for some microseconds at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..lazy import cgutils, inline, intrinsic, types
 
 # About 0.15 ms at a meeting; between steps about 1 ms.
 SPINS, STEP_PATIENCE = 3000, 7
-HAS_FUTEX = sys.platform.startswith("linux")
+HAS_FUTEX = KNOWS_CORE = sys.platform.startswith("linux")
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _NAP_MICROSECONDS = 20
@@ -81,6 +82,21 @@ def pause(typing_context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), lower
+
+
+@intrinsic
+def current_core(typing_context: Any) -> Any:
+    """The core that this thread runs on right now; -1 where the system does not tell."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if not KNOWS_CORE:
+            return _INT64(-1)
+        # No system call: Linux keeps the number in memory of the thread, or in a register.
+        function_type = ir.FunctionType(ir.IntType(32), [])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "sched_getcpu")
+        return builder.sext(builder.call(function, []), _INT64)
+
+    return types.int64(), lower
 
 
 @intrinsic

@@ -132,7 +132,8 @@ class Walkers:
     def _start(self) -> None:
         if self._finalizer is not None:
             self._finalizer.detach()  # the parent process's threads do not exist here
-        words = huge_array((driver.TEAM_WORDS,), np.int64)
+        words = huge_array((driver.team_words(self.threads),), np.int64)
+        words[driver.CORE :] = -1  # not yet known
         words[driver.SPIN_LIMIT] = self._spins
         words[driver.STEP_SPIN_LIMIT] = STEP_PATIENCE * self._spins
         for thread in range(1, self.threads):

@@ -177,6 +177,27 @@ def test_several_walkers_from_several_threads() -> None:
         team.close()
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which tells on what core a thread runs")
+def test_a_thread_sleeps_at_once_when_another_one_needs_its_core() -> None:
+    """However long it would spin elsewhere."""
+    import resource  # not on Windows
+
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # of this thread, and of those that it starts
+    team = Walkers(2, spins=10**15)
+    try:
+        source, context = np.arange(8), ContextTable()
+        tape = tape_of(*[Call(busy, [address(source)], Items(factor=4), scratch=64, held=(source,))] * 50)
+        team.walk(tape, context)  # now each knows where the other one is
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        team.walk(tape, context)
+        sleeps = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+        assert sleeps >= 40, f"{sleeps} sleeps in 50 meetings of two threads"
+    finally:
+        os.sched_setaffinity(0, cores)
+        team.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_starts_threads_of_its_own(walkers: Walkers) -> None:
     visits = np.zeros(20, np.int64)
