@@ -55,16 +55,17 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample() -> Results:
-    """Two engines on one shape, every case three times, and a peer that fails once."""
-    found = Results(dict(MACHINE), {"genai": {"genai": "1.0"}, "llama.cpp": {"llama-cpp-python": "0.3"}})
+    """Two engines on one shape, every case three times, the busy one with a newer commit; a peer that fails once."""
+    found = Results(dict(MACHINE))
     for case in cases(2).values():
+        versions = {"genai": "1.0", "commit": "def" if case.busy else "abc"}
         for speed in (30.0, 40.0, 90.0):
             first = None if case.warm else 2.0
             ours = Measured(10 * speed, speed, first, 10**9)
-            found.runs.append(Run("genai", LLAMA.name, case.name, ours))
+            found.runs.append(Run("genai", LLAMA.name, case.name, ours, versions=versions))
             if case.peers:
                 theirs = replace(ours, decode=speed / 2, first_token=first and 3.0, peak_bytes=2 * 10**9)
-                found.runs.append(Run("llama.cpp", LLAMA.name, case.name, theirs))
+                found.runs.append(Run("llama.cpp", LLAMA.name, case.name, theirs, versions={"gguf": "0.3"}))
             threads = case.threads or 2
             products = {threads: {"fp32": 0.5e12, "vnni int8": 1.5e12}}
             found.ceilings.append(Ceiling(LLAMA.name, case.name, {threads: 40e9}, products))
@@ -272,9 +273,10 @@ class TestComparison:
         assert any("onnxruntime-genai: not installed" in line for line in said)
 
     def test_other_versions_are_said(self, tmp_path: Path) -> None:
-        found, said = Results(dict(MACHINE), versions={"genai": {"genai": "0.0.1"}}), []
+        old = Run("genai", "tiny", "c", Measured(1.0, 1.0, None, 1), versions={"genai": "0.0.1"})
+        found, said = Results(dict(MACHINE), runs=[old]), []
         Comparison(found, tmp_path / "r.json", tmp_path, 1, 1, said.append).run([], [OURS], [])
-        assert any("earlier runs were of {'genai': '0.0.1'}" in line for line in said)
+        assert any("tiny c was of {'genai': '0.0.1'}" in line for line in said)
 
     def test_failures_are_recorded(self, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Neither ceilings nor an engine that fail end the run."""
@@ -302,6 +304,8 @@ class TestReport:
         assert "- onnxruntime-genai, llama-3.2-1b, busy: python was ended by SIGSEGV" in page
         assert "python -m tools.compare_peers run" in page
         assert "Some processor, 2 cores used" in page
+        assert "| genai | genai 1.0, commit abc; busy: commit def |" in page
+        assert "| llama.cpp | gguf 0.3 |" in page
         assert "within 150% of it" in page
 
     def test_tables_are_rectangular(self, sample: Results) -> None:

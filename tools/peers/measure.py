@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cases import Case, Job, Measured
@@ -57,10 +57,11 @@ class Comparison:
         if not versions:
             self.say(f"{engine.name}: not installed, left out (`setup` installs it)")
             return False
-        before = self.results.versions.get(engine.name, versions)
-        if before != versions:
-            self.say(f"{engine.name}: earlier runs were of {before}, this is {versions} (`--again` measures anew)")
-        self.results.versions[engine.name] = versions
+        for run in self.results.runs:
+            if run.engine == engine.name and run.versions != versions:
+                before = f"{run.shape} {run.case} was of {run.versions}"
+                self.say(f"{engine.name}: {before}, this is {versions} (`--again` measures anew)")
+                break
         return True
 
     def _has_model(self, engine: Engine, shape: Shape) -> bool:
@@ -96,12 +97,12 @@ class Comparison:
         return len(runs) < repetition and not failed
 
     def _measured(self, engine: Engine, shape: Shape, case: Case) -> Run:
-        names = engine.name, shape.name, case.name
+        run = Run(engine.name, shape.name, case.name, versions=engine.versions(self.work))
         try:
             with spinning(self.cores) if case.busy else nullcontext():
-                return Run(*names, measured=self._process(engine, shape, case))
+                return replace(run, measured=self._process(engine, shape, case))
         except PeerError as error:
-            return Run(*names, error=str(error))
+            return replace(run, error=str(error))
 
     def _process(self, engine: Engine, shape: Shape, case: Case) -> Measured:
         model = str(engine.model(self.work, shape.name))

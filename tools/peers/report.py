@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .cases import Case, Measured, cases
 from .engines import ENGINES, OURS
-from .results import Results
+from .results import Results, Run
 from .shapes import SHAPES, Shape
 
 Value = Callable[[Measured], float | None]
@@ -255,16 +255,22 @@ def _machine(results: Results) -> str:
 
 
 def _engines(results: Results) -> str:
-    rows = [
-        (
-            engine.title,
-            ", ".join(f"{package} {version}" for package, version in results.versions[name].items()),
-            engine.form,
-        )
-        for name, engine in ENGINES.items()
-        if name in results.versions
-    ]
+    runs = {name: [run for run in results.runs if run.engine == name] for name in ENGINES}
+    rows = [(engine.title, _versions(runs[name]), engine.form) for name, engine in ENGINES.items() if runs[name]]
     return "## The engines\n" + _table("", ("engine", "versions", "its INT4 model"), rows)
+
+
+def _versions(runs: Sequence[Run]) -> str:
+    """What most runs were of, and where others differ."""
+    cases: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in runs:
+        cases.setdefault(tuple(run.versions.items()), []).append(run.case)
+    usual, *others = sorted(cases, key=lambda versions: -len(cases[versions]))
+    texts = [", ".join(map(" ".join, usual))]
+    for versions in others:
+        different = [" ".join(package) for package in versions if package not in usual]
+        texts.append(f"{', '.join(dict.fromkeys(cases[versions]))}: {', '.join(different)}")
+    return "; ".join(texts)
 
 
 def _failures(results: Results) -> str:

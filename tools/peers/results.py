@@ -15,7 +15,7 @@ from genai.machine.processor import read_processor
 
 from .cases import Measured
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class ResultsError(Exception):
@@ -24,13 +24,18 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One process: what it gave, or why it gave nothing."""
+    """One process: what it gave, or why it gave nothing.
+
+    Attributes:
+        versions: names and versions of the engine's packages.
+    """
 
     engine: str
     shape: str
     case: str
     measured: Measured | None = None
     error: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,9 @@ class Results:
 
     Attributes:
         machine: see `this_machine`.
-        versions: per engine, names and versions of its packages.
     """
 
     machine: dict[str, Any]
-    versions: dict[str, dict[str, str]] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
 
@@ -106,7 +109,6 @@ def load(path: Path) -> Results:
             raise ResultsError(f"{path} has format {values['format']!r}, expected {_FORMAT}: measure again")
         return Results(
             machine=values["machine"],
-            versions=values["versions"],
             runs=[_run(entry) for entry in values["runs"]],
             ceilings=[_ceiling(entry) for entry in values["ceilings"]],
         )
@@ -153,6 +155,7 @@ def _run(entry: dict[str, Any]) -> Run:
         entry["case"],
         None if measured is None else Measured.from_json(measured),
         entry["error"],
+        dict(entry["versions"]),
     )
 
 
