@@ -20,7 +20,7 @@ from genai.kernels.cpu.jit import native_op
 from genai.kernels.cpu.memory import read_int64, word, write_int64
 from genai.kernels.cpu.tape.context import CONTEXT_WORDS, ContextTable, Word
 from genai.kernels.cpu.tape.program import MAX_ARGUMENTS, Call, Items, Rows, TapeWriter
-from genai.kernels.cpu.tape.waiting import fetch_add
+from genai.kernels.cpu.tape.waiting import KNOWS_CORE, fetch_add
 from genai.kernels.cpu.tape.walkers import StepCancelled, StepError, Walkers
 
 REFUSED = 42
@@ -177,7 +177,7 @@ def test_several_walkers_from_several_threads() -> None:
         team.close()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which tells on what core a thread runs")
+@pytest.mark.skipif(not KNOWS_CORE, reason="the system does not tell on what core a thread runs")
 def test_a_thread_sleeps_at_once_when_another_one_needs_its_core() -> None:
     """However long it would spin elsewhere."""
     import resource  # not on Windows
@@ -263,13 +263,16 @@ def test_no_process_outlives_its_end() -> None:
 
 @pytest.mark.slow
 def test_without_futexes(tmp_path: Path) -> None:
-    """Systems without a futex: waiting threads sleep for moments instead. A cache of its own keeps that code apart."""
+    """Systems without a futex: waiting threads sleep for moments instead. A cache of its own keeps that code apart.
+
+    In one process (-n 0): others would not know of the change.
+    """
     program = (
         "import sys\n"
         "from genai.kernels.cpu.tape import waiting\n"
-        "waiting.HAS_FUTEX = False\n"
+        "waiting.HAS_FUTEX = waiting.KNOWS_CORE = False\n"
         "import pytest\n"
-        f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'not without_futexes', {__file__!r}]))"
+        f"sys.exit(pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', '-k', 'not without_futexes', {__file__!r}]))"
     )
     environment = {**os.environ, "GENAI_CACHE_DIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
