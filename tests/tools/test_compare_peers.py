@@ -204,7 +204,7 @@ class TestResults:
         assert sample.ceilings_of(LLAMA.name, "cold")
         assert not sample.ceilings_of(LLAMA.name, "context-8192")
 
-    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 99}'])
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 2}', '{"format": 99}'])
     def test_other_files(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "r.json").write_text(text)
         with pytest.raises(ResultsError, match=r"r\.json"):

@@ -57,11 +57,10 @@ class Comparison:
         if not versions:
             self.say(f"{engine.name}: not installed, left out (`setup` installs it)")
             return False
-        for run in self.results.runs:
-            if run.engine == engine.name and run.versions != versions:
-                before = f"{run.shape} {run.case} was of {run.versions}"
-                self.say(f"{engine.name}: {before}, this is {versions} (`--again` measures anew)")
-                break
+        runs = (run for run in self.results.runs if run.engine == engine.name)
+        if other := next((run for run in runs if run.versions != versions), None):
+            before = f"{other.shape} {other.case} was of {other.versions}"
+            self.say(f"{engine.name}: {before}, this is {versions} (`--again` measures anew)")
         return True
 
     def _has_model(self, engine: Engine, shape: Shape) -> bool:

@@ -262,14 +262,14 @@ def _engines(results: Results) -> str:
 
 def _versions(runs: Sequence[Run]) -> str:
     """What most runs were of, and where others differ."""
-    cases: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    measured: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
-        cases.setdefault(tuple(run.versions.items()), []).append(run.case)
-    usual, *others = sorted(cases, key=lambda versions: -len(cases[versions]))
+        measured.setdefault(tuple(run.versions.items()), []).append(run.case)
+    usual, *others = sorted(measured, key=lambda versions: -len(measured[versions]))
     texts = [", ".join(map(" ".join, usual))]
     for versions in others:
         different = [" ".join(package) for package in versions if package not in usual]
-        texts.append(f"{', '.join(dict.fromkeys(cases[versions]))}: {', '.join(different)}")
+        texts.append(f"{', '.join(dict.fromkeys(measured[versions]))}: {', '.join(different)}")
     return "; ".join(texts)
 
 
