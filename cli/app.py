@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import typer
 import typer.main
 
-from . import bench, build, doctor, evaluate, generate, info
-from . import run as run_command
+from genai.errors import GenaiError, OptionError
+
+from . import bench, build, doctor, evaluate, evaluate_diff, generate, info, run as run_command
 from .chat.command import chat
-from .terminal import ReaderGone, say
+from .help_page import prepare, usage_error
+from .streams import OutputLost, drop_output
+from .terminal import say
 
 app = typer.Typer(
     name="genai",
@@ -22,20 +23,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("chat")(chat)
-app.command("generate")(generate.generate)
-app.command("info")(info.info)
-app.command("run")(run_command.run)
-app.command("build")(build.build)
-app.command("doctor")(doctor.doctor)
+for one in (chat, generate.generate, info.info, run_command.run, build.build, doctor.doctor):
+    app.command()(one)
 app.add_typer(bench.app, name="bench")
-app.add_typer(evaluate.app, name="eval")
+evaluations = typer.Typer(help="Measure quality.", no_args_is_help=True)
+for one in (evaluate.ppl, evaluate.kld, evaluate_diff.diff, evaluate.tasks):
+    evaluations.command()(one)
+app.add_typer(evaluations, name="eval")
 
 
 def command() -> Any:
     """The whole command line. Every option can also be set by a variable: --top-k by GENAI_TOP_K."""
     root = typer.main.get_command(app)
     _bind_variables(root)
+    prepare(root)
     return root
 
 
@@ -43,9 +44,10 @@ def _bind_variables(command: Any) -> None:
     for parameter in command.params:
         if parameter.param_type_name == "option" and parameter.name not in _NOT_FROM_ENVIRONMENT:
             longest = max(parameter.opts, key=len)
+            parameter.show_envvar = False  # they have a page of their own
             parameter.envvar = "GENAI_" + longest.removeprefix("--").replace("-", "_").upper()
         elif parameter.name == "model":
-            parameter.envvar = "GENAI_MODEL"
+            parameter.envvar, parameter.show_envvar = "GENAI_MODEL", False
     for child in getattr(command, "commands", {}).values():
         _bind_variables(child)
 
@@ -72,26 +74,33 @@ def root(
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    from genai.errors import GenaiError, OptionError
-
     try:
-        command().main(arguments, prog_name="genai", standalone_mode=True)
-    except OptionError as error:
-        say(f"error: {error}")
-        return 2
+        code = command().main(arguments, prog_name="genai", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except GenaiError as error:
         say(f"error: {error}")
-        return 1
+        return 2 if isinstance(error, OptionError) else 1
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    except ReaderGone:
-        # Point stdout elsewhere, or the interpreter complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OutputLost as lost:
+        drop_output()
+        if lost.reason is None:
+            return 0
+        say(f"error: the output cannot be written\n  why: {lost.reason}\n  fix: give stdout a place that takes it")
+        return 1
     except MemoryError:
         say("error: out of memory\n  why: the model and its cache need more than is free\n  fix: use a smaller model")
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    return 0
+    except typer.Abort:
+        return 1
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            say(error.format_message())
+        else:
+            say(f"error: {usage_error(error)}")
+        return 2

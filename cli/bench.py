@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.kernels.messages import ProgressLine
+
 from . import options as opt
-from .flag_groups import flag_groups
 from .run import ModelFile, extents
-from .terminal import emit
+from .terminal import PlotFile, emit, emit_figures, show_chart
 
 if TYPE_CHECKING:
     from genai.model import Model
@@ -34,7 +36,7 @@ PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt
 
 
 @app.command()
-@flag_groups
+@opt.flag_groups
 def decode(
     model: opt.ModelArgument = None,
     context: Context = 128,
@@ -48,12 +50,14 @@ def decode(
     """Tokens per second while generating. Also the share of the machine's memory bandwidth that they use."""
     from genai.bench.speed import bench_decode
 
-    with flags.load(model) as loaded:
-        _report(bench_decode(loaded, context=context, tokens=tokens, batch=batch, repeat=repeat), as_json)
+    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+        options = {"context": context, "tokens": tokens, "batch": batch, "repeat": repeat}
+        found = bench_decode(loaded, **options, progress=line.show)
+    _report(found, as_json)
 
 
 @app.command()
-@flag_groups
+@opt.flag_groups
 def prefill(
     model: opt.ModelArgument = None,
     tokens: PromptTokens = 512,
@@ -65,20 +69,21 @@ def prefill(
     """Tokens per second while reading a prompt. Also the share of the machine's products per second that they use."""
     from genai.bench.speed import bench_prefill
 
-    with flags.load(model) as loaded:
-        _report(bench_prefill(loaded, tokens=tokens, repeat=repeat), as_json)
+    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+        found = bench_prefill(loaded, tokens=tokens, repeat=repeat, progress=line.show)
+    _report(found, as_json)
 
 
 @app.command()
-@flag_groups
+@opt.flag_groups
 def context(
     model: opt.ModelArgument = None,
     lengths: Annotated[
-        list[int] | None,
-        typer.Option("-c", "--context", min=1, help="Context length; may be given several times.", show_default=False),
+        list[int] | None, typer.Option("-c", "--context", min=1, help="Context length; may be given several times.")
     ] = None,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
+    plot: PlotFile = None,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
@@ -86,23 +91,24 @@ def context(
     """Prefill and decode by length of context. By default 128, 512, 2048 and 8192, as far as the model goes."""
     from genai.bench.speed import sweep_context
 
-    with flags.load(model) as loaded:
+    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         fitting = [length for length in _CONTEXTS if length + tokens < loaded.context_size]
         chosen = lengths or fitting or [loaded.context_size // 2]
-        _table(sweep_context(loaded, chosen, tokens=tokens, repeat=repeat), as_json)
+        rows = sweep_context(loaded, chosen, tokens=tokens, repeat=repeat, progress=line.show)
+        _table(rows, as_json, line, plot)
 
 
 @app.command()
-@flag_groups
+@opt.flag_groups
 def batch(
     model: opt.ModelArgument = None,
     sizes: Annotated[
-        list[int] | None,
-        typer.Option("-b", "--batch", min=1, help="Sequences; may be given several times.", show_default=False),
+        list[int] | None, typer.Option("-b", "--batch", min=1, help="Sequences; may be given several times.")
     ] = None,
     context: Context = 128,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
+    plot: PlotFile = None,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
@@ -110,36 +116,38 @@ def batch(
     """Decode by number of sequences that advance together. By default 1, 2, 4, 8 and 16."""
     from genai.bench.speed import sweep_batch
 
-    with flags.load(model) as loaded:
-        rows = sweep_batch(loaded, sizes or _BATCHES, context=context, tokens=tokens, repeat=repeat)
-        _table(rows, as_json)
+    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+        options = {"context": context, "tokens": tokens, "repeat": repeat}
+        rows = sweep_batch(loaded, sizes or _BATCHES, **options, progress=line.show)
+        _table(rows, as_json, line, plot)
 
 
 @app.command()
 def threads(
     model: opt.ModelArgument = None,
     counts: Annotated[
-        list[int] | None,
-        typer.Option("-t", "--threads", min=1, help="Threads; may be given several times.", show_default=False),
+        list[int] | None, typer.Option("-t", "--threads", min=1, help="Threads; may be given several times.")
     ] = None,
     context: Context = 256,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
+    plot: PlotFile = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
     from genai.bench.speed import sweep_threads
-    from genai.kernels.cpu.cores import default_threads
+    from genai.kernels.host.machine import default_threads
 
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
 
     def load(count: int) -> Model:
         return opt.ModelFlags(count, accuracy, kv_type).load(model)
 
-    rows = sweep_threads(load, chosen, context=context, tokens=tokens, repeat=repeat)
-    _table(rows, as_json)
+    with ProgressLine("Measuring") as line:
+        rows = sweep_threads(load, chosen, context=context, tokens=tokens, repeat=repeat, progress=line.show)
+        _table(rows, as_json, line, plot)
 
 
 @app.command()
@@ -152,18 +160,19 @@ def startup(
     as_json: opt.AsJson = False,
 ) -> None:
     """Seconds from the start of a process to the first token."""
-    from genai.bench.startup import bench_startup
+    from genai.bench.speed import bench_startup
 
     folder = opt.folder_of(model)
-    _report(bench_startup(folder, tokens=tokens, threads=threads, cold=cold, repeat=repeat), as_json)
+    with ProgressLine("Measuring") as line:
+        found = bench_startup(folder, tokens=tokens, threads=threads, cold=cold, repeat=repeat, progress=line.show)
+    _report(found, as_json)
 
 
 @app.command()
 def kernels(
     model: opt.ModelArgument = None,
     rows: Annotated[
-        list[int] | None,
-        typer.Option("-m", "--rows", min=1, help="Rows at once; may be given several times.", show_default=False),
+        list[int] | None, typer.Option("-m", "--rows", min=1, help="Rows at once; may be given several times.")
     ] = None,
     repeat: Repeat = 5,
     threads: opt.Threads = None,
@@ -173,8 +182,8 @@ def kernels(
     """A model's products one kind at a time, by number of rows. As shares of bandwidth and of products per second."""
     from genai.bench.kernels import bench_kernels
 
-    with opt.ModelFlags(threads, accuracy).load(model) as loaded:
-        _table(bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat), as_json)
+    with opt.ModelFlags(threads, accuracy).load(model) as loaded, ProgressLine("Measuring") as line:
+        _table(bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat), as_json, line, None)
 
 
 @app.command()
@@ -193,20 +202,33 @@ def session(
 
 
 def _report(result: Mapping[str, object], as_json: bool) -> None:
-    if as_json:
-        emit(json.dumps(result), "\n")
-        return
-    for name, value in result.items():
-        emit(f"{name.replace('_', ' '):<24} {_shown(name, value)}", "\n")
+    rows = ((name.replace("_", " "), _shown(name, value)) for name, value in result.items())
+    emit_figures(json.dumps(result) if as_json else rows)
 
 
-def _table(rows: Iterable[Mapping[str, object]], as_json: bool) -> None:
-    """Rows as they come, under one heading; as JSON all of them at the end."""
+def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine, plot: Path | None) -> None:
+    """Rows as they come, under one heading, and a plot of them; as JSON all of them at the end."""
+    shown = list(_printed(rows, as_json, line))
+    line.close()
     if as_json:
-        emit(json.dumps(list(rows)), "\n")
-        return
+        emit(json.dumps(shown), "\n")
+    speeds = [name for name in shown[0] if name.endswith("tok/s")] if shown else []
+    if speeds:
+        from genai.plots import Chart
+
+        axis = next(iter(shown[0]))
+        series = {name: [float(row[name]) for row in shown] for name in speeds}
+        chart = Chart("Speed", axis, [str(row[axis]) for row in shown], series, "tok/s")
+        show_chart(chart, plot, as_json=as_json)
+
+
+def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine) -> Iterator[Mapping[str, Any]]:
     widths: list[int] = []
     for row in rows:
+        yield row
+        if as_json:
+            continue
+        line.close()
         cells = [_shown(name, value) for name, value in row.items()]
         if not widths:
             widths = [max(len(name), len(cell), _NUMBER_WIDTH) for name, cell in zip(row, cells, strict=True)]

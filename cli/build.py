@@ -1,15 +1,24 @@
-"""`genai build`: a Hugging Face checkpoint becomes a model folder."""
+"""`genai build`: a Hugging Face checkpoint becomes a model folder; so it does where another command is given one."""
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .checkpoint import interruptible, watch
+from genai.kernels.messages import ProgressLine
+
 from .terminal import emit, say
+
+if TYPE_CHECKING:
+    from genai.builder.build import BuildPlan
 
 
 def build(
@@ -18,11 +27,9 @@ def build(
     precision: Annotated[str, typer.Option(help="Weights as int4, int8, fp16 or fp32.")] = "int4",
     block_size: Annotated[int, typer.Option(help="Weights that share a scale: 16, 32, 64, 128 or 256.")] = 32,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
-    head_precision: Annotated[
-        str | None, typer.Option(help="Of the head [default: as the rest].", show_default=False)
-    ] = None,
+    head_precision: Annotated[str | None, typer.Option(help="Of the head [default: as the rest].")] = None,
     embedding_precision: Annotated[
-        str | None, typer.Option(help="Of the embeddings [default: the head's if tied].", show_default=False)
+        str | None, typer.Option(help="Of the embeddings [default: the head's if tied].")
     ] = None,
     accuracy_level: Annotated[int, typer.Option(help="4: int8 activations in products; 1: fp32.")] = 4,
     force: Annotated[bool, typer.Option("--force", help="Put 0 where weights are NaN or infinite.")] = False,
@@ -50,3 +57,50 @@ def build(
     written = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{plan.checkpoint.config.model_type}: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
     emit(str(folder), "\n")
+
+
+def model_folder(path: Path, *, build: bool = True) -> Path:
+    """A model folder as it is; a Hugging Face checkpoint built into the cache, asking first on a terminal."""
+    from genai.builder.build import resolve_model_folder
+
+    with interruptible():
+        return resolve_model_folder(path, build=build, ask=ask, watch=watch, waiting=waiting)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the block by an exception, as Ctrl-C does: the unfinished folder is removed, and that is said."""
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if on_main:
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        # The bar's line has no end yet.
+        say(("\n" if sys.stderr.isatty() else "") + "genai: interrupted, nothing was built")
+        raise
+    finally:
+        if on_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def waiting(folder: Path) -> None:
+    """Another process builds into the same cache."""
+    say(f"genai: waiting for another build in {folder} (Ctrl-C ends this)")
+
+
+def ask(question: str) -> bool:
+    """Ask where somebody can answer; elsewhere say what happens and go on."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say(f"genai: {question.replace('Build an', 'Building an').rstrip('?')}")
+        return True
+    print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+
+
+def watch(plan: BuildPlan) -> Callable[[int], None]:
+    """Say what is odd about the checkpoint; then a bar for terminals, nothing elsewhere."""
+    for remark in plan.remarks:
+        say(f"genai: {remark}")
+    return ProgressLine("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB").add

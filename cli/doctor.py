@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import textwrap
+import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import options as opt
-from .layout import printable
-from .terminal import emit
+from .terminal import emit, interrupts_end_the_process
+from .wrapping import printable, table, width_of
 
 if TYPE_CHECKING:
-    from genai.machine.checkup import Place
-    from genai.machine.findings import Finding, Mark
+    from genai.machine.checkup import Finding, Place
 
-_WIDTH = 118
+_WIDTH = 119
 
 
 def doctor(
@@ -24,32 +24,43 @@ def doctor(
     clean_cache: Annotated[
         bool, typer.Option("--clean-cache", help="Remove compiled kernels of other versions, and nothing else.")
     ] = False,
+    compile_all: Annotated[
+        bool, typer.Option("--compile", help="Compile all kernels of this machine now, so that nothing waits later.")
+    ] = False,
 ) -> None:
     """Examine this machine: processor, kernels, memory, GPU, caches, versions. Exits with 1 if models cannot be run."""
-    if clean_cache:
-        raise typer.Exit(clean(as_json=as_json))
-    raise typer.Exit(report(as_json=as_json))
+    act = clean if clean_cache else compile_kernels if compile_all else report
+    raise typer.Exit(act(as_json=as_json))
 
 
 def report(place: Place | None = None, *, as_json: bool) -> int:
     """Print what was found; returns the exit code."""
-    from genai.machine.checkup import examine
-    from genai.machine.findings import Mark, usable
+    from genai.machine.checkup import Mark, examine, usable
 
     findings = examine(place)
     is_usable = usable(findings)
     if as_json:
         _emit_json({"usable": is_usable, "findings": [finding.as_dict() for finding in findings]})
         return 0 if is_usable else 1
-    emit("\n".join(_lines(findings)), "\n")
-    counts = ", ".join(_count(findings, mark) for mark in (Mark.PROBLEM, Mark.NOTE))
+    emit(_text(findings), "\n")
+    found = {mark: sum(finding.mark is mark for finding in findings) for mark in (Mark.PROBLEM, Mark.NOTE)}
+    counts = ", ".join(f"{count} {mark}{'' if count == 1 else 's'}" for mark, count in found.items())
     emit(f"{'usable' if is_usable else 'not usable'}: {counts}", "\n")
     return 0 if is_usable else 1
 
 
-def _count(findings: list[Finding], mark: Mark) -> str:
-    count = sum(finding.mark is mark for finding in findings)
-    return f"{count} {mark}{'' if count == 1 else 's'}"
+def compile_kernels(*, as_json: bool) -> int:
+    """Make every kernel that usual models need, and say how many that were; returns the exit code."""
+    from genai.kernels.cpu.every import every_kernel
+    from genai.kernels.cpu.jit import LIBRARY
+
+    with interrupts_end_the_process():
+        made = LIBRARY.prepare(every_kernel())
+    if as_json:
+        _emit_json({"folder": str(LIBRARY.folder.path), **asdict(made)})
+    else:
+        emit(f"compiled {made.compiled} kernels in {made.seconds:.0f} s; {made.loaded} were there already", "\n")
+    return 0 if LIBRARY.folder.path is not None else 1
 
 
 def clean(*, as_json: bool) -> int:
@@ -61,43 +72,29 @@ def clean(*, as_json: bool) -> int:
     if as_json:
         _emit_json(
             {
-                "removed": [{"path": str(stale.path), "num_bytes": stale.num_bytes} for stale in removed],
-                "kept": [{"path": str(stale.path), "reason": reason} for stale, reason in kept],
+                "removed": [{"path": str(path), "num_bytes": num_bytes} for path, num_bytes in removed.items()],
+                "kept": [{"path": str(path), "reason": reason} for path, reason in kept.items()],
             }
         )
         return 1 if kept else 0
-    for stale in removed:
-        emit(printable(f"removed {stale.path} ({format_bytes(stale.num_bytes)})"), "\n")
-    for stale, reason in kept:
-        emit(printable(f"kept {stale.path}: {reason}"), "\n")
+    for path, num_bytes in removed.items():
+        emit(printable(f"removed {path} ({format_bytes(num_bytes)})"), "\n")
+    for path, reason in kept.items():
+        emit(printable(f"kept {path}: {reason}"), "\n")
     if not removed and not kept:
         emit("nothing to remove: no compiled kernels of other versions", "\n")
     return 1 if kept else 0
 
 
-def _lines(findings: list[Finding]) -> list[str]:
-    """Mark, name and text in columns; long texts go on below their beginning."""
+def _text(findings: list[Finding]) -> str:
+    """Mark, name and text in columns."""
     marks = max(len(finding.mark) for finding in findings)
-    names = max(len(finding.name) for finding in findings)
-    margin = " " * (marks + names + 4)
-    lines = []
+    rows = []
     for finding in findings:
-        head = f"{finding.mark:<{marks}}  {finding.name:<{names}}  "
-        lines += _wrapped(finding.text, head, margin)
+        rows.append((f"{finding.mark:<{marks}}  {finding.name}", printable(finding.text)))
         if finding.fix:
-            lines += _wrapped(f"fix: {finding.fix}", margin, margin)
-    return lines
-
-
-def _wrapped(text: str, head: str, margin: str) -> list[str]:
-    return textwrap.wrap(
-        printable(text),
-        _WIDTH,
-        initial_indent=head,
-        subsequent_indent=margin,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+            rows.append(("", printable(f"fix: {finding.fix}")))
+    return table(rows, min(width_of(sys.stdout) or _WIDTH, _WIDTH))
 
 
 def _emit_json(value: dict[str, Any]) -> None:

@@ -1,59 +1,211 @@
-"""`genai eval`: how well a model does."""
+"""`genai eval tasks`, `ppl` and `kld`: how well a model does, alone or beside another."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import evaluate_diff, evaluate_text
+from genai.kernels.messages import ProgressLine
+
 from . import options as opt
-from .flag_groups import flag_groups
-from .terminal import emit, say
+from .terminal import PlotFile, emit, emit_figures, read_stdin, say, show_chart
 
-app = typer.Typer(help="Measure quality.", no_args_is_help=True)
-app.command()(evaluate_text.ppl)
-app.command()(evaluate_text.kld)
-app.command()(evaluate_diff.diff)
+if TYPE_CHECKING:
+    from genai.evaluation import Divergence, Perplexity, Progress
+    from genai.model import Model
+
+OtherArgument = Annotated[Path | None, typer.Argument(help="The other model's folder [default: BASE again].")]
+OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHER [default: as for BASE].")]
+OtherKvType = Annotated[
+    str | None, opt.model_option("--other-kv-type", help="--kv-type for OTHER [default: as for BASE].")
+]
+Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS [default: as the tokenizer does].")]
+TextFile = Annotated[str, typer.Option("-f", "--file", help="The text, UTF-8; - reads stdin.")]
+WindowOption = Annotated[
+    int | None, typer.Option("-w", "--window", help="Tokens per window [default: context, <= 2048].")
+]
+StrideOption = Annotated[int | None, typer.Option(help="Tokens from window to window [default: half a window].")]
 
 
-@app.callback()
-def root() -> None:
-    """Measure quality."""
-
-
-@app.command()
-@flag_groups
+@opt.flag_groups
 def tasks(
     model: opt.ModelArgument = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "-f", "--file", help="Questions as JSON lines [default: the bundled model's].", show_default=False
-        ),
+        Path | None, typer.Option("-f", "--file", help="Questions as JSON lines [default: the bundled model's].")
     ] = None,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Questions answered together.")] = 16,
     show_wrong: Annotated[int, typer.Option(help="Wrong answers to show per task.", min=0)] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write a page with all questions and replies.")] = None,
+    plot: PlotFile = None,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Ask held-out questions, greedily, and report the share of right answers per task."""
+    """Ask held-out questions, greedily, and report the share of right answers per task, with its 95 % interval."""
     from genai.bundled import bundled_tasks
-    from genai.evaluation.tasks import evaluate, read_questions, summary
+    from genai.evaluation.tasks import evaluate, read_questions, summary, task_page, write_page
+    from genai.plots import Chart
 
     questions = read_questions(file or bundled_tasks())
-    loaded = flags.load(model)
-    outcomes = evaluate(loaded, questions, batch_size=batch)
+    if html is not None:
+        write_page(html, "")  # what cannot be written is better known before the long work
+    with flags.load(model) as loaded, ProgressLine("Asking") as line:
+        outcomes = evaluate(loaded, questions, batch_size=batch, progress=line.show)
+        model_name = loaded.folder.name
     table = summary(outcomes)
     if as_json:
         emit(json.dumps(table), "\n")
     else:
         for name, row in table.items():
-            emit(f"{name:<16} {row['right']:>5} / {row['asked']:<5} {100 * row['accuracy']:6.1f} %", "\n")
+            share = f"{100 * row['accuracy']:6.1f} % ± {100 * row['error']:.1f}"
+            emit(f"{name:<16} {row['right']:>5} / {row['asked']:<5} {share}", "\n")
+    if html is not None:
+        write_page(html, task_page(f"{model_name}: {len(outcomes)} questions", table, outcomes))
+    shares = {"right": [100 * row["accuracy"] for row in table.values()]}
+    errors = {"right": [100 * row["error"] for row in table.values()]}
+    show_chart(Chart(f"{model_name}: right answers", "task", list(table), shares, "%", errors), plot, as_json=as_json)
     for name in table if show_wrong else ():
         for outcome in [o for o in outcomes if o.question.task == name and not o.right][:show_wrong]:
             asked, expected = outcome.question.messages[-1]["content"], outcome.question.answer
             say(f"{name}: {asked!r} -> {outcome.reply!r}, expected {expected!r}")
+
+
+@opt.flag_groups
+def ppl(
+    file: TextFile,
+    model: opt.ModelArgument = None,
+    window: WindowOption = None,
+    stride: StrideOption = None,
+    bos: Bos = None,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Perplexity on a text, in sliding windows; also bits per byte, which other tokenizers can be compared by."""
+    text = _read(file)
+    from genai.evaluation import perplexity
+
+    with flags.load(model) as subject, ProgressLine("Scoring") as line:
+        result = perplexity(subject, text, window=window, stride=stride, bos=bos, progress=partial(_tell, line))
+    emit_figures(to_json(result) if as_json else _perplexity_rows(result))
+
+
+@opt.flag_groups
+def kld(
+    file: TextFile,
+    base: opt.ModelArgument = None,
+    other: OtherArgument = None,
+    window: WindowOption = None,
+    stride: StrideOption = None,
+    bos: Bos = None,
+    plot: PlotFile = None,
+    *,
+    flags: opt.ModelFlags,
+    other_accuracy: OtherAccuracy = None,
+    other_kv_type: OtherKvType = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """KL divergence of OTHER from BASE at every token of a text; OTHER may be BASE computed in another way."""
+    text = _read(file)
+    from genai.evaluation import kl_divergence
+    from genai.plots import Chart
+
+    both = sides(base, other, flags, other_accuracy, other_kv_type)
+    with loaded(*both) as (reference, subject), ProgressLine("Scoring") as line:
+        result = kl_divergence(
+            reference, subject, text, window=window, stride=stride, bos=bos, progress=partial(_tell, line)
+        )
+    emit_figures(to_json(result) if as_json else _divergence_rows(result))
+    names = {"median": result.median, "90 %": result.p90, "99 %": result.p99, "maximum": result.maximum}
+    series = {"divergence": list(names.values())}
+    show_chart(Chart("KL divergence", "quantile of tokens", list(names), series, "nats"), plot, as_json=as_json)
+
+
+def _read(file: str) -> str:
+    from genai.evaluation import read_text_file
+
+    return read_stdin() if file == "-" else read_text_file(file)
+
+
+def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:
+    return [
+        ("perplexity", f"{result.perplexity:.4f} ± {result.perplexity_error:.4f}"),
+        ("nats per token", f"{result.nats_per_token:.5f} ± {result.nats_error:.5f}"),
+        ("bits per byte", f"{result.bits_per_byte:.5f}"),
+        ("scored", f"{result.tokens} tokens, {result.num_bytes} bytes"),
+        ("windows", _windows(result)),
+    ]
+
+
+def _divergence_rows(result: Divergence) -> list[tuple[str, str]]:
+    return [
+        ("mean KLD", f"{result.mean:.6f} ± {result.mean_error:.6f} nats"),
+        ("median", f"{result.median:.6f}"),
+        ("90 %", f"{result.p90:.6f}"),
+        ("99 %", f"{result.p99:.6f}"),
+        ("maximum", f"{result.maximum:.6f}"),
+        ("same top token", f"{100 * result.top1_agreement:.3f} %"),
+        ("RMS Δp", f"{100 * result.rms_probability_difference:.3f} %"),
+        ("perplexity BASE", f"{result.base_perplexity:.4f}"),
+        ("perplexity OTHER", f"{result.other_perplexity:.4f}"),
+        ("ln(OTHER / BASE)", f"{result.log_ratio:.6f} ± {result.log_ratio_error:.6f}"),
+        ("scored", f"{result.tokens} tokens"),
+        ("windows", _windows(result)),
+    ]
+
+
+def _windows(result: Perplexity | Divergence) -> str:
+    bos = "with BOS" if result.bos else "no BOS"
+    return f"{result.windows} of up to {result.window} tokens, stride {result.stride}, {bos}"
+
+
+def _tell(line: ProgressLine, progress: Progress) -> None:
+    """Show how far it is; in the end, what it took."""
+    speed = f"{progress.tokens_per_second:.0f} tok/s"
+    counted = f"{progress.scored}/{progress.total} tokens scored · {speed}"
+    line.show(progress.scored, progress.total, counted)
+    if progress.scored == progress.total:
+        line.close()
+        say(f"{counted} in {progress.seconds:.1f} s")
+
+
+Side = tuple[Path | None, opt.ModelFlags]
+"""A model folder (None = the bundled one) and how its engine is to compute."""
+
+
+def sides(
+    base: Path | None, other: Path | None, flags: opt.ModelFlags, other_accuracy: str | None, other_kv_type: str | None
+) -> tuple[Side, Side]:
+    """Both sides; what is not said of OTHER is as for BASE."""
+    accuracy = flags.accuracy if other_accuracy is None else other_accuracy
+    kv_type = flags.kv_type if other_kv_type is None else other_kv_type
+    return (base, flags), (other or base, dataclasses.replace(flags, accuracy=accuracy, kv_type=kv_type))
+
+
+@contextmanager
+def loaded(base: Side, other: Side) -> Iterator[tuple[Model, Model]]:
+    """Both models; equal sides are loaded once."""
+    with ExitStack() as stack:
+        first = stack.enter_context(base[1].load(base[0]))
+        yield first, first if other == base else stack.enter_context(other[1].load(other[0]))
+
+
+def to_json(result: Any, **more: Any) -> str:
+    """A result dataclass as one line of JSON; numbers that JSON cannot hold (NaN, infinity) become null."""
+    return json.dumps(_plain(dataclasses.asdict(result) | more))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from genai.errors import OptionError
+
 from . import options as opt
-from .evaluate_sides import Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
-from .flag_groups import flag_groups
-from .terminal import emit, read_stdin
+from .evaluate import Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
+from .terminal import PlotFile, emit, read_stdin, show_chart
 
 if TYPE_CHECKING:
     from genai.evaluation import ModelDiff, ValueDiff
+    from genai.plots import Chart
 
 _DEFAULT_PROMPT = "What is 12 + 7? Count from 3 to 7."
 # Rows shown around the first value that parts.
@@ -20,13 +24,13 @@ _BEFORE, _AFTER = 3, 2
 _COLUMNS = f"  {'layer':>5}  {'operator':<32}  {'rel. RMS':>8}  {'max abs':>8}  {'cosine':>9}  {'shape':<16}  value"
 
 
-@flag_groups
+@opt.flag_groups
 def diff(
     base: opt.ModelArgument = None,
     other: OtherArgument = None,
     against: Annotated[
         str | None,
-        typer.Option(help='"onnxruntime": compare BASE with it, on the same graph.', show_default=False),
+        typer.Option(help='"onnxruntime" or "reference": compare BASE with what it computes from the same graph.'),
     ] = None,
     prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to compute; - reads stdin.")] = (
         _DEFAULT_PROMPT
@@ -37,6 +41,7 @@ def diff(
     ] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every value, and those of one side only.")] = False,
     bos: Bos = None,
+    plot: PlotFile = None,
     *,
     flags: opt.ModelFlags,
     other_accuracy: OtherAccuracy = None,
@@ -49,13 +54,21 @@ def diff(
     """
     from genai.evaluation import diff_models, diff_with_onnxruntime, encode_prompt
     from genai.evaluation.model_diff import check_tolerance
-    from genai.evaluation.onnxruntime_values import import_onnxruntime
+    from genai.evaluation.values import import_onnxruntime
 
     check_tolerance(tolerance)
     first, second = sides(base, other, flags, other_accuracy, other_kv_type)
-    _check(against, [other, other_accuracy, other_kv_type], first == second)
+    _check(against, [other, other_accuracy, other_kv_type])
+    if against == "reference":
+        first = base, replace(flags, device=against, accuracy="fp32", threads=None)
+    if against != "onnxruntime" and first == second:
+        raise OptionError(
+            "there is nothing to compare BASE with",
+            "both sides are the same model computed in the same way",
+            "give OTHER, --other-accuracy, --other-kv-type or --against",
+        )
     text = read_stdin() if prompt == "-" else prompt
-    if against is not None:
+    if against == "onnxruntime":
         import_onnxruntime()
         with flags.load(base) as model:
             tokens = encode_prompt(model, text, bos)
@@ -64,35 +77,33 @@ def diff(
         with loaded(first, second) as (reference, subject):
             tokens = encode_prompt(reference, text, bos)
             result = diff_models(reference, subject, tokens, tolerance=tolerance, isolate=isolate)
-    emit(_json(result) if as_json else _report(result, show_all), "\n")
+    layers = {"layers_only_in_base": result.layers_only_in_base, "layers_only_in_other": result.layers_only_in_other}
+    emit(to_json(result, **layers) if as_json else _report(result, show_all), "\n")
+    show_chart(_chart(result), plot, as_json=as_json)
 
 
-def _check(against: str | None, of_other: list[object], equal: bool) -> None:
-    """Raises OptionError if the two sides are not said, or said twice."""
-    from genai.errors import OptionError
-
-    if against is not None and against != "onnxruntime":
-        raise OptionError(f"--against {against!r}", "allowed: onnxruntime", "use it, or give OTHER")
+def _check(against: str | None, of_other: list[object]) -> None:
+    """Raises OptionError if there is no such other side, or it is said twice."""
+    if against not in (None, "onnxruntime", "reference"):
+        raise OptionError(f"--against {against!r}", "allowed: onnxruntime, reference", "use one of them, or give OTHER")
     if against is not None and any(item is not None for item in of_other):
         raise OptionError(
             "--against contradicts OTHER, --other-accuracy and --other-kv-type",
-            "one side is BASE, the other is onnxruntime on the same graph",
+            f"one side is BASE, the other is {against} on the same graph",
             "leave one of them out",
         )
-    if against is None and equal:
-        raise OptionError(
-            "there is nothing to compare BASE with",
-            "both sides are the same model computed in the same way",
-            "give OTHER, --other-accuracy, --other-kv-type or --against onnxruntime",
-        )
 
 
-def _json(result: ModelDiff) -> str:
-    return to_json(
-        result,
-        layers_only_in_base=result.layers_only_in_base,
-        layers_only_in_other=result.layers_only_in_other,
-    )
+def _chart(result: ModelDiff) -> Chart:
+    """The worst value of each layer that both runs have."""
+    from genai.plots import Chart
+
+    worst: dict[int, float] = {}
+    for value in result.values:
+        if value.layer is not None and math.isfinite(value.relative_rms):
+            worst[value.layer] = max(worst.get(value.layer, 0.0), value.relative_rms)
+    names = [str(layer) for layer in sorted(worst)]
+    return Chart("Largest relative RMS error", "layer", names, {"error": [worst[layer] for layer in sorted(worst)]})
 
 
 def _report(result: ModelDiff, show_all: bool) -> str:

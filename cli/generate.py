@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.errors import InputError, OptionError
+from genai.kernels.messages import ProgressLine
+
 from . import options as opt
-from .flag_groups import flag_groups
-from .sampling_flags import sampling_flags
-from .terminal import dump_prompt, emit, footer, need_chat_template, read_stdin, say
+from .options import sampling_flags
+from .terminal import SHOWN_AFTER, dump_prompt, emit, footer, need_chat_template, read_stdin, reading_line, say
 
 if TYPE_CHECKING:
     from genai.completion import Completion
@@ -21,34 +23,28 @@ if TYPE_CHECKING:
 
 
 @sampling_flags
-@flag_groups
+@opt.flag_groups
 def generate(
     model: opt.ModelArgument = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(
-            "-p",
-            "--prompt",
-            help="The text to continue; may be given several times; - reads stdin [default: -].",
-            show_default=False,
+            "-p", "--prompt", help="The text to continue; may be given several times; - reads stdin [default: -]."
         ),
     ] = None,
     files: Annotated[
-        list[Path] | None,
-        typer.Option("-f", "--file", help="Read a prompt from a file; may be given several times.", show_default=False),
+        list[Path] | None, typer.Option("-f", "--file", help="Read a prompt from a file; may be given several times.")
     ] = None,
     as_chat: Annotated[bool, typer.Option("--chat/--raw", help="Render each prompt as a user message first.")] = False,
     samples: Annotated[int, typer.Option("--samples", help="Completions per prompt.", min=1)] = 1,
     logprobs: Annotated[
         int | None,
-        typer.Option(
-            help="With --json, log-probabilities of the tokens and of that many alternatives.", show_default=False
-        ),
+        opt.output_option(help="With --json, log-probabilities of the tokens and of that many alternatives."),
     ] = None,
     prompt_logprobs: Annotated[
-        int | None, typer.Option(help="With --json, the same for the tokens of the prompt.", show_default=False)
+        int | None, opt.output_option(help="With --json, the same for the tokens of the prompt.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per completion.")] = False,
+    as_json: Annotated[bool, opt.output_option("--json", help="Print one JSON object per completion.")] = False,
     *,
     flags: opt.TextFlags,
     sampling: dict[str, Any],
@@ -64,9 +60,11 @@ def generate(
             for text in rendered:
                 dump_prompt(llm, text)
         if len(rendered) == samples == 1 and not as_json:
-            completions = [_stream(llm, rendered[0], options)]
+            completions = [_stream(llm, rendered[0], options, quiet=flags.quiet)]
         else:
-            completions = llm.generate(rendered, **options)
+            with ProgressLine("Generating", after=SHOWN_AFTER) as line:
+                progress = None if flags.quiet else line.show
+                completions = llm.generate(rendered, progress=progress, **options)
             for completion in completions:
                 emit(json.dumps(_as_json(llm, completion)) if as_json else completion.text, "\n")
         for completion in completions if flags.stats else ():
@@ -74,8 +72,6 @@ def generate(
 
 
 def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_json: bool) -> dict[str, Any]:
-    from genai.errors import OptionError
-
     asked = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if options and not as_json:
@@ -86,8 +82,6 @@ def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_j
 
 def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None) -> list[str]:
     """The prompts in order: those given, then the files; stdin where nothing is given."""
-    from genai.errors import InputError
-
     given = list(prompts or ()) or ([] if files else ["-"])
     if given.count("-") > 1:
         raise InputError("-p - is given twice", "stdin can be read once", "leave one of them out")
@@ -100,10 +94,13 @@ def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None) -> list[
     return texts
 
 
-def _stream(llm: LLM, text: str, options: dict[str, Any]) -> Completion:
-    with llm.stream(text, **options) as stream:
+def _stream(llm: LLM, text: str, options: dict[str, Any], *, quiet: bool) -> Completion:
+    with llm.stream(text, **options) as stream, reading_line() as line:
+        if not quiet:
+            stream.on_prompt = line.show
         try:
             for piece in stream:
+                line.close()
                 emit(piece)
         finally:
             emit("\n")

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from . import options as opt
-from .layout import aligned, printable
-from .terminal import emit
+from .terminal import emit_figures
+from .wrapping import printable
 
 _FILES_SHOWN = 4
 
@@ -19,10 +19,7 @@ _FILES_SHOWN = 4
 def info(
     model: opt.ModelArgument = None,
     ctx_size: Annotated[
-        int | None,
-        typer.Option(
-            "-c", "--ctx-size", help="Context to fit into memory [default: the model's whole].", show_default=False
-        ),
+        int | None, typer.Option("-c", "--ctx-size", help="Context to fit into memory [default: the model's whole].")
     ] = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
@@ -41,23 +38,15 @@ def info(
 
     check_model_options(kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
     facts = describe(model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy)
-    if as_json:
-        emit(json.dumps(facts, indent=2), "\n")
-    else:
-        emit(aligned([(name, printable(text)) for name, text in _lines(facts)]), "\n")
+    emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in _lines(facts)))
 
 
 def _describe_file(path: Path, as_json: bool) -> None:
-    from genai.session_info import describe_onnx
+    from genai.model_info import describe_onnx
 
     facts = describe_onnx(path)
-    if as_json:
-        emit(json.dumps(facts, indent=2), "\n")
-    else:
-        lines = [
-            (name.replace("_", " "), "-" if value is None else printable(str(value))) for name, value in facts.items()
-        ]
-        emit(aligned(lines), "\n")
+    rows = ((name.replace("_", " "), "-" if value is None else printable(str(value))) for name, value in facts.items())
+    emit_figures(json.dumps(facts, indent=2) if as_json else rows)
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -72,6 +61,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "parameters", f"{facts['parameters']:,}"
     yield "bits per weight", f"{facts['bits_per_weight'] or '-'} (weights as stored: {size(facts['weight_bytes'])})"
+    yield "numerics", _numerics(facts)
     yield "files", _files(facts["files"])
     ids = ", ".join(map(str, facts["eos_token_ids"])) or "none"
     yield "vocabulary", f"{facts['vocab_size']:,} tokens, EOS {ids}"
@@ -87,13 +77,17 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "keys of no effect", ", ".join(facts["config_keys_without_effect"])
     memory = facts["memory"]
     parts = {
-        "weights": "loaded_weight_bytes",
+        "resident weights": "loaded_weight_bytes",
         "cache": "cache_bytes",
         "activations": "activation_bytes",
         "program": "program_bytes",
     }
     terms = " + ".join(f"{name} {size(memory[key])}" for name, key in parts.items())
     yield "memory", f"{terms} = {size(memory['needed_bytes'])}; {size(memory['available_bytes'])} free"
+    if memory["mapped_weight_bytes"]:
+        table = f"{size(memory['mapped_weight_bytes'])} of embeddings stay in the file; rows that are read are cached"
+        yield "mapped", table
+    yield "margin", f"{size(memory['margin_bytes'])} are to stay free"
     yield "verdict", memory["verdict"]
     if memory["default_context"] is not None:
         yield "default context", f"{memory['default_context']:,} tokens, whose cache takes at most half of what is left"
@@ -105,6 +99,16 @@ def _how_it_runs(facts: dict[str, Any]) -> str:
     if facts["batched"]:
         return "batched over the paged cache"
     return f"sequence by sequence, without batching: {facts['not_batched_because']}"
+
+
+def _numerics(facts: dict[str, Any]) -> str:
+    rounded, exact = (facts["quantised_products_by_activation"][name] for name in ("int8", "fp32"))
+    cache = f"cache {facts['kv_dtype']}"
+    if not rounded:
+        hint = "; --accuracy int8 is faster" if exact else ""
+        return f"activations fp32, {cache}{hint}"
+    mixed = f" in {rounded} products with quantised weights, fp32 in {exact}" if exact else ""
+    return f"activations int8{mixed}, {cache}; --accuracy fp32 rounds nothing"
 
 
 def _files(files: dict[str, int]) -> str:

@@ -1,46 +1,50 @@
-"""Options that several commands share, declared once."""
+"""Options that several commands share: declared once, they arrive in a command as one argument."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from .checkpoint import model_folder
+from genai.errors import OptionError
+
+from .build import model_folder
+from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
 from .terminal import Voice, interrupts_end_the_process
 
 if TYPE_CHECKING:
     from genai.llm import LLM
     from genai.model import Model
 
-ModelArgument = Annotated[
-    Path | None, typer.Argument(help="Model folder; without it, the bundled model.", show_default=False)
-]
+model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
+output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
+ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder; without it, the bundled model.")]
 Build = Annotated[
     bool,
-    typer.Option("--build/--no-build", help="Build a model where MODEL is a Hugging Face checkpoint, the first time."),
+    model_option("--build/--no-build", help="Build a model where MODEL is a Hugging Face checkpoint, the first time."),
 ]
-Threads = Annotated[
-    int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].", show_default=False)
+Threads = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
+Accuracy = Annotated[str, model_option(help='"auto" obeys the model; "fp32" rounds no activations; "int8" all.')]
+Device = Annotated[
+    str, model_option(help='Where it runs: "cpu", or "reference": slow, plain NumPy, the truth to compare with.')
 ]
-Accuracy = Annotated[str, typer.Option(help='"auto" obeys the model; "fp32" keeps activations and cache in fp32.')]
-KvType = Annotated[str, typer.Option("--kv-type", help="Type of cached keys and values: auto, fp16 or fp32.")]
+KvType = Annotated[str, model_option("--kv-type", help="Type of cached keys and values: auto, fp16 or fp32.")]
 CtxSize = Annotated[
-    int | None,
-    typer.Option(
-        "-c", "--ctx-size", help="Tokens of context [default: what fits in half of free memory].", show_default=False
-    ),
+    int | None, model_option("-c", "--ctx-size", help="Tokens of context [default: what fits in half of free memory].")
 ]
-DumpPrompt = Annotated[bool, typer.Option("--dump-prompt", help="Show the exact prompt text and tokens, on stderr.")]
-Stats = Annotated[
-    bool | None, typer.Option("--stats/--no-stats", help="Figures after each reply, on stderr.", show_default=False)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Say nothing on stderr but warnings and errors.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
+DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt text and tokens, on stderr.")]
+Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Figures after each reply, on stderr.")]
+AsJson = Annotated[bool, output_option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, output_option("-q", "--quiet", help="Say nothing on stderr but warnings and errors.")]
+Verbose = Annotated[bool, output_option("-v", "--verbose", help="Say more on stderr.")]
 
 
 @dataclass(frozen=True)
@@ -50,20 +54,26 @@ class ModelFlags:
     threads: Threads = None
     accuracy: Accuracy = "auto"
     kv_type: KvType = "auto"
+    device: Device = "cpu"
 
     def load(self, folder: Path | None) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
         from genai.model import Model
 
         with interrupts_end_the_process():
-            return Model(folder_of(folder), threads=self.threads, accuracy=self.accuracy, kv_dtype=self.kv_type)
+            return Model(folder_of(folder), **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What genai.Model takes."""
+        return {"threads": self.threads, "accuracy": self.accuracy, "kv_dtype": self.kv_type, "device": self.device}
 
 
-def folder_of(given: Path | None, *, build: bool = True) -> Path:
+def folder_of(given: Path | None) -> Path:
     """The model folder that MODEL stands for: built from a checkpoint if need be, or that of the bundled model."""
     from genai.bundled import bundled_model
 
-    return (model_folder(given, build=build) if given else None) or bundled_model()
+    return model_folder(given) if given else bundled_model()
 
 
 @dataclass(frozen=True)
@@ -85,23 +95,192 @@ class TextFlags(ModelFlags):
     def load_llm(self, folder: Path | None, *, alone: bool = True) -> LLM:
         """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
 
-        Args:
-            alone: nothing else is going on, so that Ctrl-C may end the process.
+        Where nothing else is going on (`alone`), Ctrl-C may end the process.
         """
         from genai.llm import LLM
 
         folder = model_folder(folder, build=self.build) if folder else None
         with interrupts_end_the_process() if alone else nullcontext():
-            llm = LLM(
-                folder,
-                threads=self.threads,
-                accuracy=self.accuracy,
-                kv_dtype=self.kv_type,
-                context_size=self.ctx_size,
-                quiet=self.quiet,
-            )
+            llm = LLM(folder, context_size=self.ctx_size, quiet=self.quiet, **self.options)
         model, voice = llm.model, self.voice
         voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
         if model.config.ignored_keys:
             voice.detail(f"config keys without effect here: {', '.join(model.config.ignored_keys)}")
         return llm
+
+
+Command = Callable[..., None]
+
+
+def flag_groups(command: Command) -> Command:
+    """Decorator: an argument whose type is a dataclass stands for one flag per field."""
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation):
+            command = _with_group(command, name, parameter.annotation)
+    return command
+
+
+def _with_group(command: Command, name: str, group: Any) -> Command:
+    types = get_type_hints(group, include_extras=True)
+    flags = [declared(field.name, types[field.name], field.default) for field in dataclasses.fields(group)]
+    return with_flags(command, name, flags, lambda given: group(**given))
+
+
+def declared(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter of a command, as typer understands it."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_flags(
+    command: Command, name: str, flags: Sequence[inspect.Parameter], gather: Callable[[Mapping[str, Any]], Any]
+) -> Command:
+    """The command with flags where it has the argument `name`, which `gather` makes of their values."""
+    shown: list[inspect.Parameter] = []
+    for own in inspect.signature(command, eval_str=True).parameters.values():
+        shown += flags if own.name == name else [own.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+
+    @functools.wraps(command)
+    def expanded(**arguments: Any) -> None:
+        given = {flag.name: arguments.pop(flag.name) for flag in flags}
+        command(**arguments, **{name: gather(given)})
+
+    expanded.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {flag.name: flag.annotation for flag in shown}
+    return expanded
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        option: the name in SamplingParams.
+        names: of the flag, the long one last.
+        kind: type of its value; of each value where it may be repeated.
+        help: what it does.
+        repeated: whether it may be given several times.
+        read: how a text given to it becomes the option's value.
+    """
+
+    option: str
+    names: tuple[str, ...]
+    kind: type
+    help: str
+    repeated: bool = False
+    read: Callable[[str], Any] | None = None
+
+    @property
+    def setting(self) -> str:
+        """Its name in `/set`."""
+        return self.names[-1].removeprefix("--")
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The flag as a parameter that typer understands."""
+        kind: Any = list[self.kind] | None if self.repeated else self.kind | None  # type: ignore[name-defined]
+        panel = SAMPLING if self.option in _COMMON else ADVANCED
+        annotation = Annotated[kind, typer.Option(*self.names, help=self.help, rich_help_panel=panel)]
+        return declared(self.option, annotation, None)
+
+    def value(self, given: Any) -> Any:
+        """The option's value from what typer gives."""
+        if self.read is None:
+            return tuple(given) if self.repeated else given
+        return tuple(map(self.read, given)) if self.repeated else self.read(given)
+
+
+def _unescaped(text: str) -> str:
+    r"""A text in which \n, \r, \t and \\ were written as on a command line."""
+    for written, meant in (("\\\\", "\0"), ("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t"), ("\0", "\\")):
+        text = text.replace(written, meant)
+    return text
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, separator, bias = text.partition("=")
+    try:
+        if separator:
+            return int(token), float(bias)
+    except ValueError:
+        pass
+    raise OptionError(
+        f"--logit-bias {text!r}", "ID=NUMBER is expected, such as 17=-5 or 17=-inf", "give a token id and a number"
+    )
+
+
+FLAGS = (
+    Flag("max_tokens", ("-n", "--max-tokens"), int, "Most tokens to generate [default: what the context holds]."),
+    Flag("temperature", ("--temperature",), float, "Divides the logits; 0 = greedy [default: the model's]."),
+    Flag("top_k", ("--top-k",), int, "Keep the k most likely tokens; 0 = all."),
+    Flag("top_p", ("--top-p",), float, "Keep the most likely tokens up to this probability; 1 = all."),
+    Flag("min_p", ("--min-p",), float, "Keep tokens at least this many times as likely as the likeliest; 0 = all."),
+    Flag("typical_p", ("--typical-p",), float, "Keep tokens of typical surprise up to this probability; 1 = all."),
+    Flag("top_n_sigma", ("--top-n-sigma",), float, "Keep logits within n deviations of the largest; 0 = all."),
+    Flag("xtc_probability", ("--xtc-probability",), float, "How often XTC removes the likeliest tokens."),
+    Flag("xtc_threshold", ("--xtc-threshold",), float, "XTC removes tokens of at least this probability but one."),
+    Flag("repetition_penalty", ("--repeat-penalty",), float, "Above 1, tokens that occurred become less likely."),
+    Flag("presence_penalty", ("--presence-penalty",), float, "Subtracted from logits of tokens already generated."),
+    Flag("frequency_penalty", ("--frequency-penalty",), float, "Subtracted once per time a token was generated."),
+    Flag("penalty_last_n", ("--penalty-last-n",), int, "How many tokens back the penalties look [default: all]."),
+    Flag("no_repeat_ngram_size", ("--no-repeat-ngram",), int, "No n-gram of this size comes twice; 0 = any may."),
+    Flag("dry_multiplier", ("--dry-multiplier",), float, "Strength of DRY, which penalises repetitions; 0 = off."),
+    Flag("dry_base", ("--dry-base",), float, "How fast DRY's penalty grows with the length."),
+    Flag("dry_allowed_length", ("--dry-allowed-length",), int, "Repetitions shorter than this cost nothing."),
+    Flag("dry_last_n", ("--dry-last-n",), int, "How many tokens back DRY looks [default: all]."),
+    Flag("dry_sequence_breakers", ("--dry-breaker",), str, "DRY does not reach across this text.", True, _unescaped),
+    Flag("mirostat", ("--mirostat",), int, "2 = Mirostat 2.0 instead of truncation; 0 = off."),
+    Flag("mirostat_tau", ("--mirostat-tau",), float, "Mirostat's target surprise in bits."),
+    Flag("mirostat_eta", ("--mirostat-eta",), float, "Mirostat's learning rate."),
+    Flag("samplers", ("--samplers",), str, "The samplers in order, joined by semicolons."),
+    Flag("seed", ("--seed",), int, "Seed of the random numbers; same seed, same text."),
+    Flag("stop", ("--stop",), str, r"End before this text (\n and \t are understood).", True, _unescaped),
+    Flag("stop_token_ids", ("--stop-token",), int, "End at this token id.", True),
+    Flag("banned_strings", ("--ban",), str, "Never write this text: go back and take another way.", True, _unescaped),
+    Flag("logit_bias", ("--logit-bias",), str, "ID=NUMBER: added to that token's logit; -inf forbids it.", True, _bias),
+    Flag("min_tokens", ("--min-tokens",), int, "Tokens before the end may come."),
+    Flag("ignore_eos", ("--ignore-eos",), bool, "Go on past the end-of-sequence token."),
+)
+
+
+# What most people want to set; help shows the rest further down.
+_COMMON = frozenset(
+    "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed stop".split()
+)
+
+
+def sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all sampling flags. Those that were used arrive in its argument `sampling`, by option name."""
+
+    def used(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {flag.option: flag.value(given[flag.option]) for flag in FLAGS if given[flag.option] not in (None, [])}
+
+    return with_flags(command, "sampling", [flag.parameter for flag in FLAGS], used)
+
+
+def find_flag(name: str) -> Flag:
+    """The flag that a setting's name means."""
+    wanted = name.removeprefix("--").replace("-", "_")
+    found = next((flag for flag in FLAGS if wanted in (flag.option, flag.setting.replace("-", "_"))), None)
+    if found is None:
+        close = difflib.get_close_matches(name, [flag.setting for flag in FLAGS], 2)
+        fix = f"did you mean {' or '.join(close)}? /set lists them" if close else "/set lists them"
+        raise OptionError(f"/set {name}", "there is no such setting", fix)
+    return found
+
+
+def read_setting(name: str, text: str) -> tuple[str, Any]:
+    """The option and value that `/set NAME TEXT` means; "default" is None."""
+    found = find_flag(name)
+    if text == "default":
+        return found.option, None
+    try:
+        if found.repeated:
+            return found.option, found.value([found.kind(part) for part in text.split(",")])
+        if found.kind is bool:
+            return found.option, {"on": True, "true": True, "off": False, "false": False}[text]
+        return found.option, found.value(found.kind(text))
+    except (ValueError, KeyError):
+        expected = "on or off" if found.kind is bool else f"a value of type {found.kind.__name__}"
+        raise OptionError(
+            f"/set {name} {text}", f"{expected} is expected", f'"/set {name} default" undoes it'
+        ) from None

@@ -1,18 +1,44 @@
-"""The command-line reference, written from the commands themselves: `python -m genai.cli.reference > docs/cli.md`."""
+"""References, written from the commands themselves: `python -m genai.cli.reference docs` writes both pages.
+
+docs/cli.md has the commands and their options, docs/environment.md the variables.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 _HEAD = """\
 # The command line
 
-Written from the code by `python -m genai.cli.reference`; a test compares the two.
+Written from the code by `python -m genai.cli.reference docs`; a test compares the two.
 
 stdout carries only the result; messages, figures and progress go to stderr. Exit codes: 0 done, 1 failed, 2 wrong
-usage, 130 interrupted. Every option below can also be set by a variable, named in the last column; a flag wins over
-it, and several values are separated by spaces. Shell completion: `genai --install-completion`.
+usage, 130 interrupted. Every option can also be set by a variable: see [environment.md](environment.md). Shell
+completion: `genai --install-completion`.
+"""
+_ENVIRONMENT = """\
+# Environment variables
+
+Written from the code by `python -m genai.cli.reference docs`; a test compares the two.
+
+| variable | meaning |
+|---|---|
+| `GENAI_CACHE_DIR` | Where compiled kernels and built models are kept [default: `$XDG_CACHE_HOME`, else `~/.cache`]. |
+| `GENAI_CPU_ISA` | Compute as a lesser machine would: amx, vnni, avx2 or portable. |
+| `XDG_STATE_HOME` | Where the chat's history is kept [default: `~/.local/state`]. |
+| `HF_HOME`, `HF_HUB_CACHE` | Where downloaded checkpoints lie: a name of Hugging Face that is there is found. |
+| `NO_COLOR`, `TERM=dumb` | No colours and no dimmed text. |
+
+## Options of commands
+
+A flag wins over its variable. Several values are separated by spaces; what is on or off takes 1 or 0. A variable
+applies to every command that has the option, so set one only for a single command, or where it is to hold for all.
+
+| variable | option | of genai |
+|---|---|---|
 """
 
 
@@ -20,39 +46,52 @@ def reference() -> str:
     """The whole reference in Markdown."""
     from .app import command
 
-    return "\n".join([_HEAD, *_sections(command(), "genai")])
+    return "\n".join([_HEAD, *(_section(one, f"genai {name}") for name, one in _leaves(command(), ""))])
 
 
-def _sections(command: Any, name: str) -> Iterator[str]:
+def environment() -> str:
+    """The page of variables in Markdown."""
+    from .app import command
+
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, one in _leaves(command(), ""):
+        for parameter in one.params:
+            if parameter.envvar:
+                found.setdefault((parameter.envvar, _names(parameter)), []).append(name)
+    rows = [f"| `{variable}` | {names} | {', '.join(of)} |" for (variable, names), of in sorted(found.items())]
+    return _ENVIRONMENT + "\n".join(rows) + "\n"
+
+
+def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     children = getattr(command, "commands", {})
     if not children:
-        yield from _section(command, name)
+        yield name.strip(), command
     for child in children:
-        yield from _sections(children[child], f"{name} {child}")
+        yield from _leaves(children[child], f"{name} {child}")
 
 
-def _section(command: Any, name: str) -> Iterator[str]:
+def _section(command: Any, name: str) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join([name, "[OPTIONS]", *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments)])
-    yield f"## {name}\n\n{command.help}\n\n```\n{usage}\n```\n"
-    yield "| option | meaning | default | variable |\n|---|---|---|---|"
-    for parameter in command.params:
-        if parameter.name != "help":
-            yield _row(parameter)
-    yield ""
+    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    table = "\n".join(["| option | meaning | default |", "|---|---|---|", *rows])
+    return f"## {name}\n\n{command.help}\n\n```\n{usage}\n```\n\n{table}\n"
+
+
+def _names(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.name.upper()}`"
+    return ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
 
 
 def _row(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        names = f"`{parameter.name.upper()}`"
-    else:
-        names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
     help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|")
     default = parameter.default if isinstance(parameter.default, int | float | str) else None
     shown = "" if default is None or default is False else f"`{'on' if default is True else default}`"
-    variable = f"`{parameter.envvar}`" if parameter.envvar else ""
-    return f"| {names} | {help_text} | {shown} | {variable} |"
+    return f"| {_names(parameter)} | {help_text} | {shown} |"
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    folder = Path(sys.argv[1])
+    (folder / "cli.md").write_text(reference(), encoding="utf-8")
+    (folder / "environment.md").write_text(environment(), encoding="utf-8")

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from genai.errors import OptionError
+
 from .terminal import emit, say
 
 Named = list[str] | None
 # Not named "model": GENAI_MODEL, a model folder, is no default of it.
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An .onnx file.", show_default=False)]
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An .onnx file.")]
 
 
 def run(
@@ -22,21 +24,16 @@ def run(
     ] = None,
     random: Annotated[bool, typer.Option("--random", help="Make up the inputs that no file gives.")] = False,
     dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT of a symbolic dimension (made-up inputs).")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the results to an .npz file.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to an .npz file.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Time per operator, and a trace for Chrome.")] = False,
-    compare: Annotated[
-        str | None, typer.Option("--compare", help="Also run it by: onnxruntime.", show_default=False)
-    ] = None,
+    compare: Annotated[str | None, typer.Option("--compare", help="Also run it by: onnxruntime.")] = None,
     level: Annotated[str, typer.Option("--level", help="Rewrites: none, basic, extended or all.")] = "all",
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
     seed: Annotated[int, typer.Option(help="Of made-up inputs.")] = 0,
 ) -> None:
     """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
-    from genai.session.arrays import save_arrays
+    from genai.session.arrays import PEERS, save_arrays
     from genai.session.inference_session import InferenceSession
-    from genai.session.peer import PEERS
 
     _check_choice("--compare", compare, (None, *PEERS))
     session = InferenceSession(file, _options(level, threads, profile))
@@ -51,7 +48,9 @@ def run(
     if compare is not None:
         _compare(file, threads, feed, results)
     if profile:
-        _report_profile(session)
+        for name, (calls, nanoseconds) in session.profile_totals().items():
+            emit(f"{name:<28} {calls:>6} calls {nanoseconds / 1e6:>10.3f} ms", "\n")
+        say(f"trace: {session.end_profiling()}")
 
 
 def _options(level: str, threads: int, profile: bool) -> Any:
@@ -68,21 +67,13 @@ def _options(level: str, threads: int, profile: bool) -> Any:
 
 
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    from genai.errors import OptionError
-
     if value not in choices:
         known = ", ".join(choice for choice in choices if choice)
         raise OptionError(f"{flag} {value!r}", f"it is one of {known}", "choose one of these")
 
 
 def extents(dims: list[str]) -> dict[str, int]:
-    """NAME=EXTENT flags as a dictionary.
-
-    Raises:
-        OptionError: one is of another form.
-    """
-    from genai.errors import OptionError
-
+    """NAME=EXTENT flags as a dictionary."""
     found = {}
     for item in dims:
         name, _, extent = item.partition("=")
@@ -93,7 +84,6 @@ def extents(dims: list[str]) -> dict[str, int]:
 
 
 def _feed(session: Any, inputs: list[str], random: bool, dims: dict[str, int], seed: int) -> dict[str, Any]:
-    from genai.errors import OptionError
     from genai.session.arrays import load_arrays, random_feed
 
     feed: dict[str, Any] = {}
@@ -129,15 +119,8 @@ def _summary(value: Any) -> str:
 
 
 def _compare(model: Path, threads: int, feed: dict[str, Any], results: dict[str, Any]) -> None:
-    from genai.session.arrays import differences
-    from genai.session.peer import Peer
+    from genai.session.arrays import Peer, differences
 
     emit("largest differences from onnxruntime:", "\n")
     for name, absolute, relative in differences(results, Peer(str(model), threads).run(feed)):
         emit(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)", "\n")
-
-
-def _report_profile(session: Any) -> None:
-    for name, (calls, nanoseconds) in session.profile_totals().items():
-        emit(f"{name:<28} {calls:>6} calls {nanoseconds / 1e6:>10.3f} ms", "\n")
-    say(f"trace: {session.end_profiling()}")

@@ -1,43 +1,60 @@
-"""What commands say besides their result: messages and the footer, on stderr."""
+"""What commands read and print: the result on stdout; messages, the footer and progress on stderr."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from genai.errors import ChatTemplateError, InputError
+from genai.kernels.messages import ProgressLine
+
+from .help_page import OUTPUT
+from .wrapping import is_plain, shown_on, table, width_of, wrapped
 
 if TYPE_CHECKING:
     from genai.completion import Completion
     from genai.llm import LLM
+    from genai.plots import Chart
+
+# A pipe that gives nothing for so long is mentioned.
+_SILENT_SECONDS = 2.0
 
 
-def say(message: str) -> None:
-    """Print to stderr; a closed stderr is no reason to fail."""
-    try:
-        print(message, file=sys.stderr, flush=True)
-    except (BrokenPipeError, ValueError):
-        return
+# Work that takes no longer shows no progress.
+SHOWN_AFTER = 1.0
 
 
-class ReaderGone(Exception):
-    """Whoever read stdout went away, as `| head` does. No OSError, so that typer leaves it to us."""
+def reading_line() -> ProgressLine:
+    """Says how far a prompt is read, where that takes long."""
+    return ProgressLine("Reading the prompt", amount=lambda count: f"{count:,.0f}", after=SHOWN_AFTER)
+
+
+def say(message: str, *, exactly: bool = False) -> None:
+    """Print to stderr, on a terminal in lines of whole words; or exactly as it is."""
+    if not exactly:
+        message = wrapped(message, width_of(sys.stderr), 2)
+    print(shown_on(message, sys.stderr), file=sys.stderr, flush=True)
 
 
 def emit(text: str, end: str = "") -> None:
-    """Print to stdout at once.
+    """Print to stdout at once; OutputLost says that it takes no more."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
 
-    Raises:
-        ReaderGone: nobody reads it any more.
-    """
-    try:
-        sys.stdout.write(text + end)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise ReaderGone from None
+
+def emit_figures(figures: str | Iterable[tuple[str, str]]) -> None:
+    """Print a text, such as JSON, or names and what is said of them."""
+    emit(figures if isinstance(figures, str) else table(list(figures), width_of(sys.stdout)), "\n")
 
 
 @contextmanager
@@ -52,17 +69,30 @@ def interrupts_end_the_process() -> Iterator[None]:
 
 
 def read_stdin() -> str:
-    """All of stdin, strictly as UTF-8: depending on the locale, Python would let other bytes through in disguise.
-
-    Raises:
-        InputError: it is not UTF-8.
-    """
-    from genai.errors import InputError
-
+    """All of stdin, strictly as UTF-8: depending on the locale, Python would let other bytes through in disguise."""
     try:
         return sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise InputError("stdin cannot be read", str(error), "give it a text, or < /dev/null") from error
     except UnicodeDecodeError as error:
         raise InputError("stdin is not UTF-8 text", str(error), "convert the text to UTF-8 first") from error
+
+
+def stdin_has_text() -> bool:
+    """Whether stdin is a pipe or a file, from which a text may come beside what the command line says.
+
+    Nobody knows of a pipe whether one will, so a silent one is waited for, and that is said.
+    """
+    try:
+        number = sys.stdin.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError):
+        return False
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+        return False
+    if os.name == "posix" and not select.select([number], [], [], _SILENT_SECONDS)[0]:
+        say("(waiting for the text from stdin; < /dev/null says that there is none)")
+    return True
 
 
 @dataclass(frozen=True)
@@ -77,10 +107,10 @@ class Voice:
     quiet: bool = False
     verbose: bool = False
 
-    def say(self, message: str) -> None:
-        """A message, or an answer to a command, on a line of its own."""
+    def say(self, message: str, *, exactly: bool = False) -> None:
+        """A message, or an answer to a command, on a line of its own; see `say`."""
         if not self.quiet:
-            say(message)
+            say(message, exactly=exactly)
 
     def detail(self, message: str) -> None:
         """Something that few want to know."""
@@ -91,11 +121,8 @@ class Voice:
         """Text as it comes, dimmed on a terminal: what the model thinks before it answers."""
         if self.quiet:
             return
-        try:
-            sys.stderr.write(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text)
-            sys.stderr.flush()
-        except (BrokenPipeError, ValueError):
-            return
+        sys.stderr.write(text if is_plain(sys.stderr) else f"\x1b[2m{text}\x1b[0m")
+        sys.stderr.flush()
 
     def error(self, error: Exception) -> None:
         """An error after which the command goes on."""
@@ -103,13 +130,7 @@ class Voice:
 
 
 def need_chat_template(llm: LLM) -> None:
-    """Before messages become a prompt.
-
-    Raises:
-        ChatTemplateError: the model has no chat template; what to do is said in terms of commands.
-    """
-    from genai.errors import ChatTemplateError
-
+    """Before messages become a prompt."""
     if not llm.tokenizer.chat_template:
         folder = llm.model.folder
         raise ChatTemplateError(
@@ -124,7 +145,7 @@ def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
     """The exact text and token ids that a model is given; with pieces, also the vocabulary entry of each token."""
     ids = llm.encode(text)
     shown = [f"{id_}:{llm.tokenizer.token_text(id_)!r}" if with_pieces else str(id_) for id_ in ids]
-    say(text)
+    say(text, exactly=True)
     say(f"[{len(ids)} tokens] {' '.join(shown)}")
 
 
@@ -140,6 +161,8 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
         f"ctx {completion.prompt_tokens + num_tokens}/{context_size}",
         "interrupted" if ended == "cancelled" else ended,
     ]
+    if completion.timings.compile_seconds >= 0.05:
+        parts.append(f"compiled kernels {completion.timings.compile_seconds:.1f} s")
     if seed is not None:
         parts.append(f"seed {seed}")
     return " · ".join([*parts, f"peak {peak_megabytes():.0f} MB"])
@@ -156,3 +179,30 @@ def peak_megabytes() -> float:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def _checked(path: Path | None) -> Path | None:
+    if path is not None:
+        from genai.plots import check_file
+
+        check_file(path)
+    return path
+
+
+PlotFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        callback=_checked,
+        help="Draw a plot into a file, .svg or .png (needs matplotlib).",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+
+def show_chart(chart: Chart, file: Path | None, *, as_json: bool) -> None:
+    """Draw it into the file; without one, as text on a terminal, below the table."""
+    if file is not None:
+        chart.save(file)
+    elif not as_json and (width := width_of(sys.stdout)):
+        emit(f"\n{shown_on(chart.text(width - 1), sys.stdout)}", "\n")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .completion import ChatReply, Completion
-from .delivery import CompletionStream
+from .delivery import CompletionStream, Progress
 from .errors import ContextOverflowError, InputError, OptionError, StateError
 from .llm import LLM
 from .parsing import Event
 from .sampling_params import SamplingParams
 
-Overflow = Literal["error", "truncate", "shift"]
 OVERFLOWS = ("error", "truncate", "shift")
 # Share of the context that is freed for the reply where max_tokens does not say how much it needs.
 _REPLY_SHARE = 4
@@ -35,6 +35,9 @@ class ChatSession:
             "shift": as truncate, and a reply that reaches the end goes on without the oldest exchanges.
             `num_left_out` says how many messages the last prompt left out; `messages` keeps them all.
         options: of SamplingParams; n is 1.
+
+    Attributes:
+        on_prompt: told while a prompt is read how many of its tokens are computed, of how many.
 
     Raises:
         OptionError: an option that is unknown, out of range or contradictory.
@@ -69,6 +72,7 @@ class ChatSession:
         self.messages: list[dict[str, Any]] = []
         self.last_reply: ChatReply | None = None
         self.num_left_out = 0
+        self.on_prompt: Progress | None = None
         self._running: CompletionStream | None = None
 
     # --- options and messages ------------------------------------------------------------------------------------
@@ -132,7 +136,9 @@ class ChatSession:
         """Add a user message and wait for the whole reply; see send."""
         for _ in self.send(text):
             pass
-        return self._reply()
+        if self.last_reply is None:
+            raise StateError("there is no reply yet", "nothing was answered", "send a message first")
+        return self.last_reply
 
     def send(self, text: str) -> Iterator[Event]:
         """Add a user message and stream the reply, split into events. A caller that stops early keeps what there was.
@@ -166,11 +172,6 @@ class ChatSession:
             stream.cancel()
         return stream is not None
 
-    def _reply(self) -> ChatReply:
-        if self.last_reply is None:
-            raise StateError("there is no reply yet", "nothing was answered", "send a message first")
-        return self.last_reply
-
     def _answer(self) -> Iterator[Event]:
         self.last_reply = None
         try:
@@ -203,7 +204,9 @@ class ChatSession:
         options = dict(self.options)
         if options.get("max_tokens") is not None:
             options["max_tokens"] -= sum(len(part.token_ids) for part in parts)
-        return self.llm.stream_tokens(prompt, **options)
+        stream = self.llm.stream_tokens(prompt, **options)
+        stream.on_prompt = self.on_prompt
+        return stream
 
     # --- context -------------------------------------------------------------------------------------------------
 
@@ -215,6 +218,13 @@ class ChatSession:
         completion = self.last_reply.completion
         return completion.prompt_tokens + len(completion.token_ids)
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether the last reply ended because the context was full."""
+        if self.last_reply is None or self.last_reply.completion.finish_reason != "length":
+            return False
+        return self.context_used >= self.llm.context_size
+
     def _fitting_prompt(self, reply: Sequence[int]) -> tuple[str, list[int]]:
         """The prompt with as many messages as leave room for more; its tokens and those of the reply so far.
 
@@ -225,33 +235,29 @@ class ChatSession:
         room = 1
         while True:
             text = self.prompt()
-            ids = [*self.llm.encode(text), *reply]
-            if len(ids) + room <= limit:
-                return text, ids
+            length = self.llm.tokenizer.too_many_tokens(text, limit)
+            if not length:
+                ids = [*self.llm.encode(text), *reply]
+                length = len(ids)
+                if length + room <= limit:
+                    return text, ids
             if self.on_overflow == "error" or not self._leave_out_more():
-                self._refuse(len(ids))
+                what = "the conversation" if len(self.messages) > 1 else "the message"
+                raise ContextOverflowError(
+                    f"{what} has {length} tokens",
+                    f"the context holds {limit}, the reply included",
+                    "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
+                    "(on_overflow = truncate or shift)",
+                )
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
 
     def _leave_out_more(self) -> bool:
         """Leave out one more exchange; False if only the message to be answered is left."""
-        later = [
-            index
-            for index in range(self.num_left_out + 1, len(self.messages))
-            if self.messages[index]["role"] == "user"
-        ]
-        if not later:
-            return False
-        self.num_left_out = later[0]
-        return True
-
-    def _refuse(self, num_tokens: int) -> None:
-        what = "the conversation" if len(self.messages) > 1 else "the message"
-        raise ContextOverflowError(
-            f"{what} has {num_tokens} tokens",
-            f"the context holds {self.llm.context_size}, the reply included",
-            "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
-            "(on_overflow = truncate or shift)",
-        )
+        for index in range(self.num_left_out + 1, len(self.messages)):
+            if self.messages[index]["role"] == "user":
+                self.num_left_out = index
+                return True
+        return False
 
     def _shifted(self, parts: Sequence[Completion]) -> list[int] | None:
         """The prompt with which a reply that filled the context goes on; None if it is over."""
@@ -316,17 +322,15 @@ def _joined(parts: Sequence[Completion]) -> Completion:
     first, last = parts[0], parts[-1]
     if first is last:
         return first
-    logprobs = None if first.logprobs is None else tuple(one for part in parts for one in part.logprobs or ())
-    return Completion(
+    return replace(
+        first,
         text="".join(part.text for part in parts),
         token_ids=tuple(token for part in parts for token in part.token_ids),
         finish_reason=last.finish_reason,
         stopped_by=last.stopped_by,
         prompt_tokens=last.prompt_tokens - sum(len(part.token_ids) for part in parts[:-1]),
-        cached_tokens=first.cached_tokens,
         timings=first.timings.followed_by(*(part.timings for part in parts[1:])),
-        seed=first.seed,
-        logprobs=logprobs,
+        logprobs=None if first.logprobs is None else tuple(one for part in parts for one in part.logprobs or ()),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from .engine.sampling.logprobs import TokenLogprob
+    from .engine.sampling.batch import TokenLogprob
     from .parsing import Reply, ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -19,19 +19,41 @@ class Timings:
     Attributes:
         time_to_first_token: from the call to the first token: waiting for a place, and the prompt.
         decode_seconds: from the first token to the last.
+        compile_seconds: what kernels took that were compiled meanwhile, once per kernel; the others leave it out.
     """
 
     time_to_first_token: float = 0.0
     decode_seconds: float = 0.0
+    compile_seconds: float = 0.0
 
     def followed_by(self, *later: Timings) -> Timings:
         """Together with what came after: the later prompts count as decoding."""
         more = sum(one.time_to_first_token + one.decode_seconds for one in later)
-        return Timings(self.time_to_first_token, self.decode_seconds + more)
+        compiled = self.compile_seconds + sum(one.compile_seconds for one in later)
+        return Timings(self.time_to_first_token, self.decode_seconds + more, compiled)
 
     def tokens_per_second(self, num_tokens: int) -> float:
         """Decode speed: the tokens after the first one, per second; 0 where there are none."""
         return (num_tokens - 1) / self.decode_seconds if num_tokens > 1 and self.decode_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request.
+
+    Attributes:
+        prompt_tokens: of the prompt. cached_tokens: how many of them were taken from the prefix cache.
+        completion_tokens: of the answer.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Of prompt and answer."""
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True)
@@ -69,6 +91,11 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     prompt_index: int = 0
     sample_index: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens, counted."""
+        return Usage(self.prompt_tokens, self.cached_tokens, len(self.token_ids))
 
     @property
     def tokens_per_second(self) -> float:
@@ -123,3 +150,25 @@ class ChatReply:
                 for call in self.tool_calls
             ]
         return message
+
+
+@dataclass(frozen=True)
+class Done:
+    """The last event of a streamed chat: the reply as a whole, as `chat` would have returned it."""
+
+    reply: ChatReply
+
+    @property
+    def completion(self) -> Completion:
+        """The raw text, the tokens, the figures, and why it ended."""
+        return self.reply.completion
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens, counted."""
+        return self.completion.usage
+
+    @property
+    def raw(self) -> str:
+        """Nothing was generated for this event."""
+        return ""

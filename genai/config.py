@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import config_schema
 from .config_schema import Key, Use
-from .errors import ConfigError, ModelFolderError, NotSupportedYetError
+from .errors import ConfigError, InputError, ModelFolderError, NotSupportedYetError, did_you_mean
+from .folder_errors import no_config, not_a_folder
 from .graph.names import GraphNames
 
 CONFIG_NAME = "genai_config.json"
+_LIMIT = 2**31
+_SEED = "search.random_seed"
+_CPU = ("cpu", "cpuexecutionprovider")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Config:
 
     def __init__(self, path: str | Path) -> None:
         self.folder = Path(path).expanduser()
+        self.model_data: dict[str, bytes] = {}
+        self.providers: list[str] = []
         self.raw: dict[str, Any] = _read_json(self.folder)
         self._check()
 
@@ -74,7 +79,7 @@ class Config:
         """
         try:
             patch = json.loads(text)
-        except (json.JSONDecodeError, TypeError) as error:
+        except (ValueError, RecursionError, TypeError) as error:
             raise ConfigError("overlay: the text is not JSON", str(error), "pass a JSON object as a string") from error
         if not isinstance(patch, dict):
             raise ConfigError(
@@ -91,45 +96,101 @@ class Config:
             self._check()
             raise
 
-    def append_provider(self, name: str) -> None:
-        """Choose an execution provider. Only "cpu" exists in this version."""
-        if name.lower() not in ("cpu", "cpuexecutionprovider"):
-            raise NotSupportedYetError(
-                f"provider {name!r} is not available",
-                "this version runs on the CPU",
-                'use "cpu", or leave the call out',
-            )
-
-    def set_provider_option(self, name: str, key: str, value: str) -> None:
-        """Options of onnxruntime's execution providers: there are none here."""
+    @classmethod
+    def from_package_ep(cls, path: str, ep: str) -> NoReturn:
+        """Not supported: models are read from folders, not from packages of several."""
         raise NotSupportedYetError(
-            f"provider option {name}.{key} = {value!r} is not supported",
-            "no onnxruntime runs here",
-            "choose threads and precision with arguments of Model",
+            f"{path}: model packages are not read",
+            "a model is a folder with a genai_config.json",
+            "give one of the package's folders to Config",
         )
+
+    def add_model_data(self, model_filename: str, model_data: bytes | bytearray | memoryview) -> None:
+        """Read a file of the model from memory instead of the folder, in models that are loaded later.
+
+        Args:
+            model_filename: as genai_config.json, or a graph's external data, names it.
+            model_data: its bytes, copied.
+
+        Raises:
+            InputError: not a name, or not bytes.
+        """
+        if not isinstance(model_filename, str) or not isinstance(model_data, bytes | bytearray | memoryview):
+            raise InputError(
+                f"add_model_data: got ({type(model_filename).__name__}, {type(model_data).__name__})",
+                "a file name and its bytes are expected",
+                'for example add_model_data("model.onnx", Path("model.onnx").read_bytes())',
+            )
+        self.model_data[model_filename] = bytes(model_data)
+
+    def remove_model_data(self, model_filename: str) -> None:
+        """Take back what add_model_data gave; loaded models keep it.
+
+        Raises:
+            InputError: nothing of that name was given.
+        """
+        if model_filename not in self.model_data:
+            given = ", ".join(self.model_data) or "none"
+            raise InputError(f"remove_model_data: no {model_filename!r}", f"given are: {given}", "give one of these")
+        del self.model_data[model_filename]
+
+    def append_provider(self, name: str) -> None:
+        """Choose an execution provider; one other than "cpu" is refused when a model is loaded."""
+        self.providers.append(str(name))
 
     def clear_providers(self) -> None:
         """Forget chosen providers; the CPU remains."""
+        self.providers.clear()
+
+    def set_provider_option(self, name: str, key: str, value: str) -> None:
+        """An option of a provider other than the CPU, which would be refused: as long as it is not chosen, no effect.
+
+        Raises:
+            NotSupportedYetError: an option of the CPU; it has none.
+        """
+        if name.lower() in _CPU:
+            raise NotSupportedYetError(
+                f"provider option {name}.{key} = {value!r} is not supported",
+                "no onnxruntime runs here",
+                "choose threads and precision with arguments of Model",
+            )
+
+    def _hardware(self, provider: str, value: Any = None) -> None:
+        """Which device a provider other than the CPU would use: no effect as long as it is not chosen."""
+
+    set_decoder_provider_options_hardware_device_type = _hardware
+    set_decoder_provider_options_hardware_device_id = _hardware
+    set_decoder_provider_options_hardware_vendor_id = _hardware
+    clear_decoder_provider_options_hardware_device_type = _hardware
+    clear_decoder_provider_options_hardware_device_id = _hardware
+    clear_decoder_provider_options_hardware_vendor_id = _hardware
+
+    def check_providers(self) -> None:
+        """Whether the chosen providers are there.
+
+        Raises:
+            NotSupportedYetError: one of them is not.
+        """
+        for name in self.providers:
+            if name.lower() not in _CPU:
+                raise NotSupportedYetError(
+                    f"provider {name!r} is not available", "this version runs on the CPU", 'use "cpu", or none'
+                )
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        reason = "it is a file" if folder.exists() else "there is no such folder"
-        raise ModelFolderError(f"{folder}: not a model folder", reason, f"give the folder that holds {CONFIG_NAME}")
+        raise not_a_folder(folder)
     path = folder / CONFIG_NAME
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelFolderError(
-            f"{folder}: {CONFIG_NAME} is missing",
-            "a model folder is described by that file",
-            "give a folder made by a model builder; of a Hugging Face checkpoint `genai build` makes one",
-        ) from error
+        raise no_config(folder) from error
     except OSError as error:
         raise ModelFolderError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text", str(error), "write the file again as UTF-8 JSON") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not JSON", str(error), "correct the file at that place") from error
     if not isinstance(value, dict):
         raise ConfigError(
@@ -145,15 +206,18 @@ def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key])
         path = f"{where}.{name}" if where else name
         key = keys.get(name)
         if key is None:
-            raise ConfigError(
-                f"unknown key {path!r} in {CONFIG_NAME}", "it is not part of the format", _suggest(name, keys)
-            )
-        if not _has_type(item, key.types):
+            hint = did_you_mean(name, keys, f"known keys here: {', '.join(sorted(keys))}")
+            raise ConfigError(f"unknown key {path!r} in {CONFIG_NAME}", "it is not part of the format", hint)
+        if not (bool in key.types if isinstance(item, bool) else isinstance(item, key.types)):
             allowed = " or ".join(kind.__name__ for kind in key.types)
             raise ConfigError(
-                f"{path} = {item!r} in {CONFIG_NAME}",
+                f"{path} = {item!r:.80} in {CONFIG_NAME}",
                 f"expected {allowed}, found {type(item).__name__}",
                 f"write {path} as {allowed}",
+            )
+        if key.types == config_schema.INT and path != _SEED and not -_LIMIT <= item < _LIMIT:
+            raise ConfigError(
+                f"{path} = {item} in {CONFIG_NAME}", "ids, sizes and lengths have 32 bits", f"write less than {_LIMIT}"
             )
         if key.use is Use.LATER and item not in ({}, [], None):
             raise NotSupportedYetError(
@@ -166,19 +230,6 @@ def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key])
         elif isinstance(item, dict) and key.keys is not None:
             ignored += _check_object(path, item, key.keys)
     return ignored
-
-
-def _has_type(value: Any, types: tuple[type, ...]) -> bool:
-    if object in types:
-        return True
-    if isinstance(value, bool):
-        return bool in types
-    return isinstance(value, types)
-
-
-def _suggest(name: str, keys: Mapping[str, Key]) -> str:
-    close = difflib.get_close_matches(name, keys, 1)
-    return f"did you mean {close[0]!r}?" if close else f"known keys here: {', '.join(sorted(keys))}"
 
 
 def _require(block: Mapping[str, Any], where: str, name: str) -> Any:
@@ -235,12 +286,16 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
             "give a relative file name",
         )
     window = decoder.get("sliding_window", {}).get("window_size")
-    heads = _positive(decoder, "model.decoder", "num_attention_heads")
+    # Only what a graph may leave open is needed; the sizes that no graph leaves open, some folders leave out.
+    either = "num_attention_heads" if "num_attention_heads" in decoder else "num_key_value_heads"
+    heads = _positive(decoder, "model.decoder", either if either in decoder else "num_attention_heads")
     kv_heads = int(decoder.get("num_key_value_heads", heads))
+    head_size = _positive(decoder, "model.decoder", "head_size")
+    sizes = {"hidden_size": heads * head_size, **decoder}
     return DecoderConfig(
         filename=filename,
-        head_size=_positive(decoder, "model.decoder", "head_size"),
-        hidden_size=_positive(decoder, "model.decoder", "hidden_size"),
+        head_size=head_size,
+        hidden_size=_positive(sizes, "model.decoder", "hidden_size"),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         num_hidden_layers=_positive(decoder, "model.decoder", "num_hidden_layers"),
@@ -253,6 +308,8 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
             logits=outputs.get("logits", "logits"),
             present_key=_template(outputs, "present_key_names", "present.%d.key"),
             present_value=_template(outputs, "present_value_names", "present.%d.value"),
+            past=_template(inputs, "past_names", "past_%d") if "past_names" in inputs else "",
+            present=_template(outputs, "present_names", "present_%d") if "past_names" in inputs else "",
         ),
         sliding_window=window if window and window > 0 else None,
     )

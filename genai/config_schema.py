@@ -34,51 +34,43 @@ INT, FLOAT, BOOL, STR = (int,), (int, float), (bool,), (str,)
 IDS = (int, list)
 
 
-def _used(types: tuple[type, ...], names: str) -> dict[str, Key]:
-    return {name: Key(types) for name in names.split()}
+def _keys(types: tuple[type, ...], names: str, use: Use = Use.USED) -> dict[str, Key]:
+    return {name: Key(types, use) for name in names.split()}
 
-
-def _foreign(types: tuple[type, ...], names: str) -> dict[str, Key]:
-    return {name: Key(types, Use.FOREIGN) for name in names.split()}
-
-
-def _later(types: tuple[type, ...], names: str) -> dict[str, Key]:
-    return {name: Key(types, Use.LATER) for name in names.split()}
-
-
-_ANY = (object,)
 
 DECODER_INPUTS = {
-    **_used(STR, "input_ids attention_mask position_ids past_key_names past_value_names"),
-    **_later(
+    **_keys(STR, "input_ids attention_mask position_ids past_key_names past_value_names past_names"),
+    **_keys(
         STR,
-        "inputs_embeds past_names past_key_scale_names past_value_scale_names cross_past_key_names "
+        "inputs_embeds past_key_scale_names past_value_scale_names cross_past_key_names "
         "cross_past_value_names past_key_values_length past_sequence_length current_sequence_length "
         "total_sequence_length cache_indirection encoder_hidden_states encoder_attention_mask rnn_states_prev "
         "hidden_states block_table block_table_windowed cumulative_sequence_lengths past_sequence_lengths "
         "attention_metadata logits_indices past_conv_names past_recurrent_names state_update_capture_count "
         "state_update_active per_layer_inputs targets lstm_hidden_state lstm_cell_state",
+        Use.LATER,
     ),
 }
 DECODER_OUTPUTS = {
-    **_used(STR, "logits present_key_names present_value_names"),
-    **_later(
+    **_keys(STR, "logits present_key_names present_value_names present_names hidden_states"),
+    **_keys(
         STR,
-        "present_names present_key_scale_names present_value_scale_names present_conv_names present_recurrent_names "
-        "state_update_conv_value_names state_update_recurrent_capsule_names hidden_states output_cross_qk_names "
+        "present_key_scale_names present_value_scale_names present_conv_names present_recurrent_names "
+        "state_update_conv_value_names state_update_recurrent_capsule_names output_cross_qk_names "
         "rnn_states lstm_hidden_state lstm_cell_state outputs",
+        Use.LATER,
     ),
 }
 SLIDING_WINDOW = {
-    **_used(INT, "window_size"),
-    **_foreign(INT, "pad_value cache_slack"),
-    **_foreign(STR, "alignment"),
-    **_foreign(BOOL, "slide_inputs slide_key_value_cache"),
+    **_keys(INT, "window_size"),
+    **_keys(INT, "pad_value cache_slack", Use.FOREIGN),
+    **_keys(STR, "alignment", Use.FOREIGN),
+    **_keys(BOOL, "slide_inputs slide_key_value_cache", Use.FOREIGN),
     "layers": Key((list,)),
 }
 DECODER = {
-    **_used(STR, "filename"),
-    **_used(INT, "head_size hidden_size num_attention_heads num_key_value_heads num_hidden_layers"),
+    **_keys(STR, "filename"),
+    **_keys(INT, "head_size hidden_size num_attention_heads num_key_value_heads num_hidden_layers"),
     "layer_types": Key((list,)),
     "inputs": Key((dict,), keys=DECODER_INPUTS),
     "outputs": Key((dict,), keys=DECODER_OUTPUTS),
@@ -92,28 +84,27 @@ DECODER = {
     "pipeline": Key((list,), Use.LATER),
 }
 MODEL = {
-    **_used(STR, "type tokenizer_dir"),
-    **_used(INT, "vocab_size context_length bos_token_id pad_token_id sep_token_id decoder_start_token_id"),
-    **_used(INT, "bot_token_id eot_token_id bor_token_id eor_token_id"),
+    **_keys(STR, "type tokenizer_dir"),
+    **_keys(INT, "vocab_size context_length bos_token_id pad_token_id sep_token_id decoder_start_token_id"),
+    **_keys(INT, "bot_token_id eot_token_id bor_token_id eor_token_id"),
     "eos_token_id": Key(IDS),
     "decoder": Key((dict,), keys=DECODER),
-    **_foreign(INT, "image_token_id audio_token_id boa_token_id video_token_id vision_start_token_id"),
-    **_later(
-        (dict,),
-        "draft encoder embedding vision speech joiner vad mtp dflash2 dspark moonshine audio_output",
+    **_keys(INT, "image_token_id audio_token_id boa_token_id video_token_id vision_start_token_id", Use.FOREIGN),
+    **_keys(
+        (dict,), "draft encoder embedding vision speech joiner vad mtp dflash2 dspark moonshine audio_output", Use.LATER
     ),
 }
 SEARCH = {
-    **_used(BOOL, "do_sample early_stopping past_present_share_buffer"),
-    **_used(FLOAT, "temperature top_p repetition_penalty length_penalty diversity_penalty"),
-    **_used(
+    **_keys(BOOL, "do_sample early_stopping past_present_share_buffer"),
+    **_keys(FLOAT, "temperature top_p repetition_penalty length_penalty diversity_penalty"),
+    **_keys(
         INT,
         "top_k min_length max_length batch_size num_beams num_return_sequences no_repeat_ngram_size random_seed "
         "chunk_size",
     ),
-    **_foreign(FLOAT, "blank_penalty audio_temperature"),
-    **_foreign(BOOL, "audio_interleaved"),
-    **_foreign(INT, "audio_top_k"),
+    **_keys(FLOAT, "blank_penalty audio_temperature", Use.FOREIGN),
+    **_keys(BOOL, "audio_interleaved", Use.FOREIGN),
+    **_keys(INT, "audio_top_k", Use.FOREIGN),
 }
 ROOT = {
     "model": Key((dict,), keys=MODEL),

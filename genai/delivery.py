@@ -6,55 +6,45 @@ Whoever stops waiting (Ctrl-C, a cancelled task, a closed stream) cancels what i
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING
+
+from genai.kernels.interrupts import Task
 
 from .completion import Completion
 from .engine.worker import Worker
 from .errors import StateError
 from .generation import Generation
-from .requests import MakeGenerations
 
 if TYPE_CHECKING:
     import asyncio
 
 _END = None
-# A signal that arrives just before a thread blocks is seen when the thread wakes, so that no wait is longer than this.
-_SIGNAL_SECONDS = 0.1
 
 
 class _Group:
     """Generations of one call, which are over when all of them are. A failing one cancels the others."""
 
-    def __init__(self, make: MakeGenerations, worker: Worker, on_done: Callable[[], None]) -> None:
+    def __init__(self, leaders: list[Generation], worker: Worker, on_done: Callable[[], None]) -> None:
         self._worker = worker
         self._on_done = on_done
-        self._lock = threading.Lock()
         self.error: BaseException | None = None
-        self.leaders = make(self)
-        self.all = [one for leader in self.leaders for one in leader.samples]
-        self._num_left = len(self.all)
-
-    def submit(self) -> None:
-        """Let the engine begin."""
-        self._worker.submit(self.leaders)
+        self.all = [one for leader in leaders for one in leader.samples]
+        self.num_left = len(self.all)
+        for one in self.all:
+            one.sink = self
 
     def text(self, generation: Generation, piece: str) -> None:
         """See Sink."""
 
     def finished(self, generation: Generation, error: BaseException | None) -> None:
-        """See Sink."""
-        with self._lock:
-            self._num_left -= 1
-            first_error = error is not None and self.error is None
-            self.error = self.error or error
-            done = self._num_left == 0
-        if first_error:
+        """See Sink; the engine's thread alone calls it."""
+        if error is not None and self.error is None:
+            self.error = error
             self.cancel()
-        if done:
+        self.num_left -= 1
+        if not self.num_left:
             self._on_done()
 
     def cancel(self) -> None:
@@ -70,21 +60,28 @@ class _Group:
         return [one.completion() for one in self.all]
 
 
-def wait_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
-    """Run a request and wait until it is over."""
-    done = threading.Event()
-    group = _Group(make, worker, done.set)
+Progress = Callable[[int, int], None]
+"""Told how many of how many are done, every tenth of a second while somebody waits."""
+
+
+def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | None = None) -> list[Completion]:
+    """Run a request and wait until it is over; `progress` hears how many completions are."""
+    bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+    group = _Group(leaders, worker, lambda: bell.put(None))
     try:
-        group.submit()
-        while not done.wait(_SIGNAL_SECONDS):
-            pass
+        worker.submit(leaders)
+        while group.num_left:
+            with suppress(queue.Empty):
+                bell.get(timeout=Task.SECONDS)
+            if progress is not None:
+                progress(len(group.all) - group.num_left, len(group.all))
     except BaseException:
         group.cancel()
         raise
     return group.completions()
 
 
-async def await_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
+async def await_for(leaders: list[Generation], worker: Worker) -> list[Completion]:
     """Run a request; other tasks go on."""
     loop = _running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -93,9 +90,9 @@ async def await_for(make: MakeGenerations, worker: Worker) -> list[Completion]:
         if not done.done():
             done.set_result(None)
 
-    group = _Group(make, worker, lambda: _call_soon(loop, set_done))
+    group = _Group(leaders, worker, lambda: _call_soon(loop, set_done))
     try:
-        group.submit()
+        worker.submit(leaders)
         await done
     except BaseException:
         group.cancel()
@@ -126,26 +123,26 @@ class _Mailbox:
     def __init__(self, put: Callable[[str | None], None]) -> None:
         self._put = put
         self.error: BaseException | None = None
+        self.is_closed = False
 
     def text(self, generation: Generation, piece: str) -> None:
-        """See Sink."""
         self._put(piece)
 
     def finished(self, generation: Generation, error: BaseException | None) -> None:
-        """See Sink."""
-        self.error = error
+        self.error, self.is_closed = error, True
         self._put(_END)
 
 
 class _Stream:
     """One generation, delivered in pieces through a queue."""
 
-    def __init__(self, make: MakeGenerations, worker: Worker, put: Callable[[str | None], None]) -> None:
+    def __init__(self, jobs: list[Generation], worker: Worker, put: Callable[[str | None], None]) -> None:
         self._worker = worker
         self._mailbox = _Mailbox(put)
         self._over = False
-        (self._generation,) = make(self._mailbox)
-        worker.submit([self._generation])
+        (self._generation,) = jobs
+        self._generation.sink = self._mailbox
+        worker.submit(jobs)
 
     @property
     def completion(self) -> Completion:
@@ -158,6 +155,10 @@ class _Stream:
             self._generation.cancelled = True
             self._worker.wake()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_generation"):
+            self.cancel()
+
     def _took(self, piece: str | None) -> bool:
         """Whether there is a piece; raises what ended the generation."""
         self._over = piece is _END
@@ -167,11 +168,17 @@ class _Stream:
 
 
 class CompletionStream(_Stream):
-    """An iterator over pieces of text, made by LLM.stream."""
+    """An iterator over pieces of text, made by LLM.stream.
 
-    def __init__(self, make: MakeGenerations, worker: Worker) -> None:
+    Attributes:
+        on_prompt: told while somebody waits for the first piece how many tokens of the prompt are computed.
+    """
+
+    on_prompt: Progress | None = None
+
+    def __init__(self, jobs: list[Generation], worker: Worker) -> None:
         self._pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        super().__init__(make, worker, self._pieces.put)
+        super().__init__(jobs, worker, self._pieces.put)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -198,33 +205,34 @@ class CompletionStream(_Stream):
             self._over = self._get() is _END
 
     def _get(self) -> str | None:
+        """The next piece. An interrupt right after one was taken from the queue loses it, were it the end's mark."""
         while True:
+            is_closed = self._mailbox.is_closed  # then all is in the queue
             with suppress(queue.Empty):
-                return self._pieces.get(timeout=_SIGNAL_SECONDS)
+                return self._pieces.get(timeout=0 if is_closed else Task.SECONDS)
+            done, total = self._generation.prompt_progress
+            if self.on_prompt is not None and done < total:
+                self.on_prompt(done, total)
+            if is_closed:
+                return _END
 
     def __enter__(self) -> CompletionStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_generation"):
-            self.cancel()
 
 
 class AsyncCompletionStream(_Stream):
     """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
 
-    def __init__(self, make: MakeGenerations, worker: Worker) -> None:
+    def __init__(self, jobs: list[Generation], worker: Worker) -> None:
         import asyncio
 
         loop = _running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         put = self._pieces.put_nowait
-        super().__init__(make, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
+        super().__init__(jobs, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -250,11 +258,5 @@ class AsyncCompletionStream(_Stream):
     async def __aenter__(self) -> AsyncCompletionStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_generation"):
-            self.cancel()

@@ -1,10 +1,12 @@
 """Typed errors. Every message has three parts: what is wrong, why, and what to do.
 
 `GenaiError` derives from RuntimeError so that scripts written for onnxruntime-genai still catch it.
-This module imports nothing, so that every room above the kernels can raise from it.
+This module imports nothing of ours, so that every room above the kernels can raise from it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class GenaiError(RuntimeError):
@@ -97,3 +99,25 @@ class LogitsProcessorError(SamplingError):
 
 class StepInterrupted(GenaiError):
     """A step was given up because nobody waits for its results any more; its sequences are as they were before."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """What to do about a name that is not known: use the one that looks most like it, or `otherwise` if none does."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def malformed(what: str, why: str) -> GraphError:
+    """The error of a model that its exporter got wrong, or that was damaged since."""
+    return GraphError(what, why, "export the model again")
+
+
+def no_threads(error: Exception) -> StateError:
+    """The error for a thread that the system would not start."""
+    return StateError(
+        "a thread cannot be started",
+        str(error),
+        "use fewer threads (threads=…), or raise the limit of processes (ulimit -u, or that of the container)",
+    )

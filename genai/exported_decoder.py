@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import Config
+from .decoder_graph import read_decoder_file
 from .errors import GenaiError
-from .graph.exported_attention import find_plain_attention, replace_plain_attention
-from .graph.exported_shapes import settle_shapes
+from .graph.exported_attention import find_plain_attention, replace_plain_attention, settle_shapes
 from .graph.flatten import FlatDecoder, flatten_decoder
 from .graph.ir import Model, Value
-from .graph.reader import read_model
-from .graph.rewrites.dead_code import RemoveDeadCode
+from .graph.rewrites.simplify import remove_dead_code
 from .graph.rows import NotFlattenable
 from .graph.shapes import infer_shapes
 from .runtime.plan import PlanOptions, build_plan
@@ -29,11 +28,7 @@ _HIDDEN = -1e4
 
 
 def flatten_exported(config: Config) -> FlatDecoder:
-    """Read the folder's graph, put attention operators in the place of plain attention, and flatten it.
-
-    Raises:
-        NotFlattenable: with the reason.
-    """
+    """Read the folder's graph, put attention operators in the place of plain attention, and flatten it."""
     names, decoder = config.model.decoder.names, config.model.decoder
     model = _read(config)
     layers = find_plain_attention(model.graph, names)
@@ -55,15 +50,11 @@ def flatten_exported(config: Config) -> FlatDecoder:
 
 
 def visible_window(config: Config, mask: str) -> int | None:
-    """Try a mask out: how many tokens a query sees, itself included; None means all before it.
-
-    Raises:
-        NotFlattenable: it lets anything else through, or cannot be computed by itself.
-    """
+    """Try a mask out: how many tokens a query sees, itself included; None means all before it."""
     model = _read(config)
     model.graph.outputs = [Value(mask)]
     model.graph.invalidate()
-    RemoveDeadCode().apply(model)
+    remove_dead_code.apply(model)
     plan = build_plan(model, PlanOptions())
     longest = min(config.model.context_length, _LONGEST_TRIAL)
     window = int(_visible(config, model, plan, longest - 1, 1).sum())
@@ -108,6 +99,6 @@ def _feeds(config: Config, model: Model, past: int, new: int) -> dict[str, Any]:
 
 
 def _read(config: Config) -> Model:
-    model = read_model(config.folder / config.model.decoder.filename)
+    model = read_decoder_file(config)
     settle_shapes(model, config.model.decoder.names)
     return model

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from .completion import Completion, FinishReason, Timings
-from .engine.sampling.banned_strings import BannedStrings, Rewind
-from .engine.sampling.logprobs import TokenLogprob, token_logprobs
-from .engine.sampling.plan import SamplingPlan
-from .engine.sampling.row import RowSampler
-from .engine.sampling.stop_strings import StopStrings
+from .device import compile_seconds
+from .engine.decoder import Logits
+from .engine.sampling.batch import TokenLogprob, token_logprobs
+from .engine.sampling.plan import RowSampler, SamplingPlan
+from .engine.sampling.strings import BannedStrings, Rewind, StopStrings
+from .tokenizer import TokenizerStream
 
-if TYPE_CHECKING:
-    from .engine.decoder import Logits
-    from .tokenizer import TokenizerStream
+
+def _now() -> float:
+    """A clock that stands still while kernels are compiled."""
+    return time.perf_counter() - compile_seconds()
+
+
+class Sink(Protocol):
+    """Where generations deliver; called on the engine's thread."""
+
+    def text(self, generation: Generation, piece: str) -> None:
+        """A piece of text is certain."""
+
+    def finished(self, generation: Generation, error: BaseException | None) -> None:
+        """It is over; the error that ended it, if any."""
 
 
 class Generation:
     """A job for the engine (see engine.Job): one sample of one prompt.
 
     Args:
-        prompt: token ids, at least one.
-        plan: its options made ready.
-        seed: of the request. sample: which of its samples this is.
-        stream: a fresh one of the model's tokenizer.
-        context_size: most tokens of the sequence.
-        on_text: called with each piece of text that is certain.
-        on_finish: called once when it is over, with the error that ended it, if any.
-        prompt_index: for the completion.
-        siblings: further samples of the same prompt.
+        prompt: token ids, at least one. plan: its options made ready. stream: a fresh one of the model's tokenizer.
+        seed: of the request. sample: which of its samples this is; siblings: the further ones, which this one leads.
+        context_size: most tokens of the sequence. prompt_index: for the completion.
 
-    The callbacks run on the engine's thread.
+    Attributes:
+        sink: where it delivers; whoever waits for it says so before it is submitted.
     """
+
+    sink: Sink
 
     def __init__(
         self,
@@ -44,8 +53,6 @@ class Generation:
         sample: int,
         stream: TokenizerStream,
         context_size: int,
-        on_text: Callable[[Generation, str], None],
-        on_finish: Callable[[Generation, BaseException | None], None],
         prompt_index: int = 0,
         siblings: Sequence[Generation] = (),
     ) -> None:
@@ -57,7 +64,6 @@ class Generation:
         self._followers, self._waiting = siblings, siblings
         self.wants_prompt_logits = params.prompt_logprobs is not None and len(prompt) > 1 and sample == 0
         self._context_size = context_size
-        self._on_text, self._on_finish = on_text, on_finish
         self._text: list[str] = []
         self._output: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -71,8 +77,17 @@ class Generation:
         self._finish_reason: FinishReason = "cancelled"
         self._stopped_by: int | str | None = None
         self._cached_tokens = 0
-        self._submitted = time.perf_counter()
-        self._first_token = self._last_token = 0.0
+        self._submitted, self._compiled_before = _now(), compile_seconds()
+        self._first_token = self._last_token = self._compiled = 0.0
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt are computed, of how many."""
+        total = len(self.prompt)
+        if self._first_token:
+            return total, total
+        sequence = self.sequence
+        return (min(sequence.num_computed, total) if sequence is not None else 0), total
 
     @property
     def samples(self) -> list[Generation]:
@@ -82,13 +97,11 @@ class Generation:
     # --- for the engine ------------------------------------------------------------------------------------------
 
     def start(self, sequence: Any) -> None:
-        """See Job.start."""
         sequence.append(self.prompt)
         self.adopt(sequence)
         self._cached_tokens = 0
 
     def adopt(self, sequence: Any) -> None:
-        """See Job.adopt."""
         self.sequence = sequence
         self.row = RowSampler(
             self.plan, sequence.tokens, seed=self.seed, row=self.sample, prompt_length=len(self.prompt)
@@ -96,12 +109,10 @@ class Generation:
         self._cached_tokens = len(self.prompt)
 
     def take_siblings(self) -> Sequence[Generation]:
-        """See Job.take_siblings."""
         waiting, self._waiting = self._waiting, ()
         return waiting
 
     def note_reused(self, num_tokens: int) -> None:
-        """See Job.note_reused."""
         self._cached_tokens = num_tokens
 
     def take_prompt_logits(self, logits: Logits, start: int) -> None:
@@ -112,8 +123,7 @@ class Generation:
         self._prompt_logprobs |= dict(enumerate(found, start + 1))
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """See Job.take."""
-        self._last_token = time.perf_counter()
+        self._last_token, self._compiled = _now(), compile_seconds() - self._compiled_before
         if self._first_token == 0.0:
             self._first_token = self._last_token
         reason = self.row.finish_reason(token)
@@ -136,11 +146,10 @@ class Generation:
         return self._finish_reason == "cancelled"
 
     def finish(self, error: BaseException | None) -> None:
-        """See Job.finish."""
         if error is None and self._finish_reason == "cancelled":
             self._flush()
         self.sequence = None
-        self._on_finish(self, error)
+        self.sink.finished(self, error)
 
     # --- text ----------------------------------------------------------------------------------------------------
 
@@ -154,14 +163,15 @@ class Generation:
             self._show(text)
             return None
         self._streams.append(before)
-        verdict = self._banned.feed(token, text)
-        if verdict.rewind is None:
-            self._show(verdict.text)
-            # A stop string in what is held back ends the output now, whatever a banned string would need to follow.
-            if self._looks_for_stops and self._stops.would_end(self._banned.held):
-                self._show(self._banned.flush())
-            del self._streams[: len(self._streams) - self._banned.num_held]
-        return verdict.rewind
+        certain = self._banned.feed(token, text)
+        if isinstance(certain, Rewind):
+            return certain
+        self._show(certain)
+        # A stop string in what is held back ends the output now, whatever a banned string would need to follow.
+        if self._looks_for_stops and self._stops.would_end(self._banned.held):
+            self._show(self._banned.flush())
+        del self._streams[: len(self._streams) - self._banned.num_held]
+        return None
 
     def _go_back(self, rewind: Rewind) -> None:
         kept = len(self._streams) - rewind.num_tokens
@@ -186,7 +196,7 @@ class Generation:
     def _pass_on(self, text: str) -> None:
         if text:
             self._text.append(text)
-            self._on_text(self, text)
+            self.sink.text(self, text)
 
     @property
     def _looks_for_stops(self) -> bool:
@@ -195,13 +205,13 @@ class Generation:
     # --- results -------------------------------------------------------------------------------------------------
 
     def completion(self) -> Completion:
-        """What there is so far; complete once `on_finish` was called."""
+        """What there is so far; complete once the sink was told that it is over."""
         params = self.plan.params
         prompt_logprobs = None
         if params.prompt_logprobs is not None:
             known = self._prompt_logprobs
             prompt_logprobs = (None, *(known[i] for i in range(1, len(self.prompt)) if i in known))
-        first = self._first_token or time.perf_counter()
+        first = self._first_token or _now()
         return Completion(
             text="".join(self._text),
             token_ids=tuple(self._output),
@@ -209,7 +219,7 @@ class Generation:
             stopped_by=self._stopped_by,
             prompt_tokens=len(self.prompt),
             cached_tokens=self._cached_tokens,
-            timings=Timings(first - self._submitted, max(0.0, self._last_token - first)),
+            timings=Timings(first - self._submitted, max(0.0, self._last_token - first), self._compiled),
             seed=self.seed,
             logprobs=tuple(self._logprobs) if params.logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,

@@ -8,22 +8,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from .bundled import bundled_model
-from .completion import ChatReply, Completion
+from .completion import ChatReply, Completion, Done
 from .config import Config
-from .delivery import AsyncCompletionStream, CompletionStream, await_for, wait_for
+from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 from .engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from .engine.worker import Worker
-from .errors import InputError, OptionError
+from .errors import ChatTemplateError, InputError, OptionError, did_you_mean
 from .model import Model
 from .parsing import Event, Reply, ReplySplitter, detect, get_parser
 from .requests import Prompt, RequestBuilder
 from .sampling_params import SamplingParams
+from .text.template_worker import SHARED
 from .tokenizer import Tokenizer
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
@@ -37,7 +39,7 @@ class LLM:
     Args:
         model: a model folder, a Config or a loaded Model; None = the bundled model.
         max_sequences: sequences that run side by side; more wait.
-        model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes; see genai.Model.
+        model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device; see genai.Model.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
@@ -61,6 +63,8 @@ class LLM:
             raise OptionError(
                 f"max_sequences = {max_sequences!r}", "a whole number of at least 1 is expected", "leave it out"
             )
+        with contextlib.suppress(ChatTemplateError):  # told to whoever renders a conversation
+            SHARED.start()  # ready by the time the model is
         self._owns_model = not isinstance(model, Model)
         self.model = loaded = _loaded(model, model_options)
         self.tokenizer = Tokenizer(loaded)
@@ -74,6 +78,8 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress | None = None,
         **options: Any,
     ) -> list[Completion]:
         """Complete one prompt or many; many run as one batch.
@@ -83,6 +89,7 @@ class LLM:
             params: options, for all prompts or one each; None = the model's defaults.
             options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
                 `params`, or the model's defaults.
+            progress: told every tenth of a second how many completions are done, of how many.
 
         Returns:
             One completion per prompt and sample, in order: all samples of the first prompt, then of the second.
@@ -104,7 +111,7 @@ class LLM:
         >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
         3
         """
-        return wait_for(self._requests.batch(prompts, params, options), self._worker)
+        return wait_for(self._requests.batch(prompts, params, options), self._worker, progress)
 
     async def agenerate(
         self,
@@ -203,7 +210,7 @@ class LLM:
             params, options: as for generate; n is 1.
 
         Raises:
-            ChatTemplateError: there is no chat template, or it refuses the messages.
+            ChatTemplateError: there is no chat template, or it refuses the messages or leaves out some, or the tools.
             Otherwise as generate.
 
         >>> messages = [{"role": "user", "content": "My name is Nora."}]
@@ -246,16 +253,20 @@ class LLM:
         template: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **options: Any,
-    ) -> Iterator[Event]:
+    ) -> Iterator[Event | Done]:
         """Answer a conversation piece by piece, split into genai.parsing's events: Text, Reasoning, ToolCall, ….
 
-        Arguments and errors as for chat; errors come with the first event.
+        The last event is Done: it has the whole reply, its completion and usage. Arguments and errors as for chat;
+        errors come with the first event.
 
         >>> for event in llm.stream_chat("What is 20 - 5?"):
-        ...     print(event)
+        ...     print(repr(event)[:30])
         Text(text='1', problem='')
         Text(text='5', problem='')
         End(in_reasoning=False)
+        Done(reply=ChatReply(reply=Rep
+        >>> event.reply.text, event.completion.finish_reason, event.usage.completion_tokens
+        ('15', 'stop', 2)
         """
         prompt = self.render(messages, tools=tools, template=template)
         splitter = self.splitter(prompt)
@@ -264,6 +275,7 @@ class LLM:
             for piece in stream:
                 yield from splitter.feed(piece)
         yield from splitter.finish()
+        yield Done(self.parsed(prompt, stream.completion))
 
     async def astream_chat(
         self,
@@ -273,7 +285,7 @@ class LLM:
         template: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **options: Any,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[Event | Done]:
         """`stream_chat` for async code.
 
         >>> async def answer(question):
@@ -290,6 +302,7 @@ class LLM:
                     yield event
         for event in splitter.finish():
             yield event
+        yield Done(self.parsed(prompt, stream.completion))
 
     def render(
         self,
@@ -301,7 +314,7 @@ class LLM:
         """The exact prompt text of a conversation.
 
         Raises:
-            ChatTemplateError: there is no chat template, or it refuses the messages.
+            ChatTemplateError: there is no chat template, or it refuses the messages or leaves out some, or the tools.
             InputError: the messages are not a conversation.
 
         >>> llm.render("Hi")
@@ -309,7 +322,7 @@ class LLM:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.tokenizer.apply_chat_template(messages, tools=tools, **dict(template or {}))
+        return self.tokenizer.chat_prompt(messages, tools=tools, **dict(template or {}))
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
@@ -376,9 +389,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -389,6 +400,13 @@ def _loaded(model: str | Path | Config | Model | None, options: Mapping[str, Any
     if model is not None and not isinstance(model, (str, Path, Config, Model)):
         raise InputError(
             f"model is a {type(model).__name__}", "a folder, a Config or a Model is expected", "pass the model's folder"
+        )
+    known = list(inspect.signature(Model).parameters)[1:]
+    if unknown := sorted(set(options) - set(known)):
+        raise OptionError(
+            f"unknown option {unknown[0]!r} = {options[unknown[0]]!r:.80}",
+            f"an LLM takes max_sequences, {', '.join(known)}; options of sampling go to generate, stream or chat",
+            did_you_mean(unknown[0], [*known, "max_sequences"], "leave it out"),
         )
     if not isinstance(model, Model):
         return Model(bundled_model() if model is None else model, **options)

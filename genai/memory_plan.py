@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
-from genai.kernels.block_matrix import RecordLayout, num_records, num_tiles
-from genai.kernels.formats import BLOCK_SIZES
+from genai.kernels.formats import BLOCK_SIZES, RecordLayout, num_records, num_tiles
 from genai.kvcache.budget import format_bytes
 
 from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderGraph, whole_number
 from .engine.scheduler import DEFAULT_TOKEN_BUDGET
 from .errors import CacheCapacityError, OptionError
-from .graph.ir import Graph, Node
+from .graph.ir import Graph, Node, Tensor
+from .ops.rules import Packed, find_stored_weights
 
 # Kernels keep some arrays beside the graph's own values (quantised activations, rotated heads). In measured prefills
 # the values alone were 90 to 98 % of the peak.
 _SCRATCH_SHARE = 1 / 4
 _SCALES_JUDGED = 4096
+# Of free memory, what stays free.
+_MARGIN = 1 / 20
+# A half-precision matrix as it is stored, and twice as large as fp32.
+_PACKING_COPIES = 3
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,14 @@ class MemoryPlan:
     """What one loaded decoder takes.
 
     Attributes:
-        weights: bytes of the weights in the form in which kernels read them.
+        weights: bytes of the weights in the form in which kernels read them: those that stay in memory.
         workspace: most bytes of activations in one step.
         cache_bytes_per_token: bytes of keys and values per token of context.
         context_limit: longest context the model was made for, in tokens.
         block_size: the cache grows by so many tokens at a time.
+        mapped: bytes of tables that are read from the mapped file, of which few rows are touched; the system takes
+            their pages back when it needs them.
+        packing: bytes that packing the largest matrix takes meanwhile; activations take that place later.
     """
 
     weights: int
@@ -40,11 +48,18 @@ class MemoryPlan:
     cache_bytes_per_token: int
     context_limit: int
     block_size: int = BLOCK_SIZE
+    mapped: int = 0
+    packing: int = 0
+
+    @property
+    def temporary(self) -> int:
+        """Bytes of activations, or of packing before there are any."""
+        return max(self.workspace, self.packing)
 
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on the context."""
-        return self.weights + self.workspace
+        return self.weights + self.temporary
 
     def cache(self, context: int) -> int:
         """Cache bytes of one sequence of `context` tokens."""
@@ -76,12 +91,21 @@ def plan_memory(decoder: DecoderGraph, config: Config) -> MemoryPlan:
     graph = decoder.model.graph
     # A graph that is not flattened makes its present tensors anew in each step, so the past is there twice.
     copies = 1 if decoder.flat else 2
+    tables = mapped_tables(graph) if decoder.flat else frozenset()
+    halves = [t.nbytes for name, t in graph.initializers.items() if _is_half(t) and name not in tables]
     return MemoryPlan(
-        weights=loaded_weight_bytes(graph),
+        weights=loaded_weight_bytes(graph, tables),
+        mapped=sum(graph.initializers[name].nbytes for name in tables),
+        packing=_PACKING_COPIES * max(halves, default=0),
         workspace=workspace_bytes(graph, min(DEFAULT_TOKEN_BUDGET, limit), config.model.decoder.hidden_size),
-        cache_bytes_per_token=copies * decoder.bytes_per_token,
+        cache_bytes_per_token=copies * decoder.info.kv_bytes_per_token,
         context_limit=limit,
     )
+
+
+def usable(free_bytes: int) -> int:
+    """What a model may take of free memory: some is left, since the others on the machine do not stand still."""
+    return free_bytes - int(max(free_bytes, 0) * _MARGIN)
 
 
 def default_context(plan: MemoryPlan, free_bytes: int) -> int:
@@ -90,12 +114,12 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
     Raises:
         CacheCapacityError: not even one block fits.
     """
-    room = free_bytes - plan.fixed
+    room = usable(free_bytes) - plan.fixed
     context = plan.context_within(room // 2)
     if context < 1:
         raise CacheCapacityError(
             f"the model needs {format_bytes(plan.needed(1))}, {format_bytes(free_bytes)} are free",
-            f"weights {format_bytes(plan.weights)}, workspace {format_bytes(plan.workspace)}, and the smallest cache "
+            f"weights {format_bytes(plan.weights)}, workspace {format_bytes(plan.temporary)}, and the smallest cache "
             f"{format_bytes(plan.cache(1))}, which may take half of the rest",
             "free memory, raise the limit, or use a smaller or more strongly quantised model "
             "(cache_bytes=… loads it without this check)",
@@ -104,11 +128,7 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
 
 
 def check_limit(plan: MemoryPlan, context_size: int) -> None:
-    """Check a context against what the model was made for.
-
-    Raises:
-        OptionError: below 1, or above the model's limit.
-    """
+    """Check a context against what the model was made for."""
     if not 1 <= context_size <= plan.context_limit:
         raise OptionError(
             f"context size = {context_size}",
@@ -118,20 +138,15 @@ def check_limit(plan: MemoryPlan, context_size: int) -> None:
 
 
 def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
-    """Check a context that was asked for.
-
-    Raises:
-        OptionError: below 1, or above the model's limit.
-        CacheCapacityError: more memory than is free.
-    """
+    """Check a context that was asked for against the model's limit and the memory that is free."""
     check_limit(plan, context_size)
-    if plan.needed(context_size) > free_bytes:
-        most = plan.context_within(free_bytes - plan.fixed)
+    if plan.needed(context_size) > usable(free_bytes):
+        most = plan.context_within(usable(free_bytes) - plan.fixed)
         raise CacheCapacityError(
             f"a context of {context_size} tokens needs {format_bytes(plan.needed(context_size))}, "
-            f"{format_bytes(free_bytes)} are free",
+            f"{format_bytes(free_bytes)} are free, and a twentieth of that is to stay free",
             f"weights {format_bytes(plan.weights)}, cache {format_bytes(plan.cache(context_size))}, "
-            f"workspace {format_bytes(plan.workspace)}",
+            f"workspace {format_bytes(plan.temporary)}",
             f"use a context size of at most {most}, or free memory"
             if most
             else "use a smaller or more strongly quantised model, or free memory",
@@ -153,7 +168,7 @@ def budget_cache(
         OptionError, CacheCapacityError: see `check_context`, and where the context does not fit in cache_bytes.
     """
     if cache_bytes is None:
-        half = (free_bytes - plan.fixed) // 2
+        half = (usable(free_bytes) - plan.fixed) // 2
         if context_size is None:
             return CacheBudget(default_context(plan, free_bytes), half)
         check_context(plan, context_size, free_bytes)
@@ -174,35 +189,56 @@ def budget_cache(
 # --- weights -------------------------------------------------------------------------------------------------------
 
 
-def loaded_weight_bytes(graph: Graph) -> int:
+def mapped_tables(graph: Graph) -> frozenset[str]:
+    """Tables of floats that nothing but Gather reads, row by row: they stay in the file."""
+    return frozenset(
+        name
+        for name, tensor in graph.initializers.items()
+        if tensor.is_external
+        and len(tensor.shape) == 2
+        and (users := graph.consumers(name))
+        and all(node.op_type == "Gather" and node.input(0) == name != node.input(1) for node in users)
+    )
+
+
+def _is_half(tensor: Tensor) -> bool:
+    return tensor.dtype.name in ("FLOAT16", "BFLOAT16")
+
+
+def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
     """Bytes of a graph's weights once loaded: block-quantised ones packed in tiles, others as they are in the file.
 
-    Weights that several nodes read are counted once. Half-precision ones are counted as the fp32 that they become.
+    Weights that several nodes read are counted once, `mapped` ones not at all, half-precision ones as the fp32 that
+    they become.
     """
     packed: dict[tuple[object, ...], int] = {}
     inside: set[str] = set()
     for node in graph.nodes:
-        place = {"MatMulNBits": 1, "GatherBlockQuantized": 0}.get(node.op_type)
-        source = None if place is None else _initializer(graph, node.input(place))
-        if place is None or source is None:
-            continue
-        rows, columns, bits = _matrix_shape(graph, node, source)
-        block_size = whole_number(node, "block_size", 128)
-        points = node.input(3)
-        inside |= {source, node.input(2), points}
-        if bits not in (4, 8) or block_size not in BLOCK_SIZES:
-            continue  # loading refuses it
-        layout = RecordLayout(bits, block_size, _is_wide(graph, node.input(2), points), bool(points))
-        packed[source, rows, columns, bits, block_size] = packed_bytes(rows, columns, layout)
+        for place, stored in find_stored_weights(node.op_type).packed.items():
+            source = _initializer(graph, node.input(place))
+            if source is None:
+                continue
+            bits = whole_number(node, stored.bits, 4)
+            rows, columns = _matrix_shape(graph, node, node.input(place), source, stored)
+            block_size = whole_number(node, "block_size", stored.block_size, least=min(stored.block_size, 1))
+            scales, points = node.input(stored.scales), node.input(stored.points)
+            if not block_size:
+                continue  # one scale per row: counted as stored
+            inside |= {source, scales, points}
+            if bits not in (2, 4, 8) or block_size not in BLOCK_SIZES:
+                continue  # loading refuses it
+            # Weights of 2 bits are kept as 4, with zero points.
+            layout = RecordLayout(max(bits, 4), block_size, _is_wide(graph, scales, points), bool(points) or bits == 2)
+            packed[source, rows, columns, bits, block_size] = packed_bytes(rows, columns, layout)
     return sum(packed.values()) + sum(
-        tensor.nbytes * (2 if tensor.dtype.name in ("FLOAT16", "BFLOAT16") else 1)
+        tensor.nbytes * (2 if _is_half(tensor) else 1)
         for name, tensor in graph.initializers.items()
-        if name not in inside
+        if name not in inside and name not in mapped
     )
 
 
 def packed_bytes(rows: int, columns: int, layout: RecordLayout) -> int:
-    """Bytes of a BlockMatrix (genai.kernels.block_matrix)."""
+    """Bytes of a BlockMatrix (genai.kernels.formats)."""
     return num_tiles(rows) * num_records(columns, layout.block_size) * layout.nbytes
 
 
@@ -225,15 +261,16 @@ def _initializer(graph: Graph, name: str) -> str | None:
     return name
 
 
-def _matrix_shape(graph: Graph, node: Node, source: str) -> tuple[int, int, int]:
-    bits = whole_number(node, "bits", 4)
-    if node.op_type == "MatMulNBits":
-        return whole_number(node, "N", 0), whole_number(node, "K", 0), bits
-    tensor = graph.initializers[source]
-    known = getattr(graph.type_of(node.input(0)), "shape", None)
-    rows = known[0] if known and isinstance(known[0], int) else tensor.shape[0] if tensor.shape else 0
+def _matrix_shape(graph: Graph, node: Node, name: str, source: str, stored: Packed) -> tuple[int, int]:
+    """Rows and columns of a packed matrix, or of several one after the other."""
+    if stored.sizes is not None:
+        rows, columns = (whole_number(node, size, 0) for size in stored.sizes)
+        return rows, columns
+    tensor, bits = graph.initializers[source], whole_number(node, stored.bits, 4)
+    known = getattr(graph.type_of(name), "shape", None) or tensor.shape
+    rows = math.prod(size if isinstance(size, int) else 0 for size in known[: stored.row_axes]) if known else 0
     values = tensor.num_elements * 8 // bits if tensor.dtype.name == "UINT8" else tensor.num_elements
-    return rows, values // max(rows, 1), bits
+    return rows, values // max(rows, 1)
 
 
 # --- activations -----------------------------------------------------------------------------------------------------

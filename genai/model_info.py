@@ -1,19 +1,23 @@
-"""A model folder in figures, for people and for scripts: nothing is loaded, compiled or copied."""
+"""A model folder or an ONNX file in figures, for people and scripts: nothing is loaded, compiled or copied."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from genai.kvcache.budget import available_memory, format_bytes
 
 from .config import Config, ModelConfig
-from .decoder_graph import read_decoder
+from .decoder_graph import count_activations, read_decoder
 from .errors import CacheCapacityError, ModelFolderError
-from .machine.footprint import PROGRAM_BYTES
-from .memory_plan import MemoryPlan, check_limit, default_context, plan_memory
+from .folder_errors import folder_errors
+from .graph.reader import read_model
+from .machine import PROGRAM_BYTES
+from .memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
 from .parsing import detect, get_parser
 from .runtime.plan import missing_operators
+from .session.arguments import ModelMetadata, NodeArg
 from .text.chat_template import ChatTemplates
 
 
@@ -30,7 +34,7 @@ def describe(
     Args:
         source: the folder, or a Config.
         context_size: the context for which "memory" says whether it fits; None = the model's whole context.
-        kv_dtype, accuracy: as in genai.Model; they decide on the type of the cache.
+        kv_dtype, accuracy: as in genai.Model; they decide on the type of activations and cache.
         available_bytes: memory to fit into; None = what is free now.
 
     Returns:
@@ -41,26 +45,29 @@ def describe(
         OptionError: the context_size is beyond the model's.
     """
     config = source if isinstance(source, Config) else Config(source)
-    decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-    plan = plan_memory(decoder, config)
+    with folder_errors(config.folder):
+        decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+        plan = plan_memory(decoder, config)
+        missing = missing_operators(decoder.model)
+    found = decoder.info
     if context_size is not None:
         check_limit(plan, context_size)
     available = available_memory() if available_bytes is None else available_bytes
-    missing = missing_operators(decoder.model)
     return {
         "folder": str(config.folder),
         **_architecture(config.model),
-        "parameters": decoder.parameters,
-        "bits_per_weight": round(8 * decoder.weight_bytes / decoder.parameters, 2) if decoder.parameters else None,
-        "weight_bytes": decoder.weight_bytes,
+        "parameters": found.parameters,
+        "bits_per_weight": round(8 * found.weight_bytes / found.parameters, 2) if found.parameters else None,
+        "weight_bytes": found.weight_bytes,
         "files": _file_sizes(config.folder),
-        "kv_dtype": decoder.kv_dtype,
-        "kv_bytes_per_token": decoder.bytes_per_token,
+        "quantised_products_by_activation": count_activations(decoder.model.graph, accuracy),
+        "kv_dtype": found.kv_dtype,
+        "kv_bytes_per_token": found.kv_bytes_per_token,
         "kv_bytes_per_token_by_type": dict(decoder.kv_bytes_per_token),
         "kv_bytes_full_context": plan.cache(plan.context_limit),
         **_text_interface(config),
         "batched": decoder.flat is not None,
-        "not_batched_because": decoder.reason or None,
+        "not_batched_because": found.reason or None,
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),
@@ -78,8 +85,8 @@ def memory_verdict(plan: MemoryPlan, context_size: int | None, available_bytes: 
     context = context_size or plan.context_limit
     needed = plan.needed(context) + PROGRAM_BYTES
     free = available_bytes - PROGRAM_BYTES
-    missing = max(needed - available_bytes, 0)
-    largest = plan.context_within(free - plan.fixed)
+    missing = max(plan.needed(context) - usable(free), 0)
+    largest = plan.context_within(usable(free) - plan.fixed)
     try:
         chosen: int | None = default_context(plan, free)
     except CacheCapacityError:
@@ -88,10 +95,12 @@ def memory_verdict(plan: MemoryPlan, context_size: int | None, available_bytes: 
         "available_bytes": available_bytes,
         "needed_bytes": needed,
         "loaded_weight_bytes": plan.weights,
+        "mapped_weight_bytes": plan.mapped,
         "cache_bytes": plan.cache(context),
-        "activation_bytes": plan.workspace,
+        "activation_bytes": plan.temporary,
         "program_bytes": PROGRAM_BYTES,
         "context_size": context,
+        "margin_bytes": free - usable(free),
         "fits": not missing,
         "missing_bytes": missing,
         "largest_context": largest,
@@ -148,3 +157,35 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     except OSError as error:
         raise ModelFolderError(f"{folder}: cannot be read", str(error), "check the folder's permissions") from error
     return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def describe_onnx(path: Path) -> dict[str, Any]:
+    """Facts about a model file: names to plain values. Nothing is compiled or run.
+
+    Raises:
+        ModelFolderError: there is no such file.
+        GraphError: it is not an ONNX model.
+    """
+    model = read_model(path)
+    graph, meta = model.graph, ModelMetadata.of(model)
+    constants = set(graph.initializers)
+    nodes = [node for inner in model.graphs(functions=True) for node in inner.nodes]
+    operators = Counter(f"{node.domain}::{node.op_type}" if node.key[0] else node.op_type for node in nodes)
+    return {
+        "file": str(path),
+        "producer": meta.producer_name or None,
+        "ir_version": model.ir_version,
+        "operator_sets": ", ".join(f"{name or 'ai.onnx'} {version}" for name, version in model.opset_imports.items()),
+        "inputs": "; ".join(_argument(NodeArg.of(v)) for v in graph.inputs if v.name not in constants),
+        "outputs": "; ".join(_argument(NodeArg.of(value)) for value in graph.outputs),
+        "nodes": len(nodes),
+        "functions": len(model.functions),
+        "parameters": sum(tensor.num_elements for tensor in graph.initializers.values()),
+        "weight_bytes": sum(tensor.nbytes for tensor in graph.initializers.values()),
+        "operators": ", ".join(f"{name} {count}" for name, count in operators.most_common()),
+    }
+
+
+def _argument(argument: NodeArg) -> str:
+    shape = ", ".join(str(dim if dim is not None else "?") for dim in argument.shape)
+    return f"{argument.name} {argument.type}[{shape}]"

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
-from .engine.sampling.breakers import breaker_tokens
-from .engine.sampling.plan import SamplingPlan, plan_sampling, request_seed
+from .engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from .errors import ContextOverflowError, InputError, OptionError
 from .generation import Generation
-from .sampling_defaults import model_defaults, with_defaults
-from .sampling_params import SamplingParams
-from .text.special_ids import generation_defaults
-from .token_input import token_row
-
-if TYPE_CHECKING:
-    from .model import Model
-    from .tokenizer import Tokenizer
+from .model import Model
+from .sampling_params import SamplingParams, model_defaults, with_defaults
+from .text.files import generation_defaults
+from .token_rows import token_row
+from .tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
 
 
-class Sink(Protocol):
-    """Where generations deliver; called on the engine's thread."""
-
-    def text(self, generation: Generation, piece: str) -> None:
-        """A piece of text is certain."""
-
-    def finished(self, generation: Generation, error: BaseException | None) -> None:
-        """It is over."""
-
-
-MakeGenerations: TypeAlias = Callable[[Sink], list[Generation]]
-"""Makes the jobs of a checked request: the first sample of each prompt, which leads the others."""
-
-
 class RequestBuilder:
-    """Makes requests for one model.
-
-    Args:
-        model, tokenizer: of the same folder.
-    """
+    """Makes requests for one model and the tokenizer of its folder."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
         self._model = model
@@ -54,11 +32,7 @@ class RequestBuilder:
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def params(self, params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
-        """The options of a request: those named replace `params`, or the model's defaults.
-
-        Raises:
-            OptionError: out of range, contradictory or unknown.
-        """
+        """The options of a request: those named replace `params`, or the model's defaults."""
         if params is None:
             return with_defaults(self.defaults, options)
         if not isinstance(params, SamplingParams):
@@ -72,36 +46,31 @@ class RequestBuilder:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: Mapping[str, Any],
-    ) -> MakeGenerations:
-        """A request of one prompt or many; see LLM.generate."""
+    ) -> list[Generation]:
+        """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others."""
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
         given: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
         if len(given) != len(rows):
             raise OptionError(
                 f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        plans = [self._plan(self.params(one, options)) for one in given]
-        for row, plan in zip(rows, plans, strict=True):
-            self._check_room(row, plan)
-        return lambda sink: [
-            self._generation(row, plan, sink, index, ())
-            for index, (row, plan) in enumerate(zip(rows, plans, strict=True))
-        ]
+        return self._generations(rows, [self._plan(self.params(one, options)) for one in given], ())
 
     def single(
         self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], keep: Sequence[str] = ()
-    ) -> MakeGenerations:
-        """A request of one prompt and one sample.
-
-        Args:
-            keep: special tokens that the text shows.
-        """
+    ) -> list[Generation]:
+        """The job of one prompt and one sample, in a list; its text shows the special tokens `keep`."""
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
-        row, plan = self._prompt(prompt), self._plan(chosen)
-        self._check_room(row, plan)
-        return lambda sink: [self._generation(row, plan, sink, 0, keep)]
+        return self._generations([self._prompt(prompt)], [self._plan(chosen)], keep)
+
+    def _generations(
+        self, rows: Sequence[Sequence[int]], plans: Sequence[SamplingPlan], keep: Sequence[str]
+    ) -> list[Generation]:
+        for row, plan in zip(rows, plans, strict=True):
+            self._check_room(row, plan)
+        return [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), strict=True)]
 
     def _prompt(self, prompt: Prompt) -> list[int]:
         """Token ids that leave room for an answer."""
@@ -111,15 +80,22 @@ class RequestBuilder:
                 "a text or a list of token ids is expected",
                 "pass a str; messages go to chat",
             )
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        row = token_row(ids, self._config.vocab_size)
+        if not isinstance(prompt, str):
+            row = token_row(prompt, self._config.vocab_size)
+        elif count := self._tokenizer.too_many_tokens(prompt, self.context_size):
+            raise self._overflow(f"more than {count} tokens")
+        else:
+            row = token_row(self._tokenizer.encode(prompt), self._config.vocab_size)
         if len(row) >= self.context_size:
-            raise ContextOverflowError(
-                f"the prompt has {len(row)} tokens",
-                f"the context holds {self.context_size}, the answer included",
-                "shorten it, or load the model with a larger context",
-            )
+            raise self._overflow(f"{len(row)} tokens")
         return row
+
+    def _overflow(self, found: str) -> ContextOverflowError:
+        return ContextOverflowError(
+            f"the prompt has {found}",
+            f"the context holds {self.context_size}, the answer included",
+            "shorten it, or load the model with a larger context",
+        )
 
     def _check_room(self, prompt: Sequence[int], plan: SamplingPlan) -> None:
         least = max(len(prompt) + plan.params.min_tokens, plan.params.min_length)
@@ -147,9 +123,7 @@ class RequestBuilder:
             )
         return self._breakers[breakers]
 
-    def _generation(
-        self, prompt: Sequence[int], plan: SamplingPlan, sink: Sink, index: int, keep: Sequence[str]
-    ) -> Generation:
+    def _generation(self, prompt: Sequence[int], plan: SamplingPlan, index: int, keep: Sequence[str]) -> Generation:
         seed = request_seed(plan.params)
 
         def make(sample: int, siblings: Sequence[Generation] = ()) -> Generation:
@@ -160,8 +134,6 @@ class RequestBuilder:
                 sample=sample,
                 stream=self._tokenizer.create_stream(keep=keep),
                 context_size=self.context_size,
-                on_text=sink.text,
-                on_finish=sink.finished,
                 prompt_index=index,
                 siblings=siblings,
             )
@@ -176,13 +148,9 @@ def _as_list(prompts: Any) -> Sequence[Prompt]:
     rows = prompts.as_numpy() if hasattr(prompts, "as_numpy") else prompts
     if not len(rows):
         raise InputError("there are no prompts", "there is nothing to complete", "pass at least one")
-    return [prompts] if _is_number(rows[0]) else rows
+    return [prompts] if isinstance(rows[0], (int, float)) or getattr(rows[0], "ndim", 1) == 0 else rows
 
 
 def _is_row(value: Any) -> bool:
     """Whether it is text, or things in a row."""
     return isinstance(value, Sequence) or hasattr(value, "as_numpy") or getattr(value, "ndim", 0) > 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or getattr(value, "ndim", 1) == 0

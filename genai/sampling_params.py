@@ -1,23 +1,33 @@
-"""SamplingParams: how a request's tokens are chosen."""
+"""SamplingParams: how a request's tokens are chosen, and what a model's own defaults make of that."""
 
 from __future__ import annotations
 
-import difflib
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .engine.sampling.contradictions import check_contradictions
-from .engine.sampling.option_rules import RULES
-from .engine.sampling.order import DEFAULT_ORDER, SEARCH_ORDER
-from .errors import OptionError
+from .engine.sampling import option_rules as rules
+from .errors import OptionError, did_you_mean
+from .search import SEARCH_OPTIONS, checked
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 LogitsProcessor = Callable[["tuple[int, ...]", "NDArray[np.float32]"], "NDArray[np.float32] | None"]
 """Called as processor(token_ids, logits), see SamplingParams.logits_processors."""
+
+
+# Samples of one request share a prompt; a number beyond this is a mistake, and would take the memory of its results.
+_MOST_SAMPLES = 10_000
+_ALTERNATIVES = rules.whole(0, "0 or greater (alternatives per token), or None (none)", optional=True)
+
+
+def _option(default: T, check: rules.Check) -> T:
+    """A field with its default, and what its values are checked with."""
+    return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,45 +81,50 @@ class SamplingParams:
         samplers: the samplers in order, joined by semicolons or as a sequence. Kept as a tuple.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_last_n: int | None = None
-    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_last_n: int | None = None
-    no_repeat_ngram_size: int = 0
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
-    min_tokens: int = 0
-    min_length: int = 0
-    max_tokens: int | None = None
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    stop: str | Sequence[str] = ()
-    banned_strings: str | Sequence[str] = ()
-    seed: int | None = None
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logits_processors: Sequence[LogitsProcessor] = ()
-    samplers: str | Sequence[str] = DEFAULT_ORDER
+    temperature: float = _option(1.0, rules.number(0, "0 (greedy) or greater"))
+    top_k: int = _option(0, rules.whole(0, "0 (all) or greater"))
+    top_p: float = _option(1.0, rules.number(0, "greater than 0, at most 1 (all)", high=1, excludes_low=True))
+    min_p: float = _option(0.0, rules.number(0, "0 (all) to 1", high=1))
+    typical_p: float = _option(1.0, rules.number(0, "greater than 0, at most 1 (all)", high=1, excludes_low=True))
+    top_n_sigma: float = _option(0.0, rules.number(0, "0 (all) or greater"))
+    xtc_probability: float = _option(0.0, rules.number(0, "0 (never) to 1", high=1))
+    # More than one token cannot have more than half of the probability.
+    xtc_threshold: float = _option(0.1, rules.number(0, "greater than 0, at most 0.5", high=0.5, excludes_low=True))
+    dry_multiplier: float = _option(0.0, rules.number(0, "0 (off) or greater"))
+    dry_base: float = _option(1.75, rules.number(1, "1 or greater"))
+    dry_allowed_length: int = _option(2, rules.whole(1, "1 or greater"))
+    dry_last_n: int | None = _option(None, rules.whole(1, "1 or greater, or None (the whole sequence)", optional=True))
+    dry_sequence_breakers: Sequence[str] = _option(("\n", ":", '"', "*"), rules.texts)
+    mirostat: int = _option(0, rules.Choice((0, 2), "0 (off) or 2 (Mirostat 2.0)"))
+    mirostat_tau: float = _option(5.0, rules.number(0, "greater than 0, in bits", excludes_low=True))
+    mirostat_eta: float = _option(0.1, rules.number(0, "greater than 0, at most 1", high=1, excludes_low=True))
+    repetition_penalty: float = _option(1.0, rules.number(0, "greater than 0; 1 = none", excludes_low=True))
+    presence_penalty: float = _option(0.0, rules.number(-sys.float_info.max, "a number; 0 = none"))
+    frequency_penalty: float = _option(0.0, rules.number(-sys.float_info.max, "a number; 0 = none"))
+    penalty_last_n: int | None = _option(
+        None, rules.whole(1, "1 or greater, or None (the whole sequence)", optional=True)
+    )
+    no_repeat_ngram_size: int = _option(0, rules.whole(0, "0 (off) or greater"))
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _option((), rules.biases)
+    min_tokens: int = _option(0, rules.whole(0, "0 or greater"))
+    min_length: int = _option(0, rules.whole(0, "0 or greater"))
+    max_tokens: int | None = _option(None, rules.whole(1, "1 or greater, or None (no limit of its own)", optional=True))
+    stop_token_ids: Sequence[int] = _option((), rules.token_ids)
+    ignore_eos: bool = _option(False, rules.Choice((False, True), "True or False"))
+    stop: str | Sequence[str] = _option((), rules.texts)
+    banned_strings: str | Sequence[str] = _option((), rules.texts)
+    seed: int | None = _option(
+        None, rules.whole(0, "0 to 2 ** 64 - 1, or None (a new one each time)", high=2**64 - 1, optional=True)
+    )
+    n: int = _option(1, rules.whole(1, f"1 to {_MOST_SAMPLES}", high=_MOST_SAMPLES))
+    logprobs: int | None = _option(None, _ALTERNATIVES)
+    prompt_logprobs: int | None = _option(None, _ALTERNATIVES)
+    logits_processors: Sequence[LogitsProcessor] = _option((), rules.processors)
+    samplers: str | Sequence[str] = _option(rules.DEFAULT_ORDER, lambda name, value: rules.parse_order(value))
 
     def __post_init__(self) -> None:
-        options = {field.name: RULES[field.name](field.name, getattr(self, field.name)) for field in fields(self)}
-        check_contradictions(options, {field.name: field.default for field in fields(self)})
+        options = {one.name: one.metadata["check"](one.name, getattr(self, one.name)) for one in fields(self)}
+        rules.check_contradictions(options, {field.name: field.default for field in fields(self)})
         for name, value in options.items():
             object.__setattr__(self, name, value)
 
@@ -129,8 +144,7 @@ class SamplingParams:
         known = [field.name for field in fields(cls)]
         for name, value in options.items():
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(sorted(known))}"
+                hint = did_you_mean(name, known, f"known options: {', '.join(sorted(known))}")
                 raise OptionError(f"unknown sampling option {name!r} = {value!r}", "it is not part of the API", hint)
         return cls(**options)
 
@@ -149,18 +163,7 @@ class SamplingParams:
         >>> SamplingParams.from_search_options({"do_sample": True, "top_k": 40}).samplers
         ('penalties', 'top_k', 'temperature', 'top_p')
         """
-        seed = options.get("random_seed", -1)
-        kept: dict[str, Any] = {
-            name: options[name]
-            for name in ("repetition_penalty", "min_length", "no_repeat_ngram_size")
-            if name in options
-        }
-        temperature, top_k = options.get("temperature", 1.0), options.get("top_k", 50)
-        if not options.get("do_sample", False) or top_k == 1 or temperature == 0:
-            kept["temperature"] = 0.0
-        else:
-            kept |= {"temperature": temperature, "top_k": top_k, "top_p": options.get("top_p", 0.0) or 1.0}
-        return cls(**kept, seed=seed % 2**64 if seed >= 0 else None, samplers=SEARCH_ORDER)
+        return cls(**_from_search({"top_k": SEARCH_OPTIONS["top_k"].default, **options}), samplers=rules.SEARCH_ORDER)
 
     def replace(self, **changes: Any) -> SamplingParams:
         """The same with other values, checked as a whole.
@@ -180,3 +183,65 @@ class SamplingParams:
         ('END',)
         """
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+# What chooses among several tokens; meaningless when the most likely one is taken.
+DRAWING = tuple(
+    "top_k top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta".split()
+)
+
+
+def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Sampling options from the "search" block of a genai_config.json: only those that it sets.
+
+    Args:
+        search: the block; where it is silent, what generation_config.json says.
+
+    Raises:
+        OptionError: a value out of range.
+        NotSupportedYetError: it asks for something that this version does not do, such as beams.
+    """
+    further = {name: search[name] for name in ("min_p", "typical_p") if search.get(name) is not None}
+    search = {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
+    if search.get("top_k"):
+        search["top_k"] = min(search["top_k"], vocab_size)
+    found = _from_search(search)
+    return found if found.get("temperature") == 0 else {**found, **further}
+
+
+def _from_search(search: Mapping[str, Any]) -> dict[str, Any]:
+    """What search options ask for: greedy without do_sample, and where one token is left."""
+    found = {
+        name: search[name] for name in ("repetition_penalty", "no_repeat_ngram_size", "min_length") if search.get(name)
+    }
+    if search.get("random_seed", -1) >= 0:
+        found["seed"] = search["random_seed"] % 2**64
+    if not search.get("do_sample", False) or search.get("temperature") == 0 or search.get("top_k") == 1:
+        return {"temperature": 0.0, **found}
+    return {name: search[name] for name in ("temperature", "top_k", "top_p") if search.get(name)} | found
+
+
+def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> SamplingParams:
+    """The options asked for; the rest are the model's defaults, as far as they go together.
+
+    Asking for a temperature of 0 leaves the model's drawing options out. Asking a model that is greedy by default for a
+    drawing option (other than its neutral value), or for several samples, asks for drawing, at a temperature of 1.
+    Mirostat replaces the model's truncation.
+
+    Raises:
+        OptionError: unknown, out of range, or contradictory among those asked for.
+    """
+    checks = {one.name: one.metadata["check"] for one in fields(SamplingParams)}
+    asked = {name: checks[name](name, value) if name in checks else value for name, value in asked.items()}
+    kept = dict(defaults)
+    if asked.get("temperature") == 0 or asked.get("mirostat"):
+        kept = {name: value for name, value in kept.items() if name not in DRAWING}
+    if "samplers" in asked:
+        order = rules.parse_order(asked["samplers"])
+        unused = {name for sampler, options in rules.SAMPLERS.items() if sampler not in order for name in options}
+        kept = {name: value for name, value in kept.items() if name not in unused or value == 0}
+    neutral = {field.name: field.default for field in fields(SamplingParams)}
+    draws = any(name in asked and asked[name] != neutral[name] for name in (*DRAWING, "n"))
+    if kept.get("temperature") == 0 and "temperature" not in asked and draws:
+        del kept["temperature"]
+    return SamplingParams.from_options({**kept, **asked})

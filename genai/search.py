@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import NotSupportedYetError, OptionError
+from .errors import NotSupportedYetError, OptionError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ def checked(name: str, value: Any) -> Any:
     """
     option = SEARCH_OPTIONS.get(name)
     if option is None:
-        close = difflib.get_close_matches(name, SEARCH_OPTIONS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(sorted(SEARCH_OPTIONS))}"
+        hint = did_you_mean(name, SEARCH_OPTIONS, f"known options: {', '.join(sorted(SEARCH_OPTIONS))}")
         raise OptionError(f"unknown search option {name!r} = {value!r}", "it is not part of the API", hint)
     number = _converted(name, value, option)
     if not option.valid(number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,14 @@ class Tensor:
     Args:
         array: any shape, of a boolean, integer or floating-point dtype.
 
+    Attributes:
+        row_lengths: in what Tokenizer.encode_batch returns, how many ids of each row are not fill; else None.
+
     Raises:
         InputError: not a NumPy array, or a dtype that is not numeric.
     """
+
+    row_lengths: tuple[int, ...] | None = None
 
     def __init__(self, array: NDArray[Any]) -> None:
         if not isinstance(array, np.ndarray):
@@ -50,3 +56,46 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape()}, dtype={self._array.dtype})"
+
+
+class NamedTensors:
+    """Tensors by name, as onnxruntime-genai's processors return them: a dictionary that takes arrays too."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def __setitem__(self, name: str, value: Tensor | NDArray[Any]) -> None:
+        """Add or replace a tensor; an array is copied.
+
+        Raises:
+            InputError: the name is no text, or the value neither a Tensor nor a NumPy array.
+        """
+        if not isinstance(name, str):
+            raise InputError(f"NamedTensors: name {name!r}", "a name is a text", "pass a str")
+        self._tensors[name] = value if isinstance(value, Tensor) else Tensor(value)
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._check(name)
+        return self._tensors[name]
+
+    def __delitem__(self, name: str) -> None:
+        self._check(name)
+        del self._tensors[name]
+
+    def _check(self, name: str) -> None:
+        if name not in self:
+            held = ", ".join(self._tensors) or "none"
+            raise InputError(f"NamedTensors: there is no {name!r}", f"names here: {held}", "use one of these")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        """The names; a copy, so that tensors may be deleted meanwhile."""
+        return list(self._tensors)

@@ -13,17 +13,37 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import InputError, OptionError, TokenizerError
+from .folder_errors import folder_errors
 from .tensor import Tensor
-from .text.backend import library_errors, load_tokenizer
+from .text.backend import Encoder, library_errors, load_tokenizer
 from .text.chat_template import ChatTemplates
-from .text.cleanup import clean_up
-from .text.detokenizer import Detokenizer
-from .text.files import cleans_up, find_folder
-from .text.special_ids import configured_ids, folder_ids
+from .text.detokenizer import Detokenizer, clean_up
+from .text.files import cleans_up, configured_ids, find_folder, folder_ids
 
 if TYPE_CHECKING:
     from .config import Config
     from .model import Model
+
+
+def _marker(name: str, marks: str) -> property:
+    """A property: an id that genai_config.json may give."""
+
+    def read(self: Tokenizer) -> int:
+        if name not in self._markers:
+            raise TokenizerError(
+                f"{name} is not defined for this model",
+                "the model block of its genai_config.json does not give it",
+                "add it there, or read the marker's id with to_token_id()",
+            )
+        return self._markers[name]
+
+    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json gives none."
+    return property(read)
+
+
+# Characters of a text's beginning for each token that may be: common texts have four or five in one.
+_CHARACTERS_JUDGED = 16
+_MARKERS = ("bot_token_id", "eot_token_id", "bor_token_id", "eor_token_id")
 
 
 class Tokenizer:
@@ -42,9 +62,16 @@ class Tokenizer:
 
     def __init__(self, source: Model | Config | str | Path) -> None:
         self.folder, config = find_folder(source)
+        with folder_errors(self.folder):
+            self._load(config)
+
+    def _load(self, config: Config | None) -> None:
         loaded = load_tokenizer(self.folder)
         self._backend, names = loaded.backend, loaded.special
+        self._encoder = Encoder(self._backend)
         self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, names, self._backend)
+        model = config.raw["model"] if config is not None else {}
+        self._markers = {name: int(model[name]) for name in _MARKERS if model.get(name, -1) >= 0}
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
@@ -73,6 +100,11 @@ class Tokenizer:
     def pad_token_id(self) -> int | None:
         """The id that fills short rows of a batch: the configured one, else the first of eos_token_ids, else None."""
         return self._ids.pad
+
+    bot_token_id = _marker("bot_token_id", "begins a tool call")
+    eot_token_id = _marker("eot_token_id", "ends a tool call")
+    bor_token_id = _marker("bor_token_id", "begins reasoning")
+    eor_token_id = _marker("eor_token_id", "ends reasoning")
 
     def update_options(self, **options: bool | str) -> None:
         """Change how later calls work.
@@ -104,12 +136,29 @@ class Tokenizer:
 
         Raises:
             InputError: not a str, or text that is not valid (lone surrogates, NUL).
-            TokenizerError: the tokenizer has no ids for the text.
+            TokenizerError: the tokenizer has no ids for the text, or takes too long.
         """
         _check_text(text, "encode")
         with library_errors(f"encode: {self.folder} cannot encode this text"):
-            encoding = self._backend.encode(text, add_special_tokens=self._options["add_special_tokens"])
-        return np.asarray(encoding.ids, np.int32)
+            ids = self._encoder.encode(text, add_special_tokens=self._options["add_special_tokens"])
+        return np.asarray(ids, np.int32)
+
+    def too_many_tokens(self, text: str, limit: int) -> int:
+        """The tokens in the beginning of a text that has far more than `limit`; 0 if it is to be encoded to know.
+
+        A long text is not encoded as a whole only to learn that it is too long: beginnings of it are, each twice as
+        long as the one before. Where one has more than twice the tokens allowed, no rest makes fewer of them.
+
+        Raises:
+            As encode.
+        """
+        length = _CHARACTERS_JUDGED * limit
+        while length < len(text):
+            count = len(self.encode(text[:length]))
+            if count > 2 * limit:
+                return count
+            length *= 2
+        return 0
 
     def decode(self, tokens: ArrayLike) -> str:
         """The text of token ids [L] (a list, a NumPy array of integers, or one id).
@@ -121,8 +170,8 @@ class Tokenizer:
 
     def _decode(self, ids: NDArray[np.int64]) -> str:
         with library_errors(f"decode: {self.folder} cannot decode these ids"):
-            text = self._backend.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"])
-        return clean_up(text) if self._cleanup else str(text)
+            text = self._encoder.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"])
+        return clean_up(text) if self._cleanup else text
 
     def encode_batch(self, texts: Sequence[str]) -> Tensor:
         """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
@@ -148,7 +197,9 @@ class Tokenizer:
         batch = np.full((len(rows), length), self._ids.pad or 0, np.int32)
         for target, row in zip(batch, rows, strict=True):
             target[: len(row)] = row
-        return Tensor(batch)
+        tensor = Tensor(batch)
+        tensor.row_lengths = tuple(map(len, rows))
+        return tensor
 
     def decode_batch(self, batch: Tensor | ArrayLike | Sequence[ArrayLike]) -> list[str]:
         """The texts of token ids [B, L], or of a list of rows of different lengths.
@@ -218,6 +269,25 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=variables,
         )
+
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: str | Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """apply_chat_template, which renders what the template makes of it, but nothing may be left out in silence.
+
+        Args:
+            messages, tools, variables: as for apply_chat_template.
+
+        Raises:
+            ChatTemplateError: as apply_chat_template; also where the template has no tools, or writes nothing of a
+                message, as templates do with roles that they do not know.
+            InputError: as apply_chat_template.
+        """
+        return self._templates.render(messages, tools=tools or None, variables=variables, complete=True)
 
     @property
     def chat_template(self) -> str:

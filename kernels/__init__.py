@@ -1,6 +1,7 @@
 """Kernels: the arithmetic of operators, on arrays.
 
-Knows packed memory layouts (`formats`), a NumPy reference of every operator (`reference`), compiled CPU kernels behind
-typed, shape-checked functions (`cpu`), and which kernel serves which operator (`registry`, `ops`). Knows nothing of
-graphs, models, sequences or tokenisers, and imports no other room. Importing this package does not import Numba.
+Knows packed memory layouts (`formats`), a NumPy meaning of every record (`reference`), compiled CPU kernels behind
+typed, shape-checked functions (`cpu`), and those of them that work on arrays of the host (`host`). Knows nothing of
+operators of ONNX, graphs, models, sequences or tokenisers, and imports no other room. Importing this package does not
+import Numba.
 """

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .groups import CacheLayout
+if TYPE_CHECKING:  # what a machine has can be said where NumPy is broken
+    from .storage import CacheLayout
 
 # Where the system cannot be asked at all: small enough for any machine that runs language models.
 UNKNOWN_MEMORY_BYTES = 2 * 2**30
@@ -59,13 +61,7 @@ def memory_bounds(root: Path = Path("/")) -> list[MemoryBound]:
 
 
 def blocks_that_fit(layout: CacheLayout, num_bytes: int) -> int:
-    """How many whole blocks of all paged groups fit into a number of bytes.
-
-    Raises:
-        ValueError: the layout keeps nothing per token.
-    """
-    if layout.bytes_per_block == 0:
-        raise ValueError("the layout has no paged group, so it has no blocks")
+    """How many whole blocks fit into a number of bytes."""
     return max(num_bytes, 0) // layout.bytes_per_block
 
 

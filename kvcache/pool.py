@@ -6,24 +6,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from genai.kernels.forks import renew_locks
+
 
 class CacheFull(RuntimeError):
-    """The pool has fewer free blocks than were asked for; nothing was allocated.
-
-    Attributes:
-        needed: blocks asked for.
-        free: blocks that could have been handed out.
-        total: blocks in the pool.
-    """
-
-    def __init__(self, needed: int, free: int, total: int) -> None:
-        super().__init__(f"{needed} cache blocks needed, {free} of {total} are free")
-        self.needed = needed
-        self.free = free
-        self.total = total
-
-    def __reduce__(self) -> tuple[type[CacheFull], tuple[int, int, int]]:
-        return CacheFull, (self.needed, self.free, self.total)
+    """The pool has fewer free blocks than were asked for; nothing was allocated."""
 
 
 class BlockError(ValueError):
@@ -60,16 +47,12 @@ class BlockPool:
         self._block_of_key: dict[bytes, int] = {}
         self._key_of_block: dict[int, bytes] = {}
         self._lock = threading.Lock()
+        renew_locks(self, "_lock")
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, idle ones included."""
         return len(self._free) + len(self._idle)
-
-    @property
-    def num_idle(self) -> int:
-        """Blocks that nobody holds and whose content can still be found."""
-        return len(self._idle)
 
     def references(self, block: int) -> int:
         """How many holders a block has."""
@@ -81,15 +64,7 @@ class BlockPool:
         self._check_id(block)
         return self._references[block] == 1 and block not in self._key_of_block
 
-    def allocate(self) -> int:
-        """A block with one reference.
-
-        Raises:
-            CacheFull: no free block.
-        """
-        return self.allocate_many(1)[0]
-
-    def allocate_many(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """`count` blocks with one reference each, or none at all.
 
         Raises:
@@ -99,38 +74,30 @@ class BlockPool:
             raise ValueError(f"count = {count}: cannot allocate fewer than no blocks")
         with self._lock:
             if count > self.num_free:
-                raise CacheFull(count, self.num_free, self.num_blocks)
+                raise CacheFull(f"{count} cache blocks needed, {self.num_free} of {self.num_blocks} are free")
             blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
             for block in blocks:
                 self._references[block] = 1
             return blocks
 
-    def share(self, block: int) -> None:
-        """Add a reference to a block that is held.
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add one reference to each block, or to none.
 
         Raises:
-            BlockError: nobody holds the block.
+            BlockError: nobody holds one of them.
         """
-        self.share_many((block,))
-
-    def share_many(self, blocks: Sequence[int]) -> None:
-        """Add one reference to each block, or to none if one of them is not held."""
         with self._lock:
             for block in blocks:
                 self._check_held(block)
             for block in blocks:
                 self._references[block] += 1
 
-    def release(self, block: int) -> None:
-        """Drop one reference.
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one reference of each block, in order: of those that become idle, the first is evicted first.
 
         Raises:
-            BlockError: nobody holds the block (released twice, or never allocated).
+            BlockError: nobody holds one of them (released twice, or never allocated).
         """
-        self.release_many((block,))
-
-    def release_many(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block, in order: of those that become idle, the first is evicted first."""
         with self._lock:
             for block in blocks:
                 self._check_held(block)

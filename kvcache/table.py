@@ -1,9 +1,17 @@
-"""Block tables: which blocks hold a sequence's tokens, grown on demand and shared copy-on-write."""
+"""Block tables: which blocks hold a sequence's tokens, grown on demand and shared copy-on-write.
+
+A sequence finds blocks that already hold a prefix of it, where another has published them. The idea is vLLM's automatic
+prefix caching; eviction is the pool's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from genai.kernels.interrupts import uninterrupted
 
 from .pool import BlockError, BlockPool, IntegrityError
 
@@ -11,15 +19,11 @@ BlockCopy = tuple[int, int]
 """(source block, destination block): contents that the storage must copy before anything is written."""
 
 
-@dataclass(frozen=True)
-class _ReportedCopy:
-    """A copy the storage was asked for.
-
-    Its source stays referenced until the table's next call, so that nobody can overwrite it before it has been read.
-    """
+class _ReportedCopy(NamedTuple):
+    """A copy the storage was asked for; its source stays referenced until the table's next call, to be read."""
 
     source: int
-    index: int
+    place: int
     length_before: int
 
 
@@ -57,6 +61,7 @@ class BlockTable:
         """Every block this table holds a reference to: `blocks`, and the source of a copy just reported."""
         return self._blocks if self._reported_copy is None else [*self._blocks, self._reported_copy.source]
 
+    @uninterrupted
     def append(self, num_tokens: int) -> tuple[list[int], list[BlockCopy]]:
         """Make room for tokens at the end.
 
@@ -76,7 +81,7 @@ class BlockTable:
         used = self._length % self.block_size
         must_copy = num_tokens > 0 and used > 0 and not self.pool.is_writable(self._blocks[-1])
         num_blocks = -(-(self._length + num_tokens) // self.block_size)
-        fresh = self.pool.allocate_many(num_blocks - len(self._blocks) + must_copy)
+        fresh = self.pool.allocate(num_blocks - len(self._blocks) + must_copy)
         copies: list[BlockCopy] = []
         if must_copy:
             source, destination = self._blocks[-1], fresh.pop(0)
@@ -97,6 +102,7 @@ class BlockTable:
             slots.extend(range(base + first, base + last))
         return slots
 
+    @uninterrupted
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on, and give back the blocks that then hold nothing.
 
@@ -110,7 +116,7 @@ class BlockTable:
         self._settle_copy(length)
         keep = -(-length // self.block_size)
         # Last block first: of a published prefix, the end is the first to be evicted.
-        self.pool.release_many(reversed(self._blocks[keep:]))
+        self.pool.release(reversed(self._blocks[keep:]))
         del self._blocks[keep:]
         self._length = length
 
@@ -122,21 +128,57 @@ class BlockTable:
         """A table with the same tokens that shares every block; whoever writes first into a shared block copies it."""
         self._settle_copy(self._length)
         other = BlockTable(self.pool, self.block_size)
-        self.pool.share_many(self._blocks)
+        self.pool.share(self._blocks)
         other._blocks = list(self._blocks)
         other._length = self._length
         return other
 
-    def adopt(self, blocks: Sequence[int]) -> None:
-        """Start an empty table with full blocks found elsewhere; the references to them pass to this table.
+    @uninterrupted
+    def reuse(self, tokens: Sequence[int], origin: int) -> int:
+        """Fill this empty table with the published blocks of the longest known prefix.
+
+        The last token is never taken from the cache: it has to be computed to get logits.
+
+        Args:
+            origin: a number for what computes the keys and values.
+
+        Returns:
+            How many tokens the table now holds: a multiple of the block size, less than len(tokens).
 
         Raises:
             BlockError: the table is not empty.
         """
         if self._blocks:
-            raise BlockError(f"adopt: the table already holds {self._length} tokens")
-        self._blocks = list(blocks)
+            raise BlockError(f"reuse: the table already holds {self._length} tokens")
+        for key in self._keys(tokens[:-1], origin):
+            block = self.pool.find(key)
+            if block is None:
+                break
+            self._blocks.append(block)
         self._length = len(self._blocks) * self.block_size
+        return self._length
+
+    def publish(self, tokens: Sequence[int], origin: int) -> None:
+        """Make full blocks findable; call it only once their keys and values have been written.
+
+        Args:
+            tokens: the tokens in the table, at least as many as it holds.
+            origin: what computed them, see `reuse`.
+        """
+        if len(tokens) < self._length:
+            raise ValueError(f"{len(tokens)} tokens given for a table of {self._length}")
+        for block, key in zip(self._blocks, self._keys(tokens[: self._length], origin), strict=False):
+            self.pool.publish(block, key)
+
+    def _keys(self, tokens: Sequence[int], origin: int) -> Iterator[bytes]:
+        """One key per full block of tokens: a chain of hashes over all that a block's keys and values depend on.
+
+        SHA-256, so that nobody can choose tokens whose key collides with another user's.
+        """
+        size, key = self.block_size, hashlib.sha256(repr(origin).encode()).digest()
+        for end in range(size, len(tokens) + 1, size):
+            key = hashlib.sha256(key + struct.pack(f"<{size}q", *tokens[end - size : end])).digest()
+            yield key
 
     def _settle_copy(self, length: int) -> None:
         """Let go of a reported copy's source; or, if the append is undone, of its destination."""
@@ -144,10 +186,10 @@ class BlockTable:
         if copy is None:
             return
         if length <= copy.length_before:
-            self._blocks[copy.index], unused = copy.source, self._blocks[copy.index]
+            self._blocks[copy.place], unused = copy.source, self._blocks[copy.place]
         else:
             unused = copy.source
-        self.pool.release(unused)
+        self.pool.release([unused])
 
     def check_integrity(self) -> None:
         """Check that the blocks fit the length and are all held. For tests.

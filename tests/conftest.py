@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dis
+import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +25,58 @@ settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture
+def interrupted() -> Callable[[Callable[[], object], int], bool]:
+    """interrupted(call, place): whether Ctrl-C at the given place came before the end of the call."""
+    return _interrupted
+
+
+def _interrupted(call: Callable[[], object], place: int) -> bool:
+    """Places are where CPython looks for signals: behind calls. Those of a garbage collection in between do not count:
+    what its callbacks raise is dropped."""
+    count = 0
+    before: dict[int, int] = {}  # by frame, of which none is kept alive
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        if event == "call":
+            before.pop(id(frame), None)
+        elif event == "opcode":
+            previous = before.get(id(frame))
+            before[id(frame)] = frame.f_lasti
+            if previous is not None and _is_place(frame.f_code, previous, frame.f_lasti):
+                count += 1
+                if count == place:
+                    signal.raise_signal(signal.SIGINT)
+        return trace
+
+    outer = sys.gettrace()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier test may have left another
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(outer)
+        gc.enable()
+        signal.signal(signal.SIGINT, handler)
+    return False
+
+
+def _is_place(code: Any, call: int, following: int) -> bool:
+    """Whether an exception before the next instruction is caught where one out of the call would be."""
+    return dis.opname[code.co_code[call]].startswith("CALL") and _handler(code, call) == _handler(code, following)
+
+
+@cache
+def _handler(code: Any, offset: int) -> int | None:
+    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ MODULES = (
     "genai.generator",
     "genai.llm",
     "genai.model",
-    "genai.parsing.reply",
     "genai.parsing.splitter",
     "genai.sampling_params",
     "genai.tensor",

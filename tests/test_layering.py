@@ -1,9 +1,10 @@
-"""Imports only go down: cli -> genai -> kvcache, quant -> kernels. Policy modules import no array library."""
+"""The shape of the house: imports only go down, cli -> genai -> kvcache, quant -> kernels, and functions stay small."""
 
 from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,13 @@ ENTRY_POINT = ROOT / "genai" / "__main__.py"
 PURE_POLICY = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py")
 RUN_TIME_STRANGERS = {"torch", "onnxruntime", "onnxruntime_genai", "transformers"}
 # `genai eval diff --against onnxruntime` imports it when asked, and says what to install where it is missing.
-ON_REQUEST = {ROOT / "genai" / "evaluation" / "onnxruntime_values.py": {"onnxruntime"}}
+# What there is to read, without tests and tools, stays below 55,000 lines.
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 55_000, 80, 20
+# The NumPy meaning of what decoders compute, which a newcomer reads in a quarter of an hour; its sampler stands apart.
+MOST_LINES_OF_THE_REFERENCE, BESIDE = 500, {"sampling.py"}
+# A product of block-quantised weights is spelled once per task: its rules, the builder, the stored form.
+MOST_FILES_THAT_NAME_A_PRODUCT = 6
+ON_REQUEST = {ROOT / "genai" / "evaluation" / "values.py": {"onnxruntime"}}
 
 
 def files(room: str) -> list[Path]:
@@ -74,6 +81,83 @@ def test_no_run_time_import_of_torch_or_onnxruntime(room: str) -> None:
         if name.split(".")[0] in RUN_TIME_STRANGERS - ON_REQUEST.get(path, set())
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_one_file_chooses_a_device() -> None:
+    found = {path for path in files("genai") for name, _ in imports(path) if name.startswith("genai.kernels.cpu")}
+    assert found == {ROOT / "genai" / "device.py"}
+
+
+def test_kernels_know_no_names_of_onnx() -> None:
+    assert not [name for path in files("kernels") for name, _ in imports(path) if name.split(".")[0] == "onnx"]
+
+
+def test_imports_have_no_cycles() -> None:
+    modules = {_module(path): path for room in ROOMS for path in files(room)}
+    graph = {name: set(_imported(path, modules)) - {name} for name, path in modules.items()}
+    while leaves := {name for name, found in graph.items() if not found}:
+        graph = {name: found - leaves for name, found in graph.items() if name not in leaves}
+    assert not graph, f"in cycles, or above one: {sorted(graph)}"
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "genai" else parts
+    return ".".join(["genai", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """Our modules that importing this one imports; what stands in functions, or is for type checkers only, waits."""
+    at_import = {statement.lineno for statement in ast.parse(path.read_text(encoding="utf-8")).body}
+    for name, line in imports(path):
+        if line in at_import:
+            yield (
+                name
+                if name in modules
+                else name.rpartition(".")[0]
+                if name.rpartition(".")[0] in modules
+                else _module(path)
+            )
+
+
+def test_functions_are_small() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
+        for room in ROOMS
+        for path in files(room)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and (length := node.end_lineno - node.lineno + 1) > MOST_LINES_OF_A_FUNCTION
+    ]
+    assert not long, "\n".join(long)
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
+    assert "C90" in ruff["select"] and ruff["mccabe"]["max-complexity"] <= MOST_BRANCHES
+
+
+def test_arguments_are_declared_by_name() -> None:
+    """No places in an array of arguments that are counted by hand: `A, B, C = range(3)`."""
+    counted = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in files("kernels")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "range"
+    ]
+    assert not counted, counted
+
+
+def test_an_operator_is_named_where_it_is_told() -> None:
+    named = [path for room in ROOMS for path in files(room) if "MatMulNBits" in path.read_text(encoding="utf-8")]
+    assert len(named) <= MOST_FILES_THAT_NAME_A_PRODUCT, [str(path.relative_to(ROOT)) for path in named]
+
+
+def test_how_much_there_is_to_read() -> None:
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for room in ROOMS for path in files(room)}
+    assert sum(lines.values()) < MOST_LINES
+    reference = [count for path, count in lines.items() if path.parent.name == "reference" and path.name not in BESIDE]
+    assert sum(reference) < MOST_LINES_OF_THE_REFERENCE
 
 
 @pytest.mark.parametrize("name", PURE_POLICY)

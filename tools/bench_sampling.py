@@ -19,10 +19,9 @@ import numpy as np
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.random_weights import RandomWeights
+from genai.builder.tensors import RandomWeights
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.plan import plan_sampling
-from genai.engine.sampling.row import RowSampler
+from genai.engine.sampling.plan import RowSampler, plan_sampling
 
 OPTIONS: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0},
@@ -118,7 +117,7 @@ def main() -> None:
             for _ in range(arguments.repeat + 1):
                 step_time = min(step_time, seconds(step))
                 times = {key: min(times[key], seconds(call)) for key, call in calls.items()}
-            print(f"{model.info.parameters / 1e6:.0f} M weights, {model.decoder.team.threads} threads")
+            print(f"{model.info.parameters / 1e6:.0f} M weights, {model.threads} threads")
     print(f"decode step of {arguments.batch} rows: {step_time * 1e3:.1f} ms; least of {arguments.repeat + 1}\n")
     print("| options | " + " | ".join(f"{shape} logits" for shape in SHAPES) + " |\n|---|" + "---|" * len(SHAPES))
     for name in OPTIONS:

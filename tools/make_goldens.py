@@ -4,7 +4,7 @@
 
 A golden is a safetensors file: `input_ids`, `logits` of the whole prompt at once, `stepped_logits` of the same prompt
 token by token where they differ, and `greedy`, 32 tokens; in its metadata the configuration, and the name and shape of
-every tensor of the checkpoint. The weights are not stored: genai.builder.random_weights makes them again.
+every tensor of the checkpoint. The weights are not stored: genai.builder.tensors makes them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from golden_cases import CASES, VOCAB
 
-from genai.builder.random_weights import random_tensor
+from genai.builder.tensors import random_tensor
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "builder" / "goldens"
 SEED = 7

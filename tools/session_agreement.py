@@ -151,9 +151,8 @@ def _pipeline(name: str, folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def outcome(make: Callable[[Path], tuple[Any, dict[str, Any]]], folder: Path) -> str:
     """One line: the largest difference, or what went wrong and where."""
-    from genai.session.arrays import differences
+    from genai.session.arrays import Peer, differences
     from genai.session.inference_session import InferenceSession
-    from genai.session.peer import Peer
 
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

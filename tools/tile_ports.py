@@ -20,15 +20,22 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from genai.kernels.cpu.arguments import Address, Arguments
 from genai.kernels.cpu.emit import FLOAT_VECTOR, INT32_VECTOR, Emitter, constant, micro_kernel
 from genai.kernels.cpu.isa import isa
 from genai.kernels.cpu.jit import NativeOp, native_op
-from genai.kernels.cpu.large import huge_array
-from genai.kernels.cpu.memory import word
-from genai.kernels.cpu.products.tile_ops import add_bfloat_product, load_tile, store_tile
-from genai.kernels.cpu.tape.program import Call, Items
-from genai.kernels.cpu.tape.replay import Crew, Replay
-from genai.kernels.cpu.tiles import TILE_BYTES, configure_tiles, release_tiles, tile_config
+from genai.kernels.cpu.program.calls import Call, Items, program_of
+from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.tiles import (
+    TILE_BYTES,
+    TILE_CONFIG,
+    add_bfloat_product,
+    configure_tiles,
+    load_tile,
+    release_tiles,
+    store_tile,
+)
+from genai.kernels.large import huge_array
 
 # Per turn of a loop: tile products, tile loads, tile stores, vector multiply-adds, vector additions of integers.
 LOOPS = {
@@ -51,8 +58,15 @@ _REGISTERS = 8
 _STORED = 32 * TILE_BYTES  # tiles are stored where none is loaded from
 
 
+class TurnArguments(Arguments):
+    """Memory, and what tiles are configured with."""
+
+    memory: Address
+    tiles: Address
+
+
 def _loop(counts: tuple[int, ...]) -> NativeOp:
-    """The operator of a loop; its items are turns. Arguments: memory, and what tiles are configured with."""
+    """The operator of a loop; its items are turns."""
 
     def emit(e: Emitter, memory: Any, turns: Any) -> None:
         numbers = [constant(FLOAT_VECTOR, float(i)) for i in range(_REGISTERS)]
@@ -78,35 +92,35 @@ def _loop(counts: tuple[int, ...]) -> NativeOp:
         kinds: list[Callable[[int], None]] = [product, load, store, multiply_add, add]
         # All kinds spread evenly over the turn.
         order = sorted((i / count, kind, i) for kind, count in enumerate(counts) for i in range(count))
-        with e.loop(turns, [*numbers, *integers]) as (_, state, following):
+        with e.loop(turns, [*numbers, *integers]) as (_, state):
             numbers[:], integers[:] = state[:_REGISTERS], state[_REGISTERS:]
             for _, kind, i in order:
                 kinds[kind](i)
-            following(*numbers, *integers)
+            state[:] = [*numbers, *integers]
         for i, value in enumerate([*numbers, *integers]):
             e.store(value, e.at(memory, 2 * _STORED + 64 * i))
 
     kernel = micro_kernel(emit)
 
-    def turns(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        configure_tiles(word(arguments, 1))
-        kernel((word(arguments, 0), end - begin))
+    @native_op(TurnArguments, name="tile_ports_" + "_".join(map(str, counts)))
+    def run_turns(arguments: TurnArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        configure_tiles(arguments.tiles)
+        kernel((arguments.memory, end - begin))
         release_tiles()
         return 0
 
-    turns.__name__ = "tile_ports_" + "_".join(map(str, counts))
-    return native_op(turns)
+    return run_turns
 
 
-def measure(counts: tuple[int, ...], crew: Crew, turns: int = _TURNS) -> float:
+def measure(counts: tuple[int, ...], turns: int = _TURNS) -> float:
     """Nanoseconds per turn, a median."""
     memory, table = huge_array((3 * _STORED,), np.uint8), huge_array((64,), np.uint8)
-    table[:] = tile_config()
-    call = Call(_loop(counts), (memory.ctypes.data, table.ctypes.data), Items(factor=turns, grain=turns))
-    replay, times = Replay([[call]], 0.0), []
+    table[:] = TILE_CONFIG
+    call = Call(_loop(counts), TurnArguments(memory=memory, tiles=table), Items(factor=turns, grain=turns))
+    program, times, alone = program_of([[call]]), [], Threads(1)
     for _ in range(_REPEAT + 1):
         began = time.perf_counter()
-        crew.run(replay, {})
+        alone.run(program, nanoseconds=0)
         times.append(time.perf_counter() - began)
     return 1e9 * statistics.median(times[1:]) / turns
 
@@ -114,9 +128,8 @@ def measure(counts: tuple[int, ...], crew: Crew, turns: int = _TURNS) -> float:
 def main() -> None:
     if isa() != "amx":
         sys.exit("this processor has no AMX")
-    crew = Crew(1)
     for name, counts in LOOPS.items():
-        print(f"{name:64s} {measure(counts, crew):6.1f} ns", flush=True)
+        print(f"{name:64s} {measure(counts):6.1f} ns", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,77 +1,174 @@
-"""`genai chat`: talk with a model; one question and answer when stdin is not a terminal."""
+"""`genai chat`: one question and answer where stdin is not a terminal, and how replies are shown."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import options as opt
-from ..flag_groups import flag_groups
-from ..sampling_flags import sampling_flags
-from ..terminal import Voice, dump_prompt, footer, need_chat_template, read_stdin, say
-from .replies import show_reply
+from .. import options as opt, terminal
+from ..options import sampling_flags
+from ..terminal import Voice, emit, say
+from ..wrapping import WordWrap
 
 if TYPE_CHECKING:
     from genai.chat import ChatSession
+    from genai.kernels.messages import ProgressLine
     from genai.llm import LLM
+    from genai.parsing import Event
 
 
 @sampling_flags
-@flag_groups
+@opt.flag_groups
 def chat(
     model: opt.ModelArgument = None,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="Ask this, print the answer and end.", show_default=False)
+        str | None, typer.Option("-p", "--prompt", help="Ask this (about what comes through a pipe), answer and end.")
     ] = None,
-    system: Annotated[str | None, typer.Option("-s", "--system", help="System message.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
     on_overflow: Annotated[
         str,
         typer.Option(
             help="When the context is full: error, truncate (leave out old messages) or shift (also within a reply)."
         ),
     ] = "error",
-    markdown: Annotated[bool, typer.Option("--markdown/--no-markdown", help="Render replies as Markdown.")] = False,
+    markdown: Annotated[
+        bool, opt.output_option("--markdown/--no-markdown", help="Render replies as Markdown.")
+    ] = False,
     *,
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
     """Chat with a model. Without a terminal, answers what comes from stdin and ends."""
-    interactive = prompt is None and sys.stdin.isatty()
-    if prompt is None and not interactive:
-        prompt = read_stdin()
+    if prompt is None and not sys.stdin.isatty():
+        prompt = terminal.read_stdin()
+    elif prompt is not None and terminal.stdin_has_text():
+        prompt = "\n\n".join(filter(None, (terminal.read_stdin().strip(), prompt)))
     from genai.chat import ChatSession
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
         llm = flags.load_llm(folder, alone=alone)
         try:
-            need_chat_template(llm)
+            terminal.need_chat_template(llm)
         except BaseException:
             llm.close()
             raise
         return llm
 
-    voice, shown = flags.voice, {"markdown": markdown, "dump": flags.show_prompt}
+    voice = flags.voice
     session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
     try:
         if prompt is None:
             from .loop import Loop
 
-            Loop(session, voice, load, show_stats=flags.stats is not False, **shown).run()
-        else:
-            _answer_once(session, voice, prompt, show_stats=bool(flags.stats), **shown)
+            show_stats = flags.stats is not False
+            Loop(session, voice, load, show_stats=show_stats, markdown=markdown, dump=flags.show_prompt).run()
+            return
+        events = session.send(prompt)
+        if flags.show_prompt:
+            terminal.dump_prompt(session.llm, session.prompt())
+        answer(session, events, voice, markdown=markdown)
+        if session.was_cut:
+            voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
+        if flags.stats and session.last_reply is not None:
+            say(terminal.footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))
     finally:
         session.llm.close()
 
 
-def _answer_once(
-    session: ChatSession, voice: Voice, prompt: str, *, markdown: bool, dump: bool, show_stats: bool
-) -> None:
-    events = session.send(prompt)
-    if dump:
-        dump_prompt(session.llm, session.prompt())
-    show_reply(events, voice, markdown=markdown)
-    if show_stats and session.last_reply is not None:
-        say(footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))
+def answer(session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
+    """Print the reply that a session is about to give; until it begins, how far the prompt is read."""
+    with terminal.reading_line() as line:
+        session.on_prompt = None if voice.quiet else line.show
+        show_reply(_without(line, events), voice, markdown=markdown)
+
+
+def _without(line: ProgressLine, events: Iterator[Event]) -> Iterator[Event]:
+    """The events; at each, the line goes away."""
+    for event in events:
+        line.close()
+        yield event
+
+
+def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
+    """Print the events of a reply; stdout ends with a newline whatever happens."""
+    from genai.parsing import End, Reasoning, Text, ToolCall
+
+    writer = _MarkdownWriter() if markdown else _PlainWriter()
+    thinking = False
+    try:
+        for event in events:
+            if isinstance(event, Reasoning):
+                voice.aside(event.text)
+                thinking = True
+                continue
+            if thinking and isinstance(event, Text | ToolCall | End):
+                voice.aside("\n")
+                thinking = False
+            if isinstance(event, Text):
+                writer.write(event.text)
+            elif isinstance(event, ToolCall):
+                writer.write(f"[calls {event.name}({event.arguments_text})]\n")
+    finally:
+        writer.end()
+
+
+class _PlainWriter:
+    """Pieces as they come; on a terminal words stay whole."""
+
+    def __init__(self) -> None:
+        self._wrap = WordWrap(sys.stdout) if sys.stdout.isatty() else None
+
+    def write(self, text: str) -> None:
+        emit(self._wrap.feed(text) if self._wrap else text)
+
+    def end(self) -> None:
+        emit(self._wrap.flush() if self._wrap else "", "\n")
+
+
+class _MarkdownWriter:
+    """Markdown, rendered block by block: a block ends at an empty line outside of a code fence."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(soft_wrap=False)
+        self._held = ""
+
+    def write(self, text: str) -> None:
+        self._held += text
+        while (end := _block_end(self._held)) is not None:
+            self._render(self._held[:end])
+            self._held = self._held[end:]
+
+    def end(self) -> None:
+        self._render(self._held)
+        self._held = ""
+
+    def _render(self, block: str) -> None:
+        from rich.markdown import Markdown
+
+        if block.strip():
+            with self._console.capture() as capture:
+                self._console.print(Markdown(block.strip("\n")))
+            emit(capture.get() + "\n")
+
+
+def _block_end(text: str) -> int | None:
+    """Where the first block of a text ends; None while it may go on."""
+    inside_code = False
+    position = 0
+    for line in text.splitlines(keepends=True):
+        if not line.endswith("\n"):
+            return None
+        position += len(line)
+        if line.lstrip().startswith(("```", "~~~")):
+            inside_code = not inside_code
+            if not inside_code:
+                return position
+        elif not line.strip() and not inside_code and text[:position].strip():
+            return position
+    return None

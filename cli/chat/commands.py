@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai.errors import InputError, OptionError
 
-from ..sampling_flags import FLAGS, read_setting
+from ..options import FLAGS, find_flag, read_setting
 from ..terminal import dump_prompt, footer
+from ..wrapping import table, width_of
 
 if TYPE_CHECKING:
     from .loop import Loop
@@ -26,15 +29,12 @@ class Command:
 
 
 def run_command(loop: Loop, text: str) -> None:
-    """Run what was typed behind a slash.
-
-    Raises:
-        InputError: there is no such command, or its argument is missing. Whatever the command raises.
-    """
+    """Run what was typed behind a slash."""
     name, _, argument = text.strip().partition(" ")
+    name = "/bye" if name in _ALSO_BYE else name
     command = COMMANDS.get(name)
     if command is None:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
+        close = difflib.get_close_matches(name, (*COMMANDS, *_ALSO_BYE), 1)
         hint = (f"did you mean {close[0]}? " if close else "") + "/help lists the commands"
         raise InputError(f"unknown command {name!r}", "messages that begin with a slash are commands", hint)
     argument = argument.strip()
@@ -46,9 +46,8 @@ def run_command(loop: Loop, text: str) -> None:
 
 
 def _help(loop: Loop, argument: str) -> None:
-    width = max(len(f"{name} {command.argument}") for name, command in COMMANDS.items())
-    for name, command in COMMANDS.items():
-        loop.voice.say(f"{f'{name} {command.argument}':<{width}}  {command.help}")
+    rows = [(f"{name} {command.argument}", command.help) for name, command in COMMANDS.items()]
+    loop.voice.say(table(rows, width_of(sys.stderr)), exactly=True)
     loop.voice.say(_KEYS)
 
 
@@ -64,27 +63,22 @@ def _set(loop: Loop, argument: str) -> None:
     name, _, value = argument.partition(" ")
     value = value.strip()
     if not value:
-        raise InputError(f"/set {name} without a value", "it needs one", f"type /set {name} VALUE, or default")
-    if name in ("markdown", "stats", "prompts"):
+        _show_setting(loop, name)
+        return
+    if name in _SWITCHES:
         if value not in ("on", "off"):
             raise OptionError(f"/set {name} {value}", "on or off is expected", f"type /set {name} on")
-        attribute = {"markdown": "markdown", "stats": "show_stats", "prompts": "dump"}[name]
-        setattr(loop, attribute, value == "on")
+        setattr(loop, _SWITCHES[name], value == "on")
     elif name == "on-overflow":
-        _set_overflow(loop, value)
+        from genai.chat import OVERFLOWS
+
+        if value not in OVERFLOWS:
+            raise OptionError(f"/set {name} {value}", f"allowed: {', '.join(OVERFLOWS)}", "type one of them")
+        loop.session.on_overflow = value
     else:
         option, setting = read_setting(name, value)
         loop.session.set_options(**{option: setting})
     loop.voice.say(f"({name} is {value})")
-
-
-def _set_overflow(loop: Loop, value: str) -> None:
-    from genai.chat import OVERFLOWS
-
-    if value not in OVERFLOWS:
-        allowed = f"allowed: {', '.join(OVERFLOWS)}"
-        raise OptionError(f"/set on-overflow {value}", allowed, "type one of them")
-    loop.session.on_overflow = value
 
 
 def _show_settings(loop: Loop) -> None:
@@ -93,10 +87,36 @@ def _show_settings(loop: Loop) -> None:
         value = getattr(params, flag.option)
         mark = "*" if flag.option in loop.session.options else " "
         loop.voice.say(f"{mark} {flag.setting:<20} {_shown(value)}")
-    for name, value in (("markdown", loop.markdown), ("stats", loop.show_stats), ("prompts", loop.dump)):
-        loop.voice.say(f"  {name:<20} {'on' if value else 'off'}")
-    loop.voice.say(f"  {'on-overflow':<20} {loop.session.on_overflow}")
+    for name, shown in _own_settings(loop).items():
+        loop.voice.say(f"  {name:<20} {shown}")
     loop.voice.say("(* set here or by a flag; the others are the model's; - is none, or no limit)")
+
+
+def _show_setting(loop: Loop, name: str) -> None:
+    """What one setting is, and what it means."""
+    if name in (own := _own_settings(loop)):
+        loop.voice.say(f"({name} is {own[name]})")
+    else:
+        flag = find_flag(name)
+        loop.voice.say(f"({flag.setting} is {_shown(getattr(loop.session.params, flag.option))}: {flag.help})")
+
+
+def _own_settings(loop: Loop) -> dict[str, str]:
+    """Settings that are no sampling options."""
+    switches = {name: _shown(getattr(loop, attribute)) for name, attribute in _SWITCHES.items()}
+    return {**switches, "on-overflow": loop.session.on_overflow}
+
+
+# Settings of the loop itself, and where it keeps them.
+_SWITCHES = {"markdown": "markdown", "stats": "show_stats", "prompts": "dump"}
+
+
+def setting_values() -> dict[str, tuple[str, ...]]:
+    """The names that `/set` knows, and the values of those that have few: for completion."""
+    from genai.chat import OVERFLOWS
+
+    own = {**dict.fromkeys(_SWITCHES, ("on", "off")), "on-overflow": OVERFLOWS}
+    return {flag.setting: ("on", "off", "default") if flag.kind is bool else ("default",) for flag in FLAGS} | own
 
 
 def _shown(value: object) -> str:
@@ -121,8 +141,6 @@ def _model(loop: Loop, argument: str) -> None:
     if not argument:
         loop.voice.say(f"({loop.session.llm.model.folder})")
         return
-    from pathlib import Path
-
     loop.switch_model(Path(argument).expanduser())
 
 
@@ -144,13 +162,20 @@ def _edit(loop: Loop, argument: str) -> None:
 
 
 def _save(loop: Loop, argument: str) -> None:
+    if Path(argument).expanduser().exists() and not loop.confirm(f"{argument} exists. Write over it?"):
+        loop.voice.say("(not saved)")
+        return
     loop.session.save(argument)
     loop.voice.say(f"(saved {len(loop.session.messages)} messages to {argument})")
 
 
 def _load(loop: Loop, argument: str) -> None:
     loop.session.load(argument)
-    loop.voice.say(f"(loaded {len(loop.session.messages)} messages from {argument})")
+    messages = loop.session.messages
+    loop.voice.say(f"(loaded {len(messages)} messages from {argument})")
+    for message in messages[-2:]:
+        who = {"user": ">>>", "assistant": "..."}.get(message["role"], message["role"])
+        loop.voice.say(f"{who} {_shortened(str(message.get('content') or ''), 400)}")
 
 
 def _stats(loop: Loop, argument: str) -> None:
@@ -162,11 +187,17 @@ def _stats(loop: Loop, argument: str) -> None:
 
 
 def _prompt(loop: Loop, argument: str) -> None:
-    loop.voice.say(loop.session.prompt())
+    if loop.sent:
+        loop.voice.say(loop.sent, exactly=True)
+    else:
+        loop.voice.say("(nothing was sent yet)")
 
 
 def _tokens(loop: Loop, argument: str) -> None:
-    dump_prompt(loop.session.llm, argument or loop.session.prompt(), with_pieces=True)
+    if text := argument or loop.sent:
+        dump_prompt(loop.session.llm, text, with_pieces=True)
+    else:
+        loop.voice.say("(nothing was sent yet)")
 
 
 def _bye(loop: Loop, argument: str) -> None:
@@ -190,8 +221,9 @@ COMMANDS: Mapping[str, Command] = {
     "/save": Command(_save, "FILE", "write the conversation to a file"),
     "/load": Command(_load, "FILE", "go on with a saved conversation"),
     "/stats": Command(_stats, "", "figures of the last reply"),
-    "/prompt": Command(_prompt, "", "the exact text that the model would be given now"),
+    "/prompt": Command(_prompt, "", "the exact text that the model was given last"),
     "/tokens": Command(_tokens, "[TEXT]", "the tokens of a text, or of that prompt"),
-    "/bye": Command(_bye, "", "leave (also Ctrl-D)"),
+    "/bye": Command(_bye, "", "leave (also /exit, /quit, exit and Ctrl-D)"),
 }
+_ALSO_BYE = ("/exit", "/quit")
 FILE_COMMANDS = ("/model", "/save", "/load")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -28,12 +29,15 @@ class LineEditor:
 
     Args:
         commands: the slash-commands, for completion; those of `file_commands` take a path.
+        settings: what completes behind `/set`: names, and the values of each.
     """
 
-    def __init__(self, commands: Sequence[str], file_commands: Sequence[str], voice: Voice) -> None:
+    def __init__(
+        self, commands: Sequence[str], file_commands: Sequence[str], settings: Mapping[str, Sequence[str]], voice: Voice
+    ) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(voice),
-            completer=_Commands(commands, file_commands),
+            completer=_Commands(commands, file_commands, settings),
             complete_while_typing=False,
             multiline=True,
             key_bindings=_bindings(),
@@ -46,6 +50,18 @@ class LineEditor:
 
     def _note_use(self, buffer: Buffer) -> None:
         self.was_used = True
+
+    def forget_typed(self) -> None:
+        """Drop what was typed while nothing was asked for: it is no message."""
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            import termios
+
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+    def ask(self, question: str) -> str:
+        """A line in answer to a question; it is not kept."""
+        session: PromptSession[str] = PromptSession(output=self._session.output)
+        return session.prompt(question)
 
     def read(self, default: str = "") -> str:
         """One message. Ctrl-C clears the line.
@@ -99,11 +115,14 @@ def _is_open(text: str) -> bool:
 
 
 class _Commands(Completer):
-    """Completes slash-commands, and paths behind those that take one."""
+    """Completes slash-commands, paths behind those that take one, and settings."""
 
-    def __init__(self, commands: Sequence[str], file_commands: Sequence[str]) -> None:
+    def __init__(
+        self, commands: Sequence[str], file_commands: Sequence[str], settings: Mapping[str, Sequence[str]]
+    ) -> None:
         self._commands = commands
         self._file_commands = file_commands
+        self._settings = settings
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
@@ -115,6 +134,11 @@ class _Commands(Completer):
             for name in self._commands:
                 if name.startswith(command):
                     yield Completion(name, start_position=-len(command))
+        elif command == "/set":
+            name, space, value = argument.partition(" ")
+            for one in self._settings.get(name, ()) if space else self._settings:
+                if one.startswith(value if space else name):
+                    yield Completion(one, start_position=-len(value if space else name))
         elif command in self._file_commands:
             yield from self._paths.get_completions(Document(argument), complete_event)
 

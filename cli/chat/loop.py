@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from genai.errors import GenaiError
 
-from ..terminal import Voice, dump_prompt, footer
-from .commands import COMMANDS, FILE_COMMANDS, run_command
+from ..terminal import Voice, dump_prompt, footer, say
+from .command import answer
+from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
 from .editor import LineEditor
-from .replies import show_reply
 
 if TYPE_CHECKING:
     from genai.chat import ChatSession
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Of the context; beyond it the chat says that it is nearly full.
 _NEARLY_FULL = 0.85
+# What people type who want to leave.
+_FAREWELLS = ("exit", "quit", "exit()", "quit()", ":q")
 
 
 class Loop:
@@ -36,6 +38,7 @@ class Loop:
         voice: what is said besides replies.
         show_stats, markdown, dump: whether a footer follows each reply, replies are rendered, prompts are shown.
         pending: text that the next line starts with; `/edit` sets it.
+        sent: the exact text that the model was given last; "" = nothing yet.
         running: set to False by `/bye`.
     """
 
@@ -53,13 +56,14 @@ class Loop:
         self._load = load
         self.voice = voice
         self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
-        self.pending = ""
+        self.pending = self.sent = ""
         self.running = True
-        self._editor = LineEditor(tuple(COMMANDS), FILE_COMMANDS, voice)
+        self._editor = LineEditor(tuple(COMMANDS), FILE_COMMANDS, setting_values(), voice)
 
     def run(self) -> None:
         """Until /bye, Ctrl-D, or Ctrl-C twice."""
         self._greet()
+        self._editor.forget_typed()
         interrupted = False
         while self.running:
             try:
@@ -89,10 +93,21 @@ class Loop:
             raise
         before.close()
         self._greet()
+        self._editor.forget_typed()
+
+    def confirm(self, question: str) -> bool:
+        """Ask; whatever is not yes is no."""
+        say(question)
+        try:
+            return self._editor.ask("[y/N] ").strip().lower() in ("y", "yes")
+        except (EOFError, KeyboardInterrupt):
+            return False
 
     def _obey(self, text: str) -> None:
         try:
-            if text.startswith("/"):
+            if text.strip().lower() in _FAREWELLS:
+                self.running = False
+            elif text.startswith("/"):
                 run_command(self, text)
             elif text.strip():
                 self.answer(self.session.send(text))
@@ -105,10 +120,22 @@ class Loop:
         if self.dump:
             dump_prompt(self.session.llm, self.session.prompt())
         with _interrupts(self.session) as interrupted:
-            show_reply(events, self.voice, markdown=self.markdown)
+            answer(self.session, events, self.voice, markdown=self.markdown)
+        self.sent = self._prompt_of_reply() or self.sent
         if interrupted:
             self.voice.say("(stopped)")
         self._report(before)
+
+    def _prompt_of_reply(self) -> str:
+        """The prompt that the last reply answers; "" if there is none."""
+        session = self.session
+        if session.last_reply is None:
+            return ""
+        reply = session.messages.pop()
+        try:
+            return session.prompt()
+        finally:
+            session.messages.append(reply)
 
     def _report(self, left_out_before: int) -> None:
         session, limit = self.session, self.session.llm.context_size
@@ -118,9 +145,9 @@ class Loop:
             self.voice.say(footer(session.last_reply.completion, limit, session.options.get("seed")))
         if session.num_left_out > left_out_before:
             self.voice.say(f"(the context is full: the first {session.num_left_out} messages are left out)")
-        elif session.last_reply.completion.finish_reason == "length" and session.context_used >= limit:
+        if session.was_cut:
             self.voice.say(f"(the context of {limit} tokens is full: the reply was cut; /clear starts anew)")
-        elif session.context_used > _NEARLY_FULL * limit:
+        elif session.num_left_out == left_out_before and session.context_used > _NEARLY_FULL * limit:
             used = f"{session.context_used} of {limit} tokens"
             self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")
 
@@ -136,8 +163,9 @@ def _interrupts(session: ChatSession) -> Iterator[list[int]]:
         if not session.cancel() or len(came) > 1:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = signal.getsignal(signal.SIGINT)
     try:
+        signal.signal(signal.SIGINT, stop)
         yield came
     finally:
         signal.signal(signal.SIGINT, before)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..session.arrays import random_feed
+from ..session.arrays import Peer, random_feed
 from ..session.inference_session import InferenceSession
 from ..session.options import SessionOptions
-from ..session.peer import Peer
 
 # A measurement ends after this, however many runs it was asked for.
 MAX_SECONDS = 30.0

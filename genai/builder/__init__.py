@@ -5,10 +5,9 @@ reads one at a time, and the form of the files. It does not run models, train th
 onnx and numpy alone.
 """
 
-from .build import build_model, plan_build
+from .build import build_model, plan_build, resolve_model_folder
 from .folder import write_model_folder
 from .options import ExportOptions
-from .resolve import resolve_model_folder
 from .rope_scaling import Llama3Scaling, LongRope
 from .spec import DecoderSpec
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from .embedding import POSITIONS
-from .export import Export, hidden_dims
-from .graph_writer import CONTRIB, FLOAT, INT32, INT64
-from .linear import Projection, write_linear
-from .norms import write_query_key_norm
+from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, hidden_dims
+from .layers import Projection, write_linear, write_query_key_norm
 from .rope import table_names
 
 MASK = "attention_mask"
 TOTAL_LENGTH = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Values that every attention node reads: tokens before the last one per sequence, and the longest total."""
-
-    seqlens_k: str
-    total: str
+# Values that every attention node reads: tokens before the last one per sequence, and the longest total.
+Lengths = tuple[str, str]
 
 
 def write_lengths(export: Export) -> Lengths:
@@ -33,7 +22,7 @@ def write_lengths(export: Export) -> Lengths:
     seqlens_k = graph.node("Cast", [last], f"{path}/Sub/Cast", batch, element=INT32, to=INT32)
     shape = graph.node("Shape", [MASK], f"{path}/Shape", [2], element=INT64)
     total = graph.node("Gather", [shape, graph.int64(1)], f"{path}/Gather", [], element=INT64, axis=0)
-    return Lengths(seqlens_k, graph.node("Cast", [total], f"{path}/Gather/Cast", [], element=INT32, to=INT32))
+    return seqlens_k, graph.node("Cast", [total], f"{path}/Gather/Cast", [], element=INT32, to=INT32)
 
 
 def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> str:
@@ -128,7 +117,7 @@ def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, s
     export.graph.nodes(
         "GroupQueryAttention",
         # The last three are position_ids, attention_bias and head_sink.
-        [*heads, *past, lengths.seqlens_k, lengths.total, *tables, "", "", ""],
+        [*heads, *past, *lengths, *tables, "", "", ""],
         [output, f"present.{layer}.key", f"present.{layer}.value"],
         name,
         domain=CONTRIB,

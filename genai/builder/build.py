@@ -1,25 +1,27 @@
-"""From a Hugging Face checkpoint folder to a model folder."""
+"""From a Hugging Face checkpoint folder to a model folder, which is found in the cache the next time."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, ModelFolderError, OptionError
-from ..sampling_defaults import model_defaults
-from ..text.special_ids import generation_defaults
+from ..sampling_params import model_defaults
+from ..text.files import generation_defaults
 from .architectures import find
-from .checkpoint import GENERATION_CONFIG, Checkpoint
-from .checkpoint_weights import CheckpointWeights
-from .folder import write_model_folder
-from .genai_config import search_defaults
+from .checkpoint import GENERATION_CONFIG, Checkpoint, is_checkpoint
+from .folder import check_tokenizer, locked, search_defaults, tokenizer_files, write_model_folder
 from .options import ExportOptions
-from .size import folder_bytes
+from .rope_scaling import LongRope
 from .spec import DecoderSpec
-from .tokenizer_files import check_tokenizer, tokenizer_files
+from .tensors import folder_bytes
+from .weights import CheckpointWeights
 
 # What onnxruntime's attention operator rotates at once.
 _ROTATED_TOGETHER = 16
@@ -69,7 +71,11 @@ def plan_build(
     if unread := checkpoint.config.unread:
         remarks.append(f"config.json has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
-    options = _fitting(options or ExportOptions(), spec)
+    options = options or ExportOptions()
+    # Tables that change with the length are known inside the operator only.
+    fits = spec.rotary_size % _ROTATED_TOGETHER == 0 or isinstance(spec.rope_scaling, LongRope)
+    if options.fused_rope and not fits:  # onnxruntime cannot rotate inside the attention operator
+        options = replace(options, fused_rope=False)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
     written = folder_bytes(spec, options) + copied
     search = _search(checkpoint, spec.vocab_size)
@@ -105,35 +111,11 @@ def build_model(
 
 
 def execute(plan: BuildPlan, output: Path) -> Path:
-    """Write what was planned.
-
-    Raises:
-        ModelFolderError: there is no room, the folder exists or cannot be written.
-        InputError: a weight is not finite, or of another shape than config.json says.
-    """
+    """Write what was planned; raises as write_model_folder does, and ModelFolderError where there is no room."""
     _require_room(output, plan.written_bytes)
     return write_model_folder(
-        output,
-        plan.spec,
-        plan.options,
-        plan.weights,
-        tokenizer_dir=plan.checkpoint.folder,
-        search=plan.search,
+        output, plan.spec, plan.options, plan.weights, tokenizer_dir=plan.checkpoint.folder, search=plan.search
     )
-
-
-def _fitting(options: ExportOptions, spec: DecoderSpec) -> ExportOptions:
-    """Rotation outside the attention operator where onnxruntime could not do it inside."""
-    if spec.rotary_size % _ROTATED_TOGETHER == 0 or not options.fused_rope or _needs_fused_rope(spec):
-        return options
-    return replace(options, fused_rope=False)
-
-
-def _needs_fused_rope(spec: DecoderSpec) -> bool:
-    """Tables that change with the length are known inside the attention operator only."""
-    from .rope_scaling import LongRope
-
-    return isinstance(spec.rope_scaling, LongRope)
 
 
 def _require_room(output: Path, needed: int) -> None:
@@ -148,3 +130,96 @@ def _require_room(output: Path, needed: int) -> None:
             "a build that fills the disk fails at its end",
             "free some space, choose another place, or a smaller precision",
         )
+
+
+# Raised when the same checkpoint would be written differently.
+_BUILDER_VERSION = 1
+# Part of a checkpoint's identity beside its name: whatever the builder reads.
+_READ = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model")
+
+Progress = Callable[[int], None]
+
+
+def resolve_model_folder(
+    path: str | Path,
+    *,
+    build: bool = True,
+    ask: Callable[[str], bool] = lambda question: True,
+    watch: Callable[[BuildPlan], Progress] = lambda plan: lambda count: None,
+    waiting: Callable[[Path], None] = lambda folder: None,
+    options: ExportOptions | None = None,
+) -> Path:
+    """The model folder that a path stands for.
+
+    A path that is no Hugging Face checkpoint is returned as it is. A checkpoint is built into the cache folder
+    ($GENAI_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache; genai/models), under a name that changes with its files.
+
+    Args:
+        build: False refuses to build what is not there.
+        ask: given the question, with the sizes, before a build; False ends it.
+        watch: called when a build begins; what it returns is told the bytes of every tensor that is read.
+        waiting: called with the cache folder, while another process builds there; one build runs at a time.
+        options: None means INT4 in blocks of 32.
+
+    Raises:
+        ModelFolderError: it is not built, and is not to be; or see plan_build.
+    """
+    source = Path(path).expanduser()
+    if not is_checkpoint(source):
+        return source
+    from genai.kernels.host.machine import cache_root
+
+    options = options or ExportOptions()
+    target = cache_root() / "models" / f"{source.resolve().name}-{_identity(source, options)}"
+    if (target / "genai_config.json").is_file():
+        return target
+    if not build:
+        raise ModelFolderError(
+            f"{source} is a Hugging Face checkpoint that is not built yet",
+            "it was asked not to build (--no-build)",
+            f"leave that out, or build it yourself: genai build {source} -o FOLDER",
+        )
+    report: list[Progress] = []
+    plan = plan_build(source, options, progress=lambda count: report[0](count))
+    question = (
+        f"{source} is a checkpoint ({_size(plan.read_bytes)}). Build an {options.precision.upper()} model of "
+        f"{_size(plan.written_bytes)} in {target.parent}?"
+    )
+    if not ask(question):
+        raise ModelFolderError(
+            f"{source} was not built", "the answer was no", f"genai build {source} -o FOLDER builds it elsewhere"
+        )
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelFolderError(
+            f"cannot make {target.parent}", str(error), "set GENAI_CACHE_DIR to a folder that can be written"
+        ) from error
+    with _alone(target.parent, waiting):
+        if (target / "genai_config.json").is_file():  # another process was faster
+            return target
+        report.append(watch(plan))
+        return execute(plan, target)
+
+
+@contextmanager
+def _alone(folder: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
+    with locked(folder, wait=False) as free:
+        if free:
+            yield
+            return
+    waiting(folder)
+    with locked(folder):
+        yield
+
+
+def _identity(source: Path, options: ExportOptions) -> str:
+    """Changes with the files' names, sizes and times, with the options, and with what the builder writes."""
+    files = sorted(path for pattern in _READ for path in source.glob(pattern))
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    text = json.dumps([_BUILDER_VERSION, str(source.resolve()), stats, asdict(options)])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

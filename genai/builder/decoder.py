@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from genai.quant.blocks import num_blocks
+
 from .attention import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
-from .embedding import POSITIONS, write_embedding, write_head
-from .experts import write_experts
-from .export import Export, hidden_dims
-from .graph_writer import FLOAT, INT64, Dims
-from .mlp import write_mlp
-from .norms import Residual, write_final_norm, write_norm, write_plain_norm, write_sum
+from .feed_forward import write_feed_forward
+from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export, hidden_dims, takes_positions
+from .layers import Projection, Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
+from .options import BITS
 from .rope import write_rope_tables
+from .weights import row_chunks
 
 
 def write_decoder(export: Export) -> None:
@@ -20,46 +23,32 @@ def write_decoder(export: Export) -> None:
     write_rope_tables(export, TOTAL_LENGTH)
     for layer in range(export.spec.num_layers):
         residual = _write_layer(export, layer, residual, lengths)
-    write_head(export, write_final_norm(export, residual))
+    final = f"/model/layers.{export.spec.num_layers}/final_norm_layernorm"
+    write_head(export, write_norm(export, residual, final, last=True)[0])
     _write_caches(export, "present", "total")
 
 
 def _write_layer(export: Export, layer: int, residual: Residual, lengths: Lengths) -> Residual:
-    spec = export.spec
-    normed, residual = _write_pre_norm(export, layer, "input", residual)
+    spec, path = export.spec, f"/model/layers.{layer}"
+    normed, residual = write_norm(export, residual, f"{path}/input_layernorm")
     update = write_attention(export, layer, normed, lengths)
     if spec.parallel:
         if not spec.shared_norm:
-            normed = write_plain_norm(export, residual.stream, *_norm_names(layer, "post_attention"))
-        path, dims = f"/model/layers.{layer}/parallel", hidden_dims(spec.hidden_size)
-        update = export.graph.node("Add", [update, _write_feed_forward(export, layer, normed)], f"{path}/Add", dims)
-        return Residual(residual.stream, _write_scaled(export, path, update))
-    update = _write_post_norm(export, layer, "post_attention", update)
+            normed = write_plain_norm(export, residual.stream, f"{path}/post_attention_layernorm")
+        both = [update, write_feed_forward(export, layer, normed)]
+        update = export.graph.node("Add", both, f"{path}/parallel/Add", hidden_dims(spec.hidden_size))
+        return Residual(residual.stream, _write_scaled(export, f"{path}/parallel", update))
+    update = _write_post_norm(export, f"{path}/post_attention_layernorm", update)
     location = "pre_feedforward" if spec.post_norms else "post_attention"
-    normed, residual = _write_pre_norm(export, layer, location, Residual(residual.stream, update))
-    update = _write_feed_forward(export, layer, normed)
-    return Residual(residual.stream, _write_post_norm(export, layer, "post_feedforward", update))
+    normed, residual = write_norm(export, Residual(residual.stream, update), f"{path}/{location}_layernorm")
+    update = write_feed_forward(export, layer, normed)
+    return Residual(residual.stream, _write_post_norm(export, f"{path}/post_feedforward_layernorm", update))
 
 
-def _write_feed_forward(export: Export, layer: int, normed: str) -> str:
-    experts = export.spec.routed(layer)
-    return write_mlp(export, layer, normed) if experts is None else write_experts(export, layer, experts, normed)
-
-
-def _write_pre_norm(export: Export, layer: int, location: str, residual: Residual) -> tuple[str, Residual]:
-    """What a part of the layer reads, and the stream behind it."""
-    path, source = _norm_names(layer, location)
-    if export.spec.pre_norms:
-        return write_norm(export, residual, path, source)
-    residual = write_sum(export, residual, path)
-    return residual.stream, residual
-
-
-def _write_post_norm(export: Export, layer: int, location: str, update: str) -> str:
+def _write_post_norm(export: Export, path: str, update: str) -> str:
     """What a part of the layer adds to the stream."""
-    path, source = _norm_names(layer, location)
     if export.spec.post_norms:
-        update = write_plain_norm(export, update, path, source)
+        update = write_plain_norm(export, update, path)
     return _write_scaled(export, path, update)
 
 
@@ -71,15 +60,11 @@ def _write_scaled(export: Export, path: str, update: str) -> str:
     return graph.node("Mul", [update, scale], f"{path}/residual/Mul", hidden_dims(spec.hidden_size))
 
 
-def _norm_names(layer: int, location: str) -> tuple[str, str]:
-    return f"/model/layers.{layer}/{location}_layernorm", f"model.layers.{layer}.{location}_layernorm"
-
-
 def _write_inputs(export: Export) -> None:
     graph = export.graph
     graph.input("input_ids", INT64, ["batch_size", "sequence_length"])
     graph.input(MASK, INT64, ["batch_size", "total_sequence_length"])
-    if export.needs_positions:
+    if takes_positions(export.spec, export.options):
         graph.input(POSITIONS, INT64, ["batch_size", "sequence_length"])
     _write_caches(export, "past_key_values", "past")
 
@@ -94,3 +79,93 @@ def _write_caches(export: Export, prefix: str, length: str) -> None:
             tokens = f"{length}_{'sliding' if windowed else 'sequence'}_length"
             dims: Dims = ["batch_size", spec.num_key_value_heads, tokens, "kv_cache_dim"]
             declare(f"{prefix}.{layer}.{kind}", FLOAT, dims)
+
+
+TABLE = "model.embed_tokens"
+_PATH = "/model/embed_tokens"
+
+
+def head_projection(export: Export) -> Projection:
+    """The matrix from hidden vectors to logits."""
+    weight = TABLE if export.spec.tie_word_embeddings else "lm_head"
+    return Projection("/lm_head", (weight,), (export.spec.vocab_size,), export.spec.hidden_size, ("lm_head",))
+
+
+def write_embedding(export: Export) -> str:
+    """Look up the vectors of input_ids; a matrix shared with the head is written here and found there."""
+    vectors, spec, graph, dims = _write_vectors(export), export.spec, export.graph, hidden_dims(export.spec.hidden_size)
+    if spec.embedding_scale != 1:
+        vectors = graph.node("Mul", [vectors, graph.float32(spec.embedding_scale)], f"{_PATH}/Mul", dims)
+    if spec.position_embeddings:
+        name, shape = "model.embed_positions.weight", (spec.context_length, spec.hidden_size)
+        table = graph.initializer(name, shape, np.float32, row_chunks(name, export.weights.tensor(name, shape)))
+        positions = graph.node("Gather", [table, POSITIONS], "/model/embed_positions/Gather", dims)
+        vectors = graph.node("Add", [vectors, positions], "/model/embed_positions/Add", dims)
+    return vectors
+
+
+def write_head(export: Export, root: str) -> None:
+    """From normed vectors to the graph's output `logits`."""
+    spec, options = export.spec, export.options
+    sequence: int | str = "sequence_length"
+    if options.prune_lm_head:
+        graph, size, path, sequence = export.graph, spec.hidden_size, "/lm_head/prune", 1
+        root = graph.node("Gather", [root, graph.int64(-1)], f"{path}/Gather", ["batch_size", size], axis=1)
+        root = graph.node("Unsqueeze", [root, graph.int64([1])], f"{path}/Unsqueeze", hidden_dims(size, sequence=1))
+    dims = hidden_dims(spec.vocab_size, sequence=sequence)
+    export.graph.output("logits", FLOAT, dims)
+    # Operator, name and second operand of what is done to the logits: scale, then cap * tanh(x / cap).
+    steps: list[tuple[str, str, float | None]] = [("Mul", "scale", spec.logit_scale)] if spec.logit_scale != 1 else []
+    if cap := spec.logit_softcap:
+        steps += [("Div", "softcap", cap), ("Tanh", "softcap", None), ("Mul", "softcap", cap)]
+    value = write_linear(
+        export,
+        head_projection(export),
+        root,
+        precision=options.head,
+        bias=spec.head_bias,
+        output=None if steps else "logits",
+        sequence=sequence,
+    )
+    for index, (operator, name, operand) in enumerate(steps):
+        inputs = [value] if operand is None else [value, export.graph.float32(operand)]
+        output = "logits" if index == len(steps) - 1 else None
+        value = export.graph.node(operator, inputs, f"/lm_head/{name}/{operator}", dims, output=output)
+
+
+def _write_vectors(export: Export) -> str:
+    spec, options = export.spec, export.options
+    precision = options.embedding(tied=spec.tie_word_embeddings)
+    shared = spec.tie_word_embeddings and precision == options.head
+    matrix = write_matrix(export, head_projection(export), precision) if shared else []
+    dims, name = (spec.vocab_size, spec.hidden_size), f"{TABLE}.weight"
+    if precision in BITS:
+        own = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
+        return _write_quantized_lookup(export, matrix or write_matrix(export, own, precision, name), BITS[precision])
+    if shared:
+        table = export.graph.node("Transpose", matrix, f"{_PATH}/Transpose", dims, perm=[1, 0])
+    else:
+        table = write_float_tensor(export, name, dims, row_chunks(name, export.weights.tensor(name, dims)), precision)
+    return export.graph.node("Gather", [table, "input_ids"], f"{_PATH}/Gather", hidden_dims(spec.hidden_size))
+
+
+def _write_quantized_lookup(export: Export, matrix: list[str], bits: int) -> str:
+    graph, spec, block_size = export.graph, export.spec, export.options.block_size
+    padded = num_blocks(spec.hidden_size, block_size) * block_size
+    shape = [spec.vocab_size, padded * bits // 8]
+    rows = graph.node("Reshape", [matrix[0], graph.int64(shape)], f"{_PATH}/Reshape", shape, element=UINT8)
+    vectors = graph.node(
+        "GatherBlockQuantized",
+        [rows, "input_ids", *matrix[1:]],
+        f"{_PATH}/GatherBlockQuantized",
+        hidden_dims(padded),
+        domain=CONTRIB,
+        bits=bits,
+        block_size=block_size,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    if padded == spec.hidden_size:
+        return vectors
+    bounds = [graph.int64([0]), graph.int64([spec.hidden_size]), graph.int64([-1])]
+    return graph.node("Slice", [vectors, *bounds], f"{_PATH}/Slice", hidden_dims(spec.hidden_size))

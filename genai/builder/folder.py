@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from ..errors import ModelFolderError
-from .data_file import DataFile
+from genai.kernels.interrupts import InterruptsDeferred, temporary_folder
+
+from ..errors import InputError, ModelFolderError
+from ..text.backend import MODEL_NAMES, load_tokenizer
 from .decoder import write_decoder
-from .export import Export
-from .genai_config import genai_config
-from .graph_writer import GraphWriter
+from .graph_writer import DataFile, Export, GraphWriter, takes_positions
 from .options import ExportOptions
 from .spec import DecoderSpec
-from .tokenizer_files import copy_tokenizer, require_tokenizer
-from .unfinished import unfinished_folder
 from .weights import Weights
 
 MODEL, DATA, CONFIG = "model.onnx", "model.onnx.data", "genai_config.json"
@@ -52,29 +54,23 @@ def write_model_folder(
     _require_absent(target)
     try:
         with unfinished_folder(target) as unfinished:
-            _write_files(unfinished, spec, options, weights, search or {})
+            with DataFile(unfinished / DATA) as data:
+                graph = GraphWriter(data)
+                write_decoder(Export(graph, spec, options, Weights(weights)))
+            (unfinished / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
+            config = json.dumps(genai_config(spec, options, search or {}), indent=4)
+            (unfinished / CONFIG).write_text(config + "\n", encoding="utf-8")
             if tokenizer_dir is not None:
                 copy_tokenizer(Path(tokenizer_dir), unfinished)
             _require_absent(target)
             unfinished.rename(target)
     except OSError as error:
-        raise _not_writable(target, error) from error
+        raise ModelFolderError(
+            f"cannot write the model folder {target}",
+            str(error),
+            "check that the parent folder exists, can be written and has room",
+        ) from error
     return target
-
-
-def _write_files(
-    folder: Path,
-    spec: DecoderSpec,
-    options: ExportOptions,
-    weights: Mapping[str, NDArray[Any]],
-    search: Mapping[str, Any],
-) -> None:
-    with DataFile(folder / DATA) as data:
-        graph = GraphWriter(data)
-        write_decoder(Export(graph, spec, options, Weights(weights)))
-    (folder / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
-    config = json.dumps(genai_config(spec, options, search), indent=4)
-    (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
 def _require_absent(target: Path) -> None:
@@ -84,9 +80,203 @@ def _require_absent(target: Path) -> None:
         )
 
 
-def _not_writable(target: Path, error: OSError) -> ModelFolderError:
-    return ModelFolderError(
-        f"cannot write the model folder {target}",
-        str(error),
-        "check that the parent folder exists, can be written and has room",
+_SUFFIX = ".unfinished"
+
+
+@contextlib.contextmanager
+def unfinished_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, so that the rename at the end cannot cross file systems.
+
+    It is gone afterwards unless it was renamed. Builds that were killed could not remove theirs: this is done first.
+    """
+    _remove_dead(target)
+    with temporary_folder(target.parent, f".{target.name}.", _SUFFIX) as folder, locked(folder):
+        yield folder
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a folder's lock, which ends with the process; False where another has it, or locks do not work there."""
+    descriptor, held = None, False
+    try:
+        with InterruptsDeferred():
+            descriptor = os.open(folder, os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+        yield held
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _remove_dead(target: Path) -> None:
+    """Remove what killed builds of the same target left: folders whose lock nobody holds."""
+    with contextlib.suppress(OSError):
+        for folder in target.parent.iterdir():
+            if folder.name.startswith(f".{target.name}.") and folder.name.endswith(_SUFFIX):
+                with locked(folder, wait=False) as dead:
+                    if dead:
+                        shutil.rmtree(folder, ignore_errors=True)
+
+
+# What generation_config.json may say of how to decode, and the types that it may have there.
+_SEARCH_TYPES: dict[str, tuple[type, ...]] = {
+    "do_sample": (bool,),
+    "temperature": (int, float),
+    "top_k": (int,),
+    "top_p": (int, float),
+    "repetition_penalty": (int, float),
+    "no_repeat_ngram_size": (int,),
+}
+
+
+def search_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Search options out of generation_config.json; what is no number of the right type is left out."""
+    given = {name: generation.get(name) for name in _SEARCH_TYPES}
+    return {
+        name: value
+        for name, value in given.items()
+        if isinstance(value, _SEARCH_TYPES[name]) and isinstance(value, bool) == (name == "do_sample")
+    }
+
+
+def genai_config(spec: DecoderSpec, options: ExportOptions, search: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of genai_config.json; `search` goes before the defaults, which are greedy."""
+    eos = list(spec.eos_token_ids)
+    bos = {} if spec.bos_token_id is None else {"bos_token_id": spec.bos_token_id}
+    return {
+        "model": {
+            **bos,
+            "context_length": spec.context_length,
+            "decoder": _decoder_config(spec, options),
+            "eos_token_id": eos[0] if len(eos) == 1 else eos,
+            "pad_token_id": eos[0] if spec.pad_token_id is None else spec.pad_token_id,
+            "type": spec.model_type,
+            "vocab_size": spec.vocab_size,
+        },
+        "search": {
+            "diversity_penalty": 0.0,
+            "do_sample": False,
+            "early_stopping": True,
+            "length_penalty": 1.0,
+            "max_length": spec.context_length,
+            "min_length": 0,
+            "no_repeat_ngram_size": 0,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "past_present_share_buffer": True,
+            "repetition_penalty": 1.0,
+            "temperature": 1.0,
+            "top_k": 50,
+            "top_p": 1.0,
+            **search,
+        },
+    }
+
+
+def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
+    inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
+    if takes_positions(spec, options):
+        inputs["position_ids"] = "position_ids"
+    inputs |= {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
+    decoder: dict[str, Any] = {
+        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "filename": "model.onnx",
+        "head_size": spec.head_size,
+        "hidden_size": spec.hidden_size,
+        "inputs": inputs,
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+        "num_attention_heads": spec.num_attention_heads,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_key_value_heads,
+    }
+    windowed = [layer for layer in range(spec.num_layers) if spec.window(layer) is not None]
+    if windowed and options.windowed_kv_cache:
+        decoder["sliding_window"] = {
+            "window_size": spec.sliding_window,
+            "slide_key_value_cache": False,
+            "slide_inputs": False,
+            "layers": windowed,
+            "cache_slack": 0,
+        }
+    return decoder
+
+
+TOKENIZER, SPECIAL_TOKENS = "tokenizer.json", "special_tokens_map.json"
+_COPIED = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    SPECIAL_TOKENS,
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+    *MODEL_NAMES,
+)
+# Tokenizers in forms that only their own libraries read.
+_FOREIGN = ("tekken.json", "*.tiktoken", "vocab.json", "tokenizer.model.v3", "vocab.txt")
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Files of a folder that a model folder takes over as they are."""
+    return [path for pattern in _COPIED for path in sorted(folder.glob(pattern)) if path.is_file()]
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raise ModelFolderError if a folder has no tokenizer that can be read."""
+    if any((folder / name).is_file() for name in (TOKENIZER, *MODEL_NAMES)):
+        return
+    foreign = [path.name for pattern in _FOREIGN for path in folder.glob(pattern)]
+    raise ModelFolderError(
+        f"{folder}: no {TOKENIZER} and no {MODEL_NAMES[0]}",
+        f"{foreign[0]} is not read here" if foreign else "without a tokenizer the model cannot read text",
+        f"save {TOKENIZER} with transformers' save_pretrained()" if foreign else "download the tokenizer's files, too",
     )
+
+
+def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
+    """Load the tokenizer, and compare its ids with the vocabulary, which may be padded beyond them.
+
+    Returns:
+        What is odd, in words: special tokens that the model has no vectors for. Text models that share a tokenizer
+        with a model for images have such tokens; nothing but their own text makes them.
+
+    Raises:
+        ModelFolderError: there is no tokenizer. TokenizerError: it cannot be used.
+        InputError: it has ids that the model has no vectors for.
+    """
+    require_tokenizer(folder)
+    backend = load_tokenizer(folder).backend
+    special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
+    beyond = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items() if id_ >= vocab_size}
+    if largest := max(beyond.keys() - special, default=0):
+        raise InputError(
+            f"the tokenizer has token {largest}, the model's vocabulary ends at {vocab_size - 1}",
+            "config.json's vocab_size and the tokenizer contradict each other",
+            "check that tokenizer and weights belong together",
+        )
+    return [f"the tokenizer's {beyond[id_]!r} ({id_}) is not in the model's vocabulary" for id_ in sorted(beyond)]
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy a tokenizer's files; a SentencePiece model is also written as tokenizer.json, which everybody reads.
+
+    Raises:
+        OSError: a file cannot be read or written. TokenizerError: the tokenizer cannot be used.
+    """
+    for file in tokenizer_files(source):
+        place = target / file.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, place)
+    if not (target / TOKENIZER).exists():
+        loaded = load_tokenizer(source)
+        (target / TOKENIZER).write_text(loaded.backend.to_str(), encoding="utf-8")
+        # The names of <s> and </s> may stand in the SentencePiece model alone.
+        (target / SPECIAL_TOKENS).write_text(json.dumps(dict(loaded.special), indent=2) + "\n", encoding="utf-8")

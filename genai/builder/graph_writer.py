@@ -1,8 +1,11 @@
-"""Collects nodes, initialisers and values of one ONNX graph, with the names that onnxruntime-genai's builder uses."""
+"""What a decoder is written with: a graph with the names of onnxruntime-genai's builder, and its tensors' file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from .data_file import DataFile
+from .options import ExportOptions
+from .spec import DecoderSpec
+from .weights import Weights
 
 Dims = Sequence[int | str]
 
@@ -124,3 +129,78 @@ class GraphWriter:
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER)
+
+
+# Readers map the file into memory: tensors start at a cache line, large ones at a page.
+_SMALL_ALIGNMENT = 64
+_LARGE_ALIGNMENT = 4096
+_LARGE_BYTES = 1 << 20
+
+_DATA_TYPES = {
+    np.dtype(np.float32): onnx.TensorProto.FLOAT,
+    np.dtype(np.float16): onnx.TensorProto.FLOAT16,
+    np.dtype(np.uint8): onnx.TensorProto.UINT8,
+}
+
+
+class DataFile(AbstractContextManager["DataFile"]):
+    """An external-data file of an ONNX model, open for appending tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self._location = path.name
+        self._file = path.open("wb")
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def append(
+        self, name: str, dims: tuple[int, ...], dtype: type[np.generic], chunks: Iterable[NDArray[Any]]
+    ) -> onnx.TensorProto:
+        """Write a tensor whose elements, in row-major order, are those of the chunks; return its description.
+
+        Raises:
+            ValueError: the chunks are not of this type, or not as many elements as `dims` says.
+            OSError: the file cannot take them.
+        """
+        element = np.dtype(dtype)
+        length = element.itemsize * int(np.prod(dims, dtype=np.int64))
+        alignment = _LARGE_ALIGNMENT if length >= _LARGE_BYTES else _SMALL_ALIGNMENT
+        self._file.write(bytes(-self._file.tell() % alignment))
+        offset = self._file.tell()
+        for chunk in chunks:
+            if chunk.dtype != element:
+                raise ValueError(f"a chunk of {name} is {chunk.dtype}, expected {element}")
+            self._file.write(np.ascontiguousarray(chunk).data)
+        written = self._file.tell() - offset
+        if written != length:
+            raise ValueError(f"{name} {list(dims)} takes {length} bytes, but its chunks hold {written}")
+        tensor = onnx.TensorProto(
+            name=name, dims=dims, data_type=_DATA_TYPES[element], data_location=onnx.TensorProto.EXTERNAL
+        )
+        for key, value in (("location", self._location), ("offset", offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+
+POSITIONS = "position_ids"
+
+
+@dataclass(frozen=True)
+class Export:
+    """One decoder being written: the graph so far, its architecture, the options, and the weights to read from."""
+
+    graph: GraphWriter
+    spec: DecoderSpec
+    options: ExportOptions
+    weights: Weights
+
+
+def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:
+    """Positions are looked up in a table, or queries and keys rotated outside the attention operator."""
+    rotates = any(spec.rotated(layer) for layer in range(spec.num_layers))
+    return spec.position_embeddings or (rotates and not options.fused_rope)
+
+
+def hidden_dims(width: int, *, sequence: int | str = "sequence_length") -> Dims:
+    """Dimensions of a value with one vector per token."""
+    return ["batch_size", sequence, width]

@@ -25,7 +25,7 @@ class ExportOptions:
         symmetric: False gives every block a zero point.
         half_scales: scales are numbers of float16 wherever it holds them well, so that products read a ninth less;
             False keeps them as they come, and the folder is that of onnxruntime-genai's builder to the bit.
-        accuracy_level: what MatMulNBits may round activations to: 0 any, 1 float32, 2 float16, 3 bfloat16, 4 int8.
+        accuracy_level: to what products may round activations: 4 int8; 1 float32, as 0 (unset), 2 and 3.
         head_precision: None means as the projections.
         embedding_precision: None means the head's if both are one matrix and the projections are int4, else fp32
             (fp16 if the projections are).
@@ -61,6 +61,12 @@ class ExportOptions:
             raise _error("block_size", self.block_size, BLOCK_SIZES)
         if self.accuracy_level not in range(5):
             raise _error("accuracy_level", self.accuracy_level, range(5))
+
+    @property
+    def product_attributes(self) -> dict[str, int]:
+        """What operators that multiply with blocks are told; the accuracy level 0 is their default, and left out."""
+        level = {"accuracy_level": self.accuracy_level} if self.accuracy_level else {}
+        return {"block_size": self.block_size, **level}
 
     @property
     def head(self) -> Precision:

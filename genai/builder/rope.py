@@ -13,9 +13,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from .export import Export
-from .graph_writer import BOOL, FLOAT
-from .rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRope, YarnScaling
+from .graph_writer import BOOL, FLOAT, Export
+from .rope_scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRope,
+    YarnScaling,
+    long_rope_magnitude,
+    yarn_magnitude,
+)
 from .spec import DecoderSpec
 
 Tables = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -31,12 +38,6 @@ def table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
     return (LOCAL_COS, LOCAL_SIN) if spec.local_rope(layer) else (COS, SIN)
 
 
-def rope_tables(spec: DecoderSpec) -> Tables:
-    """Cosines and sines [context_length, rotary_size / 2] of a decoder without LongRoPE."""
-    frequencies, factor = scaled_frequencies(spec)
-    return _tables(frequencies, range(spec.context_length), factor)
-
-
 def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
     """Radians per position, [pairs] or [context_length, pairs], and what cosines and sines are multiplied by."""
     frequencies, scaling, factor = _frequencies(spec, spec.rope_theta), spec.rope_scaling, 1.0
@@ -48,7 +49,7 @@ def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
         frequencies = _llama3_frequencies(frequencies, scaling)
     elif isinstance(scaling, YarnScaling):
         frequencies = _yarn_frequencies(spec, frequencies, scaling)
-        factor = yarn_attention_factor(scaling)
+        factor = yarn_magnitude(scaling.factor) if scaling.attention_factor is None else scaling.attention_factor
     return frequencies, factor
 
 
@@ -59,8 +60,8 @@ def long_rope_tables(spec: DecoderSpec, scaling: LongRope) -> tuple[Tables, Tabl
     short = _frequencies(spec, spec.rope_theta, scaling.short_factor)
     long = _frequencies(spec, spec.rope_theta, scaling.long_factor)
     return (
-        _tables(short, range(scaling.original_max_position_embeddings), factor),
-        _tables(long, range(spec.context_length), long_factor),
+        rotation_tables(short, range(scaling.original_max_position_embeddings), factor),
+        rotation_tables(long, range(spec.context_length), long_factor),
     )
 
 
@@ -69,15 +70,7 @@ def long_rope_attention_factor(spec: DecoderSpec, scaling: LongRope) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     original = scaling.original_max_position_embeddings
-    stretch = spec.context_length / original
-    return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
-
-
-def yarn_attention_factor(scaling: YarnScaling) -> float:
-    """As the YaRN paper sets it, unless the model says otherwise."""
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    return 1.0 if scaling.factor <= 1 else 0.1 * math.log(scaling.factor) + 1.0
+    return long_rope_magnitude(spec.context_length / original, original)
 
 
 def write_rope_tables(export: Export, total_length: str) -> None:
@@ -113,7 +106,9 @@ def _write_tables(export: Export, names: tuple[str, str], frequencies: NDArray[n
     length = export.spec.context_length
     for index, name in enumerate(names):
         starts = range(0, length, _POSITIONS_AT_ONCE)
-        chunks = (_tables(frequencies, range(i, min(i + _POSITIONS_AT_ONCE, length)), factor)[index] for i in starts)
+        chunks = (
+            rotation_tables(frequencies, range(i, min(i + _POSITIONS_AT_ONCE, length)), factor)[index] for i in starts
+        )
         export.graph.initializer(name, (length, export.spec.rotary_size // 2), np.float32, chunks)
 
 
@@ -168,7 +163,7 @@ def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scali
     return blended
 
 
-def _tables(frequencies: NDArray[np.float32], places: range, factor: float) -> Tables:
+def rotation_tables(frequencies: NDArray[np.float32], places: range, factor: float) -> Tables:
     """From frequencies [pairs], the same for all positions, or [context_length, pairs]."""
     positions = np.array(places, np.float32)[:, None]
     own = frequencies if frequencies.ndim == 1 else frequencies[places.start : places.stop]

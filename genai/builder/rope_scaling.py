@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -66,3 +67,13 @@ class LongRope:
 
 
 RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRope
+
+
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """What the YaRN paper multiplies cosines and sines by."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def long_rope_magnitude(factor: float, original: int) -> float:
+    """The same for LongRoPE, to keep attention as sharp over a longer context."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

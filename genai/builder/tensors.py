@@ -1,7 +1,20 @@
-"""Every tensor that a decoder reads, with its shape, by the names of Llama, Qwen and Gemma 2."""
+"""Every tensor that a decoder reads, by the names of Llama, Qwen and Gemma 2; the size of its model folder;
+and random weights, each of which depends on the seed and its own name alone, on every machine.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.blocks import num_blocks
+
+from .options import BITS, ExportOptions, Precision
+from .rope_scaling import LongRope
 from .spec import DecoderSpec, Experts
 
 Shape = tuple[int, ...]
@@ -9,80 +22,138 @@ Shape = tuple[int, ...]
 
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Names and shapes, in the order of the layers."""
+    return dict(_tensors(spec))
+
+
+def _tensors(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
     table = (spec.vocab_size, spec.hidden_size)
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": table}
+    yield "model.embed_tokens.weight", table
     if spec.position_embeddings:
-        shapes["model.embed_positions.weight"] = (spec.context_length, spec.hidden_size)
+        yield "model.embed_positions.weight", (spec.context_length, spec.hidden_size)
     for layer in range(spec.num_layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer(spec, layer).items()}
-    shapes |= _norm(spec, "model.norm")
+        for name, shape in _layer(spec, layer):
+            yield f"model.layers.{layer}.{name}", shape
+    yield from _learned(spec, "model.norm")
     if not spec.tie_word_embeddings:
-        shapes["lm_head.weight"] = table
+        yield "lm_head.weight", table
     if spec.head_bias:
-        shapes["lm_head.bias"] = (spec.vocab_size,)
-    return shapes
+        yield "lm_head.bias", (spec.vocab_size,)
 
 
-def _layer(spec: DecoderSpec, layer: int) -> dict[str, Shape]:
-    names = []
+def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
     if spec.pre_norms:
-        names.append("input_layernorm")
+        yield from _learned(spec, "input_layernorm")
     if spec.post_norms or (spec.pre_norms and not spec.shared_norm):
-        names.append("post_attention_layernorm")
+        yield from _learned(spec, "post_attention_layernorm")
+    if spec.post_norms and spec.pre_norms:
+        yield from _learned(spec, "pre_feedforward_layernorm")
     if spec.post_norms:
-        names += ["pre_feedforward_layernorm"] * spec.pre_norms + ["post_feedforward_layernorm"]
-    shapes = {key: shape for name in names for key, shape in _norm(spec, name).items()}
-    shapes |= _attention(spec)
-    experts = spec.routed(layer)
-    return shapes | (_mlp(spec, "mlp", spec.intermediate_size) if experts is None else _experts(spec, experts))
-
-
-def _norm(spec: DecoderSpec, name: str) -> dict[str, Shape]:
-    size = (spec.hidden_size,)
-    parts = {"weight": spec.norm_weights, "bias": spec.norm_biases}
-    return {f"{name}.{part}": size for part, learned in parts.items() if learned}
-
-
-def _attention(spec: DecoderSpec) -> dict[str, Shape]:
+        yield from _learned(spec, "post_feedforward_layernorm")
     hidden, queries, keys = spec.hidden_size, spec.query_size, spec.key_value_size
-    shapes: dict[str, Shape] = {}
-    for name, rows, columns, biased in (
-        ("q_proj", queries, hidden, spec.qkv_bias),
-        ("k_proj", keys, hidden, spec.qkv_bias),
-        ("v_proj", keys, hidden, spec.qkv_bias),
-        ("o_proj", hidden, queries, spec.o_bias),
-    ):
-        shapes |= _linear(f"self_attn.{name}", rows, columns, biased)
-    if spec.qk_norm:
-        for name, width in (("q_norm", queries), ("k_norm", keys)):
-            size = spec.head_size if spec.qk_norm_scope == "head" else width
-            shapes[f"self_attn.{name}.weight"] = (size,)
-            if spec.qk_norm_biases:
-                shapes[f"self_attn.{name}.bias"] = (size,)
-    return shapes
+    for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+        yield from _linear(f"self_attn.{name}_proj", rows, hidden, spec.qkv_bias)
+    yield from _linear("self_attn.o_proj", hidden, queries, spec.o_bias)
+    for name, width in (("q_norm", queries), ("k_norm", keys)) if spec.qk_norm else ():
+        size = spec.head_size if spec.qk_norm_scope == "head" else width
+        yield f"self_attn.{name}.weight", (size,)
+        if spec.qk_norm_biases:
+            yield f"self_attn.{name}.bias", (size,)
+    experts = spec.routed(layer)
+    yield from _mlp(spec, "mlp", spec.intermediate_size) if experts is None else _experts(spec, experts)
 
 
-def _mlp(spec: DecoderSpec, path: str, width: int) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {}
+def _learned(spec: DecoderSpec, norm: str) -> Iterator[tuple[str, Shape]]:
+    if spec.norm_weights:
+        yield f"{norm}.weight", (spec.hidden_size,)
+    if spec.norm_biases:
+        yield f"{norm}.bias", (spec.hidden_size,)
+
+
+def _mlp(spec: DecoderSpec, path: str, width: int) -> Iterator[tuple[str, Shape]]:
     for name in ("gate_proj", "up_proj") if spec.gated_mlp else ("up_proj",):
-        shapes |= _linear(f"{path}.{name}", width, spec.hidden_size, spec.mlp_bias)
-    return shapes | _linear(f"{path}.down_proj", spec.hidden_size, width, spec.mlp_bias)
+        yield from _linear(f"{path}.{name}", width, spec.hidden_size, spec.mlp_bias)
+    yield from _linear(f"{path}.down_proj", spec.hidden_size, width, spec.mlp_bias)
 
 
-def _experts(spec: DecoderSpec, experts: Experts) -> dict[str, Shape]:
+def _experts(spec: DecoderSpec, experts: Experts) -> Iterator[tuple[str, Shape]]:
     hidden, wide = spec.hidden_size, experts.intermediate_size
-    shapes: dict[str, Shape] = {"mlp.gate.weight": (experts.count, hidden)}
+    yield "mlp.gate.weight", (experts.count, hidden)
     for expert in range(experts.count):
-        path = f"mlp.experts.{expert}"
-        shapes |= {f"{path}.gate_proj.weight": (wide, hidden), f"{path}.up_proj.weight": (wide, hidden)}
-        shapes[f"{path}.down_proj.weight"] = (hidden, wide)
+        for name, shape in (("gate", (wide, hidden)), ("up", (wide, hidden)), ("down", (hidden, wide))):
+            yield f"mlp.experts.{expert}.{name}_proj.weight", shape
     if experts.shared_intermediate_size:
-        shapes |= _mlp(spec, "mlp.shared_expert", experts.shared_intermediate_size)
+        yield from _mlp(spec, "mlp.shared_expert", experts.shared_intermediate_size)
     if experts.shared_gate:
-        shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
-    return shapes
+        yield "mlp.shared_expert_gate.weight", (1, hidden)
 
 
-def _linear(name: str, rows: int, columns: int, biased: bool) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {f"{name}.weight": (rows, columns)}
-    return shapes | ({f"{name}.bias": (rows,)} if biased else {})
+def _linear(name: str, rows: int, columns: int, biased: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (rows, columns)
+    if biased:
+        yield f"{name}.bias", (rows,)
+
+
+# Graph, configuration, alignment.
+_BESIDE_WEIGHTS = 1 << 20
+
+
+def folder_bytes(spec: DecoderSpec, options: ExportOptions) -> int:
+    """Bytes on disk without the tokenizer's files, rounded up a little."""
+    weights = sum(_tensor_bytes(spec, options, name, shape) for name, shape in tensor_shapes(spec).items())
+    tables = 2 * 4 * spec.context_length * (spec.rotary_size // 2)
+    copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta else 1
+    return weights + copies * tables + _BESIDE_WEIGHTS
+
+
+def _tensor_bytes(spec: DecoderSpec, options: ExportOptions, name: str, shape: Shape) -> int:
+    if len(shape) < 2 or name.endswith("mlp.gate.weight"):
+        return 4 * math.prod(shape)
+    if name == "lm_head.weight":
+        return _matrix_bytes(shape, options.head, options)
+    if name == "model.embed_tokens.weight":
+        precision = options.embedding(tied=spec.tie_word_embeddings)
+        apart = spec.tie_word_embeddings and precision != options.head
+        head = _matrix_bytes(shape, options.head, options) if apart else 0
+        return head + _matrix_bytes(shape, precision, options)
+    return _matrix_bytes(shape, options.precision, options)
+
+
+def _matrix_bytes(shape: Shape, precision: Precision, options: ExportOptions) -> int:
+    rows, columns = shape
+    if precision not in BITS:
+        return rows * columns * (2 if precision == "fp16" else 4)
+    blocks = num_blocks(columns, options.block_size)
+    points = 0 if options.symmetric else 1
+    return rows * blocks * (options.block_size * BITS[precision] // 8 + 4 + points)
+
+
+def random_tensor(name: str, shape: Shape, seed: int, *, norm_mean: float = 1.0) -> NDArray[np.float32]:
+    """One tensor: matrices keep the size of what they are applied to, biases lie around 0, others around norm_mean."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    values = np.random.Generator(np.random.PCG64(int.from_bytes(digest))).standard_normal(shape, np.float32)
+    if len(shape) >= 2:
+        return values * np.float32(shape[-1] ** -0.5)
+    values *= np.float32(0.2)
+    return values if name.endswith("bias") else values + np.float32(norm_mean)
+
+
+class RandomWeights(Mapping[str, NDArray[np.float32]]):
+    """Weights by Hugging Face name, drawn anew at every look-up, so that a large model takes no memory.
+
+    Matrices keep the size of what they are applied to, so logits spread by about 1; norm weights lie around 1 (less the
+    architecture's offset), biases around 0.
+    """
+
+    def __init__(self, spec: DecoderSpec, seed: int = 0) -> None:
+        self._shapes = tensor_shapes(spec)
+        self._norm_mean = 1 - spec.norm_weight_offset
+        self._seed = seed
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return random_tensor(name, self._shapes[name], self._seed, norm_mean=self._norm_mean)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)

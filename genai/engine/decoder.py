@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.team import Team
+from genai.kernels.executor import Executor
+
+from ..errors import ConfigError, InputError
 
 Logits = NDArray[np.float32]
 
 
-class DecoderSequence(Protocol):
+class DecoderSequence:
     """One growing token sequence and its cached state.
 
     `num_computed` of its `tokens` are in the cache.
     """
 
-    tokens: list[int]
+    num_computed: int
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
@@ -27,34 +33,59 @@ class DecoderSequence(Protocol):
         Args:
             together: of how many these are a part, where they are appended in pieces.
         """
-
-    @property
-    def num_computed(self) -> int: ...
+        self.tokens.extend(tokens)
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
+        del self.tokens[length:]
+        self.drop_cache(max(length - 1, 0))
 
-    def drop_cache(self) -> None:
-        """Give the cached state back and keep the tokens: all of them are pending again."""
+    def drop_cache(self, length: int = 0) -> None:
+        """Give the cached state from `length` on back and keep the tokens, which are pending again."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Give the cached state back."""
+        self.drop_cache()
 
 
-class Decoder(Protocol):
-    """Computes logits. Safe to use from several threads, each with its own sequences."""
+class Decoder(ABC):
+    """Computes logits. Safe to use from several threads, each with its own sequences.
+
+    Attributes:
+        output_names: outputs that give a row per token: the logits, then others, such as hidden states.
+    """
 
     vocab_size: int
-    team: Team
+    executor: Executor
+    output_names: tuple[str, ...]
 
+    def give(self, sequence: Any, name: str, value: NDArray[Any]) -> None:
+        """Set an input of the graph that is not tokens or state, for one sequence.
+
+        Raises:
+            InputError: the graph has no such input.
+        """
+        raise InputError(
+            f"there is no input {name!r} to give", "the graph takes tokens and its own state", "leave the call out"
+        )
+
+    @abstractmethod
     def open(self) -> Any:
         """A new empty DecoderSequence."""
 
+    @abstractmethod
     def fork(self, sequence: Any) -> Any:
         """A sequence with the same tokens that shares what is cached; each may go its own way."""
 
+    @abstractmethod
     def step(
-        self, sequences: Sequence[Any], *, all_rows: Collection[int] = (), token_budget: int | None = None
+        self,
+        sequences: Sequence[Any],
+        *,
+        all_rows: Collection[int] = (),
+        token_budget: int | None = None,
+        output: str = "",
     ) -> list[Logits | None]:
         """Compute pending tokens of the sequences: one step, which may leave long prompts unfinished.
 
@@ -62,6 +93,7 @@ class Decoder(Protocol):
             sequences: those without pending tokens take no part.
             all_rows: indices of sequences of which the logits of every token are wanted.
             token_budget: most tokens in the step; None = the decoder's own choice.
+            output: one of `output_names` whose rows are wanted in place of the logits.
 
         Returns:
             Per sequence float32 [rows, vocab_size], or None. rows = 1, the logits after its last token, once all its
@@ -72,7 +104,7 @@ class Decoder(Protocol):
             StepInterrupted: see interrupt.
         """
 
-    def interrupt(self, sequences: Collection[Any]) -> None:
+    def interrupt(self, sequences: Collection[Any]) -> None:  # noqa: B027 - what cannot be given up is ended
         """Give up the step in progress if it computes these sequences alone; it raises StepInterrupted soon.
 
         Called from another thread than the step's. Without effect where a step cannot be given up.
@@ -84,16 +116,37 @@ class Decoder(Protocol):
         Returns:
             How many tokens were found; always less than there are.
         """
+        return 0
 
-    def publish(self, sequence: Any) -> None:
+    def publish(self, sequence: Any) -> None:  # noqa: B027 - where nothing is shared
         """Let later sequences reuse what this one has computed."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - where nothing is kept outside the sequences
         """Give all memory back."""
 
 
+def check_width(logits: Logits, vocab_size: int) -> None:
+    """Check what a graph gave.
+
+    Raises:
+        ConfigError: its last axis is not the vocabulary.
+    """
+    width = logits.shape[-1] if logits.ndim else 0
+    if width != vocab_size:
+        raise ConfigError(
+            f"the model gives {width} logits, genai_config.json says vocab_size {vocab_size}",
+            "both must agree",
+            f"set model.vocab_size to {width}",
+        )
+
+
 def compute(
-    decoder: Decoder, sequences: Sequence[Any], *, all_rows: bool = False, token_budget: int | None = None
+    decoder: Decoder,
+    sequences: Sequence[Any],
+    *,
+    all_rows: bool = False,
+    token_budget: int | None = None,
+    output: str = "",
 ) -> list[Logits]:
     """Compute all pending tokens of every sequence.
 
@@ -101,6 +154,7 @@ def compute(
         sequences: each with at least one pending token.
         all_rows: whether the logits of every pending token are wanted, or only those of the last one.
         token_budget: most tokens in one step; None = the decoder's own choice.
+        output: one of the decoder's outputs in place of the logits.
 
     Returns:
         Per sequence float32 [rows, vocab_size]: rows = 1, or the number of pending tokens with all_rows.
@@ -112,7 +166,7 @@ def compute(
     wanted = range(len(sequences)) if all_rows else ()
     while any(sequence.num_computed < len(sequence.tokens) for sequence in sequences):
         for rows, logits in zip(
-            results, decoder.step(sequences, all_rows=wanted, token_budget=token_budget), strict=True
+            results, decoder.step(sequences, all_rows=wanted, token_budget=token_budget, output=output), strict=True
         ):
             if logits is not None:
                 rows.append(logits)
@@ -122,9 +176,10 @@ def compute(
 def stacked(rows: Sequence[Logits]) -> Logits:
     """Rows [vocab_size] as float32 [rows, vocab_size]: where a step gave them one after the other, its own memory."""
     first, owner = rows[0], rows[0].base
-    begin = first.ctypes.data
-    if isinstance(owner, np.ndarray) and owner.flags.c_contiguous:
-        places = [begin + index * first.nbytes for index in range(len(rows))]
-        if all(row.base is owner and row.ctypes.data == place for row, place in zip(rows, places, strict=True)):
+    if len(rows) == 1:
+        return first[None]
+    if isinstance(owner, np.ndarray) and owner.flags.c_contiguous and all(row.base is owner for row in rows):
+        begin, *others = [row.__array_interface__["data"][0] for row in rows]
+        if others == [begin + index * first.nbytes for index in range(1, len(rows))]:
             return np.ndarray((len(rows), first.size), first.dtype, owner, begin - owner.ctypes.data)
     return np.stack(rows)

@@ -1,7 +1,7 @@
 """The slow decoder: a graph that cannot be flattened, run as it is, one sequence after another.
 
 Past keys and values are dense arrays that the graph itself grows. Correct for any decoder whose interface is
-input_ids, attention_mask, position_ids and past/present tensors.
+input_ids, attention_mask, position_ids and past/present tensors; what else it wants, the caller of a sequence gives.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.team import Team
+from genai.kernels.executor import Executor
 
-from ..errors import UnsupportedModelError
+from ..errors import InputError, UnsupportedModelError
 from ..graph.names import GraphNames
-from ..runtime.plan import Plan
-from ..runtime.python_loop import run
-from .decoder import Logits
+from ..runtime.python_loop import Plan, run
+from .decoder import Decoder, DecoderSequence, Logits, check_width
 
 
 @dataclass(frozen=True)
@@ -29,38 +28,30 @@ class DenseInput:
     shape: tuple[int | None, ...]
 
 
-class DenseSequence:
-    """Tokens and the graph's own past tensors [1, kv_heads, length, head_size] by input name."""
+class DenseSequence(DecoderSequence):
+    """Tokens, the graph's own past tensors [..., length, head_size] by input name, and inputs that the caller gave."""
 
     def __init__(self, empty: dict[str, np.ndarray]) -> None:
-        self.tokens: list[int] = []
+        super().__init__()
         self.past = dict(empty)
+        self.given: dict[str, np.ndarray] = {}
         self.num_computed = 0
 
-    def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
-        """See DecoderSequence; the graph is the same for all."""
-        self.tokens.extend(tokens)
-
-    def rewind(self, length: int) -> None:
-        del self.tokens[length:]
-        self.num_computed = min(self.num_computed, max(length - 1, 0))
-        self.past = {name: value[:, :, : self.num_computed] for name, value in self.past.items()}
-
-    def drop_cache(self) -> None:
-        self.past = {name: value[:, :, :0] for name, value in self.past.items()}
-        self.num_computed = 0
+    def drop_cache(self, length: int = 0) -> None:
+        self.num_computed = min(self.num_computed, length)
+        self.past = {name: value[..., : self.num_computed, :] for name, value in self.past.items()}
 
     def close(self) -> None:
+        super().close()
         self.past = {}
-        self.num_computed = 0
 
 
-class DenseDecoder:
+class DenseDecoder(Decoder):
     """Runs a decoder graph as exported.
 
     Args:
         plan: the compiled graph.
-        team: threads of its kernels.
+        executor: the device of its kernels.
         inputs: its inputs by name.
         names: what they mean.
         vocab_size: width of the logits.
@@ -70,35 +61,44 @@ class DenseDecoder:
     def __init__(
         self,
         plan: Plan,
-        team: Team,
+        executor: Executor,
         inputs: dict[str, DenseInput],
         names: GraphNames,
         vocab_size: int,
         past_shape: tuple[int, int],
     ) -> None:
-        self.team = team
+        self.executor = executor
         self.plan, self.inputs, self.names, self.vocab_size = plan, inputs, names, vocab_size
-        self._layers = _layers(inputs, names)
-        self._empty = {name: _empty_past(name, inputs[name], past_shape) for pair in self._layers for name in pair[:2]}
+        self._presents = _presents(inputs, names)
+        self._empty = {name: _empty_past(name, inputs[name], past_shape, names) for name in self._presents}
+        known = {*self._presents, names.input_ids, names.attention_mask, names.position_ids}
+        self.wanted = tuple(sorted(set(inputs) - known))
+        self.output_names = tuple(name for name in plan.output_names if name not in self._presents.values())
 
     def open(self) -> DenseSequence:
-        """A new empty sequence."""
         return DenseSequence(self._empty)
 
     def fork(self, sequence: DenseSequence) -> DenseSequence:
-        """See Decoder.fork: the graph makes new arrays at every step, so the old ones are shared."""
+        # The graph makes new arrays at every step, so the old ones are shared.
         other = DenseSequence(sequence.past)
-        other.tokens, other.num_computed = list(sequence.tokens), sequence.num_computed
+        other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, sequence.given
         return other
 
     def step(
-        self, sequences: Sequence[DenseSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
+        self,
+        sequences: Sequence[DenseSequence],
+        *,
+        all_rows: Collection[int] = (),
+        token_budget: int | None = None,
+        output: str = "",
     ) -> list[Logits | None]:
-        """See Decoder.step; it computes every pending token, one sequence after another, whatever the budget."""
+        # Every pending token, one sequence after another, whatever the budget.
         before = [(sequence.past, sequence.num_computed) for sequence in sequences]
         try:
             return [
-                self._run(sequence, index in all_rows) if sequence.num_computed < len(sequence.tokens) else None
+                self._run(sequence, index in all_rows, output or self.names.logits)
+                if sequence.num_computed < len(sequence.tokens)
+                else None
                 for index, sequence in enumerate(sequences)
             ]
         except BaseException:
@@ -106,33 +106,38 @@ class DenseDecoder:
                 sequence.past, sequence.num_computed = state
             raise
 
-    def interrupt(self, sequences: Collection[DenseSequence]) -> None:
-        """See Decoder.interrupt: what the graph has begun, it ends."""
-
-    def reuse(self, sequence: DenseSequence) -> int:
-        """See Decoder.reuse: dense state belongs to its sequence, there is nothing to find."""
-        return 0
-
-    def publish(self, sequence: DenseSequence) -> None:
-        """See Decoder.publish: nothing is shared."""
-
-    def _run(self, sequence: DenseSequence, all_rows: bool) -> Logits:
+    def _run(self, sequence: DenseSequence, all_rows: bool, output: str) -> Logits:
         total, start = len(sequence.tokens), sequence.num_computed
-        results = run(self.plan, {**self._feeds(sequence, start, total), **sequence.past})
-        logits = np.asarray(results[self.names.logits], np.float32).reshape(-1, self.vocab_size)
+        results = run(self.plan, {**self._feeds(sequence, start, total), **sequence.past, **sequence.given})
+        logits = np.asarray(results[output], np.float32)
+        if output == self.names.logits:
+            check_width(logits, self.vocab_size)
+        logits = logits.reshape(-1, logits.shape[-1])
         if all_rows and len(logits) != total - start:
             raise UnsupportedModelError(
                 f"the graph gave {len(logits)} rows of logits for {total - start} tokens",
                 "it computes the last row only (prune_lm_head), and it could not be flattened",
                 "export the model without prune_lm_head to get every row",
             )
-        sequence.past = {
-            past: results[present] for pair in self._layers for past, present in zip(pair[:2], pair[2:], strict=True)
-        }
+        sequence.past = {past: results[present] for past, present in self._presents.items()}
         sequence.num_computed = total
         return logits if all_rows else logits[-1:]
 
+    def give(self, sequence: DenseSequence, name: str, value: np.ndarray) -> None:
+        if name not in self.wanted:
+            wanted = ", ".join(self.wanted) or "none"
+            raise InputError(f"there is no input {name!r} to give", f"inputs to give: {wanted}", "give one of these")
+        sequence.given[name] = np.asarray(value, self.inputs[name].dtype)
+
     def _feeds(self, sequence: DenseSequence, start: int, total: int) -> dict[str, np.ndarray]:
+        for name in self.wanted:
+            if name not in sequence.given:
+                raise InputError(
+                    f"Missing Input: {name}",
+                    "the graph wants it, and what it means is not known",
+                    f"call Generator.set_model_input({name!r}, array) first, or name it in genai_config.json "
+                    "(model.decoder.inputs)",
+                )
         values = {
             self.names.input_ids: np.asarray([sequence.tokens[start:]]),
             self.names.attention_mask: np.ones((1, total)),
@@ -140,33 +145,33 @@ class DenseDecoder:
         }
         return {name: value.astype(self.inputs[name].dtype) for name, value in values.items() if name in self.inputs}
 
-    def close(self) -> None:
-        """Give the threads back; nothing else is kept outside the sequences."""
-        self.team.close()
 
-
-def _layers(inputs: dict[str, DenseInput], names: GraphNames) -> list[tuple[str, ...]]:
-    """Per layer: past key, past value, present key, present value."""
-    templates = (names.past_key, names.past_value, names.present_key, names.present_value)
-    layers: list[tuple[str, ...]] = []
-    while names.past_key.replace("%d", str(len(layers))) in inputs:
-        layers.append(tuple(template.replace("%d", str(len(layers))) for template in templates))
-    known = {name for pair in layers for name in pair} | {names.input_ids, names.attention_mask, names.position_ids}
-    if unknown := sorted(set(inputs) - known):
+def _presents(inputs: dict[str, DenseInput], names: GraphNames) -> dict[str, str]:
+    """Per past tensor the present tensor that takes its place."""
+    presents: dict[str, str] = {}
+    layer = 0
+    while (pairs := [(past.replace("%d", str(layer)), present) for past, present in names.pasts.items()])[0][
+        0
+    ] in inputs:
+        presents |= {past: present.replace("%d", str(layer)) for past, present in pairs}
+        layer += 1
+    if missing := [past for past in presents if past not in inputs]:
         raise UnsupportedModelError(
-            f"the graph wants inputs {', '.join(unknown)}",
-            "their meaning is not known, so they cannot be fed",
-            "name them in genai_config.json (model.decoder.inputs) or export the decoder without them",
+            f"the graph has no input {missing[0]!r}",
+            "each layer has past keys and past values",
+            "correct model.decoder.inputs in genai_config.json",
         )
-    return layers
+    return presents
 
 
-def _empty_past(name: str, value: DenseInput, past_shape: tuple[int, int]) -> np.ndarray:
-    if len(value.shape) != 4:
+def _empty_past(name: str, value: DenseInput, past_shape: tuple[int, int], names: GraphNames) -> np.ndarray:
+    together = (2,) if names.past else ()
+    if len(value.shape) != 4 + len(together):
+        expected = "[2, batch" if together else "[batch"
         raise UnsupportedModelError(
             f"past tensor {name!r} has {len(value.shape)} dimensions",
-            "[batch, kv_heads, length, head_size] is expected",
-            "export the decoder with separate past keys and values",
+            f"{expected}, kv_heads, length, head_size] is expected",
+            "export the decoder with separate past keys and values, or with past_names and both in one",
         )
-    kv_heads, head_size = value.shape[1] or past_shape[0], value.shape[3] or past_shape[1]
-    return np.zeros((1, kv_heads, 0, head_size), value.dtype)
+    kv_heads, head_size = value.shape[-3] or past_shape[0], value.shape[-1] or past_shape[1]
+    return np.zeros((*together, 1, kv_heads, 0, head_size), value.dtype)

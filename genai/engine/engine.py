@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
 from .decoder import Decoder, Logits, stacked
-from .sampling.batch import BatchSampler
-from .sampling.logprobs import TokenLogprob
-from .sampling.row import RowSampler
+from .sampling.batch import BatchSampler, TokenLogprob
+from .sampling.plan import RowSampler
 
 DEFAULT_MAX_SEQUENCES = 32
 # Logits of every prompt token are wanted only for log-probabilities; a step holds at most this much of them.
@@ -109,12 +108,8 @@ class Engine:
         if everything or all(job.cancelled for job in running):
             self._decoder.interrupt([job.sequence for job in running])
 
-    def cancel_all(self) -> None:
-        """Drop all jobs."""
-        self.abandon(None)
-
     def abandon(self, error: BaseException | None) -> None:
-        """End all jobs with an error."""
+        """End all jobs, with an error or as cancelled."""
         for job in [*self._running, *self._waiting]:
             self._end(job, error)
         self._running, self._waiting = [], deque()
@@ -123,8 +118,7 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         for job in [job for job in self._running if job.cancelled]:
-            self._running.remove(job)
-            self._end(job, None)
+            self._drop(job, None)
         for job in [job for job in self._waiting if job.cancelled]:
             self._waiting.remove(job)
             self._end(job, None)
@@ -172,8 +166,7 @@ class Engine:
             except (CacheCapacityError, StepInterrupted):
                 continue  # its turn comes with the others, in the next step
             except Exception as error:
-                self._running.remove(job)
-                self._end(job, error)
+                self._drop(job, error)
         return computed
 
     def _compute_step(self, jobs: list[Job]) -> list[tuple[Job, Logits | None]]:
@@ -189,8 +182,7 @@ class Engine:
         try:
             job.take_prompt_logits(logits, job.sequence.num_computed - len(logits))
         except Exception as error:
-            self._running.remove(job)
-            self._end(job, error)
+            self._drop(job, error)
             return False
         job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
         return True
@@ -236,8 +228,7 @@ class Engine:
     def _choose_apart(self, ready: list[tuple[Job, Logits]], error: Exception) -> None:
         """A row without a next token must not end the others."""
         if len(ready) == 1:
-            self._running.remove(ready[0][0])
-            self._end(ready[0][0], error)
+            self._drop(ready[0][0], error)
             return
         for one in ready:
             self._choose([one])
@@ -248,8 +239,11 @@ class Engine:
         except Exception as failure:
             goes_on, error = False, failure
         if not goes_on:
-            self._running.remove(job)
-            self._end(job, error)
+            self._drop(job, error)
+
+    def _drop(self, job: Job, error: BaseException | None) -> None:
+        self._running.remove(job)
+        self._end(job, error)
 
     def _end(self, job: Job, error: BaseException | None) -> None:
         self._is_full = False

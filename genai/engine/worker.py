@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from ..errors import StateError
+from genai.kernels.interrupts import InterruptsDeferred, ThreadsRefused, start
+
+from ..errors import StateError, no_threads
 from .engine import Engine, Job
 
 # The garbage collector may end a worker on any thread, also on one that the worker itself waits for.
@@ -70,9 +72,13 @@ class Worker:
         self._inbox.process = os.getpid()
         engine = self._inbox.engine = self._make_engine()
         thread = threading.Thread(target=_run, args=(engine, self._inbox), name="genai-worker", daemon=True)
-        thread.start()
-        # Known only now: whoever closes meanwhile must not join a thread that has not begun.
-        self._thread = self._inbox.thread = thread
+        try:
+            with InterruptsDeferred():  # a thread that was started and is not known would be started again
+                start(thread)
+                # Known only now: whoever closes meanwhile must not join a thread that has not begun.
+                self._thread = self._inbox.thread = thread
+        except ThreadsRefused as error:
+            raise no_threads(error) from error
 
     def wake(self) -> None:
         """Something changed that the engine should see, such as a job being cancelled."""
@@ -141,7 +147,7 @@ def _run(engine: Engine, inbox: _Inbox) -> None:
         except BaseException as error:
             # A failing step leaves no sequence in a known state; the waiting callers must hear of it.
             engine.abandon(error)
-    engine.cancel_all()
+    engine.abandon(None)
 
 
 def _stop(inbox: _Inbox) -> None:

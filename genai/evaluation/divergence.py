@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import InputError
 from ..text.backend import load_tokenizer
-from .errors import VocabularyMismatchError
-from .logprobs import Float32, Float64, kl_rows, log_softmax, normalizers, row_blocks
-from .prediction import exp, mean_and_error
-from .scored_text import Meter, ProgressCallback, ScoredText, prepare_text, rope_thresholds, scored_rows
-from .windows import checked_window
+from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
+from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, rope_thresholds, scored_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from genai.kernels.cpu.team import Team
+    from genai.kernels.executor import Executor
 
     from ..model import Model
+
+
+class VocabularyMismatchError(InputError):
+    """Two models whose probabilities are compared do not have the same tokens."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,6 @@ class Divergence:
     tokens_per_second: float
 
 
-@dataclass(frozen=True)
-class _Positions:
-    """Per position: the divergence, whether the likeliest tokens agree, and both log-probabilities of the token."""
-
-    divergence: Float64
-    agrees: NDArray[np.bool_]
-    base: Float64
-    other: Float64
-
-
 def kl_divergence(
     base: Model,
     other: Model,
@@ -99,36 +91,12 @@ def kl_divergence(
     thresholds = rope_thresholds(base.decoder, other.decoder)
     both = (scored_rows(model.decoder, prepared, thresholds) for model in (base, other))
     for mine, theirs in zip(*both, strict=True):
-        parts.append(_compare(mine.logits, theirs.logits, mine.targets, base.decoder.team))
+        parts.append(_compare(mine.logits, theirs.logits, mine.targets, base.decoder.executor))
         meter.add(len(mine.targets), mine.computed)
-    return _result(parts, prepared, meter)
-
-
-def _compare(base: Float32, other: Float32, targets: NDArray[np.int64], team: Team) -> _Positions:
-    of_base, of_other = normalizers(base, team), normalizers(other, team)
-    blocks = []
-    for block in row_blocks(*base.shape):
-        p, q = log_softmax(base[block], of_base[block]), log_softmax(other[block], of_other[block])
-        rows, wanted = np.arange(len(p)), targets[block]
-        same_top = base[block].argmax(axis=1) == other[block].argmax(axis=1)
-        blocks.append(_Positions(kl_rows(p, q), same_top, p[rows, wanted], q[rows, wanted]))
-    return _joined(blocks)
-
-
-def _joined(parts: list[_Positions]) -> _Positions:
-    return _Positions(
-        np.concatenate([part.divergence for part in parts]),
-        np.concatenate([part.agrees for part in parts]),
-        np.concatenate([part.base for part in parts]),
-        np.concatenate([part.other for part in parts]),
-    )
-
-
-def _result(parts: list[_Positions], text: ScoredText, meter: Meter) -> Divergence:
-    done, all_ = meter.progress(), _joined(parts)
-    mean, mean_error = mean_and_error(all_.divergence)
-    log_ratio, log_ratio_error = mean_and_error(all_.base - all_.other)
-    median, p90, p99, maximum = np.quantile(all_.divergence, (0.5, 0.9, 0.99, 1.0)).tolist()
+    divergence, agrees, of_base, of_other = np.concatenate(parts, axis=1)
+    mean, mean_error = mean_and_error(divergence)
+    log_ratio, log_ratio_error = mean_and_error(of_base - of_other)
+    median, p90, p99, maximum = np.quantile(divergence, (0.5, 0.9, 0.99, 1.0)).tolist()
     return Divergence(
         mean=mean,
         mean_error=mean_error,
@@ -136,20 +104,27 @@ def _result(parts: list[_Positions], text: ScoredText, meter: Meter) -> Divergen
         p90=p90,
         p99=p99,
         maximum=maximum,
-        top1_agreement=float(all_.agrees.mean()),
-        base_perplexity=exp(-float(all_.base.mean())),
-        other_perplexity=exp(-float(all_.other.mean())),
+        top1_agreement=float(agrees.mean()),
+        base_perplexity=exp(-float(of_base.mean())),
+        other_perplexity=exp(-float(of_other.mean())),
         log_ratio=log_ratio,
         log_ratio_error=log_ratio_error,
-        rms_probability_difference=float(np.sqrt(np.square(np.exp(all_.other) - np.exp(all_.base)).mean())),
-        tokens=len(all_.base),
-        windows=len(text.windows),
-        window=text.window,
-        stride=text.stride,
-        bos=text.bos is not None,
-        seconds=done.seconds,
-        tokens_per_second=done.tokens_per_second,
+        rms_probability_difference=float(np.sqrt(np.square(np.exp(of_other) - np.exp(of_base)).mean())),
+        tokens=len(of_base),
+        **prepared.computed(meter.progress()),
     )
+
+
+def _compare(base: Float32, other: Float32, targets: NDArray[np.int64], executor: Executor) -> Float64:
+    """Per position: the divergence, whether the likeliest tokens agree, and both log-probabilities of the token."""
+    of_base, of_other = normalizers(base, executor), normalizers(other, executor)
+    blocks = []
+    for block in row_blocks(*base.shape):
+        p, q = log_softmax(base[block], of_base[block]), log_softmax(other[block], of_other[block])
+        rows, wanted = np.arange(len(p)), targets[block]
+        same_top = base[block].argmax(axis=1) == other[block].argmax(axis=1)
+        blocks.append(np.stack([kl_rows(p, q), same_top, p[rows, wanted], q[rows, wanted]]))
+    return np.concatenate(blocks, axis=1)
 
 
 def check_same_vocabulary(base: Model, other: Model) -> None:
@@ -163,17 +138,15 @@ def check_same_vocabulary(base: Model, other: Model) -> None:
         raise _mismatch(f"{base.folder} gives {sizes[0]} logits per token, {other.folder} gives {sizes[1]}")
     if base.folder.resolve() == other.folder.resolve():
         return
-    mine, theirs = (_texts_by_id(model) for model in (base, other))
+    backends = (load_tokenizer(model.folder).backend for model in (base, other))
+    mine, theirs = (
+        {id_: text for text, id_ in backend.get_vocab(with_added_tokens=True).items()} for backend in backends
+    )
     different = [id_ for id_ in mine.keys() | theirs.keys() if mine.get(id_) != theirs.get(id_)]
     if different:
         first = min(different)
         texts = (f"{words[first]!r}" if first in words else "no token" for words in (mine, theirs))
         raise _mismatch(f"token {first} is {next(texts)} in {base.folder} and {next(texts)} in {other.folder}")
-
-
-def _texts_by_id(model: Model) -> dict[int, str]:
-    vocabulary = load_tokenizer(model.folder).backend.get_vocab(with_added_tokens=True)
-    return {id_: text for text, id_ in vocabulary.items()}
 
 
 def _mismatch(what: str) -> VocabularyMismatchError:

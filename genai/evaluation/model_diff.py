@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, OptionError
 from .divergence import check_same_vocabulary
-from .onnxruntime_values import import_onnxruntime, onnxruntime_values
-from .values import TracedValue, arrays, is_number, trace_values
+from .values import TracedValue, import_onnxruntime, is_number, onnxruntime_values, trace_values
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -89,12 +88,7 @@ class ModelDiff:
 
 
 def diff_models(
-    base: Model,
-    other: Model,
-    tokens: NDArray[np.int64],
-    *,
-    tolerance: float = DEFAULT_TOLERANCE,
-    isolate: bool = False,
+    base: Model, other: Model, tokens: NDArray[np.int64], *, tolerance: float = DEFAULT_TOLERANCE, isolate: bool = False
 ) -> ModelDiff:
     """Compare what two models compute for one prompt, value by value: names that both graphs use.
 
@@ -111,7 +105,7 @@ def diff_models(
     """
     check_tolerance(tolerance)
     check_same_vocabulary(base, other)
-    expected = arrays(trace_values(base, tokens))
+    expected = {name: value.array for name, value in trace_values(base, tokens).items()}
     computed = trace_values(other, tokens, instead=expected if isolate else None)
     return _compared(expected, computed, (_label(base), _label(other)), len(tokens), tolerance, isolate)
 
@@ -152,7 +146,8 @@ def check_tolerance(tolerance: float) -> None:
 
 
 def _label(model: Model) -> str:
-    return f"genai on {model.folder}"
+    device = model.decoder.executor.name
+    return f"{'genai' if device == 'cpu' else device} on {model.folder}"
 
 
 def _compared(

@@ -1,18 +1,27 @@
-"""Perplexity of a model on a text."""
+"""Perplexity of a model on a text, and the log-probabilities that it is made of."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .logprobs import Float64, target_logprobs
-from .scored_text import Meter, ProgressCallback, ScoredText, prepare_text, rope_thresholds, scored_rows
+from genai.kernels.executor import Executor
+
+from ..device import open_executor
+from ..errors import GenaiError
+from .scored_text import Meter, ProgressCallback, prepare_text, rope_thresholds, scored_rows
 
 if TYPE_CHECKING:
     from ..model import Model
+
+
+class ModelOutputError(GenaiError):
+    """A model computed something that is no distribution: NaN, infinity, or nothing but -inf."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +90,20 @@ def perplexity(
     meter = Meter(prepared.num_scored, progress)
     logprobs = []
     for rows in scored_rows(model.decoder, prepared, rope_thresholds(model.decoder)):
-        logprobs.append(target_logprobs(rows.logits, rows.targets, model.decoder.team))
+        logprobs.append(target_logprobs(rows.logits, rows.targets, model.decoder.executor))
         meter.add(len(rows.targets), rows.computed)
-    return _result(np.concatenate(logprobs), prepared, meter)
-
-
-def _result(logprobs: Float64, text: ScoredText, meter: Meter) -> Perplexity:
-    done = meter.progress()
-    nats, error = mean_and_error(-logprobs)
+    scored = np.concatenate(logprobs)
+    nats, error = mean_and_error(-scored)
     value = exp(nats)
     return Perplexity(
         perplexity=value,
         perplexity_error=value * error,
         nats_per_token=nats,
         nats_error=error,
-        bits_per_byte=nats * len(logprobs) / math.log(2) / text.num_bytes if text.num_bytes else math.nan,
-        tokens=len(logprobs),
-        num_bytes=text.num_bytes,
-        windows=len(text.windows),
-        window=text.window,
-        stride=text.stride,
-        bos=text.bos is not None,
-        seconds=done.seconds,
-        tokens_per_second=done.tokens_per_second,
+        bits_per_byte=nats * len(scored) / math.log(2) / prepared.num_bytes if prepared.num_bytes else math.nan,
+        tokens=len(scored),
+        num_bytes=prepared.num_bytes,
+        **prepared.computed(meter.progress()),
     )
 
 
@@ -117,3 +117,61 @@ def mean_and_error(values: Float64) -> tuple[float, float]:
 def exp(value: float) -> float:
     """e ** value; infinity where a float cannot hold it."""
     return math.exp(value) if value < 709 else math.inf
+
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+# float64 copies of more logits than this are not made at once.
+_BLOCK_LOGITS = 1 << 20
+
+
+def row_blocks(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """Slices of rows whose float64 copies stay small; they do not change any result."""
+    step = max(1, _BLOCK_LOGITS // vocab_size)
+    return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step))
+
+
+def normalizers(logits: Float32, executor: Executor | None = None) -> Float64:
+    """ln(sum(exp(logits))) of each row, float64 [rows].
+
+    Args:
+        logits: float32 [rows, vocab]. -inf excludes a token.
+
+    Raises:
+        ModelOutputError: a row has NaN or infinity, or nothing but -inf.
+    """
+    sampler = (executor or open_executor(threads=1)).sampler(logits.shape[1])
+    result, _ = sampler.log_normalizers(np.ascontiguousarray(logits), np.arange(len(logits)), 0)
+    if np.isnan(result).any():
+        row = int(np.flatnonzero(np.isnan(result))[0])
+        raise ModelOutputError(
+            f"row {row} of the logits is no distribution; its maximum is {logits[row].max()}",
+            "it holds NaN or infinity, or nothing but -inf",
+            "look for the operator: `genai eval diff MODEL --against onnxruntime`",
+        )
+    return result
+
+
+def log_softmax(logits: Float32, of_rows: Float64) -> Float64:
+    """ln softmax of each row, float64 [rows, vocab]; of_rows: their normalizers."""
+    result: Float64 = logits.astype(np.float64) - of_rows[:, None]
+    return result
+
+
+def target_logprobs(logits: Float32, targets: NDArray[np.int64], executor: Executor | None = None) -> Float64:
+    """The natural log-probability of one token per row, float64 [rows]; raises as normalizers does."""
+    result: Float64 = logits[np.arange(len(targets)), targets].astype(np.float64) - normalizers(logits, executor)
+    return result
+
+
+def kl_rows(base: Float64, other: Float64) -> Float64:
+    """KL(base || other) in nats per row of log-probabilities: sum of p_base (ln p_base - ln p_other).
+
+    Tokens that `base` excludes add nothing; one that only `other` excludes makes the row infinite.
+    """
+    possible = base > -np.inf
+    with np.errstate(invalid="ignore"):
+        terms = np.where(possible, np.exp(base) * (base - other), 0.0)
+    result: Float64 = np.maximum(terms.sum(axis=1), 0.0)
+    return result

@@ -7,42 +7,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    SparseTensorProto,
-    StringStringEntryProto,
-    TensorProto,
-    TrainingInfoProto,
-    TypeProto,
-    ValueInfoProto,
-)
+import onnx
+from onnx import TensorProto
 
-from ..errors import GraphError
-from .device_protos import decode_configuration, decode_node_configuration
+from ..errors import GraphError, malformed
+from . import ir
 from .external_data import ExternalData
-from .ir import (
-    Attribute,
-    Function,
-    Graph,
-    Model,
-    Node,
-    QuantizationAnnotation,
-    SparseTensor,
-    Tensor,
-    TrainingInfo,
-    Value,
-)
-from .packing import packed_size
-from .storage import FieldStorage, RawStorage, Storage, StringStorage
+from .storage import FieldStorage, RawStorage, Storage, StringStorage, packed_size
 from .type_protos import data_type, decode_type, text
 from .types import AttributeType, DataType
 
-# Which attribute field holds the value, per type.
-VALUE_FIELDS = {
+# Which attribute field holds the value, per type: those of single values, then lists of them.
+_SINGLE_FIELDS = {
     AttributeType.FLOAT: "f",
     AttributeType.INT: "i",
     AttributeType.STRING: "s",
@@ -50,15 +26,9 @@ VALUE_FIELDS = {
     AttributeType.GRAPH: "g",
     AttributeType.SPARSE_TENSOR: "sparse_tensor",
     AttributeType.TYPE_PROTO: "tp",
-    AttributeType.FLOATS: "floats",
-    AttributeType.INTS: "ints",
-    AttributeType.STRINGS: "strings",
-    AttributeType.TENSORS: "tensors",
-    AttributeType.GRAPHS: "graphs",
-    AttributeType.SPARSE_TENSORS: "sparse_tensors",
-    AttributeType.TYPE_PROTOS: "type_protos",
 }
-_SINGLE = frozenset({"f", "i", "s", "t", "g", "sparse_tensor", "tp"})
+_LIST_FIELDS = {kind: kind.name.lower() for kind in AttributeType if kind and kind not in _SINGLE_FIELDS}
+VALUE_FIELDS = _SINGLE_FIELDS | _LIST_FIELDS
 
 # What NumPy allows: 64 dimensions, and sizes in bytes that a signed 64-bit integer holds.
 _MAX_RANK = 64
@@ -89,14 +59,14 @@ class Decoder:
         self._ir_version = ir_version
         self._raw = raw or {}
 
-    def model(self, proto: ModelProto) -> Model:
-        functions: dict[tuple[str, str, str], Function] = {}
+    def model(self, proto: onnx.ModelProto) -> ir.Model:
+        functions: dict[tuple[str, str, str], ir.Function] = {}
         for item in proto.functions:
             function = self.function(item)
             if function.key in functions:
                 raise _twice("function", "::".join(function.key))
             functions[function.key] = function
-        return Model(
+        return ir.Model(
             self.graph(proto.graph, self._raw),
             self._ir_version,
             opset_imports(proto.opset_import),
@@ -108,11 +78,11 @@ class Decoder:
             functions,
             properties(proto.metadata_props),
             [self.training_info(item) for item in proto.training_info],
-            [decode_configuration(item) for item in proto.configuration],
+            list(proto.configuration),
         )
 
-    def graph(self, proto: GraphProto, raw: Mapping[int, bytes] | None = None) -> Graph:
-        initializers: dict[str, Tensor] = {}
+    def graph(self, proto: onnx.GraphProto, raw: Mapping[int, bytes] | None = None) -> ir.Graph:
+        initializers: dict[str, ir.Tensor] = {}
         for number, item in enumerate(proto.initializer):
             tensor = self.tensor(item, raw.get(number) if raw else None)
             if tensor.name in initializers:
@@ -120,10 +90,10 @@ class Decoder:
             initializers[tensor.name] = tensor
         sparse = [self.sparse_tensor(item) for item in proto.sparse_initializer]
         annotations = [
-            QuantizationAnnotation(text(item.tensor_name), properties(item.quant_parameter_tensor_names))
+            ir.QuantizationAnnotation(text(item.tensor_name), properties(item.quant_parameter_tensor_names))
             for item in proto.quantization_annotation
         ]
-        return Graph(
+        return ir.Graph(
             text(proto.name),
             [value(item) for item in proto.input],
             [value(item) for item in proto.output],
@@ -137,15 +107,15 @@ class Decoder:
             overridable_initializers=self._ir_version >= 4,
         )
 
-    def function(self, proto: FunctionProto) -> Function:
+    def function(self, proto: onnx.FunctionProto) -> ir.Function:
         defaults = [self.attribute(item) for item in proto.attribute_proto]
-        body = Graph(
-            inputs=[Value(text(name)) for name in proto.input],
-            outputs=[Value(text(name)) for name in proto.output],
+        body = ir.Graph(
+            inputs=[ir.Value(text(name)) for name in proto.input],
+            outputs=[ir.Value(text(name)) for name in proto.output],
             nodes=[self.node(item) for item in proto.node],
             values={item.name: item for item in map(value, proto.value_info)},
         )
-        return Function(
+        return ir.Function(
             text(proto.name),
             body,
             text(proto.domain),
@@ -157,23 +127,23 @@ class Decoder:
             properties(proto.metadata_props),
         )
 
-    def training_info(self, proto: TrainingInfoProto) -> TrainingInfo:
-        return TrainingInfo(
+    def training_info(self, proto: onnx.TrainingInfoProto) -> ir.TrainingInfo:
+        return ir.TrainingInfo(
             self.graph(proto.initialization) if proto.HasField("initialization") else None,
             self.graph(proto.algorithm) if proto.HasField("algorithm") else None,
             [(text(item.key), text(item.value)) for item in proto.initialization_binding],
             [(text(item.key), text(item.value)) for item in proto.update_binding],
         )
 
-    def node(self, proto: NodeProto) -> Node:
+    def node(self, proto: onnx.NodeProto) -> ir.Node:
         op_type = text(proto.op_type)
-        attributes: dict[str, Attribute] = {}
+        attributes: dict[str, ir.Attribute] = {}
         for item in proto.attribute:
             attribute = self.attribute(item)
             if attribute.name in attributes:
                 raise _twice(f"attribute of {op_type}", attribute.name)
             attributes[attribute.name] = attribute
-        return Node(
+        return ir.Node(
             op_type,
             [text(name) for name in proto.input],
             [text(name) for name in proto.output],
@@ -183,37 +153,33 @@ class Decoder:
             text(proto.overload),
             text(proto.doc_string),
             properties(proto.metadata_props),
-            [decode_node_configuration(item) for item in proto.device_configurations],
+            list(proto.device_configurations),
         )
 
-    def attribute(self, proto: AttributeProto) -> Attribute:
+    def attribute(self, proto: onnx.AttributeProto) -> ir.Attribute:
         name, reference = text(proto.name), text(proto.ref_attr_name)
         kind = AttributeType(proto.type)
         if kind is AttributeType.UNDEFINED and not reference:
             kind = _attribute_type_by_field(proto)
         found = None if reference else self._attribute_value(kind, getattr(proto, VALUE_FIELDS[kind]))
-        return Attribute(name, kind, found, reference, text(proto.doc_string))
+        return ir.Attribute(name, kind, found, reference, text(proto.doc_string))
 
     def _attribute_value(self, kind: AttributeType, found: Any) -> Any:
         decode: Any = {
-            AttributeType.TENSOR: self.tensor,
-            AttributeType.TENSORS: self.tensor,
-            AttributeType.GRAPH: self.graph,
-            AttributeType.GRAPHS: self.graph,
-            AttributeType.SPARSE_TENSOR: self.sparse_tensor,
-            AttributeType.SPARSE_TENSORS: self.sparse_tensor,
-            AttributeType.TYPE_PROTO: _attribute_type_value,
-            AttributeType.TYPE_PROTOS: _attribute_type_value,
-        }.get(kind)
-        if VALUE_FIELDS[kind] in _SINGLE:
+            "TENSOR": self.tensor,
+            "GRAPH": self.graph,
+            "SPARSE_TENSOR": self.sparse_tensor,
+            "TYPE_PROTO": decode_type,
+        }.get(kind.element)
+        if kind in _SINGLE_FIELDS:
             return decode(found) if decode else found
         return [decode(item) for item in found] if decode else list(found)
 
-    def sparse_tensor(self, proto: SparseTensorProto) -> SparseTensor:
+    def sparse_tensor(self, proto: onnx.SparseTensorProto) -> ir.SparseTensor:
         values, indices = self.tensor(proto.values), self.tensor(proto.indices)
-        return SparseTensor(values, indices, _checked_shape(values.name, proto.dims))
+        return ir.SparseTensor(values, indices, _checked_shape(values.name, proto.dims))
 
-    def tensor(self, proto: TensorProto, raw: bytes | None = None) -> Tensor:
+    def tensor(self, proto: TensorProto, raw: bytes | None = None) -> ir.Tensor:
         """`raw`: its raw data, where the message was read without it."""
         name = text(proto.name)
         dtype = data_type(proto.data_type, f"tensor {name!r}")
@@ -222,7 +188,7 @@ class Decoder:
         shape = _checked_shape(name, proto.dims)
         segment = (proto.segment.begin, proto.segment.end) if proto.HasField("segment") else None
         storage = self._storage(proto, name, dtype, math.prod(shape), segment is None, raw)
-        return Tensor(name, dtype, shape, storage, text(proto.doc_string), properties(proto.metadata_props), segment)
+        return ir.Tensor(name, dtype, shape, storage, text(proto.doc_string), properties(proto.metadata_props), segment)
 
     def _storage(
         self, proto: TensorProto, name: str, dtype: DataType, count: int, whole: bool, raw: bytes | None
@@ -230,10 +196,9 @@ class Decoder:
         external = proto.data_location == TensorProto.EXTERNAL
         if dtype is DataType.STRING:
             if external or proto.HasField("raw_data"):
-                raise GraphError(
+                raise malformed(
                     f"string tensor {name!r} has raw or external data",
                     "strings have no fixed size and must be in string_data",
-                    "export the model again",
                 )
             strings = tuple(proto.string_data)
             _check_count(name, "strings", len(strings), count)
@@ -244,7 +209,7 @@ class Decoder:
             raw = proto.raw_data if raw is None else raw
             if whole:
                 _check_count(name, "bytes", len(raw), packed_size(count, dtype.bits))
-            return RawStorage(raw)
+            return RawStorage(np.frombuffer(raw, np.uint8))
         field, element = _ELEMENT_FIELDS.get(dtype, ("int32_data", np.int32))
         values = np.array(getattr(proto, field), dtype=element)
         if whole:
@@ -252,48 +217,38 @@ class Decoder:
         return FieldStorage(field, values)
 
 
-def value(proto: ValueInfoProto) -> Value:
+def value(proto: onnx.ValueInfoProto) -> ir.Value:
     """A value and its type."""
     known = decode_type(proto.type) if proto.HasField("type") else None
-    return Value(text(proto.name), known, text(proto.doc_string), properties(proto.metadata_props))
+    return ir.Value(text(proto.name), known, text(proto.doc_string), properties(proto.metadata_props))
 
 
-def properties(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
+def properties(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str]:
     """Key-value entries as a dictionary; of entries with one key the last stays."""
     return {text(entry.key): text(entry.value) for entry in entries}
 
 
 def opset_imports(entries: Iterable[Any]) -> dict[str, int]:
-    """Operator set versions per domain.
-
-    Raises:
-        GraphError: if a version is not positive.
-    """
+    """Operator set versions per domain."""
     imports = {text(entry.domain): entry.version for entry in entries}
     for domain, version in imports.items():
         if version < 1:
-            raise GraphError(
+            raise malformed(
                 f"the model imports version {version} of operator set {domain or 'ai.onnx'!r}",
                 "operator set versions start at 1",
-                "export the model again",
             )
     return imports
 
 
-def _attribute_type_by_field(proto: AttributeProto) -> AttributeType:
+def _attribute_type_by_field(proto: onnx.AttributeProto) -> AttributeType:
     for kind, field in VALUE_FIELDS.items():
-        present = proto.HasField(field) if field in _SINGLE else len(getattr(proto, field)) > 0
+        present = proto.HasField(field) if kind in _SINGLE_FIELDS else len(getattr(proto, field)) > 0
         if present:
             return kind
-    raise GraphError(
+    raise malformed(
         f"attribute {proto.name!r:.80} has neither a type nor a value",
         "an attribute without a type must hold exactly one value",
-        "export the model again",
     )
-
-
-def _attribute_type_value(proto: TypeProto) -> Any:
-    return decode_type(proto)
 
 
 def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
@@ -301,10 +256,9 @@ def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
     shape = tuple(dims)
     addressed = math.prod(extent or 1 for extent in shape) * _LARGEST_ELEMENT_BYTES
     if any(extent < 0 for extent in shape) or len(shape) > _MAX_RANK or addressed > _MAX_ADDRESS:
-        raise GraphError(
+        raise malformed(
             f"tensor {name!r} has the shape {list(shape)!r:.200}",
             f"extents are not negative, at most {_MAX_RANK} in number, and their product must be addressable",
-            "export the model again",
         )
     return shape
 
@@ -325,6 +279,4 @@ def _check_count(name: str, unit: str, found: int, needed: int) -> None:
 
 
 def _twice(what: str, name: str) -> GraphError:
-    return GraphError(
-        f"{what} {name!r} is given twice", "names must be unique in their place", "export the model again"
-    )
+    return malformed(f"{what} {name!r} is given twice", "names must be unique in their place")

@@ -5,32 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    SparseTensorProto,
-    StringStringEntryProto,
-    TensorProto,
-    TrainingInfoProto,
-    ValueInfoProto,
-)
+import onnx
+from onnx import TensorProto
 
 from .decode import VALUE_FIELDS
-from .device_protos import encode_configuration, encode_node_configuration
 from .ir import Attribute, Function, Graph, Model, Node, SparseTensor, Tensor, TrainingInfo, Value, make_node
 from .storage import ExternalStorage, FieldStorage, StringStorage
 from .type_protos import encode_type
-from .types import AttributeType
 
 
 class Encoder:
-    """Turns IR objects into messages. Subclasses decide how the elements of a tensor are stored."""
+    """Turns IR objects into messages. Subclasses decide where the elements of a tensor are stored."""
 
-    def model(self, model: Model) -> ModelProto:
-        proto = ModelProto(ir_version=_written_ir_version(model))
+    def model(self, model: Model) -> onnx.ModelProto:
+        proto = onnx.ModelProto(ir_version=_written_ir_version(model))
         _fill_text(
             proto,
             producer_name=model.producer_name,
@@ -45,15 +33,15 @@ class Encoder:
         fill_properties(proto.metadata_props, model.metadata)
         proto.functions.extend(self.function(function) for function in model.functions.values())
         proto.training_info.extend(map(self.training_info, model.training_info))
-        proto.configuration.extend(map(encode_configuration, model.device_configurations))
+        proto.configuration.extend(model.device_configurations)
         return proto
 
-    def graph(self, graph: Graph) -> GraphProto:
-        proto = GraphProto()
+    def graph(self, graph: Graph) -> onnx.GraphProto:
+        proto = onnx.GraphProto()
         self.fill_graph(proto, graph)
         return proto
 
-    def fill_graph(self, proto: GraphProto, graph: Graph) -> None:
+    def fill_graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
         proto.SetInParent()
         _fill_text(proto, name=graph.name, doc_string=graph.doc_string)
         proto.input.extend(map(encode_value, graph.inputs))
@@ -68,8 +56,8 @@ class Encoder:
             _fill_text(item, tensor_name=annotation.tensor_name)
             fill_properties(item.quant_parameter_tensor_names, annotation.parameters)
 
-    def function(self, function: Function) -> FunctionProto:
-        proto = FunctionProto(
+    def function(self, function: Function) -> onnx.FunctionProto:
+        proto = onnx.FunctionProto(
             name=function.name, input=function.inputs, output=function.outputs, attribute=function.attributes
         )
         _fill_text(proto, domain=function.domain, overload=function.overload, doc_string=function.doc_string)
@@ -81,8 +69,8 @@ class Encoder:
         fill_properties(proto.metadata_props, function.metadata)
         return proto
 
-    def training_info(self, info: TrainingInfo) -> TrainingInfoProto:
-        proto = TrainingInfoProto()
+    def training_info(self, info: TrainingInfo) -> onnx.TrainingInfoProto:
+        proto = onnx.TrainingInfoProto()
         if info.initialization is not None:
             self.fill_graph(proto.initialization, info.initialization)
         if info.algorithm is not None:
@@ -91,16 +79,16 @@ class Encoder:
         fill_properties(proto.update_binding, info.update_binding)
         return proto
 
-    def node(self, node: Node) -> NodeProto:
-        proto = NodeProto(input=node.inputs, output=node.outputs, op_type=node.op_type)
+    def node(self, node: Node) -> onnx.NodeProto:
+        proto = onnx.NodeProto(input=node.inputs, output=node.outputs, op_type=node.op_type)
         _fill_text(proto, name=node.name, domain=node.domain, overload=node.overload, doc_string=node.doc_string)
         proto.attribute.extend(map(self.attribute, node.attributes.values()))
         fill_properties(proto.metadata_props, node.metadata)
-        proto.device_configurations.extend(map(encode_node_configuration, node.device_configurations))
+        proto.device_configurations.extend(node.device_configurations)
         return proto
 
-    def attribute(self, attribute: Attribute) -> AttributeProto:
-        proto = AttributeProto(name=attribute.name)
+    def attribute(self, attribute: Attribute) -> onnx.AttributeProto:
+        proto = onnx.AttributeProto(name=attribute.name)
         # The stubs type this field by their own enum, whose numbers AttributeType shares.
         proto.type = attribute.type  # type: ignore[assignment]
         _fill_text(proto, ref_attr_name=attribute.ref_attr_name, doc_string=attribute.doc_string)
@@ -108,17 +96,13 @@ class Encoder:
             self._fill_value(proto, attribute)
         return proto
 
-    def _fill_value(self, proto: AttributeProto, attribute: Attribute) -> None:
+    def _fill_value(self, proto: onnx.AttributeProto, attribute: Attribute) -> None:
         encode: Any = {
-            AttributeType.TENSOR: self.tensor,
-            AttributeType.TENSORS: self.tensor,
-            AttributeType.GRAPH: self.graph,
-            AttributeType.GRAPHS: self.graph,
-            AttributeType.SPARSE_TENSOR: self.sparse_tensor,
-            AttributeType.SPARSE_TENSORS: self.sparse_tensor,
-            AttributeType.TYPE_PROTO: encode_type,
-            AttributeType.TYPE_PROTOS: encode_type,
-        }.get(attribute.type)
+            "TENSOR": self.tensor,
+            "GRAPH": self.graph,
+            "SPARSE_TENSOR": self.sparse_tensor,
+            "TYPE_PROTO": encode_type,
+        }.get(attribute.type.element)
         field, found = VALUE_FIELDS[attribute.type], attribute.value
         if isinstance(found, list):
             getattr(proto, field).extend(map(encode, found) if encode else found)
@@ -127,8 +111,8 @@ class Encoder:
         else:
             setattr(proto, field, found)
 
-    def sparse_tensor(self, sparse: SparseTensor) -> SparseTensorProto:
-        return SparseTensorProto(
+    def sparse_tensor(self, sparse: SparseTensor) -> onnx.SparseTensorProto:
+        return onnx.SparseTensorProto(
             values=self.tensor(sparse.values), indices=self.tensor(sparse.indices), dims=sparse.shape
         )
 
@@ -137,15 +121,20 @@ class Encoder:
         _fill_text(proto, name=tensor.name, doc_string=tensor.doc_string)
         if tensor.segment is not None:
             proto.segment.begin, proto.segment.end = tensor.segment
-        self.fill_elements(proto, tensor)
+        self._fill_elements(proto, tensor)
         fill_properties(proto.metadata_props, tensor.metadata)
         return proto
 
-    def fill_elements(self, proto: TensorProto, tensor: Tensor) -> None:
+    def external(self, tensor: Tensor) -> Mapping[str, str] | None:
+        """The entries by which a tensor's elements are found in another file; None puts them inside."""
+        return tensor.storage.entries if isinstance(tensor.storage, ExternalStorage) else None
+
+    def _fill_elements(self, proto: TensorProto, tensor: Tensor) -> None:
         """Store the elements as they came: in their typed field, inline, or as a reference to their file."""
-        storage = tensor.storage
-        if isinstance(storage, ExternalStorage):
-            fill_external(proto, storage.entries)
+        storage, entries = tensor.storage, self.external(tensor)
+        if entries is not None:
+            proto.data_location = TensorProto.EXTERNAL
+            fill_properties(proto.external_data, entries)
         elif isinstance(storage, StringStorage):
             proto.string_data.extend(storage.strings)
         elif isinstance(storage, FieldStorage):
@@ -157,16 +146,13 @@ class Encoder:
 class EmbeddingEncoder(Encoder):
     """Stores every tensor inside the message."""
 
-    def fill_elements(self, proto: TensorProto, tensor: Tensor) -> None:
-        if tensor.is_external:
-            proto.raw_data = tensor.raw().tobytes()
-        else:
-            super().fill_elements(proto, tensor)
+    def external(self, tensor: Tensor) -> None:
+        return None
 
 
-def encode_value(value: Value) -> ValueInfoProto:
+def encode_value(value: Value) -> onnx.ValueInfoProto:
     """A value and its type."""
-    proto = ValueInfoProto(name=value.name)
+    proto = onnx.ValueInfoProto(name=value.name)
     if value.type is not None:
         proto.type.CopyFrom(encode_type(value.type))
     _fill_text(proto, doc_string=value.doc_string)
@@ -174,16 +160,10 @@ def encode_value(value: Value) -> ValueInfoProto:
     return proto
 
 
-def fill_external(proto: TensorProto, entries: Mapping[str, str]) -> None:
-    """Mark a tensor as external, with these entries."""
-    proto.data_location = TensorProto.EXTERNAL
-    fill_properties(proto.external_data, entries)
-
-
 def fill_properties(target: Any, entries: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
     """Add key-value entries to a repeated field."""
     pairs = entries.items() if isinstance(entries, Mapping) else entries
-    target.extend(StringStringEntryProto(key=key, value=value) for key, value in pairs)
+    target.extend(onnx.StringStringEntryProto(key=key, value=value) for key, value in pairs)
 
 
 def _fill_text(proto: Any, **fields: str) -> None:

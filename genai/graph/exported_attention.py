@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from .exported_transpose import flat_swap
-from .ir import Attribute, Graph, Model, Node, Tensor
+from .ir import Graph, Model, Node, make_node
 from .names import GraphNames
-from .rewrites.dead_code import RemoveDeadCode
+from .node import MS
+from .rewrites.base import Form, both_orders, find, made_by, without_factors
+from .rewrites.constant_folding import fold_constants
+from .rewrites.reshapes import fold_known_shapes
+from .rewrites.simplify import remove_dead_code
+from .shapes import infer_shapes
 
-CONTRIB = "com.microsoft"
 _HEADS_TO_TOKENS = [0, 2, 1, 3]
 
 
@@ -68,22 +72,24 @@ def replace_plain_attention(
         producers = [graph.producer(cached.present) for cached in (layer.key, layer.value)]
         inputs = [_joined_heads(graph, layer.output, name) for name in (layer.query, layer.key.new, layer.value.new)]
         mixed = graph.fresh_name(f"{layer.output.name}/attention")
-        attributes = {"num_heads": heads[0], "kv_num_heads": heads[1], "scale": layer.scale, "softcap": layer.softcap}
-        attributes["local_window_size"] = window(layer.mask) or -1
-        attention = Node(
+        attention = make_node(
             "GroupQueryAttention",
             [*inputs, layer.key.past, layer.value.past],
             [mixed, layer.key.present, layer.value.present],
-            CONTRIB,
-            mixed,
-            {name: Attribute.of(name, value) for name, value in attributes.items()},
+            domain=MS,
+            name=mixed,
+            num_heads=heads[0],
+            kv_num_heads=heads[1],
+            scale=layer.scale,
+            softcap=layer.softcap,
+            local_window_size=window(layer.mask) or -1,
         )
-        shape = _constant(graph, f"{mixed}/shape", [0, 0, heads[0], -1])
+        shape = graph.add_constant(f"{mixed}/shape", np.array([0, 0, heads[0], -1], np.int64))
         split = Node("Reshape", [mixed, shape], list(layer.output.outputs), "", f"{mixed}/split")
         graph.insert_before(layer.output, attention, split)
         graph.remove_nodes([layer.output, *(node for node in producers if node is not None)])
-    model.opset_imports.setdefault(CONTRIB, 1)
-    RemoveDeadCode().apply(model)
+    model.opset_imports.setdefault(MS, 1)
+    remove_dead_code.apply(model)
 
 
 def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | None:
@@ -96,7 +102,7 @@ def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | N
     masked = _producer(graph, softmax.inputs[0], "Add")
     if masked is None:
         return None
-    for scores, mask in (tuple(masked.inputs), tuple(reversed(masked.inputs))):
+    for scores, mask in both_orders(masked):
         inner, scale = _without_factors(graph, scores)
         softcap, squashed = 0.0, _producer(graph, inner, "Tanh")
         if squashed is not None:
@@ -133,11 +139,9 @@ def _transposed_keys(graph: Graph, name: str) -> tuple[str, float] | None:
     """Keys [B, heads, T, size] behind a swap of the last two axes, and what they were multiplied with."""
     name, outer = _without_factors(graph, name)
     swap = _producer(graph, name, "Transpose")
-    if swap is not None and swap.attribute("perm", None) == [0, 1, 3, 2]:
-        before = swap.inputs[0]
-    elif (flat := flat_swap(graph, name)) is not None:
-        before = flat
-    else:
+    swaps = swap is not None and swap.attribute("perm") == [0, 1, 3, 2]
+    before = swap.inputs[0] if swap is not None and swaps else flat_swap(graph, name)
+    if before is None:
         return None
     name, inner = _without_factors(graph, before)
     return name, outer * inner
@@ -170,23 +174,18 @@ def _skip(graph: Graph, name: str) -> str:
     """Through operators that change nothing here: casts, identities, a join of one."""
     while (node := graph.producer(name)) is not None:
         same = node.op_type in ("Cast", "Identity", "Dropout") or (node.op_type == "Concat" and len(node.inputs) == 1)
-        if not same:
-            guard = _nan_guard(graph, node)
-            if guard is None:
-                break
-            name = guard
-            continue
-        name = node.inputs[0]
+        behind = node.inputs[0] if same else _nan_guard(graph, node)
+        if behind is None:
+            break
+        name = behind
     return name
 
 
 def _nan_guard(graph: Graph, node: Node) -> str | None:
     """The x of Where(IsNaN(x), 0, x), which matters only to rows that see nothing."""
-    if node.key != ("", "Where"):
-        return None
-    test, zero = graph.producer(node.inputs[0]), graph.constant(node.inputs[1])
-    is_guard = test is not None and test.op_type == "IsNaN" and test.inputs[0] == node.inputs[2]
-    return node.inputs[2] if is_guard and zero is not None and not np.any(zero) else None
+    found = find(graph, node, Form("Where", Form("IsNaN", "x"), "zero", "x"))
+    zero = graph.constant(found["zero"]) if found else None
+    return found["x"] if zero is not None and not np.any(zero) else None
 
 
 def _producer(graph: Graph, name: str, op_type: str) -> Node | None:
@@ -195,35 +194,69 @@ def _producer(graph: Graph, name: str, op_type: str) -> Node | None:
 
 
 def _without_factors(graph: Graph, name: str) -> tuple[str, float]:
-    """A value before it was multiplied or divided by constants, and their product."""
-    scale = 1.0
-    while (node := graph.producer(_skip(graph, name))) is not None and node.key in (("", "Mul"), ("", "Div")):
-        constant = _scalar(graph, node.inputs[1])
-        value = node.inputs[0]
-        if constant is None and node.op_type == "Mul":
-            constant, value = _scalar(graph, node.inputs[0]), node.inputs[1]
-        if constant is None:
-            break
-        scale = scale * constant if node.op_type == "Mul" else scale / constant
-        name = value
-    return _skip(graph, name), scale
-
-
-def _scalar(graph: Graph, name: str) -> float | None:
-    value = graph.constant(_skip(graph, name))
-    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 and value.reshape(-1)[0] != 0 else None
+    return without_factors(graph, name, partial(_skip, graph))
 
 
 def _joined_heads(graph: Graph, before: Node, name: str) -> str:
     """[B, heads, S, size] to [B, S, heads * size]."""
     moved, joined = graph.fresh_name(f"{name}/tokens"), graph.fresh_name(f"{name}/joined")
-    shape = _constant(graph, f"{name}/joined_shape", [0, 0, -1])
-    transpose = Node("Transpose", [name], [moved], "", moved, {"perm": Attribute.of("perm", _HEADS_TO_TOKENS)})
+    shape = graph.add_constant(f"{name}/joined_shape", np.array([0, 0, -1], np.int64))
+    transpose = make_node("Transpose", [name], [moved], name=moved, perm=_HEADS_TO_TOKENS)
     graph.insert_before(before, transpose, Node("Reshape", [moved, shape], [joined], "", joined))
     return joined
 
 
-def _constant(graph: Graph, prefix: str, values: list[int]) -> str:
-    name = graph.fresh_name(prefix)
-    graph.add_initializer(Tensor.from_array(name, np.array(values, np.int64)))
-    return name
+_LAST = 1 << 62
+_FLAT_SWAP = Form("Reshape", Form("Transpose", Form("Reshape", "x", "joined"), name="swapped"), "apart")
+
+
+def flat_swap(graph: Graph, name: str) -> str | None:
+    """The x of Reshape(Transpose(Reshape(x, [-1, T, D]), [0, 2, 1]), [..., D, T]); None if it is anything else."""
+    node = graph.producer(name)
+    found = {} if node is None else find(graph, node, _FLAT_SWAP)
+    swap = made_by(graph, found.get("swapped", ""), "Transpose")
+    if swap is None or swap.attribute("perm", None) != [0, 2, 1]:
+        return None
+    source = found["x"]
+    rows, columns = (-2, -1), (-1, None)
+    before, after = (_parts(graph, shape, source) for shape in (found["joined"], found["apart"]))
+    return source if before == [-1, rows, columns] and after == [(None, -2), columns, rows] else None
+
+
+def _parts(graph: Graph, name: str, source: str) -> list[object]:
+    """What a shape is joined of: numbers, and spans (first, end) of the source's own shape."""
+    join = made_by(graph, name, "Concat")
+    return [] if join is None else [_part(graph, part, source) for part in join.inputs]
+
+
+def _part(graph: Graph, name: str, source: str) -> object:
+    known = graph.constant(name)
+    if known is not None:
+        return int(known[0]) if known.shape == (1,) else None
+    cut = made_by(graph, name, "Slice")
+    shape = None if cut is None else made_by(graph, cut.inputs[0], "Shape")
+    if cut is None or shape is None or shape.inputs[0] != source or shape.attribute("start", 0) or len(cut.inputs) > 3:
+        return None
+    bounds = [graph.constant(bound) for bound in cut.inputs[1:]]
+    if any(bound is None or bound.shape != (1,) for bound in bounds):
+        return None
+    first, end = (int(bound[0]) for bound in bounds if bound is not None)
+    return (None if first < -_LAST else first, None if end > _LAST else end)
+
+
+def settle_shapes(model: Model, names: GraphNames) -> None:
+    """Simplify a model in place; its shapes are inferred before and after."""
+    infer_shapes(model)
+    for node in model.graph.nodes:
+        first = node.key == ("", "Shape") and (node.attribute("start", 0), node.attribute("end", None)) == (0, 1)
+        if first and model.graph.is_input(node.inputs[0]) and _is_past(node.inputs[0], names):
+            node.inputs[0] = names.input_ids
+            model.graph.update(node)
+    if fold_known_shapes.apply(model):
+        fold_constants.apply(model)
+        infer_shapes(model)
+
+
+def _is_past(name: str, names: GraphNames) -> bool:
+    ends = (pattern.split("%d") for pattern in names.pasts)
+    return any(name.startswith(before) and name.endswith(after) for before, after in ends)

@@ -1,10 +1,17 @@
-"""External tensor data: files beside the model, memory-mapped once each and confined to the model's folder."""
+"""External tensor data: files beside the model, memory-mapped once each and confined to the model's folder.
+
+They are watched: a part of one that goes away while somebody reads it ends the process.
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
 import re
-from collections.abc import Mapping
+import sys
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +31,28 @@ class ExternalData:
         model_path: the model's file, or None if the model did not come from one. Data must lie in its folder; where
             the model's file is a link, as in a download cache, also in the folder that the link leads to.
         given: bytes by location, used in place of files.
+        folder: where the files lie instead, if not beside the model.
+        replaced: names of initializers that the caller replaces afterwards: their files are not needed.
+
+    Attributes:
+        files: those that were mapped.
     """
 
-    def __init__(self, model_path: Path | None, given: Mapping[str, bytes] | None = None) -> None:
-        self._folder = None if model_path is None else model_path.parent
-        self._roots = () if model_path is None else (model_path.parent.resolve(), model_path.resolve().parent)
-        self._given = dict(given or {})
-        self._by_location: dict[str, tuple[NDArray[np.uint8], mmap.mmap | None]] = {}
-        self._by_path: dict[Path, tuple[NDArray[np.uint8], mmap.mmap | None]] = {}
+    def __init__(
+        self,
+        model_path: Path | None,
+        given: Mapping[str, bytes] | None = None,
+        *,
+        folder: Path | None = None,
+        replaced: Collection[str] = (),
+    ) -> None:
+        self._folder = folder or (None if model_path is None else model_path.parent)
+        self._roots = () if self._folder is None else (self._folder.resolve(),)
+        if model_path is not None and folder is None:
+            self._roots = (*self._roots, model_path.resolve().parent)
+        self._given, self._replaced = dict(given or {}), set(replaced)
+        self.files: list[MappedFile] = []
+        self._opened: dict[str | Path, tuple[NDArray[np.uint8], mmap.mmap | None]] = {}  # by location, and by path
 
     def storage(self, tensor: str, entries: Mapping[str, str], nbytes: int) -> ExternalStorage:
         """The storage of one tensor: a view of exactly its bytes.
@@ -47,6 +68,9 @@ class ExternalData:
         location = entries.get("location", "")
         offset = _number(tensor, entries, "offset", 0)
         length = _number(tensor, entries, "length", nbytes)
+        if tensor in self._replaced and nbytes <= sys.maxsize:
+            self._replaced.discard(tensor)  # a second tensor of the name, in a subgraph, is not the one meant
+            return ExternalStorage(np.broadcast_to(np.zeros(1, np.uint8), nbytes), dict(entries))
         if length != nbytes:
             raise ExternalDataError(
                 f"tensor {tensor!r} stores {length} bytes in {location!r}, but its shape and type need {nbytes}",
@@ -63,14 +87,12 @@ class ExternalData:
         return ExternalStorage(buffer[offset : offset + length], dict(entries), mapping, offset)
 
     def _open(self, tensor: str, location: str) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
-        found = self._by_location.get(location)
-        if found is None:
+        if location not in self._opened:
             if location in self._given:
-                found = np.frombuffer(self._given[location], np.uint8), None
+                self._opened[location] = np.frombuffer(self._given[location], np.uint8), None
             else:
-                found = self._map(tensor, location, self._confined(tensor, location))
-            self._by_location[location] = found
-        return found
+                self._opened[location] = self._map(tensor, location, self._confined(tensor, location))
+        return self._opened[location]
 
     def _confined(self, tensor: str, location: str) -> Path:
         if not location:
@@ -99,12 +121,16 @@ class ExternalData:
         return path
 
     def _map(self, tensor: str, location: str, path: Path) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
-        if path not in self._by_path:
+        if path not in self._opened:
             try:
                 # A pipe or device would block or never end, so only regular files are opened.
                 is_file = path.is_file()
-                if is_file:
-                    self._by_path[path] = _mapped(path)
+                if is_file and path.stat().st_size:
+                    mapping, watch = map_file(path)
+                    self.files.append(watch)
+                    self._opened[path] = np.frombuffer(mapping, np.uint8), mapping
+                elif is_file:
+                    self._opened[path] = np.empty(0, np.uint8), None
             except OSError as error:
                 raise _unreadable(tensor, location, error) from error
             if not is_file:
@@ -113,15 +139,7 @@ class ExternalData:
                     f"there is no such file in {str(self._folder)!r}",
                     "copy or download the data file that belongs to the model; its name must not change",
                 )
-        return self._by_path[path]
-
-
-def _mapped(path: Path) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return np.empty(0, np.uint8), None
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(mapping, np.uint8), mapping
+        return self._opened[path]
 
 
 def _number(tensor: str, entries: Mapping[str, str], key: str, default: int) -> int:
@@ -143,3 +161,48 @@ def _unreadable(tensor: str, location: str, error: Any) -> ExternalDataError:
         "the system refused it",
         "check the file's name and permissions",
     )
+
+
+class MappedFile:
+    """A file in memory, for as long as somebody looks at its bytes.
+
+    Large constants are read from there when they are needed: a copy of an embedding would take gigabytes for the few
+    rows of it that a step reads, once per process. So whoever is about to read asks `check` first.
+    """
+
+    def __init__(self, path: Path, file: FileIO, mapping: mmap.mmap) -> None:
+        self._path, self._number, self._stamp = path, file.fileno(), _stamp(file.fileno())
+        self._open = weakref.finalize(mapping, file.close)
+        self._open.atexit = False
+
+    def check(self) -> None:
+        """Raise if bytes that somebody looks at have changed, or are gone."""
+        known = self._open.peek()  # the mapping, which keeps the file open meanwhile
+        if known is not None and _stamp(self._number) != self._stamp:
+            raise ExternalDataError(
+                f"{self._path} was changed while the model is in use",
+                "parts of it are read when they are needed, and are not those that were loaded",
+                "load the model again; to replace a file, write the new one beside it and rename it",
+            )
+
+
+def map_file(path: Path) -> tuple[mmap.mmap, MappedFile]:
+    """A file that is not empty, in memory, and its watch."""
+    file = path.open("rb", buffering=0)
+    try:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return mapping, MappedFile(path, file, mapping)
+    except BaseException:
+        file.close()
+        raise
+
+
+def check_unchanged(files: Iterable[MappedFile]) -> None:
+    """Check them all; see MappedFile.check."""
+    for file in files:
+        file.check()
+
+
+def _stamp(number: int) -> tuple[int, int]:
+    status = os.fstat(number)
+    return status.st_size, status.st_mtime_ns

@@ -8,14 +8,16 @@ mask subgraph, now unused, is dropped.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .ir import Attribute, Graph, Model, Node
+from ..ops.products import PRODUCTS
+from ..ops.registry import load_ops
+from ..ops.rules import apply_rule
+from .ir import Attribute, Graph, Model, Node, Value
 from .names import GraphNames
-from .rewrites.dead_code import RemoveDeadCode
-from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, analyse_rows, rows
-
-DOMAIN = "genai"
+from .node import OURS
+from .rewrites.simplify import remove_dead_code
+from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, rows, uniform
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,19 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class FlatDecoder:
-    """A flattened decoder: the rewritten model, its cache layers, and the length above which long RoPE tables apply."""
+    """A flattened decoder.
+
+    Attributes:
+        model: rewritten.
+        layers: what they keep in the cache.
+        rope_threshold: the length above which long RoPE tables apply; None = one table.
+        output_names: what the graph called the model's outputs: the logits, then others of one row per token.
+    """
 
     model: Model
     layers: tuple[AttentionLayer, ...]
     rope_threshold: int | None
+    output_names: tuple[str, ...]
 
 
 def flatten_decoder(model: Model, names: GraphNames) -> FlatDecoder:
@@ -49,30 +59,32 @@ def flatten_decoder(model: Model, names: GraphNames) -> FlatDecoder:
     analysis = analyse_rows(graph, _input_states(graph, names))
     if not analysis.attention:
         raise NotFlattenable("no attention operator that keeps a cache was found")
-    choices = [_read_choice(graph, node, names) for node in analysis.table_choices]
-    if len({choice.threshold for choice in choices}) > 1:
+    thresholds = {_threshold(graph, node, names) for node in analysis.table_choices}
+    if len(thresholds) > 1:
         raise NotFlattenable("RoPE tables change at several lengths")
-    layers = [_layer_of(node, names, analysis) for node in analysis.attention]
-    if len({layer.layer for layer in layers}) != len(layers):
-        raise NotFlattenable("two attention operators share one past tensor")
+    layers = _numbered([_layer_of(node, names, analysis) for node in analysis.attention])
 
     head = None if analysis.last_row_gathers else _head_product(graph, names.logits, analysis)
 
-    model.opset_imports.setdefault(DOMAIN, 1)
-    tables = {name: pair for choice in choices for name, pair in _add_tables(graph, choice).items()}
+    model.opset_imports.setdefault(OURS, 1)
+    tables = {name: pair for node in analysis.table_choices for name, pair in _add_tables(graph, node).items()}
     for node, layer in zip(analysis.attention, layers, strict=True):
         _rewrite_attention(node, layer, tables)
     _gather_wanted_rows(graph, analysis, head)
+    others = [value for value in graph.outputs if value.name != names.logits and _is_of_rows(value.name, analysis)]
     graph.outputs = [value for value in graph.outputs if value.name == names.logits]
+    graph.outputs += [_wanted_rows(graph, value) for value in others]
     graph.invalidate()
-    RemoveDeadCode().apply(model)
+    remove_dead_code.apply(model)
     graph.inputs = [value for value in graph.inputs if graph.consumers(value.name)]
-    threshold = choices[0].threshold if choices else None
-    return FlatDecoder(model, tuple(sorted(layers, key=lambda layer: layer.layer)), threshold)
+    output_names = (names.logits, *(value.name for value in others))
+    return FlatDecoder(
+        model, tuple(sorted(layers, key=lambda layer: layer.layer)), next(iter(thresholds), None), output_names
+    )
 
 
 def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
-    past = [_pattern(name) for name in (names.past_key, names.past_value)]
+    past = [_pattern(name) for name in names.pasts]
     states: dict[str, State] = {}
     for value in graph.inputs:
         if value.name in graph.initializers:
@@ -90,28 +102,20 @@ def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
 
 def _pattern(template: str) -> re.Pattern[str]:
     before, after = template.split("%d")
-    return re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
+    return re.compile(re.escape(before) + r"(\d{1,18})" + re.escape(after))
 
 
 # --- long RoPE ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _TableChoice:
-    """An If that picks tables by total length: the long ones above `threshold`."""
-
-    node: Node
-    threshold: int
-
-
-def _read_choice(graph: Graph, node: Node, names: GraphNames) -> _TableChoice:
+def _threshold(graph: Graph, node: Node, names: GraphNames) -> int:
+    """The length above which an If picks the long tables."""
     condition = graph.producer(node.inputs[0])
-    if condition is None or condition.op_type != "Greater":
-        raise NotFlattenable(f"If {node.name!r}: its condition is not 'total length > constant'")
-    threshold = graph.constant(condition.inputs[1])
-    if threshold is None or threshold.size != 1 or not _is_total_length(graph, condition.inputs[0], names):
-        raise NotFlattenable(f"If {node.name!r}: its condition is not 'total length > constant'")
-    return _TableChoice(node, int(threshold.reshape(-1)[0]))
+    if condition is not None and condition.op_type == "Greater":
+        threshold = graph.constant(condition.inputs[1])
+        if threshold is not None and threshold.size == 1 and _is_total_length(graph, condition.inputs[0], names):
+            return int(threshold.reshape(-1)[0])
+    raise NotFlattenable(f"If {node.name!r}: its condition is not 'total length > constant'")
 
 
 def _is_total_length(graph: Graph, name: str, names: GraphNames) -> bool:
@@ -132,11 +136,11 @@ def _is_total_length(graph: Graph, name: str, names: GraphNames) -> bool:
     )
 
 
-def _add_tables(graph: Graph, choice: _TableChoice) -> dict[str, tuple[str, str]]:
+def _add_tables(graph: Graph, node: Node) -> dict[str, tuple[str, str]]:
     """Make both branches' constants initialisers; returns (short, long) names per output of the If."""
-    long_names = _branch_constants(graph, choice.node.attribute("then_branch"))
-    short_names = _branch_constants(graph, choice.node.attribute("else_branch"))
-    return dict(zip(choice.node.outputs, zip(short_names, long_names, strict=True), strict=True))
+    long_names = _branch_constants(graph, node.attribute("then_branch"))
+    short_names = _branch_constants(graph, node.attribute("else_branch"))
+    return dict(zip(node.outputs, zip(short_names, long_names, strict=True), strict=True))
 
 
 def _branch_constants(graph: Graph, branch: Graph) -> list[str]:
@@ -154,14 +158,14 @@ def _branch_constants(graph: Graph, branch: Graph) -> list[str]:
 
 
 def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> AttentionLayer:
-    match = _pattern(names.past_key).fullmatch(node.inputs[3]) if len(node.inputs) > 3 else None
+    match = _pattern(names.past_key).fullmatch(node.input(3))
     if match is None:
         raise NotFlattenable(f"attention {node.name!r} has no past key of a known name")
     if node.attribute("causal", 1) == 0:
         raise NotFlattenable(f"attention {node.name!r} is not causal")
     if any(node.attribute(name, "NONE") != "NONE" for name in ("k_quant_type", "v_quant_type")):
         raise NotFlattenable(f"attention {node.name!r} keeps a quantised cache")
-    if len(node.inputs) > 9 and node.inputs[9] not in ("", names.position_ids):
+    if node.input(9) not in ("", names.position_ids):
         raise NotFlattenable(f"attention {node.name!r} computes its own positions")
     heads, kv_heads = int(node.attribute("num_heads", 0)), int(node.attribute("kv_num_heads", 0))
     if heads < 1 or kv_heads < 1:
@@ -174,6 +178,14 @@ def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> Attention
     return AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, window if window > 0 else None)
 
 
+def _numbered(layers: list[AttentionLayer]) -> list[AttentionLayer]:
+    """The layers with numbers from 0 on, in the order of the numbers in their names: these may be any."""
+    order = {name: index for index, name in enumerate(sorted({layer.layer for layer in layers}))}
+    if len(order) != len(layers):
+        raise NotFlattenable("two attention operators share one past tensor")
+    return [replace(layer, layer=order[layer.layer]) for layer in layers]
+
+
 _KEPT_ATTRIBUTES = (
     "num_heads kv_num_heads scale softcap do_rotary rotary_interleaved smooth_softmax qk_norm_epsilon"
 ).split()
@@ -184,20 +196,18 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
 
     Inputs: query, key, value, cos, sin, long cos, long sin, head sink, q norm weight, k norm weight.
     """
-
-    def given(index: int) -> str:
-        return node.inputs[index] if index < len(node.inputs) else ""
-
-    cos, long_cos = tables.get(given(7), (given(7), ""))
-    sin, long_sin = tables.get(given(8), (given(8), ""))
+    cos, long_cos = tables.get(node.input(7), (node.input(7), ""))
+    sin, long_sin = tables.get(node.input(8), (node.input(8), ""))
     attributes = {name: node.attributes[name] for name in _KEPT_ATTRIBUTES if name in node.attributes}
-    attributes["layer"] = Attribute.of("layer", layer.layer)
-    attributes["window"] = Attribute.of("window", layer.window or -1)
-    attributes["v_head_size"] = Attribute.of("v_head_size", layer.v_head_size)
-    node.domain, node.op_type = DOMAIN, "PagedAttention"
-    node.inputs = [*(given(i) for i in range(3)), cos, sin, long_cos, long_sin, given(11), given(14), given(15)]
+    node.domain, node.op_type = OURS, "PagedAttention"
+    given, more = ([node.input(index) for index in places] for places in ((0, 1, 2), (11, 14, 15)))
+    node.inputs = [*given, cos, sin, long_cos, long_sin, *more]
     node.outputs = node.outputs[:1]
     node.attributes = attributes
+    node.set_attribute("layer", layer.layer)
+    node.set_attribute("window", layer.window or -1)
+    node.set_attribute("head_size", layer.head_size)
+    node.set_attribute("v_head_size", layer.v_head_size)
 
 
 # --- wanted rows -------------------------------------------------------------------------------------------------
@@ -206,15 +216,27 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
 def _gather_wanted_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) -> None:
     """Compute the head for wanted rows only: where the graph takes the last row, or else before its last product."""
     for node in analysis.last_row_gathers:
-        node.domain, node.op_type, node.inputs = DOMAIN, "WantedRows", node.inputs[:1]
+        node.domain, node.op_type, node.inputs = OURS, "WantedRows", node.inputs[:1]
         node.attributes = {"squeeze": Attribute.of("squeeze", 1)}
     if head is None:
         return
     source = head.inputs[0]
     gathered = graph.fresh_name(f"{source}/wanted")
-    graph.insert_before(head, Node("WantedRows", [source], [gathered], DOMAIN, gathered))
+    graph.insert_before(head, Node("WantedRows", [source], [gathered], OURS, gathered))
     head.inputs[0] = gathered
     graph.update(head)
+
+
+def _is_of_rows(name: str, analysis: RowAnalysis) -> bool:
+    state = analysis.states.get(name)
+    return state is not None and state.kind is Kind.ROWS and (state.shape or ())[:2] == (BATCH, TOKENS)
+
+
+def _wanted_rows(graph: Graph, output: Value) -> Value:
+    """A further output, of wanted rows only."""
+    gathered = graph.fresh_name(f"{output.name}/wanted")
+    graph.append(Node("WantedRows", [output.name], [gathered], OURS, gathered))
+    return Value(gathered)
 
 
 def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
@@ -224,7 +246,27 @@ def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
         per_token = [i for i in node.inputs if i and analysis.states[i].kind is Kind.ROWS]
         if len(per_token) != 1:
             break
-        if node.op_type in ("MatMul", "MatMulNBits", "Gemm") and per_token[0] == node.inputs[0]:
+        if node.op_type in PRODUCTS and per_token[0] == node.inputs[0]:
             return node
         name = per_token[0]
     raise NotFlattenable(f"no matrix product leads straight to {logits!r}, so the model's head was not found")
+
+
+def analyse_rows(graph: Graph, inputs: dict[str, State]) -> RowAnalysis:
+    """Interpret a graph (topologically sorted) from the states of its inputs; NotFlattenable names node and reason."""
+    load_ops()
+    states = {name: uniform(tensor.shape) for name, tensor in graph.initializers.items()} | inputs
+    analysis = RowAnalysis(states)
+    for node in graph.nodes:
+        arguments = [states.get(name) if name else None for name in node.inputs]
+        try:
+            results = apply_rule(graph, node, arguments, analysis)
+        except NotFlattenable as error:
+            raise NotFlattenable(f"{node.op_type} {node.name!r}: {error}") from None
+        states.update((name, state) for name, state in zip(node.outputs, results, strict=False) if name)
+    for value in graph.outputs:
+        state = states.get(value.name)
+        if state is None or state.kind not in (Kind.ROWS, Kind.CACHE):
+            kind = state.kind.value if state else "never computed"
+            raise NotFlattenable(f"output {value.name!r} is {kind}, not one row per token")
+    return analysis

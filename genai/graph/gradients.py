@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import GraphError, UnsupportedOpError
+from ..errors import UnsupportedOpError, malformed
 from .ir import Graph, Model, Node, Tensor, make_node
 from .types import TensorType
 
@@ -64,12 +64,7 @@ _RULES: dict[str, _Rule] = {
 
 
 def expand_gradients(model: Model) -> int:
-    """Replace every Gradient node of a model whose shapes are inferred; returns how many there were.
-
-    Raises:
-        GraphError: a node names a tensor that does not lead to the one it differentiates.
-        UnsupportedOpError: it differentiates an operator without a rule, or operands of different shapes.
-    """
+    """Replace every Gradient node of a model whose shapes are inferred; returns how many there were."""
     found = [
         (graph, node) for graph in list(model.graphs()) for node in graph.nodes if node.key == (DOMAIN, "Gradient")
     ]
@@ -82,20 +77,18 @@ def _expand(graph: Graph, gradient: Node) -> None:
     sources = [str(name) for name in [*gradient.attribute("xs", []), *gradient.attribute("zs", [])]]
     target = str(gradient.attribute("y", ""))
     if len(sources) != len(gradient.inputs):
-        raise GraphError(
+        raise malformed(
             f"Gradient {gradient.name!r} names {len(sources)} tensors and has {len(gradient.inputs)} inputs",
             "xs and zs stand for its inputs, one by one",
-            "export the model again",
         )
     tape = _Tape(graph, gradient)
     values = dict(zip(sources, gradient.inputs, strict=True))
     nodes = _path(graph, set(sources), target)
     copies = [_evaluate_again(tape, graph, node, values) for node in nodes]
     if target not in values:
-        raise GraphError(
+        raise malformed(
             f"Gradient {gradient.name!r} differentiates {target!r}, which nothing computes from {sources}",
             "y must be the output of a node that depends on xs",
-            "export the model again",
         )
     gradients = {values[target]: tape.filled_like(values[target], 1, graph.type_of(target))}
     for node in reversed(copies):

@@ -16,16 +16,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..errors import GraphError
-from .constants import constant_tensor
-from .node import Node
-from .ordering import topological_order
+from .node import Changeable, Node, constant_tensor
 from .tensor import SparseTensor, Tensor
 from .types import Type
-from .uses import UseIndex
+from .uses import UseIndex, topological_order
 
 
 @dataclass(eq=False)
-class Value:
+class Value(Changeable):
     """A named value and what is known of its type (None: nothing)."""
 
     name: str
@@ -35,7 +33,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class QuantizationAnnotation:
+class QuantizationAnnotation(Changeable):
     """Names of the tensors (such as SCALE_TENSOR, ZERO_POINT_TENSOR) that quantise one value."""
 
     tensor_name: str
@@ -43,7 +41,7 @@ class QuantizationAnnotation:
 
 
 @dataclass(eq=False)
-class Graph:
+class Graph(Changeable):
     """One graph: the model's main one, a function's body, or the body of an If, Loop or Scan.
 
     Attributes:
@@ -159,10 +157,6 @@ class Graph:
         """Add nodes before one of this graph, in the order given."""
         self._insert(self._position(anchor), nodes)
 
-    def insert_after(self, anchor: Node, *nodes: Node) -> None:
-        """Add nodes after one of this graph, in the order given."""
-        self._insert(self._position(anchor) + 1, nodes)
-
     def remove_nodes(self, nodes: Iterable[Node]) -> None:
         """Take nodes out. Uses of their outputs are the caller's to replace, before or after."""
         removed = dict.fromkeys(nodes)
@@ -241,6 +235,12 @@ class Graph:
         self._note_names({tensor.name})
         self._touch()
 
+    def add_constant(self, prefix: str, array: NDArray[Any]) -> str:
+        """Add a constant under a fresh name, which is returned."""
+        name = self.fresh_name(prefix)
+        self.add_initializer(Tensor.from_array(name, array))
+        return name
+
     def remove_initializer(self, name: str) -> None:
         """Take a constant out, dense or sparse, if there is one."""
         self.initializers.pop(name, None)
@@ -261,11 +261,7 @@ class Graph:
         return name
 
     def topological_sort(self) -> None:
-        """Order the nodes so that each comes after those it needs, moving as few as possible.
-
-        Raises:
-            GraphError: if nodes need each other in a cycle.
-        """
+        """Order the nodes so that each comes after those it needs, moving as few as possible."""
         self.nodes[:] = topological_order(self.nodes)
 
     # The index
@@ -298,22 +294,6 @@ class Graph:
         for node in self.nodes:
             for subgraph in node.subgraphs():
                 subgraph.check_integrity()
-
-    def copy(self) -> Graph:
-        """A copy that can be changed on its own; tensors are shared."""
-        return Graph(
-            self.name,
-            [_copy_value(value) for value in self.inputs],
-            [_copy_value(value) for value in self.outputs],
-            [node.copy() for node in self.nodes],
-            dict(self.initializers),
-            dict(self.sparse_initializers),
-            {name: _copy_value(value) for name, value in self.values.items()},
-            self.doc_string,
-            dict(self.metadata),
-            [QuantizationAnnotation(a.tensor_name, dict(a.parameters)) for a in self.quantization_annotation],
-            self.overridable_initializers,
-        )
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes, {len(self.initializers)} initializers)"
@@ -395,10 +375,6 @@ def _names_of(node: Node) -> set[str]:
     for subgraph in node.subgraphs():
         names |= subgraph._all_names()
     return names
-
-
-def _copy_value(value: Value) -> Value:
-    return replace(value, metadata=dict(value.metadata))
 
 
 def _not_here(node: Node, graph: Graph) -> GraphError:

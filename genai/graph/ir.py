@@ -5,14 +5,16 @@ This module is the front door: `Tensor`, `Attribute` and `Node` come from their 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from .devices import DeviceConfiguration
+import onnx
+
+from .external_data import MappedFile
 from .graph import Graph, QuantizationAnnotation, Value
-from .node import Attribute, Node, canonical_domain, make_node
+from .node import Attribute, Changeable, Node, canonical_domain, make_node
 from .tensor import SparseTensor, Tensor
 from .types import AttributeType, DataType
 
@@ -39,7 +41,7 @@ FunctionKey: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(eq=False)
-class Function:
+class Function(Changeable):
     """An operator that the model itself defines by a body of other operators.
 
     Attributes:
@@ -75,23 +77,9 @@ class Function:
         """Names of the outputs."""
         return [value.name for value in self.body.outputs]
 
-    def copy(self) -> Function:
-        """A copy with its own body; tensors are shared."""
-        return Function(
-            self.name,
-            self.body.copy(),
-            self.domain,
-            self.overload,
-            list(self.attributes),
-            {name: attribute.copy() for name, attribute in self.attribute_defaults.items()},
-            dict(self.opset_imports),
-            self.doc_string,
-            dict(self.metadata),
-        )
-
 
 @dataclass(eq=False)
-class TrainingInfo:
+class TrainingInfo(Changeable):
     """How a model was meant to be trained. Kept so that it survives; nothing here runs it."""
 
     initialization: Graph | None = None
@@ -99,23 +87,16 @@ class TrainingInfo:
     initialization_binding: list[tuple[str, str]] = field(default_factory=list)
     update_binding: list[tuple[str, str]] = field(default_factory=list)
 
-    def copy(self) -> TrainingInfo:
-        """A copy with its own graphs; tensors are shared."""
-        return TrainingInfo(
-            self.initialization.copy() if self.initialization else None,
-            self.algorithm.copy() if self.algorithm else None,
-            list(self.initialization_binding),
-            list(self.update_binding),
-        )
-
 
 @dataclass(eq=False)
-class Model:
+class Model(Changeable):
     """A whole ONNX model.
 
     Attributes:
         opset_imports: operator set version per domain, domains as the model spells them; see `opset_version`.
+        device_configurations: devices that it may be spread over; kept as they were read, not used.
         folder: where the model was read from (external data lies there), or None.
+        files: those that its tensors are views of.
     """
 
     graph: Graph
@@ -129,8 +110,9 @@ class Model:
     functions: dict[FunctionKey, Function] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     training_info: list[TrainingInfo] = field(default_factory=list)
-    device_configurations: list[DeviceConfiguration] = field(default_factory=list)
+    device_configurations: list[onnx.DeviceConfigurationProto] = field(default_factory=list)
     folder: Path | None = None
+    files: Sequence[MappedFile] = ()
 
     def opset_version(self, domain: str = "") -> int | None:
         """The version of an operator set that this model uses, or None if it does not import it."""
@@ -156,22 +138,8 @@ class Model:
         for _ in self.graphs(functions=True):
             pass
 
-    def copy(self) -> Model:
-        """A copy whose graphs can be changed on their own; tensors are shared."""
-        model = Model(
-            self.graph.copy(),
-            self.ir_version,
-            dict(self.opset_imports),
-            self.producer_name,
-            self.producer_version,
-            self.domain,
-            self.model_version,
-            self.doc_string,
-            {key: function.copy() for key, function in self.functions.items()},
-            dict(self.metadata),
-            [info.copy() for info in self.training_info],
-            list(self.device_configurations),
-            self.folder,
-        )
+    def copy(self) -> Self:
+        """See Changeable.copy; subgraphs know where they are."""
+        model = super().copy()
         model.link_subgraphs()
         return model

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GraphNames:
-    """Names of a decoder's inputs and outputs; "%d" stands for the layer."""
+    """Names of a decoder's inputs and outputs; "%d" stands for the layer.
+
+    `past` and `present`, where they are given, are tensors of keys and values together, in place of the other four.
+    """
 
     input_ids: str
     attention_mask: str
@@ -17,3 +20,12 @@ class GraphNames:
     logits: str
     present_key: str
     present_value: str
+    past: str = ""
+    present: str = ""
+
+    @property
+    def pasts(self) -> dict[str, str]:
+        """Templates of the past tensors, each with that of the present tensor that takes its place."""
+        if self.past:
+            return {self.past: self.present}
+        return {self.past_key: self.present_key, self.past_value: self.present_value}

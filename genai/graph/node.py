@@ -1,23 +1,31 @@
-"""Nodes and their attributes."""
+"""Nodes, their attributes, and the constants that some of them are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import GraphError
-from .devices import NodeDeviceConfiguration
+import numpy as np
+import onnx
+
+from ..errors import GraphError, malformed
 from .tensor import SparseTensor, Tensor
-from .types import AttributeType, MapType, OpaqueType, OptionalType, SequenceType, SparseTensorType, TensorType
+from .types import AttributeType, DataType, Type
 
 if TYPE_CHECKING:
     from .ir import Graph
 
-_TYPES = (TensorType, SparseTensorType, SequenceType, OptionalType, MapType, OpaqueType)
-
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 """Both names of ONNX's own operator domain."""
+
+MS, ML, OURS = "com.microsoft", "ai.onnx.ml", "genai"
+"""Other domains: onnxruntime's, that of classical machine learning, and this toolkit's."""
+
+NEW_EACH_TIME = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
+)
+"""Operators that give other results each time, so that none stands for another."""
 
 
 def canonical_domain(domain: str) -> str:
@@ -25,8 +33,30 @@ def canonical_domain(domain: str) -> str:
     return "" if domain in STANDARD_DOMAINS else domain
 
 
+def canonical_imports(imports: Mapping[str, int]) -> dict[str, int]:
+    """Versions of operator sets by their domains for lookups."""
+    return {canonical_domain(name): version for name, version in imports.items()}
+
+
 @dataclass(eq=False)
-class Attribute:
+class Changeable:
+    """What graphs are made of and may be changed in place."""
+
+    def copy(self) -> Self:
+        """A copy with lists, dictionaries, nodes and subgraphs of its own; tensors and types are shared."""
+        return replace(self, **{field.name: _copied(getattr(self, field.name)) for field in fields(self)})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Changeable):
+        return value.copy()
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@dataclass(eq=False)
+class Attribute(Changeable):
     """A named constant of a node.
 
     Attributes:
@@ -83,26 +113,16 @@ class Attribute:
             return (self.value,)
         return self.value if self.type is AttributeType.GRAPHS else ()
 
-    def copy(self) -> Attribute:
-        """A copy with its own subgraphs and lists; tensors are shared."""
-        value = self.value
-        if self.type is AttributeType.GRAPH and value is not None:
-            value = value.copy()
-        elif self.type is AttributeType.GRAPHS and value is not None:
-            value = [graph.copy() for graph in value]
-        elif isinstance(value, list):
-            value = list(value)
-        return Attribute(self.name, self.type, value, self.ref_attr_name, self.doc_string)
-
 
 @dataclass(eq=False)
-class Node:
+class Node(Changeable):
     """One operator of a graph.
 
     Attributes:
         domain: as the model spells it; compare `key` instead.
         inputs: value names; "" = absent.
         outputs: value names; "" = not wanted.
+        device_configurations: how it is spread over devices; kept as it was read, not used.
 
     A graph indexes its nodes: after changing `inputs`, `outputs` or a subgraph attribute of a node that is in a graph,
     call `graph.update(node)`.
@@ -117,7 +137,7 @@ class Node:
     overload: str = ""
     doc_string: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
-    device_configurations: list[NodeDeviceConfiguration] = field(default_factory=list)
+    device_configurations: list[onnx.NodeDeviceConfigurationProto] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -129,6 +149,11 @@ class Node:
         attribute = self.attributes.get(name)
         return default if attribute is None else attribute.python_value
 
+    def attribute_values(self) -> dict[str, Any]:
+        """All attributes in Python form, tensors as arrays."""
+        values = {name: attribute.python_value for name, attribute in self.attributes.items()}
+        return {name: value.array() if isinstance(value, Tensor) else value for name, value in values.items()}
+
     def integer(self, name: str, default: int) -> int:
         """An INT attribute, or `default` if the node has none.
 
@@ -138,11 +163,7 @@ class Node:
         value = self.attribute(name, default)
         if isinstance(value, int):
             return value
-        raise GraphError(
-            f"attribute {name!r} of {self!r:.120} is not an integer",
-            f"{self.op_type} defines it as one",
-            "export the model again",
-        )
+        raise malformed(f"attribute {name!r} of {self!r:.120} is not an integer", f"{self.op_type} defines it as one")
 
     def set_attribute(self, name: str, value: Any, type: AttributeType | None = None) -> None:
         """Add or replace an attribute; see `Attribute.of`."""
@@ -161,21 +182,6 @@ class Node:
         if not self.attributes:
             return ()
         return [graph for attribute in self.attributes.values() for graph in attribute.graphs()]
-
-    def copy(self) -> Node:
-        """A copy with its own lists and subgraphs; tensors are shared."""
-        return Node(
-            self.op_type,
-            list(self.inputs),
-            list(self.outputs),
-            self.domain,
-            self.name,
-            {name: attribute.copy() for name, attribute in self.attributes.items()},
-            self.overload,
-            self.doc_string,
-            dict(self.metadata),
-            list(self.device_configurations),
-        )
 
     def __repr__(self) -> str:
         domain, op_type = self.key
@@ -209,23 +215,39 @@ def _stored(value: Any) -> Any:
 def _type_of(name: str, value: Any) -> AttributeType:
     from .ir import Graph
 
-    singles: list[tuple[Any, AttributeType, AttributeType]] = [
-        (int, AttributeType.INT, AttributeType.INTS),
-        (float, AttributeType.FLOAT, AttributeType.FLOATS),
-        (bytes, AttributeType.STRING, AttributeType.STRINGS),
-        (Tensor, AttributeType.TENSOR, AttributeType.TENSORS),
-        (Graph, AttributeType.GRAPH, AttributeType.GRAPHS),
-        (SparseTensor, AttributeType.SPARSE_TENSOR, AttributeType.SPARSE_TENSORS),
-        (_TYPES, AttributeType.TYPE_PROTO, AttributeType.TYPE_PROTOS),
-        ((int, float), AttributeType.FLOAT, AttributeType.FLOATS),
-    ]
-    for kind, single, several in singles:
+    kinds: dict[Any, str] = {
+        int: "INT", float: "FLOAT", bytes: "STRING", Tensor: "TENSOR", Graph: "GRAPH", SparseTensor: "SPARSE_TENSOR",
+        Type: "TYPE_PROTO", int | float: "FLOAT",
+    }  # fmt: skip
+    for kind, element in kinds.items():
         if isinstance(value, kind):
-            return single
+            return AttributeType[element]
         if isinstance(value, list) and value and all(isinstance(item, kind) for item in value):
-            return several
+            return AttributeType[f"{element}S"]
     raise GraphError(
         f"attribute {name!r} cannot hold {value!r}",
         "attributes hold numbers, strings, tensors, graphs, types, or non-empty lists of one of these",
         "give `type` for an empty list, and Python numbers instead of NumPy ones",
     )
+
+
+_PLAIN_VALUES = {
+    f"value_{kind}{plural}": dtype
+    for kind, dtype in (("float", DataType.FLOAT), ("int", DataType.INT64), ("string", DataType.STRING))
+    for plural in ("", "s")
+}
+
+
+def constant_tensor(node: Node) -> Tensor | None:
+    """What a Constant node makes, named after its output; None for other nodes and sparse constants."""
+    if node.key != ("", "Constant") or not node.outputs:
+        return None
+    for name, attribute in node.attributes.items():
+        if attribute.value is None:
+            continue
+        if name == "value" and isinstance(attribute.value, Tensor):
+            return attribute.value.renamed(node.outputs[0])
+        if name in _PLAIN_VALUES:
+            dtype = _PLAIN_VALUES[name]
+            return Tensor.from_array(node.outputs[0], np.asarray(attribute.value, dtype=dtype.numpy_dtype), dtype)
+    return None

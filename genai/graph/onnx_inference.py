@@ -14,8 +14,8 @@ from typing import TypeAlias
 import onnx
 from onnx import shape_inference
 
-from ..errors import GraphError
-from .encode import Encoder, encode_value, fill_external
+from ..errors import GraphError, malformed
+from .encode import Encoder, encode_value
 from .ir import Function, Graph, Model, Node, Tensor, Value
 from .type_protos import decode_type, encode_type
 from .types import ArrayTypes, Type
@@ -39,9 +39,6 @@ def infer_model(
     Args:
         given: types to start from, for outputs of operators that ONNX does not know.
         is_hidden: which nodes ONNX is not to see.
-
-    Raises:
-        GraphError: if ONNX rejects the model.
     """
     skeleton = _Skeleton(given, is_hidden).model(model)
     try:
@@ -62,13 +59,7 @@ def infer_model(
 
 
 def infer_single(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, Tensor]) -> GraphTypes:
-    """The types that ONNX finds for the outputs of one node; empty where it does not know enough.
-
-    Args:
-        version: of the node's operator set.
-        types: of every input.
-        constants: the inputs that are constant; large ones are left aside.
-    """
+    """The types that ONNX finds for the outputs of one node; empty where it does not know enough."""
     domain, op_type = node.key
     if node.subgraphs():
         return {}
@@ -95,13 +86,8 @@ class _ConstantEncoder(Encoder):
             _check_equation(node)
         return super().node(node)
 
-    def fill_elements(self, proto: onnx.TensorProto, tensor: Tensor) -> None:
-        if tensor.nbytes > MAX_CONSTANT_BYTES:
-            fill_external(proto, {"location": "left out"})
-        elif tensor.is_external:
-            proto.raw_data = tensor.raw().tobytes()
-        else:
-            super().fill_elements(proto, tensor)
+    def external(self, tensor: Tensor) -> Mapping[str, str] | None:
+        return {"location": "left out"} if tensor.nbytes > MAX_CONSTANT_BYTES else None
 
 
 class _Skeleton(_ConstantEncoder):
@@ -130,15 +116,8 @@ class _Skeleton(_ConstantEncoder):
     def fill_graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
         given = self._given.get(graph, {})
         outputs = [Value(value.name, given.get(value.name)) for value in graph.outputs]
-        bare = Graph(
-            graph.name or "graph",
-            graph.inputs,
-            outputs,
-            graph.nodes,
-            graph.initializers,
-            graph.sparse_initializers,
-        )
-        super().fill_graph(proto, bare)
+        name, constants = graph.name or "graph", (graph.initializers, graph.sparse_initializers)
+        super().fill_graph(proto, Graph(name, graph.inputs, outputs, graph.nodes, *constants))
         between = given.keys() - {value.name for value in outputs}
         proto.value_info.extend(encode_value(Value(name, given[name])) for name in given if name in between)
 
@@ -184,8 +163,7 @@ def _check_equation(node: Node) -> None:
     """ONNX's inference never ends on some malformed Einsum equations, so they do not reach it."""
     equation = node.attribute("equation")
     if not isinstance(equation, str) or not _EQUATION.fullmatch(equation):
-        raise GraphError(
+        raise malformed(
             f"Einsum node {node.name!r} has the equation {equation!r:.80}",
             "an equation is made of letters, commas, at most one '...' per term, and one '->'",
-            "export the model again",
         )

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .ir import Graph, Node
+    from .ir import Node
 
 
 class NotFlattenable(Exception):
@@ -24,26 +24,26 @@ class NotFlattenable(Exception):
 
 
 @dataclass(frozen=True)
-class Dim:
+class RowDim:
     """A symbolic dimension: factor x (B if batch) x (S if tokens)."""
 
     factor: int
     batch: bool = False
     tokens: bool = False
 
-    def __mul__(self, other: Dim) -> Dim:
+    def __mul__(self, other: RowDim) -> RowDim:
         if (self.batch and other.batch) or (self.tokens and other.tokens):
             raise NotFlattenable("a dimension holds the tokens twice, so tokens meet each other")
-        return Dim(self.factor * other.factor, self.batch or other.batch, self.tokens or other.tokens)
+        return RowDim(self.factor * other.factor, self.batch or other.batch, self.tokens or other.tokens)
 
     def __str__(self) -> str:
         return "*".join([str(self.factor)] + ["B"] * self.batch + ["S"] * self.tokens)
 
 
-ONE = Dim(1)
-BATCH = Dim(1, batch=True)
-TOKENS = Dim(1, tokens=True)
-Shape = tuple[Dim, ...]
+ONE = RowDim(1)
+BATCH = RowDim(1, batch=True)
+TOKENS = RowDim(1, tokens=True)
+RowShape = tuple[RowDim, ...]
 
 
 class Kind(Enum):
@@ -62,27 +62,44 @@ class State:
     """Abstract value: kind, symbolic shape (None = not needed), token axis for ROWS, entries for LENGTHS."""
 
     kind: Kind
-    shape: Shape | None = None
+    shape: RowShape | None = None
     axis: int = -1
-    entries: tuple[Dim, ...] = ()
+    entries: tuple[RowDim, ...] = ()
 
     @property
     def rank(self) -> int:
         return len(self.known_shape)
 
     @property
-    def known_shape(self) -> Shape:
+    def known_shape(self) -> RowShape:
         if self.shape is None:
             raise NotFlattenable(f"the shape of a value that is {self.kind.value} is not known")
         return self.shape
 
+    def place(self, axis: int) -> int:
+        """An axis counted from the front."""
+        return axis + self.rank if axis < 0 else axis
+
+    def with_shape(self, shape: RowShape, axis: int | None = None) -> State:
+        """The same rows in another shape; the tokens' axis stays unless another is given."""
+        return replace(self, shape=shape, axis=self.axis if axis is None else axis)
+
+    def resized(self, axis: int, size: RowDim) -> State:
+        """The same rows with another extent of one axis."""
+        return self.with_shape(tuple(size if i == axis else dim for i, dim in enumerate(self.known_shape)))
+
+    def without_axes(self, axes: Sequence[int]) -> State:
+        """The same rows without axes of extent one."""
+        shape = tuple(dim for i, dim in enumerate(self.known_shape) if i not in axes)
+        return self.with_shape(shape, self.axis - sum(axis < self.axis for axis in axes))
+
 
 def uniform(shape: Sequence[int]) -> State:
     """The state of a constant."""
-    return State(Kind.UNIFORM, tuple(Dim(size) for size in shape))
+    return State(Kind.UNIFORM, tuple(RowDim(size) for size in shape))
 
 
-def rows(shape: Shape) -> State:
+def rows(shape: RowShape) -> State:
     """ROWS with its token axis found from the shape."""
     axes = [i for i, dim in enumerate(shape) if dim.tokens]
     if len(axes) != 1:
@@ -90,67 +107,16 @@ def rows(shape: Shape) -> State:
     return State(Kind.ROWS, shape, axes[0])
 
 
-def product(shape: Shape) -> Dim:
+def product(shape: RowShape) -> RowDim:
     """The number of elements, symbolically."""
     return math.prod(shape, start=ONE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowAnalysis:
-    """The result: a state per value name, and the nodes that exchange between rows in a known way."""
+    """A state per value name, and the nodes that exchange between rows in a known way, as the rules find them."""
 
     states: dict[str, State]
-    attention: tuple[Node, ...]
-    last_row_gathers: tuple[Node, ...]
-    table_choices: tuple[Node, ...]
-
-
-@dataclass
-class Found:
-    """Known cross-row nodes, gathered while the rules run."""
-
-    attention: list[Node]
-    last_row_gathers: list[Node]
-    table_choices: list[Node]
-
-
-def analyse_rows(graph: Graph, inputs: dict[str, State]) -> RowAnalysis:
-    """Interpret a graph (topologically sorted) from the states of its inputs.
-
-    Args:
-        graph: the decoder graph.
-        inputs: the state of every graph input by name.
-
-    Raises:
-        NotFlattenable: with the node and the reason.
-    """
-    from .row_rules import apply_rule
-
-    states = dict(inputs)
-    for name, tensor in graph.initializers.items():
-        states.setdefault(name, uniform(tensor.shape))
-    found = Found([], [], [])
-    for node in graph.nodes:
-        arguments = [states.get(name) if name else None for name in node.inputs]
-        try:
-            results = apply_rule(graph, node, arguments, found)
-        except NotFlattenable as error:
-            raise NotFlattenable(f"{node.op_type} {node.name!r}: {error}") from None
-        for name, state in zip(node.outputs, results, strict=False):
-            if name:
-                states[name] = state
-    _check_outputs(graph, states)
-    return RowAnalysis(states, tuple(found.attention), tuple(found.last_row_gathers), tuple(found.table_choices))
-
-
-def _check_outputs(graph: Graph, states: dict[str, State]) -> None:
-    for value in graph.outputs:
-        state = states.get(value.name)
-        if state is None or state.kind not in (Kind.ROWS, Kind.CACHE):
-            kind = state.kind.value if state else "never computed"
-            raise NotFlattenable(f"output {value.name!r} is {kind}, not one row per token")
-
-
-def with_shape(state: State, shape: Shape, axis: int) -> State:
-    """The same rows in another shape."""
-    return replace(state, shape=shape, axis=axis)
+    attention: list[Node] = field(default_factory=list)
+    last_row_gathers: list[Node] = field(default_factory=list)
+    table_choices: list[Node] = field(default_factory=list)

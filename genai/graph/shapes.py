@@ -12,45 +12,30 @@ from dataclasses import replace
 
 import onnx
 
-from . import shape_rules_contrib, shape_rules_standard
+from ..ops.registry import load_ops
+from ..ops.rules import SHAPE_RULES, NodeTypes, ShapeRule, UnknownType
 from .ir import Graph, Model, Node, Tensor, Value
 from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, infer_model, infer_single
-from .shape_rules import SHAPE_RULES, NodeTypes, ShapeRule, ShapeRules, shape_rule
 from .shape_values import ShapeValue, computed_value, constant_value, is_shape_computation
-from .type_merge import completed, merged
-from .types import ArrayTypes, Type
-
-__all__ = [
-    "SHAPE_RULES",
-    "NodeTypes",
-    "ShapeRule",
-    "ShapeRules",
-    "infer_node",
-    "infer_shapes",
-    "shape_rule",
-    "shape_rules_contrib",
-    "shape_rules_standard",
-]
+from .types import ArrayTypes, Dim, Type
 
 _MAX_EXTENT = 2**63 - 1
 # Each round carries types through one more level of subgraphs or functions that hold operators with rules.
 _MAX_ROUNDS = 8
 
 
-def infer_shapes(model: Model, rules: ShapeRules = SHAPE_RULES) -> None:
+def infer_shapes(model: Model) -> None:
     """Fill `values` of every graph with types, and complete the types of graph outputs, in place.
 
     What is computed replaces what the model declared for values between nodes, except where an operator is unknown;
     declared symbols and extents stay where the computed type leaves them open. Types declared for graph outputs are
     never overruled.
 
-    Args:
-        rules: for operators that ONNX does not define; add to the default with `@shape_rule`.
-
     Raises:
         GraphError: if ONNX's inference rejects the model, or a rule finds an attribute of the wrong type.
     """
-    inference = _Inference(model, rules)
+    load_ops()
+    inference = _Inference(model)
     for _ in range(_MAX_ROUNDS):
         inference.run_onnx()
         if not inference.run_rules():
@@ -58,13 +43,7 @@ def infer_shapes(model: Model, rules: ShapeRules = SHAPE_RULES) -> None:
     inference.store()
 
 
-def infer_node(
-    node: Node,
-    version: int,
-    types: Mapping[str, Type],
-    constants: Mapping[str, Tensor],
-    rules: ShapeRules = SHAPE_RULES,
-) -> GraphTypes:
+def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, Tensor]) -> GraphTypes:
     """The types of one node's outputs by name; empty where they do not follow, and for nodes with subgraphs.
 
     Args:
@@ -72,7 +51,8 @@ def infer_node(
         types: of every input.
         constants: the inputs that are constant, for shapes and axes; large ones are left aside.
     """
-    rule = rules.find(node)
+    load_ops()
+    rule = SHAPE_RULES.get(node.key)
     if rule is None:
         return infer_single(node, version, types, constants)
     small = [_small(constants.get(name)) for name in node.inputs]
@@ -83,9 +63,8 @@ def infer_node(
 class _Inference:
     """The types and shape values found so far, per graph, and the two ways of finding more."""
 
-    def __init__(self, model: Model, rules: ShapeRules) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
-        self._rules = rules
         self._graphs = list(model.graphs())
         self._given = {graph: self._types_of_unknown_operators(graph) for graph in self._graphs}
         self._found: dict[Graph, GraphTypes] = {graph: {} for graph in self._graphs}
@@ -131,11 +110,11 @@ class _Inference:
                     value.type = completed(value.type, found[value.name])
 
     def _rule(self, node: Node) -> ShapeRule | None:
-        return None if self._model.function(node) is not None else self._rules.find(node)
+        return None if self._model.function(node) is not None else SHAPE_RULES.get(node.key)
 
     def _is_known(self, node: Node) -> bool:
         domain, op_type = node.key
-        return bool(self._model.function(node) or self._rules.find(node) or onnx.defs.has(op_type, domain))
+        return bool(self._model.function(node) or SHAPE_RULES.get(node.key) or onnx.defs.has(op_type, domain))
 
     def _types_of_unknown_operators(self, graph: Graph) -> GraphTypes:
         """Declared types that nothing can compute: outputs of operators without schema, rule or function."""
@@ -169,7 +148,8 @@ class _Inference:
                 if self._found[graph].get(name) != known:
                     self._found[graph][name] = known
                     self._changed.add(name)
-        value = computed_value(node, values, types)
+        version = self._model.opset_version(node.domain) or 1
+        value = computed_value(node, version, values, types) if follows_values else None
         if value is not None and node.output(0):
             self._values[graph][node.outputs[0]] = value
 
@@ -218,7 +198,10 @@ def _apply(
 ) -> dict[str, Type | None]:
     arrays = [None if tensor is None else tensor.array() for tensor in constants]
     known = [value or constant_value(array) for value, array in zip(values, arrays, strict=True)]
-    found = rule(NodeTypes(node, types, arrays, known))
+    try:
+        found = rule(NodeTypes(node, types, arrays, known))
+    except UnknownType:
+        return {}
     return {name: _possible(result) for name, result in zip(node.outputs, found, strict=False) if name}
 
 
@@ -237,3 +220,38 @@ def _is_extent(dim: object) -> bool:
 
 def _small(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None or tensor.nbytes > MAX_CONSTANT_BYTES or tensor.segment is not None else tensor
+
+
+def merged(found: Type, declared: Type | None) -> Type:
+    """What was found, with declared extents and symbols where it left them open."""
+    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or type(found) is not type(declared):
+        return found
+    if declared.dtype is not found.dtype or declared.shape is None:
+        return found
+    if found.shape is None:
+        return declared
+    if len(found.shape) != len(declared.shape):
+        return found
+    shape = tuple(_merged_dim(new, old) for new, old in zip(found.shape, declared.shape, strict=True))
+    return replace(declared, shape=shape)
+
+
+def completed(declared: Type | None, found: Type) -> Type:
+    """What was declared, with what was found where it left extents open."""
+    if declared is None:
+        return found
+    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or found.shape is None:
+        return declared
+    if declared.shape is None:
+        return replace(declared, shape=found.shape)
+    if len(found.shape) != len(declared.shape):
+        return declared
+    shape = tuple(new if old is None else old for new, old in zip(found.shape, declared.shape, strict=True))
+    return replace(declared, shape=shape)
+
+
+def _merged_dim(found: Dim, declared: Dim) -> Dim:
+    """A number beats a symbol, a symbol beats nothing, and of two alike the one found stays."""
+    if found is None or (isinstance(found, str) and isinstance(declared, int)):
+        return declared
+    return found

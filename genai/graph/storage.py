@@ -1,6 +1,7 @@
 """Where the elements of a tensor live: inline bytes, typed protobuf fields, strings, a mapped file, or an array.
 
-Every storage gives its elements as a flat array and as ONNX raw bytes (little-endian, sub-byte elements packed).
+Every storage gives its elements as a flat array and as ONNX raw bytes: little-endian, elements smaller than a byte
+packed in little-endian bit order, the last byte padded with zeros.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .packing import pack, unpack
 from .types import DataType
 
 
@@ -30,38 +30,35 @@ class Storage(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RawStorage:
-    """Raw bytes that came with the model."""
-
-    buffer: bytes
-
-    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
-        return _elements_of_raw(np.frombuffer(self.buffer, np.uint8), dtype, count)
-
-    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
-        return np.frombuffer(self.buffer, np.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class ExternalStorage:
-    """Raw bytes in another file, or given by the caller in its place.
-
-    Attributes:
-        buffer: uint8, exactly this tensor's bytes: a view of the mapped file.
-        entries: the model's own `external_data` entries (location, offset, length, checksum).
-        mapping: the mapped file, or None where the caller gave the bytes.
-        offset: where `buffer` starts in `mapping`, in bytes.
-    """
+    """Raw bytes: uint8, exactly one tensor's."""
 
     buffer: NDArray[np.uint8]
-    entries: Mapping[str, str]
-    mapping: mmap.mmap | None = None
-    offset: int = 0
 
     def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
-        return _elements_of_raw(self.buffer, dtype, count)
+        target = dtype.numpy_dtype
+        if dtype.is_sub_byte:
+            return unpack_codes(self.buffer, dtype.bits, count).view(target)
+        if sys.byteorder == "big":
+            return np.frombuffer(self.buffer, target).byteswap()
+        return self.buffer.view(target)
 
     def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
         return self.buffer
+
+
+@dataclass(frozen=True, eq=False)
+class ExternalStorage(RawStorage):
+    """Raw bytes in another file, or given by the caller in its place.
+
+    Attributes:
+        entries: the model's own `external_data` entries (location, offset, length, checksum).
+        mapping: the mapped file, which `buffer` is a view of; None where the caller gave the bytes.
+        offset: where `buffer` starts in `mapping`, in bytes.
+    """
+
+    entries: Mapping[str, str]
+    mapping: mmap.mmap | None = None
+    offset: int = 0
 
     def release_pages(self) -> None:
         """Let the system drop the pages wholly inside this tensor; they are read from the file again when touched."""
@@ -93,7 +90,7 @@ class FieldStorage:
         if dtype in (DataType.COMPLEX64, DataType.COMPLEX128) or self.values.dtype.itemsize == target.itemsize:
             return self.values.view(target)
         if dtype.is_sub_byte and dtype.bits != 6:
-            return unpack(self.values.astype(np.uint8), dtype.bits, count, target)
+            return unpack_codes(self.values.astype(np.uint8), dtype.bits, count).view(target)
         codes: NDArray[Any] = self.values.astype(np.dtype(f"u{target.itemsize}"))
         if dtype.bits == 6:
             codes &= np.uint8(0x3F)
@@ -124,8 +121,7 @@ class StringStorage:
 
     def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
         result = np.empty(len(self.strings), dtype=object)
-        for index, value in enumerate(self.strings):
-            result[index] = _text_if_utf8(value)
+        result[:] = [_text_if_utf8(value) for value in self.strings]
         return result
 
     def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
@@ -139,18 +135,36 @@ def _text_if_utf8(value: bytes) -> str | bytes:
         return value
 
 
-def _elements_of_raw(raw: NDArray[np.uint8], dtype: DataType, count: int) -> NDArray[Any]:
-    target = dtype.numpy_dtype
-    if dtype.is_sub_byte:
-        return unpack(raw, dtype.bits, count, target)
-    if sys.byteorder == "big":
-        return np.frombuffer(raw, target).byteswap()
-    return raw.view(target)
-
-
 def raw_of_elements(array: NDArray[Any], dtype: DataType) -> NDArray[np.uint8]:
     """The elements of an array of `dtype`'s own NumPy type in ONNX's raw layout, flat uint8."""
     if dtype.is_sub_byte:
-        return pack(array, dtype.bits)
+        return pack_codes(np.ascontiguousarray(array).reshape(-1).view(np.uint8), dtype.bits)
     flat = np.ascontiguousarray(array).reshape(-1)
     return (flat.byteswap() if sys.byteorder == "big" else flat).view(np.uint8)
+
+
+def packed_size(num_elements: int, bits: int) -> int:
+    """Bytes taken by `num_elements` elements of `bits` bits each."""
+    return (num_elements * bits + 7) // 8
+
+
+def unpack_codes(packed: NDArray[np.uint8], bits: int, num_elements: int) -> NDArray[np.uint8]:
+    """The unsigned codes of packed elements, one per byte.
+
+    Args:
+        packed: uint8 [packed_size(num_elements, bits)].
+        bits: 2, 4 or 6.
+        num_elements: how many codes to return.
+    """
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes: NDArray[np.uint8] = (packed[:, None] >> shifts) & np.uint8((1 << bits) - 1)
+        return codes.reshape(-1)[:num_elements]
+    bit_rows = np.unpackbits(packed, count=num_elements * bits, bitorder="little").reshape(num_elements, bits)
+    return np.packbits(bit_rows, axis=1, bitorder="little").reshape(-1)
+
+
+def pack_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The inverse of `unpack_codes`; bits above the element's own are dropped."""
+    bit_rows = np.unpackbits(codes.reshape(-1, 1), axis=1, count=bits, bitorder="little")
+    return np.packbits(bit_rows.reshape(-1), bitorder="little")

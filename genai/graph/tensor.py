@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import GraphError
-from .packing import packed_size
-from .storage import ArrayStorage, ExternalStorage, Storage, StringStorage
+from ..errors import GraphError, malformed
+from .storage import ArrayStorage, ExternalStorage, Storage, StringStorage, packed_size
 from .types import DataType, SparseTensorType, TensorType
+
+# The largest array that a sparse constant may become.
+MAX_DENSE_BYTES = 1 << 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +144,30 @@ class SparseTensor:
     def type(self) -> SparseTensorType:
         """The type of this constant as a value."""
         return SparseTensorType(self.values.dtype, self.shape)
+
+    def array(self) -> NDArray[Any]:
+        """The dense array, which is what nodes get: no standard operator reads sparse constants.
+
+        Raises:
+            GraphError: an index lies outside the shape, or the dense form would take more than 2 GiB.
+        """
+        values, indices = self.values.array(), self.indices.array()
+        if math.prod(self.shape) * values.dtype.itemsize > MAX_DENSE_BYTES:
+            raise GraphError(
+                f"sparse constant {self.name!r} of shape {list(self.shape)} is too large to be made dense",
+                f"more than {MAX_DENSE_BYTES} bytes",
+                "export the model without sparse constants",
+            )
+        dense = np.zeros(math.prod(self.shape), values.dtype)
+        try:
+            if indices.ndim == 2:
+                indices = np.ravel_multi_index(tuple(indices.T), self.shape)
+            dense[indices] = values.reshape(-1)
+        except (ValueError, IndexError, TypeError) as error:
+            raise malformed(
+                f"sparse constant {self.name!r} has indices that do not fit its shape {list(self.shape)}", str(error)
+            ) from error
+        return dense.reshape(self.shape)
 
 
 def _encoded(values: NDArray[Any]) -> tuple[bytes, ...]:

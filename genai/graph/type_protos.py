@@ -8,26 +8,21 @@ from typing import Any
 from onnx import TensorShapeProto, TypeProto
 
 from ..errors import GraphError
-from .types import (
-    DataType,
-    Dim,
-    MapType,
-    OpaqueType,
-    OptionalType,
-    SequenceType,
-    Shape,
-    SparseTensorType,
-    TensorType,
-    Type,
-)
+from . import types
+
+# Which field of a TypeProto holds a type of which class.
+_ARRAYS: dict[str, type[types.TensorType] | type[types.SparseTensorType]] = {
+    "tensor_type": types.TensorType,
+    "sparse_tensor_type": types.SparseTensorType,
+}
+_CONTAINERS: dict[str, type[types.SequenceType] | type[types.OptionalType]] = {
+    "sequence_type": types.SequenceType,
+    "optional_type": types.OptionalType,
+}
 
 
 def text(value: Any, what: str = "a name") -> str:
-    """A protobuf string field, which comes as bytes where it is not UTF-8.
-
-    Raises:
-        GraphError: if it is not UTF-8.
-    """
+    """A protobuf string field, which comes as bytes where it is not UTF-8."""
     if isinstance(value, str):
         return value
     raise GraphError(
@@ -37,63 +32,51 @@ def text(value: Any, what: str = "a name") -> str:
     )
 
 
-def data_type(number: int, where: str) -> DataType:
-    """An element type by its number.
-
-    Raises:
-        GraphError: if there is no such type.
-    """
+def data_type(number: int, where: str) -> types.DataType:
+    """An element type by its number."""
     try:
-        return DataType(number)
+        return types.DataType(number)
     except ValueError:
         raise GraphError(
             f"{where} has the element type {number}",
-            f"element types go from {min(DataType)} to {max(DataType)}; the file is damaged or newer than this package",
+            f"element types go from 0 to {max(types.DataType)}; the file is damaged or newer than this package",
             "export the model again, or update onnx-genai-toolkit",
         ) from None
 
 
-def decode_type(proto: TypeProto) -> Type | None:
+def decode_type(proto: TypeProto) -> types.Type | None:
     """A type, or None where the message says nothing of its kind."""
     kind = proto.WhichOneof("value")
     denotation = text(proto.denotation)
-    if kind == "tensor_type":
-        return TensorType(*_array_fields(proto.tensor_type), denotation)
-    if kind == "sparse_tensor_type":
-        return SparseTensorType(*_array_fields(proto.sparse_tensor_type), denotation)
-    if kind == "sequence_type":
-        return SequenceType(_element(proto.sequence_type), denotation)
-    if kind == "optional_type":
-        return OptionalType(_element(proto.optional_type), denotation)
+    if kind in _ARRAYS:
+        return _ARRAYS[kind](*_array_fields(getattr(proto, kind)), denotation)
+    if kind in _CONTAINERS:
+        content = getattr(proto, kind)
+        return _CONTAINERS[kind](decode_type(content.elem_type) if content.HasField("elem_type") else None, denotation)
     if kind == "map_type":
         entry = proto.map_type
         value = decode_type(entry.value_type) if entry.HasField("value_type") else None
-        return MapType(data_type(entry.key_type, "a map's key"), value, denotation)
+        return types.MapType(data_type(entry.key_type, "a map's key"), value, denotation)
     if kind == "opaque_type":
-        return OpaqueType(text(proto.opaque_type.domain), text(proto.opaque_type.name), denotation)
+        return types.OpaqueType(text(proto.opaque_type.domain), text(proto.opaque_type.name), denotation)
     return None
 
 
-def encode_type(value: Type | None) -> TypeProto:
+def encode_type(value: types.Type | None) -> TypeProto:
     """A type as protobuf; None gives an empty message."""
     proto = TypeProto()
     if value is None:
         return proto
     if value.denotation:
         proto.denotation = value.denotation
-    if isinstance(value, TensorType):
-        proto.tensor_type.SetInParent()
-        _fill_array(proto.tensor_type, value)
-    elif isinstance(value, SparseTensorType):
-        proto.sparse_tensor_type.SetInParent()
-        _fill_array(proto.sparse_tensor_type, value)
-    elif isinstance(value, SequenceType):
-        proto.sequence_type.SetInParent()
-        _fill_element(proto.sequence_type, value.element)
-    elif isinstance(value, OptionalType):
-        proto.optional_type.SetInParent()
-        _fill_element(proto.optional_type, value.element)
-    elif isinstance(value, MapType):
+    if isinstance(value, types.TensorType | types.SparseTensorType):
+        _fill_array(proto.tensor_type if isinstance(value, types.TensorType) else proto.sparse_tensor_type, value)
+    elif isinstance(value, types.SequenceType | types.OptionalType):
+        content = proto.sequence_type if isinstance(value, types.SequenceType) else proto.optional_type
+        content.SetInParent()
+        if value.element is not None:
+            content.elem_type.CopyFrom(encode_type(value.element))
+    elif isinstance(value, types.MapType):
         proto.map_type.key_type = value.key
         if value.value is not None:
             proto.map_type.value_type.CopyFrom(encode_type(value.value))
@@ -106,7 +89,7 @@ def encode_type(value: Type | None) -> TypeProto:
 
 def _array_fields(
     proto: TypeProto.Tensor | TypeProto.SparseTensor,
-) -> tuple[DataType, Shape | None, tuple[str, ...]]:
+) -> tuple[types.DataType, types.Shape | None, tuple[str, ...]]:
     dtype = data_type(proto.elem_type, "a value")
     if not proto.HasField("shape"):
         return dtype, None, ()
@@ -115,14 +98,17 @@ def _array_fields(
     return dtype, tuple(_decode_dim(dim) for dim in dims), denotations if any(denotations) else ()
 
 
-def _decode_dim(dim: TensorShapeProto.Dimension) -> Dim:
+def _decode_dim(dim: TensorShapeProto.Dimension) -> types.Dim:
     kind = dim.WhichOneof("value")
     if kind == "dim_value":
         return dim.dim_value
     return (text(dim.dim_param) or None) if kind == "dim_param" else None
 
 
-def _fill_array(proto: TypeProto.Tensor | TypeProto.SparseTensor, value: TensorType | SparseTensorType) -> None:
+def _fill_array(
+    proto: TypeProto.Tensor | TypeProto.SparseTensor, value: types.TensorType | types.SparseTensorType
+) -> None:
+    proto.SetInParent()
     proto.elem_type = value.dtype
     if value.shape is None:
         return
@@ -136,12 +122,3 @@ def _fill_array(proto: TypeProto.Tensor | TypeProto.SparseTensor, value: TensorT
             dim.dim_param = extent
         if denotation:
             dim.denotation = denotation
-
-
-def _element(proto: TypeProto.Sequence | TypeProto.Optional) -> Type | None:
-    return decode_type(proto.elem_type) if proto.HasField("elem_type") else None
-
-
-def _fill_element(proto: TypeProto.Sequence | TypeProto.Optional, element: Type | None) -> None:
-    if element is not None:
-        proto.elem_type.CopyFrom(encode_type(element))

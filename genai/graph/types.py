@@ -19,6 +19,22 @@ Dim: TypeAlias = int | str | None
 Shape: TypeAlias = tuple[Dim, ...]
 
 
+def broadcast_dims(first: Shape, second: Shape) -> Shape:
+    """What two shapes broadcast to, extents that do not follow being open."""
+    axes = max(len(first), len(second))
+    pairs = zip((*[1] * (axes - len(first)), *first), (*[1] * (axes - len(second)), *second), strict=True)
+    return tuple(_broadcast_dim(*pair) for pair in pairs)
+
+
+def _broadcast_dim(first: Dim, second: Dim) -> Dim:
+    if first == second or second == 1:
+        return first
+    if first == 1:
+        return second
+    # A known extent above one wins, since the other side must be one or equal to it.
+    return next((dim for dim in (first, second) if isinstance(dim, int)), None)
+
+
 class DataType(IntEnum):
     """Element types, numbered as in ONNX's TensorProto.DataType."""
 
@@ -54,11 +70,7 @@ class DataType(IntEnum):
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy element type (of ml_dtypes where NumPy has none); object for strings.
-
-        Raises:
-            GraphError: for UNDEFINED.
-        """
+        """The NumPy element type (of ml_dtypes where NumPy has none); object for strings."""
         dtype = _numpy_dtypes().get(self)
         if dtype is None:
             raise GraphError(
@@ -107,48 +119,32 @@ class DataType(IntEnum):
 
 _NO_BITS = frozenset({DataType.UNDEFINED, DataType.STRING})
 _SUB_BYTE_BITS = {
-    DataType.UINT4: 4,
-    DataType.INT4: 4,
-    DataType.FLOAT4E2M1: 4,
-    DataType.UINT2: 2,
-    DataType.INT2: 2,
-    DataType.FLOAT6E2M3: 6,
-    DataType.FLOAT6E3M2: 6,
+    **dict.fromkeys((DataType.UINT2, DataType.INT2), 2),
+    **dict.fromkeys((DataType.UINT4, DataType.INT4, DataType.FLOAT4E2M1), 4),
+    **dict.fromkeys((DataType.FLOAT6E2M3, DataType.FLOAT6E3M2), 6),
+}
+
+
+# NumPy's or ml_dtypes' name of an element type, where it is not ONNX's in small letters.
+_DTYPE_NAMES = {
+    DataType.FLOAT: "float32",
+    DataType.DOUBLE: "float64",
+    DataType.STRING: "object",
+    DataType.FLOAT8E4M3FN: "float8_e4m3fn",
+    DataType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    DataType.FLOAT8E5M2: "float8_e5m2",
+    DataType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    DataType.FLOAT4E2M1: "float4_e2m1fn",
+    DataType.FLOAT8E8M0: "float8_e8m0fnu",
+    DataType.FLOAT6E2M3: "float6_e2m3fn",
+    DataType.FLOAT6E3M2: "float6_e3m2fn",
 }
 
 
 @cache
 def _numpy_dtypes() -> dict[DataType, np.dtype[Any]]:
-    return {
-        DataType.FLOAT: np.dtype(np.float32),
-        DataType.UINT8: np.dtype(np.uint8),
-        DataType.INT8: np.dtype(np.int8),
-        DataType.UINT16: np.dtype(np.uint16),
-        DataType.INT16: np.dtype(np.int16),
-        DataType.INT32: np.dtype(np.int32),
-        DataType.INT64: np.dtype(np.int64),
-        DataType.STRING: np.dtype(object),
-        DataType.BOOL: np.dtype(np.bool_),
-        DataType.FLOAT16: np.dtype(np.float16),
-        DataType.DOUBLE: np.dtype(np.float64),
-        DataType.UINT32: np.dtype(np.uint32),
-        DataType.UINT64: np.dtype(np.uint64),
-        DataType.COMPLEX64: np.dtype(np.complex64),
-        DataType.COMPLEX128: np.dtype(np.complex128),
-        DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-        DataType.FLOAT8E4M3FN: np.dtype(ml_dtypes.float8_e4m3fn),
-        DataType.FLOAT8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
-        DataType.FLOAT8E5M2: np.dtype(ml_dtypes.float8_e5m2),
-        DataType.FLOAT8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
-        DataType.UINT4: np.dtype(ml_dtypes.uint4),
-        DataType.INT4: np.dtype(ml_dtypes.int4),
-        DataType.FLOAT4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
-        DataType.FLOAT8E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
-        DataType.UINT2: np.dtype(ml_dtypes.uint2),
-        DataType.INT2: np.dtype(ml_dtypes.int2),
-        DataType.FLOAT6E2M3: np.dtype(ml_dtypes.float6_e2m3fn),
-        DataType.FLOAT6E3M2: np.dtype(ml_dtypes.float6_e3m2fn),
-    }
+    names = {kind: _DTYPE_NAMES.get(kind, kind.onnx_name) for kind in DataType if kind is not DataType.UNDEFINED}
+    return {kind: np.dtype(getattr(ml_dtypes, name, name)) for kind, name in names.items()}
 
 
 @cache
@@ -174,6 +170,11 @@ class AttributeType(IntEnum):
     SPARSE_TENSORS = 12
     TYPE_PROTO = 13
     TYPE_PROTOS = 14
+
+    @property
+    def element(self) -> str:
+        """What a single value is, or each of a list: GRAPH of GRAPH and GRAPHS."""
+        return self.name.removesuffix("S")
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from typing import TypeAlias
 
-from ..errors import GraphError
+from ..errors import GraphError, malformed
 from .ir import Function, FunctionKey, Graph, Model, Node, canonical_domain
 
+_Scope: TypeAlias = ChainMap[str, None]
+"""Names visible in a graph: its own, then those of the graphs around it."""
 
-class _Scope:
-    """Names visible in a graph: its own, then those of the graphs around it."""
-
-    def __init__(self, names: set[str], outer: _Scope | None) -> None:
-        self.names = names
-        self.outer = outer
-
-    def __contains__(self, name: str) -> bool:
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return True
-            scope = scope.outer
-        return False
+# What expanding functions may add; it is far more than in any real model, and takes a few seconds to compile and run.
+MAX_ADDED_NODES = 200_000
 
 
 def check_model(model: Model) -> None:
@@ -31,11 +24,17 @@ def check_model(model: Model) -> None:
         GraphError: for a name that is undefined or defined twice, a cycle, or a function that calls itself.
     """
     _check_opset_imports("the model", model.opset_imports)
-    _check_graph(model.graph, None)
+    _check_graph(model.graph, _Scope())
     for function in model.functions.values():
         _check_opset_imports(f"function {function.name!r}", function.opset_imports)
-        _check_graph(function.body, None)
-    _check_recursion(model.functions)
+        _check_graph(function.body, _Scope())
+    _check_expansion(model, _check_recursion(model.functions))
+
+
+def written_nodes(model: Model) -> int:
+    """Nodes as the model writes them, functions once each."""
+    bodies = [model.graph, *(function.body for function in model.functions.values())]
+    return sum(len(inner.nodes) for body in bodies for inner in body.nested())
 
 
 def _check_opset_imports(what: str, imports: dict[str, int]) -> None:
@@ -49,14 +48,15 @@ def _check_opset_imports(what: str, imports: dict[str, int]) -> None:
             )
 
 
-def _check_graph(graph: Graph, outer: _Scope | None) -> set[str]:
+def _check_graph(graph: Graph, outer: _Scope) -> set[str]:
     """Check one graph; returns the names that it takes from outer ones."""
     given = _given_names(graph)
-    scope = _Scope(given | _made_names(graph, given), outer)
+    own = given | _made_names(graph, given)
+    scope = outer.new_child(dict.fromkeys(own))
     placed, captured, in_order = set(given), set[str](), True
     for node in graph.nodes:
         for name in _checked_uses(node, graph, scope):
-            if name not in scope.names:
+            if name not in own:
                 captured.add(name)
             elif name not in placed:
                 in_order = False
@@ -64,7 +64,7 @@ def _check_graph(graph: Graph, outer: _Scope | None) -> set[str]:
     for value in graph.outputs:
         if value.name not in scope:
             raise _undefined(value.name, "an output", graph)
-        if value.name not in scope.names:
+        if value.name not in own:
             captured.add(value.name)
     if not in_order:
         graph.topological_sort()
@@ -110,29 +110,39 @@ def _made_names(graph: Graph, given: set[str]) -> set[str]:
     return made
 
 
-def _check_recursion(functions: dict[FunctionKey, Function]) -> None:
-    """Depth-first search over calls, without recursion of our own."""
-    calls = {key: _called(function.body, functions) for key, function in functions.items()}
-    done: set[FunctionKey] = set()
-    for first in calls:
-        path: list[tuple[FunctionKey, list[FunctionKey]]] = [(first, list(calls[first]))]
-        active = {first}
-        while path:
-            key, left = path[-1]
-            following = left.pop() if left else None
-            if following is None:
-                active.discard(key)
-                done.add(key)
-                path.pop()
-            elif following in active:
-                raise GraphError(
-                    f"function {'::'.join(filter(None, following))!r} calls itself",
-                    "ONNX functions may not be recursive, directly or through others",
-                    "export the model again",
-                )
-            elif following not in done:
-                active.add(following)
-                path.append((following, list(calls[following])))
+def _check_recursion(functions: dict[FunctionKey, Function]) -> list[FunctionKey]:
+    """The functions, each after those that it calls."""
+    try:
+        return [
+            *TopologicalSorter({key: _called(item.body, functions) for key, item in functions.items()}).static_order()
+        ]
+    except CycleError as error:
+        raise malformed(
+            f"function {'::'.join(filter(None, error.args[1][0]))!r} calls itself",
+            "ONNX functions may not be recursive, directly or through others",
+        ) from None
+
+
+def _check_expansion(model: Model, order: list[FunctionKey]) -> None:
+    """Functions that call functions multiply: counted before anything expands them."""
+    sizes: dict[FunctionKey, int] = {}
+    for key in order:
+        sizes[key] = _expanded(model.functions[key].body, sizes)
+    if _expanded(model.graph, sizes) > written_nodes(model) + MAX_ADDED_NODES:
+        raise too_many_nodes()
+
+
+def too_many_nodes() -> GraphError:
+    """What is said of functions that multiply."""
+    return GraphError(
+        f"the model has more than {MAX_ADDED_NODES} nodes once its functions are expanded",
+        "functions that call functions multiply",
+        "export the model again; do not use a model that you do not trust",
+    )
+
+
+def _expanded(graph: Graph, sizes: dict[FunctionKey, int]) -> int:
+    return sum(1 + sizes.get((*node.key, node.overload), 0) for inner in graph.nested() for node in inner.nodes)
 
 
 def _called(graph: Graph, functions: dict[FunctionKey, Function]) -> set[FunctionKey]:
@@ -149,8 +159,6 @@ def _undefined(name: str, role: str, graph: Graph) -> GraphError:
 
 
 def _redefined(name: str, what: str, graph: Graph) -> GraphError:
-    return GraphError(
-        f"two {what} of graph {graph.name!r} have the name {name!r}, or one has none",
-        "each value is defined once",
-        "export the model again",
+    return malformed(
+        f"two {what} of graph {graph.name!r} have the name {name!r}, or one has none", "each value is defined once"
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import suppress
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +13,7 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from ..errors import GraphError, ModelFolderError, OptionError
-from .encode import EmbeddingEncoder, Encoder, fill_external
+from .encode import EmbeddingEncoder, Encoder
 from .ir import Model, Tensor
 from .reader import MAX_PROTOBUF_BYTES
 from .types import DataType
@@ -75,13 +76,13 @@ def _write_embedded(model: Model, path: Path) -> None:
     if weights > MAX_PROTOBUF_BYTES:
         raise _too_large(path, weights)
     data = _serialized(EmbeddingEncoder().model(model), path)
-    with _Replacing(path) as file:
+    with _replacing(path) as file:
         file.write(data)
 
 
 def _write_split(model: Model, path: Path, external_data: str, size_threshold: int) -> None:
     # The data file is put in place first: a model file never points to data that is not there.
-    with _Replacing(path) as file, _Replacing(path.with_name(external_data)) as data_file:
+    with _replacing(path) as file, _replacing(path.with_name(external_data)) as data_file:
         proto = _SplittingEncoder(data_file, external_data, size_threshold).model(model)
         file.write(_serialized(proto, path))
 
@@ -105,17 +106,13 @@ class _SplittingEncoder(Encoder):
         self._size_threshold = size_threshold
         self._offsets: dict[int, int] = {}
 
-    def fill_elements(self, proto: onnx.TensorProto, tensor: Tensor) -> None:
-        # Segments and small or string tensors stay inside; a small tensor of another file has to move in.
+    def external(self, tensor: Tensor) -> Mapping[str, str] | None:
+        # Segments and string tensors stay as they are; a small tensor of another file has to move in.
         if tensor.dtype is DataType.STRING or tensor.segment is not None:
-            super().fill_elements(proto, tensor)
-        elif tensor.nbytes >= self._size_threshold:
-            offset = self._offset(tensor)
-            fill_external(proto, {"location": self._location, "offset": str(offset), "length": str(tensor.nbytes)})
-        elif tensor.is_external:
-            proto.raw_data = tensor.raw().tobytes()
-        else:
-            super().fill_elements(proto, tensor)
+            return super().external(tensor)
+        if tensor.nbytes < self._size_threshold:
+            return None
+        return {"location": self._location, "offset": str(self._offset(tensor)), "length": str(tensor.nbytes)}
 
     def _offset(self, tensor: Tensor) -> int:
         # Storages live as long as the model, so their identity is a safe key.
@@ -129,39 +126,25 @@ class _SplittingEncoder(Encoder):
         return self._offsets[key]
 
 
-class _Replacing:
-    """A temporary file that takes a path's place when the block ends well, and vanishes when it does not."""
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file that takes a path's place, and its mode, when the block ends well, and vanishes if it does not.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> BinaryIO:
-        handle, name = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".tmp", dir=self._path.parent)
-        self._temporary = Path(name)
-        self._file = os.fdopen(handle, "wb")
-        return self._file
-
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        try:
-            with self._file:
-                if failure is None:
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-            if failure is None:
-                self._temporary.chmod(_default_mode(self._path))
-                self._temporary.replace(self._path)
-        finally:
-            with suppress(OSError):
-                self._temporary.unlink(missing_ok=True)
-
-
-def _default_mode(path: Path) -> int:
-    """The mode that a newly created file would have, or that of the file replaced (mkstemp makes files private)."""
-    with suppress(OSError):
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    Its name comes before the file: one that an interrupt hid from us would be left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            if path.exists():
+                temporary.chmod(path.stat().st_mode & 0o777)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _too_large(path: Path, nbytes: int | None) -> GraphError:

@@ -9,17 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai.kernels.cpu.cache import cache_root, compile_target, reason_to_refuse, source_key
+from genai.kernels.host.machine import cache_root, compile_target, reason_to_refuse, source_key
 
 _KEY = re.compile(r"[0-9a-f]{32}")
-
-
-@dataclass(frozen=True)
-class StaleFolder:
-    """Kernels of another version of this toolkit, Python, Numba or processor."""
-
-    path: Path
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -30,33 +22,29 @@ class KernelCaches:
         folder: where kernels of this version are kept; None without a home folder.
         reason: why they are not kept on disk; empty if they are.
         num_files, num_bytes: kernels there now.
-        stale: folders of other versions.
+        stale: folders with kernels of another version of this toolkit, Python, Numba or processor, and their bytes.
     """
 
     folder: Path | None
     reason: str
     num_files: int
     num_bytes: int
-    stale: tuple[StaleFolder, ...]
+    stale: Mapping[Path, int]
 
 
 def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | None = None) -> KernelCaches:
-    """Look at the cache without making or changing anything.
-
-    Args:
-        key: name of this version's folder; None = computed from the kernels' sources.
-    """
+    """Look at the cache without making or changing anything; `key` names this version's folder, None computes it."""
     try:
         kernels = cache_root(environment) / "kernels"
     except RuntimeError:
-        return KernelCaches(None, "there is no home folder", 0, 0, ())
+        return KernelCaches(None, "there is no home folder", 0, 0, {})
     folder = kernels / (key or kernel_key())
     files = list(_files(folder))
-    stale = tuple(
-        StaleFolder(path, sum(_size(file) for file in _files(path)))
+    stale = {
+        path: sum(map(_size, _files(path)))
         for path in _entries(kernels)
         if path.name != folder.name and _KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    )
+    }
     return KernelCaches(folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale)
 
 
@@ -67,15 +55,15 @@ def kernel_key() -> str:
     return source_key(Path(next(iter(genai.kernels.__path__))), compile_target())
 
 
-def remove_stale(caches: KernelCaches) -> tuple[list[StaleFolder], list[tuple[StaleFolder, str]]]:
-    """Remove the stale folders; returns those removed, and those that could not be, each with the reason."""
-    removed, kept = [], []
-    for stale in caches.stale:
+def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]]:
+    """Remove the stale folders; returns those removed with their bytes, and those that could not be with the reason."""
+    removed, kept = {}, {}
+    for path, num_bytes in caches.stale.items():
         try:
-            shutil.rmtree(stale.path)
-            removed.append(stale)
+            shutil.rmtree(path)
+            removed[path] = num_bytes
         except OSError as error:
-            kept.append((stale, f"{error.strerror or error}"))
+            kept[path] = f"{error.strerror or error}"
     return removed, kept
 
 

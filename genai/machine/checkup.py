@@ -8,22 +8,58 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
 import genai
-from genai.kvcache.budget import MemoryBound, format_bytes, memory_bounds, tightest_bound
+from genai.kvcache.budget import format_bytes, memory_bounds, tightest_bound
 
 from ..bundled import bundled_model
-from .findings import Finding, Mark
-from .footprint import PROGRAM_BYTES
-from .gpu import find_gpus
-from .kernel_path import KernelPath, find_kernel_path
-from .processor import read_processor, request_amx_tiles
+from . import PROGRAM_BYTES
+from .processor import KernelPath, find_gpus, find_kernel_path, read_processor, request_amx_tiles
+
+
+class Mark(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    NOTE = "note"
+    """It works, but there is something to know."""
+    PROBLEM = "problem"
+    """Models cannot be run before this is repaired."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        mark, text: the result.
+        fix: what to do about it; empty where nothing is to be done.
+        facts: the figures, as str, int, float, bool, None, and lists and dicts of these.
+    """
+
+    name: str
+    mark: Mark
+    text: str
+    fix: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def usable(findings: Iterable[Finding]) -> bool:
+    """Whether models can be run: no finding is a problem."""
+    return all(finding.mark is not Mark.PROBLEM for finding in findings)
+
 
 PACKAGES = ("numpy", "numba", "llvmlite", "onnx", "tokenizers", "safetensors", "jinja2", "ml_dtypes", "typer")
 _OLDEST_PYTHON = (3, 11)
@@ -56,14 +92,13 @@ class Place:
 def examine(place: Place | None = None) -> list[Finding]:
     """Run every check. None of them raises: what could not be found out is a note that says so."""
     place = place or Place()
-    return [_guarded(name, check, place) for name, check in CHECKS.items()]
-
-
-def _guarded(name: str, check: Callable[[Place], Finding], place: Place) -> Finding:
-    try:
-        return check(place)
-    except Exception as error:
-        return Finding(name, Mark.NOTE, f"could not be found out: {type(error).__name__}: {error}")
+    findings = []
+    for name, check in CHECKS.items():
+        try:
+            findings.append(check(place))
+        except Exception as error:
+            findings.append(Finding(name, Mark.NOTE, f"could not be found out: {type(error).__name__}: {error}"))
+    return findings
 
 
 def check_versions(place: Place) -> Finding:
@@ -77,10 +112,15 @@ def check_versions(place: Place) -> Finding:
     missing = [name for name, number in versions.items() if number is None]
     if missing:
         return Finding("versions", Mark.PROBLEM, text, f"pip install {' '.join(missing)}", facts)
-    broken = [f"{name} ({error})" for name in versions if (error := _import_error(name))]
+    broken = {}
+    for name in versions:
+        try:
+            import_module(name)
+        except Exception as error:
+            broken[name] = f"{name} ({type(error).__name__}: {error})"
     if broken:
-        fix = f"pip install --force-reinstall {' '.join(name.split()[0] for name in broken)}"
-        return Finding("versions", Mark.PROBLEM, f"{text}; broken: {', '.join(broken)}", fix, facts)
+        fix = f"pip install --force-reinstall {' '.join(broken)}"
+        return Finding("versions", Mark.PROBLEM, f"{text}; broken: {', '.join(broken.values())}", fix, facts)
     if sys.version_info[:2] < _OLDEST_PYTHON:
         return Finding(
             "versions", Mark.PROBLEM, text, f"use Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer", facts
@@ -95,19 +135,11 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _import_error(name: str) -> str:
-    """Why a package cannot be imported; empty if it can."""
-    try:
-        import_module(name)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def check_processor(place: Place) -> Finding:
     """Name and cores, and what of them this process may use."""
     cpu = read_processor(place.root)
-    text = f"{cpu.name} ({cpu.architecture}), {_cores(cpu.physical_cores, cpu.logical_cores)}; {_threads(cpu.threads)}"
+    hardware = "" if cpu.physical_cores == cpu.logical_cores else f" with {cpu.logical_cores} hardware threads"
+    text = f"{cpu.name} ({cpu.architecture}), {cpu.physical_cores} cores{hardware}; {_threads(cpu.threads)}"
     limits = []
     if cpu.allowed_cores < cpu.logical_cores:
         limits.append(f"affinity allows {cpu.allowed_cores} of {cpu.logical_cores} logical cores")
@@ -116,10 +148,6 @@ def check_processor(place: Place) -> Finding:
     if limits:
         return Finding("processor", Mark.NOTE, f"{text}; {' and '.join(limits)}", facts=asdict(cpu))
     return Finding("processor", Mark.OK, text, facts=asdict(cpu))
-
-
-def _cores(physical: int, logical: int) -> str:
-    return f"{physical} cores" if physical == logical else f"{physical} cores with {logical} hardware threads"
 
 
 def check_features(place: Place) -> Finding:
@@ -171,7 +199,8 @@ def check_memory(place: Place) -> Finding:
     nearest = tightest_bound(bounds)
     free = max(nearest.free, 0)
     facts = {"available_bytes": free, "limited_by": nearest.source, "bounds": [asdict(bound) for bound in bounds]}
-    text = f"{format_bytes(free)} available: {'; '.join(map(_bound, bounds))}"
+    said = (f"{one.source} {format_bytes(max(one.free, 0))} of {format_bytes(one.limit)}" for one in bounds)
+    text = f"{format_bytes(free)} available: {'; '.join(said)}"
     if free < PROGRAM_BYTES + _SMALLEST_MODEL_BYTES:
         needed = format_bytes(PROGRAM_BYTES + _SMALLEST_MODEL_BYTES)
         fix = f"free memory, or raise the limit of the {nearest.source}: even the bundled model needs {needed}"
@@ -181,13 +210,9 @@ def check_memory(place: Place) -> Finding:
     return Finding("memory", Mark.OK, text, facts=facts)
 
 
-def _bound(bound: MemoryBound) -> str:
-    return f"{bound.source} {format_bytes(max(bound.free, 0))} of {format_bytes(bound.limit)}"
-
-
 def check_bandwidth(place: Place) -> Finding:
     """Measured speed of reading memory, and what it allows."""
-    from .bandwidth import buffer_size, measure_bandwidth
+    from .speeds import buffer_size, measure_bandwidth
 
     cpu = read_processor(place.root)
     free = max(tightest_bound(memory_bounds(place.root)).free, 0)
@@ -231,13 +256,13 @@ def check_cache(place: Place) -> Finding:
     from .caches import inspect_caches
 
     caches = inspect_caches(place.environment)
-    stale_bytes = sum(stale.num_bytes for stale in caches.stale)
+    stale_bytes = sum(caches.stale.values())
     facts = {
         "folder": None if caches.folder is None else str(caches.folder),
         "writable": not caches.reason,
         "num_files": caches.num_files,
         "num_bytes": caches.num_bytes,
-        "stale": [str(stale.path) for stale in caches.stale],
+        "stale": list(map(str, caches.stale)),
         "stale_bytes": stale_bytes,
     }
     text = f"{caches.folder or 'no folder'}: {caches.num_files} kernels, {format_bytes(caches.num_bytes)}"

@@ -1,4 +1,4 @@
-"""The processor: name, cores, what this process may use of them, and the instructions that matter to kernels."""
+"""The processor: name, cores, what this process may use of them, instructions that matter to kernels; and GPUs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from genai.kernels.cpu.cores import allowed_processors, default_threads, group_quota, physical_cores
+from genai.kernels.host.machine import allowed_processors, default_threads, group_quota, physical_cores
 
 Sysctl = Callable[[str], str]
 
@@ -28,14 +30,7 @@ _X86_FLAGS = {
     "AMX-INT8": "amx_int8",
     "AMX-BF16": "amx_bf16",
 }
-_ARM_FLAGS = {
-    "NEON": "asimd",
-    "FP16": "asimdhp",
-    "dotprod": "asimddp",
-    "i8mm": "i8mm",
-    "BF16": "bf16",
-    "SVE": "sve",
-}
+_ARM_FLAGS = {"NEON": "asimd", "FP16": "asimdhp", "dotprod": "asimddp", "i8mm": "i8mm", "BF16": "bf16", "SVE": "sve"}
 _MAC_ARM_KEYS = {"FP16": "FEAT_FP16", "dotprod": "FEAT_DotProd", "i8mm": "FEAT_I8MM", "BF16": "FEAT_BF16"}
 # Linux on ARM gives numbers for names: (implementer, part), from Arm's manuals.
 _ARM_PARTS = {
@@ -101,8 +96,9 @@ def read_processor(
     is_x86 = architecture.lower() in _X86_MACHINES
     cpuinfo = _cpuinfo(root)
     logical = os.cpu_count() or 1
-    wanted = tuple(_X86_FLAGS if is_x86 else _ARM_FLAGS)
-    features = _linux_features(cpuinfo, is_x86) if cpuinfo else _mac_features(is_x86, sysctl)
+    wanted = _X86_FLAGS if is_x86 else _ARM_FLAGS
+    flags = cpuinfo.get("flags" if is_x86 else "Features", "").split()
+    features = {name for name in wanted if wanted[name] in flags} if cpuinfo else _mac_features(is_x86, sysctl)
     caches = (_largest_cache(root), *(_integer(sysctl(f"hw.{level}cachesize")) for level in ("l3", "l2")))
     return Processor(
         name=_name(cpuinfo, sysctl),
@@ -131,11 +127,7 @@ def request_amx_tiles(platform_name: str = sys.platform) -> bool | None:
 
 def _cpuinfo(root: Path) -> dict[str, str]:
     """The first processor's entries of /proc/cpuinfo."""
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in reversed(text.splitlines()))
+    pairs = (line.partition(":") for line in reversed(_text(root / "proc/cpuinfo").splitlines()))
     return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
 
@@ -150,11 +142,6 @@ def _name(cpuinfo: dict[str, str], sysctl: Sysctl) -> str:
     return next(filter(None, names), "unknown")
 
 
-def _linux_features(cpuinfo: dict[str, str], is_x86: bool) -> set[str]:
-    flags = set(cpuinfo.get("flags" if is_x86 else "Features", "").split())
-    return {name for name, flag in (_X86_FLAGS if is_x86 else _ARM_FLAGS).items() if flag in flags}
-
-
 def _mac_features(is_x86: bool, sysctl: Sysctl) -> set[str]:
     if is_x86:
         words = f"{sysctl('machdep.cpu.features')} {sysctl('machdep.cpu.leaf7_features')}".upper().split()
@@ -166,13 +153,139 @@ def _mac_features(is_x86: bool, sysctl: Sysctl) -> set[str]:
 def _largest_cache(root: Path) -> int:
     sizes = [0]
     for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            text = path.read_text(encoding="ascii", errors="replace").strip()
-        except OSError:
-            continue
+        text = _text(path).strip()
         sizes.append(_integer(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else _integer(text))
     return max(sizes)
 
 
 def _integer(text: str) -> int:
     return int(text) if text.isdecimal() else 0
+
+
+_SWITCHES = ("CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "OPT", "DISABLE_JIT", "LOOP_VECTORIZE", "SLP_VECTORIZE")
+
+
+@dataclass(frozen=True)
+class KernelPath:
+    """What kernels are compiled for: vectors of TILE_ROWS numbers, which LLVM cuts into registers of a processor.
+
+    That is the processor at hand, unless NUMBA_* variables say otherwise.
+
+    Attributes:
+        processor: LLVM's name of it.
+        registers: such as "AVX-512".
+        vector_bits: width of a register.
+        half_instructions: whether float16 is converted by instructions; else by integer arithmetic.
+        host_vector_bits: the width that the processor itself has.
+        overrides: NUMBA_* variables that steer code generation, as set.
+        compiled: False if Numba's compiler is switched off, so that kernels cannot run.
+    """
+
+    processor: str
+    registers: str
+    vector_bits: int
+    half_instructions: bool
+    host_vector_bits: int
+    overrides: Mapping[str, str]
+    compiled: bool = True
+
+    @property
+    def lanes(self) -> str:
+        """How a kernel's vector lies in registers."""
+        from genai.kernels.formats import TILE_ROWS
+
+        return f"{TILE_ROWS} float32 lanes in {TILE_ROWS * 32 // self.vector_bits} registers of {self.vector_bits} bits"
+
+
+def find_kernel_path(environment: Mapping[str, str]) -> KernelPath:
+    """Ask Numba and LLVM; nothing is compiled. Raises ImportError: Numba or llvmlite is missing or broken."""
+    import llvmlite.binding
+    import numba
+    from numba.core.registry import cpu_target
+
+    from genai.kernels.host.measuring import has_half_instructions
+
+    triple, processor, features = cpu_target.target_context.codegen().magic_tuple()
+    names = {name[1:] for name in features.split(",") if name.startswith("+")}
+    host = {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+    registers, bits = vector_registers(triple, names)
+    return KernelPath(
+        processor=processor,
+        registers=registers,
+        vector_bits=bits,
+        half_instructions=has_half_instructions(cpu_target.target_context),
+        host_vector_bits=vector_registers(triple, host)[1],
+        overrides={f"NUMBA_{s}": environment[f"NUMBA_{s}"] for s in _SWITCHES if f"NUMBA_{s}" in environment},
+        compiled=not numba.config.DISABLE_JIT,
+    )
+
+
+def vector_registers(triple: str, features: Collection[str]) -> tuple[str, int]:
+    """Name and width in bits of the widest vector registers that LLVM may use."""
+    if triple.startswith(("aarch64", "arm64")):
+        return "NEON", 128
+    for feature, name, bits in (("avx512f", "AVX-512", 512), ("avx2", "AVX2", 256), ("avx", "AVX", 256)):
+        if feature in features:
+            return name, bits
+    return ("SSE2", 128) if triple.startswith(("x86_64", "i686")) else ("generic vectors", 128)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What was found.
+
+    Attributes:
+        names: models of the NVIDIA GPUs that the driver sees.
+        driver: version of NVIDIA's driver; empty if it is not loaded.
+        cupy: whether cupy is installed.
+        hints: why there may be none, or other GPUs seen.
+    """
+
+    names: tuple[str, ...]
+    driver: str
+    cupy: bool
+    hints: tuple[str, ...]
+
+
+def find_gpus(root: Path = Path("/"), *, find_module: Callable[[str], Any] = find_spec) -> Gpus:
+    """Look below `root` for drivers, and among the installed packages for cupy."""
+    driver = _driver_version(root / "proc/driver/nvidia/version")
+    names = tuple(map(_model, sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))))
+    hints = []
+    if not driver:
+        hints.append("no NVIDIA driver is loaded")
+    elif not names and not (root / "dev/nvidia0").exists():
+        hints.append("the NVIDIA driver shows no GPU to this process")
+    if (root / "dev/kfd").exists():
+        hints.append("an AMD GPU is there, which is not supported")
+    if (root / "dev/dxg").exists():
+        hints.append("this is WSL: the GPU's driver belongs to Windows")
+    return Gpus(names, driver, _installed(find_module, "cupy"), tuple(hints))
+
+
+def _driver_version(path: Path) -> str:
+    """Such as 550.54: the first word of the first line that looks like a version."""
+    words = _text(path).partition("\n")[0].split()
+    return next((word for word in words if word[:1].isdigit() and "." in word), "unknown" if words else "")
+
+
+def _model(path: Path) -> str:
+    for line in _text(path).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "Model":
+            return value.strip()
+    return "unknown model"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _installed(find_module: Callable[[str], Any], name: str) -> bool:
+    try:
+        return find_module(name) is not None
+    except (ImportError, ValueError):
+        return False

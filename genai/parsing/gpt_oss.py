@@ -7,12 +7,12 @@ Other recipients are the model's own tools (python, browser), whose arguments ma
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from typing import Any
 
-from .calls import MalformedCallError, decode_arguments
-from .events import Marker, Text, ToolCall
-from .parser import Parser
-from .source import Reader, Source, show_failed, show_until, starts_with, take_json, take_run, take_until
-from .think import show_reasoning
+from .events import MalformedCallError, Marker, Text, ToolCall, decode_arguments
+from .parser import Parser, show_reasoning
+from .source import PartialCall, Reader, Source, show_failed, show_until, starts_with, take_run, take_until
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -51,33 +51,20 @@ def _end_message(source: Source, stop: str | None) -> Reader[None]:
 def _read_call(source: Source, header: str, recipient: str) -> Reader[None]:
     if not recipient.startswith(_FUNCTIONS):
         text, _ = yield from take_until(source, _STOPS)
-        yield ToolCall(recipient, _arguments_or_text(text), header + text)
+        arguments: dict[str, Any] | str = text
+        with suppress(MalformedCallError):
+            arguments = decode_arguments(text)
+        yield ToolCall(recipient, arguments, header + text)
         return
-    raw = header + (yield from take_run(source))
-    text, problem = yield from take_json(source)
-    raw += text
+    part = PartialCall(source, header)
     try:
-        if problem:
-            raise MalformedCallError(problem)
-        raw += yield from take_run(source)
-        if (yield from starts_with(source, _STOPS)) is None and source.text:
-            raise MalformedCallError("other text follows the JSON of the tool call")
+        text = yield from part.take_json()
+        yield from part.take_end(_STOPS)
         if recipient == _FUNCTIONS:
             raise MalformedCallError("the tool call has no name")
-        yield ToolCall(recipient.removeprefix(_FUNCTIONS), decode_arguments(text), raw)
+        yield ToolCall(recipient.removeprefix(_FUNCTIONS), decode_arguments(text), part.raw)
     except MalformedCallError as error:
-        yield from show_failed(source, raw, str(error), _STOPS)
-
-
-def _arguments_or_text(text: str) -> dict[str, object] | str:
-    try:
-        return decode_arguments(text)
-    except MalformedCallError:
-        return text
-
-
-def _fits(template: str) -> bool:
-    return CHANNEL in template and MESSAGE in template
+        yield from show_failed(source, part.raw, str(error), _STOPS)
 
 
 def _read(source: Source) -> Reader[None]:
@@ -94,4 +81,9 @@ def _read(source: Source) -> Reader[None]:
             yield from _read_message(source, opening)
 
 
-PARSER = Parser("gpt_oss", (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS), _fits, _read)
+PARSER = Parser(
+    "gpt_oss",
+    (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS),
+    lambda template: CHANNEL in template and MESSAGE in template,
+    _read,
+)

@@ -6,10 +6,9 @@ its first object shows what it is. Calls in Python syntax (`brave_search.call(â€
 
 from __future__ import annotations
 
-from .calls import MalformedCallError, call_from_json
-from .events import Marker, Text, ToolCall
+from .events import MalformedCallError, Marker, Text, ToolCall, call_from_json
 from .parser import Parser, hide_marker, read_spans
-from .source import Reader, Source, show_failed, starts_with, take_json, take_run
+from .source import PartialCall, Reader, Source, show_failed, starts_with, take_run
 
 TAG = "<|python_tag|>"
 TERMINATORS = ("<|eom_id|>", "<|eot_id|>")
@@ -18,54 +17,30 @@ _STOPS = (TAG, *TERMINATORS)
 
 def _read_calls(source: Source, opening: str, *, is_bare: bool = False) -> Reader[None]:
     calls: list[ToolCall] = []
-    raw = opening + (yield from take_run(source))
-    is_over = False
+    part = PartialCall(source, opening)
+    more = True
     try:
-        while not is_over:
-            text, problem = yield from take_json(source)
-            raw += text
-            if problem:
-                raise MalformedCallError(problem)
-            calls.append(call_from_json(text, raw))
-            raw = ""
-            raw, is_over = yield from _read_separator(source)
+        while more:
+            text = yield from part.take_json()
+            calls.append(call_from_json(text, part.raw))
+            part.raw = ""
+            # Without a separator, an object followed by prose is an answer.
+            more = (yield from part.take_end((";", *_STOPS))) == ";"
+            if more:
+                part.raw += source.take(1) + (yield from take_run(source))
+                more = (yield from starts_with(source, _STOPS)) is None and bool(source.text)
     except MalformedCallError as error:
-        yield from _show_failed(source, calls, raw, str(error), is_bare)
+        whole = "".join(call.raw for call in calls) + part.raw
+        # A spoiled call, or an ordinary answer in JSON.
+        resembles_call = '"name"' in whole and ('"parameters"' in whole or '"arguments"' in whole)
+        if is_bare and not calls and not resembles_call:
+            yield Text(whole)
+        else:
+            yield from show_failed(source, whole, str(error), _STOPS)
         return
     yield from calls
-    if raw:
-        yield Marker(raw)
-
-
-def _read_separator(source: Source) -> Reader[tuple[str, bool]]:
-    """Read what stands between two calls; also tells whether the last call was read."""
-    raw = yield from take_run(source)
-    following = yield from starts_with(source, (";", *_STOPS))
-    if following == ";":
-        raw += source.take(1) + (yield from take_run(source))
-        following = yield from starts_with(source, _STOPS)
-    elif following is None and source.text:
-        # Without a separator, an object followed by prose is an answer.
-        source.give_back(raw)
-        raise MalformedCallError("other text follows the JSON of the tool call")
-    return raw, following is not None or not source.text
-
-
-def _show_failed(source: Source, calls: list[ToolCall], raw: str, problem: str, is_bare: bool) -> Reader[None]:
-    whole = "".join(call.raw for call in calls) + raw
-    if is_bare and not calls and not _resembles_call(raw):
-        yield Text(whole)
-    else:
-        yield from show_failed(source, whole, problem, _STOPS)
-
-
-def _resembles_call(text: str) -> bool:
-    """Tells a spoiled call from an ordinary answer in JSON."""
-    return '"name"' in text and ('"parameters"' in text or '"arguments"' in text)
-
-
-def _fits(template: str) -> bool:
-    return TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template)
+    if part.raw:
+        yield Marker(part.raw)
 
 
 def _read(source: Source) -> Reader[None]:
@@ -77,4 +52,9 @@ def _read(source: Source) -> Reader[None]:
     yield from read_spans(source, {TAG: _read_calls, **dict.fromkeys(TERMINATORS, hide_marker)})
 
 
-PARSER = Parser("llama3", _STOPS, _fits, _read)
+PARSER = Parser(
+    "llama3",
+    _STOPS,
+    lambda template: TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template),
+    _read,
+)

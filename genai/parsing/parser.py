@@ -1,13 +1,14 @@
-"""What a format is: its markers, how to recognise its chat template, and a reader for a whole reply."""
+"""What a format of replies is, and reasoning between two markers, which most formats have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
-from .events import Marker, Text
-from .source import Reader, Source, show_until
+from .events import Marker, Reasoning, Text
+from .source import Reader, Source, show_until, starts_with, take_run
 
 SpanReader: TypeAlias = Callable[[Source, str], Reader[None]]
 
@@ -45,3 +46,45 @@ def read_spans(source: Source, spans: Mapping[str, SpanReader]) -> Reader[None]:
 def hide_marker(source: Source, opening: str) -> Reader[None]:
     """The span of a marker that stands alone."""
     yield Marker(opening)
+
+
+THINK = ("<think>", "</think>")
+
+
+def reasoning_span(markers: tuple[str, str]) -> SpanReader:
+    """The reader for reasoning between an opening and a closing marker."""
+    return partial(_read_span, closing=markers[1])
+
+
+def read_started_reasoning(source: Source, markers: tuple[str, str]) -> Reader[None]:
+    """Read reasoning whose opening marker ended the prompt. A model that repeats the marker is forgiven."""
+    opening, closing = markers
+    lead = yield from take_run(source)
+    if (yield from starts_with(source, (opening,))):
+        lead += source.take(len(opening))
+    yield from _read_span(source, lead, closing=closing)
+
+
+def show_reasoning(source: Source, stops: Sequence[str]) -> Reader[str | None]:
+    """Yield reasoning up to one of `stops`, which is read and returned; None when the reply ends before."""
+    stop = yield from show_until(source, stops, Reasoning)
+    source.ended_in_reasoning = stop is None
+    return stop
+
+
+def _read_span(source: Source, opening: str, *, closing: str) -> Reader[None]:
+    opening += yield from take_run(source, "\n")
+    if opening:
+        yield Marker(opening)
+    stop = yield from show_reasoning(source, (closing,))
+    if stop is not None:
+        yield Marker(stop + (yield from take_run(source, "\n")))
+
+
+THINKING = Parser(
+    "think",
+    THINK,
+    lambda template: THINK[0] in template or THINK[1] in template,
+    partial(read_spans, spans={THINK[0]: reasoning_span(THINK)}),
+    THINK,
+)

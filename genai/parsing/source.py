@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
-from .events import Event, Text
-from .json_scanner import JsonScanner
+from .events import Event, MalformedCallError, Text
 
 Result = TypeVar("Result")
 Reader: TypeAlias = Generator[Event | None, None, Result]
@@ -96,21 +95,38 @@ def take_run(source: Source, characters: str = " \t\r\n") -> Reader[str]:
         yield None
 
 
-def take_json(source: Source) -> Reader[tuple[str, str]]:
-    """Read one JSON object or array.
+class PartialCall:
+    """What was read of a tool call so far, so that a failure can give all of it back: `raw`."""
 
-    Returns:
-        What was read, and why it is not a whole value ("" when it is).
-    """
-    scanner = JsonScanner()
-    parts = []
-    while True:
-        parts.append(source.take(scanner.feed(source.text)))
-        if scanner.complete or scanner.problem:
-            return "".join(parts), scanner.problem
-        if source.ended:
-            return "".join(parts), "the reply ended inside a tool call"
-        yield None
+    def __init__(self, source: Source, opening: str) -> None:
+        self._source, self.raw = source, opening
+
+    def take_json(self) -> Reader[str]:
+        """Read one JSON object or array, and the white space before it; raise MalformedCallError if it is not whole."""
+        self.raw += yield from take_run(self._source)
+        parts, scanner = [], JsonScanner()
+        while True:
+            parts.append(self._source.take(scanner.feed(self._source.text)))
+            if scanner.complete or scanner.problem or self._source.ended:
+                break
+            yield None
+        text = "".join(parts)
+        self.raw += text
+        if not scanner.complete:
+            raise MalformedCallError(scanner.problem or "the reply ended inside a tool call")
+        return text
+
+    def take_end(self, markers: Sequence[str]) -> Reader[str | None]:
+        """Read white space; returns which marker follows (it is not read), or None at the end of the reply.
+
+        Raises:
+            MalformedCallError: something else follows.
+        """
+        self.raw += yield from take_run(self._source)
+        following = yield from starts_with(self._source, markers)
+        if following is None and self._source.text:
+            raise MalformedCallError("other text follows the JSON of the tool call")
+        return following
 
 
 def show_failed(
@@ -146,3 +162,58 @@ def held_length(text: str, markers: Sequence[str]) -> int:
     else:
         length = 0
     return len(text) - len(text[: len(text) - length].rstrip("\n"))
+
+
+_CLOSING = {"{": "}", "[": "]"}
+# What may stand outside strings: white space, punctuation, numbers, and the letters of true, false and null.
+_OUTSIDE = frozenset(" \t\r\n,:+-.0123456789eEtrufalsn")
+
+
+class JsonScanner:
+    """Looks at each character once. It checks the structure only; decoding the text checks the rest.
+
+    Attributes:
+        complete: the value has ended.
+        problem: why no value can come of this text any more; "" while it can.
+    """
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.problem = ""
+        self._expected_closings: list[str] = []
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> int:
+        """Take the next text; give how many of its characters belong to the value (all while it is unfinished)."""
+        for position, character in enumerate(text):
+            if self.complete:
+                return position
+            if self._in_string:
+                self._feed_string(character)
+            else:
+                self._feed_outside(character)
+            if self.problem:
+                return position
+        return len(text)
+
+    def _feed_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+
+    def _feed_outside(self, character: str) -> None:
+        if character in _CLOSING:
+            self._expected_closings.append(_CLOSING[character])
+        elif not self._expected_closings:
+            self.problem = f"a JSON object or array is expected, not {character!r}"
+        elif character == self._expected_closings[-1]:
+            self._expected_closings.pop()
+            self.complete = not self._expected_closings
+        elif character == '"':
+            self._in_string = True
+        elif character not in _OUTSIDE:
+            self.problem = f"{character!r} is out of place in the JSON of a tool call"

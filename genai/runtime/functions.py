@@ -13,6 +13,19 @@ from ..graph.ir import Attribute, Function, Graph, Node
 from ..graph.type_protos import encode_type
 
 
+def call_key(function: Function, node: Node) -> Any:
+    """Equal for calls whose bodies compile to the same: the function, what attributes are, which inputs are absent.
+
+    What holds tensors or graphs is told apart by identity, so whoever keeps the key keeps the call.
+    """
+    attributes = tuple(
+        (name, item.type, repr(item.value) if isinstance(item.value, int | float | bytes) else id(item.value))
+        for name, item in sorted(node.attributes.items())
+    )
+    absent = tuple(not node.input(index) for index in range(len(function.body.inputs)))
+    return id(function), attributes, absent
+
+
 def bound_body(function: Function, node: Node) -> Graph:
     """A copy of a function's body for one call: attributes take the call's values, absent inputs are absent."""
     body = function.body.copy()

@@ -4,62 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from genai.kernels.cpu.tape.context import Word
-from genai.kernels.registry import Kernel, KernelError, NodeSpec, Registry, load_ops
+from genai.ops.registry import Kernel, KernelError, NodeSpec, find_kernel
+from genai.ops.support import limited
 
-from ..errors import GraphError, UnsupportedOpError
-from ..graph.constants import constant_tensor
+from ..errors import UnsupportedOpError, malformed
 from ..graph.encode import EmbeddingEncoder
-from ..graph.ir import Function, Graph, Model, Node, Tensor, canonical_domain
+from ..graph.ir import Function, Graph, Model, Node
+from ..graph.node import NEW_EACH_TIME, canonical_imports, constant_tensor
 from ..graph.types import DataType, TensorType
 from ..graph.uses import free_names
-from .functions import bound_body, schema_function
-from .run_context import RunContext
-from .sparse import sparse_value
+from ..graph.validate import MAX_ADDED_NODES, too_many_nodes, written_nodes
+from ..ops.rules import find_record_rule
+from .functions import bound_body, call_key, schema_function
+from .python_loop import Plan, RunContext, Step, run_slots
 from .weights import WeightStore
 
-if TYPE_CHECKING:
-    from genai.kernels.cpu.tape.walkers import Walkers
-
-    from .segments import Segments
-
 ABSENT = -1
-# Far more than any real model has, also after expansion.
-MAX_COMPILED_NODES = 1_000_000
-_NEW_EACH_TIME = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it.
-
-    `names` are the graph's names of the outputs ("" = absent).
-    """
-
-    label: str
-    op_type: str
-    kernel: Kernel
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    release: tuple[int, ...]
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Steps in order over numbered slots. The last slot is always None, so that index -1 reads as an absent input."""
-
-    steps: tuple[Step, ...]
-    initial: tuple[Any, ...]
-    inputs: Mapping[str, int]
-    output_names: tuple[str, ...]
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -68,15 +32,10 @@ class PlanOptions:
 
     Attributes:
         kernel: reaches every kernel factory as NodeSpec.options.
-        walkers: who walks the tapes that nodes over token rows become; None: every node runs by its Python kernel.
-        ids: graph inputs that every step has (token ids, positions), for those tapes.
         on_packed: hears how many bytes of weights were packed, each time.
     """
 
-    device: str = "cpu"
     kernel: Mapping[str, Any] = field(default_factory=dict)
-    walkers: Walkers | None = None
-    ids: Mapping[str, Word] = field(default_factory=dict)
     on_packed: Callable[[int], None] | None = None
 
 
@@ -87,98 +46,85 @@ def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
         UnsupportedOpError: operators without a kernel, all of them named; or a node outside what its kernel supports.
     """
     options = options or PlanOptions()
+    plan = Compiler(checked_scope(model, options)).compile(model.graph, captured={})
+    return replace(plan, files=model.files)
+
+
+def checked_scope(model: Model, options: PlanOptions) -> Scope:
+    """What holds for a model's main graph."""
     scope = _scope(model, options)
-    _check_operators(scope)
-    return _Compiler(scope, _segments(model.graph, options)).compile(model.graph, captured={})
-
-
-def _segments(graph: Graph, options: PlanOptions) -> Segments | None:
-    if options.walkers is None:
-        return None
-    from .segments import Segments  # it needs the compiler, which describing a model does not
-
-    return Segments(graph, options.walkers, options.ids)
+    if missing := _missing(scope):
+        raise UnsupportedOpError(
+            f"no kernel for {', '.join(missing)}",
+            "the graph uses them and neither this toolkit nor onnx.reference implements them on 'cpu'",
+            "export the model without them, or register a kernel (docs/architecture.md, 'How to add an operator')",
+        )
+    return scope
 
 
 @dataclass(frozen=True)
-class _Scope:
+class Scope:
     """What holds for the main graph and everything in it, or for one function's body.
 
     Attributes:
         versions: operator set version by domain, the standard one as "".
         nodes_left: one shared number: functions that call functions must not multiply without end.
+        bodies: compiled bodies of functions, and how many nodes each stands for: calls that are alike share one.
     """
 
     model: Model
     versions: Mapping[str, int]
-    registry: Registry
     options: PlanOptions
     nodes_left: list[int]
+    bodies: dict[Any, tuple[SubplanKernel, int, Any]] = field(default_factory=dict)
 
     def version(self, domain: str) -> int:
         return self.versions.get(domain, 1)
 
-    def inside(self, function: Function) -> _Scope:
+    def inside(self, function: Function) -> Scope:
         """The scope of a function's body."""
-        versions = {canonical_domain(name): version for name, version in function.opset_imports.items()}
-        return replace(self, versions={**self.versions, **versions})
+        return replace(self, versions={**self.versions, **canonical_imports(function.opset_imports)})
 
 
-def _canonical(imports: Mapping[str, int], model: Model) -> dict[str, int]:
-    versions = {canonical_domain(name): version for name, version in imports.items()}
-    return {"": model.opset_version() or 1, **versions}
-
-
-def missing_operators(model: Model, device: str = "cpu") -> list[str]:
+def missing_operators(model: Model) -> list[str]:
     """Operators of a model, subgraphs included, that nothing can run: "domain::Op (version n)", sorted."""
-    return _missing(_scope(model, PlanOptions(device)))
+    return _missing(_scope(model, PlanOptions()))
 
 
-def _missing(scope: _Scope) -> list[str]:
+def _missing(scope: Scope) -> list[str]:
     nodes = [node for graph in scope.model.graphs() for node in graph.nodes]
     return sorted({_operator(scope, node) for node in nodes if not _has_kernel(scope, node)})
 
 
-def _scope(model: Model, options: PlanOptions) -> _Scope:
-    return _Scope(model, _canonical(model.opset_imports, model), load_ops(), options, [MAX_COMPILED_NODES])
+def _scope(model: Model, options: PlanOptions) -> Scope:
+    versions = {"": model.opset_version() or 1, **canonical_imports(model.opset_imports)}
+    return Scope(model, versions, options, [written_nodes(model) + MAX_ADDED_NODES])
 
 
-def _check_operators(scope: _Scope) -> None:
-    """Name every operator of the main graph that nothing can run, in one message."""
-    missing = _missing(scope)
-    if missing:
-        raise UnsupportedOpError(
-            f"no kernel for {', '.join(missing)}",
-            f"the graph uses them and neither this toolkit nor onnx.reference implements them on "
-            f"{scope.options.device!r}",
-            "export the model without them, or register a kernel (docs/architecture.md, 'How to add an operator')",
-        )
-
-
-def _operator(scope: _Scope, node: Node) -> str:
+def _operator(scope: Scope, node: Node) -> str:
     domain, op_type = node.key
     return f"{domain or 'ai.onnx'}::{op_type} (version {scope.version(domain)})"
 
 
-def _has_kernel(scope: _Scope, node: Node) -> bool:
-    from genai.kernels.ops import borrowed
+def _has_kernel(scope: Scope, node: Node) -> bool:
+    from genai.ops import borrowed
 
     domain, op_type = node.key
     version = scope.version(domain)
     return (
         node.key == ("", "Constant")
         or scope.model.function(node) is not None
-        or scope.registry.find(domain, op_type, version, scope.options.device) is not None
+        or find_kernel(domain, op_type, version) is not None
         or borrowed.available(domain, op_type, version)
+        or find_record_rule(domain, op_type) is not None
     )
 
 
-class _Compiler:
-    """Builds one plan; subgraphs and functions are compiled by compilers of their own, and have no tapes."""
+class Compiler:
+    """Builds one plan; subgraphs and functions are compiled by compilers of their own."""
 
-    def __init__(self, scope: _Scope, segments: Segments | None = None) -> None:
+    def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.segments = segments
         self.slots: dict[str, int] = {}
         self.constants: dict[str, Any] = {}
         self.weights = WeightStore(self.constants, scope.options.on_packed)
@@ -196,13 +142,12 @@ class _Compiler:
                 self.constants[name] = tensor.array()
         for name, sparse in graph.sparse_initializers.items():
             if name not in overridable:
-                self.constants[name] = sparse_value(sparse)
-        inputs = {name: self._slot(name) for name in [*given_names(graph), *variables]}
+                self.constants[name] = sparse.array()
+        inputs = {name: self._slot(name) for name in [*(value.name for value in graph.inputs), *variables]}
         defaults = {name: graph.initializers[name].array() for name in overridable & set(graph.initializers)}
         graph.topological_sort()
         for node in graph.nodes:
             self._add(node)
-        self._close_segment()
         outputs = tuple(self._slot(value.name) for value in graph.outputs)
         return self._finish(inputs, outputs, defaults)
 
@@ -210,54 +155,37 @@ class _Compiler:
         return ABSENT if not name else self.slots.setdefault(name, len(self.slots))
 
     def _add(self, node: Node) -> None:
-        self._count_node()
+        self._count_nodes()
         if node.key == ("", "Constant"):
             self.constants[node.outputs[0]] = _constant(node)
             return
         subgraphs, captures = self._subgraphs(node)
         names = [*node.inputs, *captures]
-        if not subgraphs and self._joins_tape(node, names):
+        if not subgraphs and not self._is_constant(node, names) and self._take(node):
             return
         kernel = self._kernel(node, subgraphs)
         if not subgraphs and self._is_constant(node, names) and self._fold(node, kernel, names):
             return
-        if self.segments is not None:
-            self._close_segment()
-            self.segments.passed(node)
         packed = getattr(kernel, "packed", ())
         names = ["" if index in packed else name for index, name in enumerate(names)]
-        self._append(f"{node.op_type} {node.name!r}", node.op_type, kernel, names, node.outputs)
+        self._append(node, f"{node.op_type} {node.name!r}", kernel, names)
 
-    def _append(self, label: str, op_type: str, kernel: Kernel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        read, written = (tuple(self._slot(name) for name in group) for group in (inputs, outputs))
-        self.steps.append(Step(label, op_type, kernel, read, written, (), tuple(outputs)))
+    def _append(self, node: Node, label: str, kernel: Kernel, inputs: Sequence[str]) -> None:
+        read, written = (tuple(self._slot(name) for name in group) for group in (inputs, node.outputs))
+        self.steps.append(Step(label, node.op_type, kernel, read, written, (), tuple(node.outputs)))
 
-    def _joins_tape(self, node: Node, names: Sequence[str]) -> bool:
-        """Whether the node becomes part of the tape that is being gathered."""
-        if self.segments is None or self._is_constant(node, names) or self.scope.model.function(node) is not None:
-            return False
-        try:
-            return self.segments.take(node, self._spec(node, {}))
-        except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
-            raise _unusable(node, error) from error
+    def _take(self, node: Node) -> bool:
+        """Whether a node that is not constant becomes something else than a step."""
+        return False
 
-    def _close_segment(self) -> None:
-        """What has gathered for a tape becomes a step."""
-        if self.segments is not None and (step := self.segments.close()) is not None:
-            self._append(f"tape of {len(step.nodes)} operators", "Tape", step, list(step.given), list(step.made))
-
-    def _count_node(self) -> None:
-        self.scope.nodes_left[0] -= 1
+    def _count_nodes(self, count: int = 1) -> None:
+        self.scope.nodes_left[0] -= count
         if self.scope.nodes_left[0] < 0:
-            raise GraphError(
-                f"the model has more than {MAX_COMPILED_NODES} nodes once its functions are expanded",
-                "functions that call functions multiply",
-                "export the model again; do not use a model that you do not trust",
-            )
+            raise too_many_nodes()
 
     def _is_constant(self, node: Node, names: Sequence[str]) -> bool:
         known = all(name in self.constants for name in names if name)
-        return known and self.scope.model.function(node) is None and node.op_type not in _NEW_EACH_TIME
+        return known and self.scope.model.function(node) is None and node.op_type not in NEW_EACH_TIME
 
     def _fold(self, node: Node, kernel: Kernel, names: Sequence[str]) -> bool:
         """Compute a constant now; moves stay views of the memory map, so nothing is copied.
@@ -275,30 +203,30 @@ class _Compiler:
 
     def _kernel(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> Kernel:
         """Ours, or else the model's own function, or a borrowed one, or the body that the operator is defined by."""
-        from genai.kernels.ops import borrowed
+        from genai.ops import borrowed
 
         function = self.scope.model.function(node)
         if function is not None:
             return self._function_kernel(node, function)
         domain, op_type = node.key
         spec = self._spec(node, subgraphs)
-        entry = self.scope.registry.find(domain, op_type, spec.version, self.scope.options.device)
+        entry = find_kernel(domain, op_type, spec.version)
         refusal: Exception | None = None
         if entry is not None:
             try:
-                return entry.factory(spec)
+                return limited(spec, entry.factory(spec)) if entry.source == "ours" else entry.factory(spec)
             except KernelError as error:
                 refusal = error
             except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
-                raise _unusable(node, error) from error
+                raise unusable(node, error) from error
         if not subgraphs and borrowed.implemented(domain, op_type, spec.version):
             try:
                 return borrowed.make(spec)
             except Exception as error:  # Borrowed code raises what it likes.
-                raise _unusable(node, refusal or error) from error
+                raise unusable(node, refusal or error) from error
         body = schema_function(node, spec.version, self.graph)
         if body is None:
-            raise _unusable(node, refusal or KernelError("its definition needs types that are not known")) from refusal
+            raise unusable(node, refusal or KernelError("its definition needs types that are not known")) from refusal
         return self._function_kernel(node, body)
 
     def _spec(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> NodeSpec:
@@ -307,7 +235,7 @@ class _Compiler:
             domain=domain,
             op_type=op_type,
             version=self.scope.version(domain),
-            attributes={name: _python_value(node.attribute(name)) for name in node.attributes},
+            attributes=node.attribute_values(),
             inputs=tuple(node.inputs),
             outputs=tuple(node.outputs),
             constants=tuple(self.constants.get(name) if name else None for name in node.inputs),
@@ -319,8 +247,17 @@ class _Compiler:
 
     def _function_kernel(self, node: Node, function: Function) -> Kernel:
         """The body compiled for this call: attributes and absent inputs are known."""
-        body = bound_body(function, node)
-        return SubplanKernel(_Compiler(self.scope.inside(function)).compile(body, {}), body)
+        scope = self.scope.inside(function)
+        key = call_key(function, node), tuple(sorted(scope.versions.items()))
+        known = scope.bodies.get(key)
+        if known is not None:
+            self._count_nodes(known[1])
+            return known[0]
+        before, body = scope.nodes_left[0], bound_body(function, node)
+        kernel = SubplanKernel(Compiler(scope).compile(body, {}), body)
+        # What the key knows by identity is kept alive with it.
+        scope.bodies[key] = kernel, before - scope.nodes_left[0], (function, node)
+        return kernel
 
     def _subgraphs(self, node: Node) -> tuple[dict[str, SubplanKernel], list[str]]:
         """Compile subgraphs; what they capture becomes extra inputs of the node, in order."""
@@ -329,7 +266,7 @@ class _Compiler:
         constants = {name: self.constants[name] for name in captures if name in self.constants}
         variable = [name for name in captures if name not in constants]
         compiled = {
-            name: SubplanKernel(_Compiler(self.scope).compile(graph, constants, variable), graph)
+            name: SubplanKernel(Compiler(self.scope).compile(graph, constants, variable), graph)
             for name, graph in graphs.items()
         }
         return compiled, variable
@@ -347,22 +284,16 @@ class _Compiler:
         return Plan(_with_lifetimes(self.steps, keep), tuple(initial), inputs, names, outputs)
 
 
-def given_names(graph: Graph) -> list[str]:
-    """Names of a graph's inputs, in order."""
-    return [value.name for value in graph.inputs]
-
-
 def _constant(node: Node) -> Any:
     tensor = constant_tensor(node)
     if tensor is not None:
         return tensor.array()
     sparse = node.attributes.get("sparse_value")
     if sparse is not None and sparse.value is not None:
-        return sparse_value(sparse.value)
-    raise GraphError(
+        return sparse.value.array()
+    raise malformed(
         f"Constant node {node.name!r} ({node.outputs}) has no value",
         "it needs one of value, value_float, value_int, value_string, their lists, or sparse_value",
-        "export the model again",
     )
 
 
@@ -378,10 +309,6 @@ def _with_lifetimes(steps: Sequence[Step], keep: set[int]) -> tuple[Step, ...]:
     return tuple(reversed(result))
 
 
-def _python_value(value: Any) -> Any:
-    return value.array() if isinstance(value, Tensor) else value
-
-
 class SubplanKernel:
     """A plan as a kernel: inputs in the plan's own order, trailing absent ones may be left out.
 
@@ -390,16 +317,14 @@ class SubplanKernel:
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
-        from .python_loop import run_slots
-
-        self._plan, self._run = plan, run_slots
+        self._plan = plan
         self._slots = tuple(plan.inputs.values())
         self.outputs = [_known_type(graph.type_of(value.name)) for value in graph.outputs]
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         if type(context) is RunContext:
             context.check()
-        return self._run(self._plan, zip(self._slots, inputs, strict=False), context)
+        return run_slots(self._plan, zip(self._slots, inputs, strict=False), context)
 
 
 def _known_type(known: Any) -> tuple[Any, tuple[int | None, ...] | None]:
@@ -410,7 +335,7 @@ def _known_type(known: Any) -> tuple[Any, tuple[int | None, ...] | None]:
     return known.dtype.numpy_dtype, sizes
 
 
-def _unusable(node: Node, error: Exception) -> UnsupportedOpError:
+def unusable(node: Node, error: Exception) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"{node.op_type} {node.name!r} cannot be run",
         str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}",

@@ -1,48 +1,115 @@
-"""The plainest driver: walk the plan's steps in Python, one kernel call after another."""
+"""Plans, and the plainest driver of them: walk the steps in Python, one kernel call after another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from genai.ops.registry import Kernel
+
 from ..errors import GenaiError, GraphError
-from .plan import Plan
+from ..graph.external_data import MappedFile, check_unchanged
+
+# A message names so many inputs, and counts the rest.
+_SHOWN = 12
 
 
-def run(plan: Plan, feeds: Mapping[str, Any], context: Any = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Step:
+    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it.
+
+    `names` are the graph's names of the outputs ("" = absent).
+    """
+
+    label: str
+    op_type: str
+    kernel: Kernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    release: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order over numbered slots. The last slot is always None, so that index -1 reads as an absent input.
+
+    Its constants may be views of `files`.
+    """
+
+    steps: tuple[Step, ...]
+    initial: tuple[Any, ...]
+    inputs: Mapping[str, int]
+    output_names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    files: Sequence[MappedFile] = ()
+
+
+class RunStopped(GenaiError):
+    """The run was stopped from outside."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Handed to every kernel; subgraphs ask before each of their runs, so that endless loops end too."""
+
+    is_stopped: Callable[[], bool]
+
+    def check(self) -> None:
+        """Raise RunStopped if the run is to end."""
+        if self.is_stopped():
+            raise RunStopped("the run was stopped", "RunOptions.terminate is set", "set it to False and run again")
+
+
+def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Run a plan.
 
     Args:
         plan: the compiled graph.
         feeds: an array per graph input.
-        context: handed to every kernel (for decoders the StepContext).
 
     Returns:
         An array per graph output.
 
     Raises:
         GraphError: a kernel failed; the message names the node and the shapes it got.
+        ExternalDataError: a file that constants are read from was changed.
     """
-    results = run_slots(plan, ((plan.inputs[name], value) for name, value in feeds.items()), context)
+    check_unchanged(plan.files)
+    results = run_slots(plan, ((plan.inputs[name], value) for name, value in feeds.items()), None)
     return dict(zip(plan.output_names, results, strict=True))
 
 
-def run_slots(plan: Plan, feeds: Iterable[tuple[int, Any]], context: Any) -> tuple[Any, ...]:
-    """Run with values given per slot; returns the outputs in order."""
+def call(step: Step, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What a step's kernel returns.
+
+    Raises:
+        GraphError: it failed; the message names the node and the shapes it got.
+    """
+    try:
+        return step.kernel(context, inputs)
+    except (GenaiError, MemoryError):
+        raise
+    except Exception as error:
+        raise GraphError(f"{step.label} failed: {error}", *circumstances(inputs, error)) from error
+
+
+def run_slots(
+    plan: Plan,
+    feeds: Iterable[tuple[int, Any]],
+    context: RunContext | None,
+    call: Callable[[Step, RunContext | None, Sequence[Any]], tuple[Any, ...]] = call,
+) -> tuple[Any, ...]:
+    """Run with values given per slot; returns the outputs in order. `call` says what a failing kernel means."""
     slots = list(plan.initial)
     for slot, value in feeds:
         slots[slot] = value
     with np.errstate(all="ignore"):
         for step in plan.steps:
-            inputs = [slots[i] for i in step.inputs]
-            try:
-                results = step.kernel(context, inputs)
-            except (GenaiError, MemoryError):
-                raise
-            except Exception as error:
-                raise _failure(step.label, inputs, error) from error
+            results = call(step, context, [slots[i] for i in step.inputs])
             for slot, value in zip(step.outputs, results, strict=False):
                 if slot >= 0:
                     slots[slot] = value
@@ -51,10 +118,11 @@ def run_slots(plan: Plan, feeds: Iterable[tuple[int, Any]], context: Any) -> tup
     return tuple([slots[slot] for slot in plan.outputs])
 
 
-def _failure(label: str, inputs: list[Any], error: Exception) -> GraphError:
-    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__ for x in inputs)
-    return GraphError(
-        f"{label} failed: {error}",
+def circumstances(inputs: Sequence[Any], error: Exception) -> tuple[str, str]:
+    """Why a kernel may have failed, and what to do: the last two parts of the error that says so."""
+    kinds = [f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__ for x in inputs[:_SHOWN]]
+    shapes = ", ".join(kinds) + f" and {len(inputs) - _SHOWN} more" * (len(inputs) > _SHOWN)
+    return (
         f"its inputs were {shapes or 'none'} ({type(error).__name__})",
         "check that the inputs fit the model; if they do, the model or this kernel is wrong",
     )

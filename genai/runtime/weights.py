@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph.tensor import Tensor
 
@@ -24,11 +26,12 @@ class WeightStore:
         self._constants = constants
         self._on_packed = on_packed
         self._packed: dict[tuple[Any, ...], Any] = {}
-        self._tensors: dict[int, Tensor] = {}
+        self._tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # those of the graph
+        self._names: dict[tuple[Any, ...], str] = {}
 
     def add_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Tensors that constants may be views of."""
-        self._tensors |= {t.raw().__array_interface__["data"][0]: t for t in tensors if t.is_external}
+        self._tensors.update({t.raw().__array_interface__["data"][0]: t for t in tensors if t.is_external})
 
     def packed(self, names: tuple[str, ...], layout: str, make: Callable[[], T]) -> T:
         """The constants `names` in `layout`; `make` packs them the first time."""
@@ -36,17 +39,25 @@ class WeightStore:
         if key not in self._packed:
             self._packed[key] = make()
             for name in filter(None, names):
-                self._release(name)
-            if self._on_packed is not None:
-                self._on_packed(sum(np.asarray(self._constants[name]).nbytes for name in filter(None, names)))
+                self.release(np.asarray(self._constants[name]))
         value: T = self._packed[key]
         return value
 
-    def _release(self, name: str) -> None:
-        place = self._address(name)
-        tensor = None if place is None else self._tensors.get(place[0])
+    def release(self, array: NDArray[Any]) -> None:
+        """A constant was packed: its pages of the model's file go back to the system."""
+        tensor = self._tensors.get(array.__array_interface__["data"][0])
         if tensor is not None:
             tensor.release_pages()
+        if self._on_packed is not None:
+            self._on_packed(array.nbytes)
+
+    def name_of(self, name: str) -> str:
+        """One name for all constants of the same bytes in the same order; other names are their own."""
+        if name not in self._constants:
+            return name
+        array = np.asarray(self._constants[name])
+        order: tuple[int, ...] = () if array.flags.c_contiguous else (*array.shape, *array.strides)
+        return self._names.setdefault((self._address(name), str(array.dtype), order), name)
 
     def forget_constants(self) -> None:
         """Nothing more will be packed: those that no plan holds may go."""

@@ -1,9 +1,11 @@
-"""Inputs for a session from files or made up, and results into files."""
+"""What a session is tried out with: inputs from files or made up, results into files, onnxruntime beside it."""
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..graph.types import DataType
-from .metadata import NodeArg
+from .arguments import NodeArg
 
 # Whole numbers are often indices or token ids, so made-up ones are small.
 _MAX_INTEGER = 10
@@ -130,3 +132,32 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return {key: round(float(item), 4) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+PEERS = ("onnxruntime",)
+
+
+class Peer:
+    """A model in onnxruntime."""
+
+    def __init__(self, source: Any, threads: int = 0) -> None:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        try:
+            module = import_module("onnxruntime")
+        except ImportError as error:
+            raise InputError("onnxruntime is not installed", str(error), "pip install onnxruntime") from error
+        options = module.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads
+        try:
+            self._session = module.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise InputError("onnxruntime refuses the model", f"{error!s:.300}", "compare another model") from error
+
+    def run(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by name."""
+        try:
+            values = self._session.run(None, dict(feed))
+        except Exception as error:
+            raise InputError("onnxruntime fails on these inputs", f"{error!s:.300}", "try other inputs") from error
+        return dict(zip((item.name for item in self._session.get_outputs()), values, strict=True))

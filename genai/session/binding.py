@@ -22,7 +22,7 @@ class IOBinding:
     def __init__(self, session: InferenceSession) -> None:
         arguments = [*session.get_inputs(), *session.get_overridable_initializers()]
         self._input_names = [argument.name for argument in arguments]
-        self._output_args = {argument.name: argument for argument in session.get_outputs()}
+        self._output_names = [argument.name for argument in session.get_outputs()]
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, OrtValue | None] = {}
         self._results: dict[str, OrtValue] = {}
@@ -32,13 +32,7 @@ class IOBinding:
         self._bind_input(name, np.asarray(arr_on_cpu))
 
     def bind_input(
-        self,
-        name: str,
-        device_type: str,
-        device_id: int,
-        element_type: Any,
-        shape: Sequence[int],
-        buffer_ptr: int,
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
         """Use memory by address, which must stay valid and hold `shape` elements. A DLPack object is safer: pass it
         to `bind_ortvalue_input` through `OrtValue.from_dlpack`."""
@@ -60,7 +54,7 @@ class IOBinding:
     ) -> None:
         """Ask for an output; with `buffer_ptr`, `element_type` and `shape`, write it there."""
         check_device(device_type, device_id)
-        self._check_output(name)
+        _check_name("output", name, self._output_names)
         if buffer_ptr is None:
             self._outputs[name] = None
             return
@@ -72,7 +66,7 @@ class IOBinding:
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Write an output into an OrtValue."""
-        self._check_output(name)
+        _check_name("output", name, self._output_names)
         self._outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
@@ -87,16 +81,13 @@ class IOBinding:
     def synchronize_inputs(self) -> None:
         """Nothing to wait for on the CPU."""
 
-    def synchronize_outputs(self) -> None:
-        """Nothing to wait for on the CPU."""
+    synchronize_outputs = synchronize_inputs
 
     def get_outputs(self) -> list[OrtValue]:
         """Results of the last run, in the order in which they were bound."""
         return list(self._results.values())
 
-    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
-        """The same as `get_outputs`."""
-        return self.get_outputs()
+    get_outputs_as_ortvaluevector = get_outputs
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """Copies of the results of the last run."""
@@ -127,19 +118,15 @@ class IOBinding:
                 self._results[name] = bound
 
     def _bind_input(self, name: str, value: Any) -> None:
-        if name not in self._input_names:
-            raise InvalidArgument(
-                f"failed to find input {name!r}", f"the model's inputs are {', '.join(self._input_names)}", "rename it"
-            )
+        _check_name("input", name, self._input_names)
         self._inputs[name] = value
 
-    def _check_output(self, name: str) -> None:
-        if name not in self._output_args:
-            raise InvalidArgument(
-                f"failed to find output {name!r}",
-                f"the model's outputs are {', '.join(self._output_args)}",
-                "rename it",
-            )
+
+def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise InvalidArgument(
+            f"failed to find {kind} {name!r}", f"the model's {kind}s are {', '.join(known)}", "rename it"
+        )
 
 
 def _memory(element_type: Any, shape: Sequence[int], address: int) -> Any:

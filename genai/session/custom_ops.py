@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from genai.kernels.registry import REGISTRY, Kernel, KernelError, NodeSpec, as_tuple
+from genai.ops.registry import Kernel, KernelError, NodeSpec, as_tuple, register
 
 from ..errors import OptionError
 from ..graph.ir import canonical_domain
-from ..graph.shapes import SHAPE_RULES, ShapeRule
+from ..ops.rules import SHAPE_RULES, ShapeRule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +29,7 @@ def register_op(
     Args:
         domain: of the operator, "" for ONNX's own.
         since_version: the first version of the domain's operator set that the function implements.
-        shape_rule: from `genai.graph.shapes.NodeTypes` to the outputs' types, so that shapes are known further on.
+        shape_rule: from `genai.ops.rules.NodeTypes` to the outputs' types, so that shapes are known further on.
 
     Raises:
         OptionError: no name, or a version below 1.
@@ -43,9 +43,9 @@ def register_op(
     key = canonical_domain(domain)
 
     def add(function: F) -> F:
-        REGISTRY.register(name, domain=key, since_version=since_version, source="custom")(_factory(function))
+        register(name, domain=key, since_version=since_version, source="custom")(_factory(function))
         if shape_rule is not None:
-            SHAPE_RULES.register(name, domain=key)(shape_rule)
+            SHAPE_RULES[key, name] = shape_rule
         return function
 
     return add

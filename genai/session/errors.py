@@ -45,6 +45,10 @@ class ModelLoaded(GenaiError):
     """The session already has its model."""
 
 
+class ModelLoadCanceled(GenaiError):
+    """Loading was called off by `SessionOptions.set_load_cancellation_flag`."""
+
+
 class EngineError(GenaiError):
     """An execution provider failed."""
 

@@ -7,21 +7,19 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from genai.kernels.cpu.blas import BLAS_THREADS
+from genai.kernels.host.measuring import BLAS_THREADS
 
-from ..errors import GenaiError
-from ..runtime.run_context import RunStopped
+from ..errors import ExternalDataError, GenaiError
+from ..refused import REASONS, refusing_method
+from ..runtime.python_loop import RunStopped
+from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
 from .binding import IOBinding
 from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error
-from .feeds import FeedCheck
-from .metadata import ModelMetadata, NodeArg
 from .options import RunOptions, SessionOptions
 from .preparing import Prepared, prepare
-from .profiling import Profiler
 from .providers import CPU_PROVIDER, chosen_providers
-from .results import ResultCheck
-from .running import run_steps
-from .values import OrtValue
+from .running import Profiler, run_steps
+from .values import OrtMemoryInfo, OrtValue
 
 Callback = Callable[[list[Any], Any, str], None]
 
@@ -122,9 +120,9 @@ class InferenceSession:
         """Choose providers again.
 
         Raises:
-            InvalidArgument: another provider than the CPU was asked for after loading.
+            InvalidArgument: a provider is unknown, or another than those of the session after loading.
         """
-        chosen = chosen_providers(providers, provider_options, self._options)
+        chosen = chosen_providers(providers, provider_options, self._options, must_exist=True)
         if [name for name, _ in chosen] != self.get_providers():
             raise InvalidArgument(
                 f"providers {[name for name, _ in chosen]} after loading",
@@ -132,6 +130,30 @@ class InferenceSession:
                 "make a new session with them",
             )
         self._providers = chosen
+
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Where each input is expected: on the CPU."""
+        return [OrtMemoryInfo() for _ in self._inputs]
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Where each output will lie: on the CPU."""
+        return [OrtMemoryInfo() for _ in self._outputs]
+
+    def get_input_epdevices(self) -> list[None]:
+        """The device of a native provider that each input lies on: none."""
+        return [None for _ in self._inputs]
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """An uninitialised tensor; the same as `OrtValue.ortvalue_from_shape_and_type`."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
+
+    get_provider_graph_assignment_info = refusing_method("get_provider_graph_assignment_info", REASONS["OrtEpDevice"])
+    get_tuning_results = refusing_method("get_tuning_results", "kernels are not tuned at run time")
+    release_captured_graph = refusing_method("release_captured_graph", "runs are not captured")
+    set_ep_dynamic_options = refusing_method("set_ep_dynamic_options", "providers take options when a session is made")
+    set_tuning_results = refusing_method("set_tuning_results", "kernels are not tuned at run time")
 
     def enable_fallback(self) -> None:
         """If a provider fails in a run, warn, and from then on use the CPU alone; so it is from the start."""
@@ -144,10 +166,7 @@ class InferenceSession:
     # Running
 
     def run(
-        self,
-        output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
-        run_options: RunOptions | None = None,
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
     ) -> list[Any]:
         """Run the model.
 
@@ -167,7 +186,7 @@ class InferenceSession:
         """
         wanted = self._wanted(output_names)
         results = self._run(self._feed_check(input_feed), run_options)
-        return results if wanted is None else [results[index] for index in wanted]
+        return [results[index] for index in wanted]
 
     def run_async(
         self,
@@ -190,7 +209,7 @@ class InferenceSession:
             except Exception as error:
                 callback([], user_data, str(error))
                 return
-            callback(results if wanted is None else [results[index] for index in wanted], user_data, "")
+            callback([results[index] for index in wanted], user_data, "")
 
         threading.Thread(target=work, name="genai-run-async", daemon=True).start()
 
@@ -242,9 +261,9 @@ class InferenceSession:
         path, self._profiler = self._profiler.write(), None
         return path
 
-    def _wanted(self, output_names: Sequence[str] | None) -> list[int] | None:
+    def _wanted(self, output_names: Sequence[str] | None) -> list[int]:
         if not output_names:
-            return None
+            return list(self._positions.values())
         try:
             return [self._positions[name] for name in output_names]
         except KeyError:
@@ -268,6 +287,8 @@ class InferenceSession:
             return self._run([(self._plan.inputs[names[slot]], value) for slot, value in feeds], run_options)
         except MemoryError as error:
             raise _out_of_memory("running the model", error) from error
+        except ExternalDataError as error:
+            raise as_session_error(error) from None
         except RunStopped as error:
             raise Fail(error.what, error.why, error.fix) from None
         return self._result_check(results, feeds)

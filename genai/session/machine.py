@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import OptionError
-from .providers import get_all_providers, get_available_providers, get_device
+from .providers import get_available_providers
+
+package_name = "onnx-genai-toolkit"
+cuda_version = ""
+_global_threads: list[int] = [0]
 
 
 def get_version_string() -> str:
@@ -17,7 +21,8 @@ def get_version_string() -> str:
 
 def get_build_info() -> str:
     """How this package was built: it is plain Python."""
-    return f"genai {get_version_string()}, NumPy {np.__version__}, providers {', '.join(get_available_providers())}"
+    providers = ", ".join(get_available_providers())
+    return f"Build Info: genai {get_version_string()}, NumPy {np.__version__}, providers {providers}"
 
 
 def set_default_logger_severity(severity: int) -> None:
@@ -30,6 +35,55 @@ def set_default_logger_severity(severity: int) -> None:
         raise OptionError(f"log severity {severity}", "severities go from 0 (verbose) to 4 (fatal)", "give one of them")
 
 
+def set_seed(seed: int) -> None:
+    """Let random nodes without a seed of their own draw numbers that follow from this one, in sessions made later.
+
+    Raises:
+        OptionError: not a whole number.
+    """
+    from genai.ops.filling import set_seed as seed_nodes
+
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+        raise OptionError(f"seed {seed!r}", "a seed is a whole number", "give one")
+    seed_nodes(int(seed))
+
+
+def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_threads: int = 0) -> None:
+    """How many threads sessions with `use_per_session_threads = False` share their work among; 0 = physical cores.
+
+    The second number has no effect: nodes run one after another.
+
+    Raises:
+        OptionError: not a whole number from 0.
+    """
+    for name, value in (("intra_op", intra_op_num_threads), ("inter_op", inter_op_num_threads)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
+            raise OptionError(f"{name}_num_threads {value!r}", "it is a whole number from 0", "give one")
+    _global_threads[0] = int(intra_op_num_threads)
+
+
+def global_threads() -> int:
+    """What `set_global_thread_pool_sizes` said."""
+    return _global_threads[0]
+
+
+def has_collective_ops() -> bool:
+    """False: nothing is spread over several machines."""
+    return False
+
+
+def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: str | None = None) -> None:
+    """There are no libraries to load beforehand."""
+
+
+def print_debug_info() -> None:
+    """Print what this machine and package are."""
+    import platform
+    import sys
+
+    print(f"{get_build_info()}\nPython {sys.version.split()[0]} on {platform.platform()}")
+
+
 def set_default_logger_verbosity(verbosity: int) -> None:
     """Accepted: sessions log nothing."""
 
@@ -39,22 +93,4 @@ def disable_telemetry_events() -> None:
 
 
 def enable_telemetry_events() -> None:
-    """There is no telemetry to enable.
-
-    Raises:
-        OptionError: always.
-    """
-    raise OptionError("enable_telemetry_events()", "this package has no telemetry", "remove the call")
-
-
-__all__ = [
-    "disable_telemetry_events",
-    "enable_telemetry_events",
-    "get_all_providers",
-    "get_available_providers",
-    "get_build_info",
-    "get_device",
-    "get_version_string",
-    "set_default_logger_severity",
-    "set_default_logger_verbosity",
-]
+    """There is no telemetry, and this does not make any."""

@@ -1,11 +1,14 @@
 """Options of sessions and runs, under onnxruntime's names.
 
 What steers only onnxruntime's own machinery (memory arena and patterns, inter-op threads, log identifiers) is accepted
-and has no effect here, which docs/session.md says; everything else is obeyed or raises.
+and has no effect here, which docs/session.md says; everything else is obeyed or raises (`check_entries`).
 """
 
 from __future__ import annotations
 
+import difflib
+import warnings
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,7 @@ import numpy as np
 
 from ..errors import OptionError
 from ..graph.rewrites.base import Level
+from ..refused import REASONS, refusing_method
 
 if TYPE_CHECKING:
     from .values import OrtValue
@@ -56,6 +60,9 @@ class _Entries:
         self._entries: dict[str, str] = {}
 
     def _add(self, key: str, value: str) -> None:
+        """Add an entry of onnxruntime's configuration, or ours, "session.max_value_bytes", which limits what a single
+        value of the graph may take. What a session does not obey is refused when it is made (docs/session.md); entries
+        of runs have no effect here."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise OptionError(
                 f"config entry {key!r}: {value!r}", "keys and values of config entries are strings", "pass str(value)"
@@ -63,6 +70,11 @@ class _Entries:
         self._entries[key] = value
 
     def _get(self, key: str) -> str:
+        """An entry that was added.
+
+        Raises:
+            OptionError: there is none of that key.
+        """
         if key not in self._entries:
             raise OptionError(
                 f"there is no config entry {key!r}",
@@ -81,36 +93,38 @@ class SessionOptions(_Entries):
         optimized_model_filepath: where to write the rewritten model; "" = nowhere.
         enable_profiling: record every step; `InferenceSession.end_profiling` writes the trace.
         profile_file_prefix: how the trace's file name begins.
-        log_severity_level: 0 and 1 say on stderr which operators are not ours; -1 and above 1 do not.
 
     Without effect, for scripts written for onnxruntime: enable_cpu_mem_arena, enable_mem_pattern, enable_mem_reuse,
-    execution_mode, execution_order, inter_op_num_threads, log_verbosity_level, logid, use_deterministic_compute (runs
-    are always deterministic) and use_per_session_threads.
+    execution_mode, execution_order, inter_op_num_threads, log_severity_level, log_verbosity_level, logid and
+    use_deterministic_compute (runs are always deterministic). With use_per_session_threads False the number of threads
+    is that of `set_global_thread_pool_sizes`.
     """
+
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    enable_profiling: bool = False
+    execution_mode: ExecutionMode = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: ExecutionOrder = ExecutionOrder.DEFAULT
+    graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
+    inter_op_num_threads: int = 0
+    intra_op_num_threads: int = 0
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    optimized_model_filepath: str = ""
+    profile_file_prefix: str = "onnxruntime_profile_"
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.enable_cpu_mem_arena = True
-        self.enable_mem_pattern = True
-        self.enable_mem_reuse = True
-        self.enable_profiling = False
-        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
-        self.execution_order = ExecutionOrder.DEFAULT
-        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
-        self.inter_op_num_threads = 0
-        self.intra_op_num_threads = 0
-        self.log_severity_level = -1
-        self.log_verbosity_level = 0
-        self.logid = ""
-        self.optimized_model_filepath = ""
-        self.profile_file_prefix = "onnxruntime_profile_"
-        self.use_deterministic_compute = False
-        self.use_per_session_threads = True
         self._dims_by_name: dict[str, int] = {}
         self._dims_by_denotation: dict[str, int] = {}
         self._initializers: dict[str, Any] = {}
         self._external_files: dict[str, bytes] = {}
         self._providers: list[tuple[str, dict[str, Any]]] = []
+        self._load_cancelled = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in _SESSION_OPTIONS:
@@ -119,18 +133,7 @@ class SessionOptions(_Entries):
             )
         object.__setattr__(self, name, _checked(name, value) if name in _SESSION_OPTIONS else value)
 
-    def add_session_config_entry(self, key: str, value: str) -> None:
-        """Add an entry of onnxruntime's configuration. One key, ours, has an effect: "session.max_value_bytes" limits
-        what a single value of the graph may take (docs/session.md)."""
-        self._add(key, value)
-
-    def get_session_config_entry(self, key: str) -> str:
-        """An entry that was added.
-
-        Raises:
-            OptionError: there is none of that key.
-        """
-        return self._get(key)
+    add_session_config_entry, get_session_config_entry = _Entries._add, _Entries._get
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
         """Give every dimension of this symbolic name a fixed extent."""
@@ -167,6 +170,18 @@ class SessionOptions(_Entries):
         """Ask for an execution provider; see `InferenceSession`."""
         self._providers.append((provider_name, dict(options or {})))
 
+    def set_load_cancellation_flag(self, value: bool) -> None:
+        """True calls off loading, also from another thread while it goes on: ModelLoadCanceled."""
+        self._load_cancelled = bool(value)
+
+    add_provider_for_devices = refusing_method("add_provider_for_devices", REASONS["OrtEpDevice"])
+    clear_ep_context_data_read_func = refusing_method("clear_ep_context_data_read_func", REASONS["ModelCompiler"])
+    set_ep_context_data_read_func = refusing_method("set_ep_context_data_read_func", REASONS["ModelCompiler"])
+    set_provider_selection_policy = refusing_method("set_provider_selection_policy", REASONS["OrtEpDevice"])
+    set_provider_selection_policy_delegate = refusing_method(
+        "set_provider_selection_policy_delegate", REASONS["OrtEpDevice"]
+    )
+
     def has_providers(self) -> bool:
         """Whether `add_provider` was called."""
         return bool(self._providers)
@@ -192,45 +207,24 @@ class RunOptions(_Entries):
         logid, log_severity_level, log_verbosity_level, only_execute_path_to_fetches: without effect.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.terminate = False
-        self.logid = ""
-        self.log_severity_level = -1
-        self.log_verbosity_level = 0
-        self.only_execute_path_to_fetches = False
+    terminate: bool = False
+    logid: str = ""
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    only_execute_path_to_fetches: bool = False
 
-    def add_run_config_entry(self, key: str, value: str) -> None:
-        """Add an entry of onnxruntime's configuration. None has an effect here."""
-        self._add(key, value)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in _RUN_OPTIONS:
+            raise OptionError(f"RunOptions has no option {name!r}", f"it has {', '.join(_RUN_OPTIONS)}", "rename it")
+        object.__setattr__(self, name, value)
 
-    def get_run_config_entry(self, key: str) -> str:
-        """An entry that was added.
+    add_active_adapter = refusing_method("add_active_adapter", REASONS["LoraAdapter"])
 
-        Raises:
-            OptionError: there is none of that key.
-        """
-        return self._get(key)
+    add_run_config_entry, get_run_config_entry = _Entries._add, _Entries._get
 
 
-_SESSION_OPTIONS: dict[str, type] = {
-    "enable_cpu_mem_arena": bool,
-    "enable_mem_pattern": bool,
-    "enable_mem_reuse": bool,
-    "enable_profiling": bool,
-    "execution_mode": ExecutionMode,
-    "execution_order": ExecutionOrder,
-    "graph_optimization_level": GraphOptimizationLevel,
-    "inter_op_num_threads": int,
-    "intra_op_num_threads": int,
-    "log_severity_level": int,
-    "log_verbosity_level": int,
-    "logid": str,
-    "optimized_model_filepath": str,
-    "profile_file_prefix": str,
-    "use_deterministic_compute": bool,
-    "use_per_session_threads": bool,
-}
+_RUN_OPTIONS = sorted(RunOptions.__annotations__)
+_SESSION_OPTIONS = {name: type(getattr(SessionOptions, name)) for name in SessionOptions.__annotations__}
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -259,3 +253,83 @@ def _extent(name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
         raise OptionError(f"dimension {name!r} = {value!r}", "an extent is a whole number from 0", "give one")
     return int(value)
+
+
+MAX_VALUE_BYTES = "session.max_value_bytes"
+WEIGHTS_FILE = "session.optimized_model_external_initializers_file_name"
+WEIGHTS_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+KEEPS_QDQ = "session.disable_quant_qdq"
+OBEYED = frozenset({MAX_VALUE_BYTES, WEIGHTS_FILE, WEIGHTS_LEAST_BYTES, WEIGHTS_FOLDER, KEEPS_QDQ})
+
+# They steer onnxruntime's memory, threads and own rewrites; no result and no file depends on them.
+_WITHOUT_EFFECT = frozenset(
+    """
+    optimization.constant_folding_max_output_size_in_bytes optimization.enable_cast_chain_elimination
+    optimization.minimal_build_optimizations session.allow_released_opsets_only session.debug_layout_transformation
+    session.disable_aot_function_inlining session.disable_double_qdq_remover session.disable_model_compile
+    session.disable_prepacking session.disable_qdq_constant_folding session.dynamic_block_base
+    session.enable_dq_matmulnbits_fusion session.enable_quant_qdq_cleanup session.enable_saved_runtime_optimizations
+    session.fail_on_suboptimal_compiled_model session.force_spinning_stop session.function_expansion_byte_limit
+    session.function_expansion_node_limit session.graph_optimizations_loop_level session.kernel_dispatch_policy
+    session.prepack.enable_parallel session.qdq_matmulnbits_accuracy_level session.qdq_matmulnbits_block_size
+    session.qdqisint8allowed session.use_device_allocator_for_initializers session.use_env_allocators
+    session.use_external_initializer_file_buffers_directly session.use_ort_model_bytes_directly
+    session.use_ort_model_bytes_for_initializers session.x64quantprecision
+    """.split()
+)
+_PREFIXES_WITHOUT_EFFECT = (
+    "arena.", "ep.cpu.", "ep.cuda.", "memory.", "mlas.", "session.external_data_loader.", "session.inter_op.",
+    "session.intra_op.", "session.moe.offload.",
+)  # fmt: skip
+
+_ORT_FORMAT = "models are read and written in ONNX's own format"
+_ONE_PROVIDER = "nodes are divided among providers by what each supports"
+_NO_CONTEXT = "no provider here keeps compiled models"
+# Key -> values that ask for nothing, and why others are refused.
+_REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "ep.context_embed_mode": (("0",), _NO_CONTEXT),
+    "ep.context_enable": (("0",), _NO_CONTEXT),
+    "ep.context_file_path": ((), _NO_CONTEXT),
+    "ep.context_model_external_initializers_file_name": ((), _NO_CONTEXT),
+    "optimization.disable_specified_optimizers": ((), "rewrites are chosen by graph_optimization_level alone"),
+    "optimization.enable_gelu_approximation": (("0",), "GELU is computed as the model defines it"),
+    "session.collect_node_memory_stats_to_file": ((), "no such file is written"),
+    "session.compile_only": (("0",), _NO_CONTEXT),
+    "session.disable_cpu_ep_fallback": (("0",), "what no provider takes always runs on the CPU"),
+    "session.intra_op_thread_affinities": ((), "threads are not bound to processors"),
+    "session.layer_assignment_settings": ((), _ONE_PROVIDER),
+    "session.load_model_format": (("ONNX",), _ORT_FORMAT),
+    "session.name_based_layer_assignment": ((), _ONE_PROVIDER),
+    "session.node_partition_config_file": ((), _ONE_PROVIDER),
+    "session.record_ep_graph_assignment_info": (("0",), "the assignment of nodes is not recorded"),
+    "session.resource_cuda_partitioning_settings": ((), _ONE_PROVIDER),
+    "session.save_external_prepacked_constant_initializers": (("0",), "packed weights are not written to files"),
+    "session.save_model_format": (("ONNX",), _ORT_FORMAT),
+    "session.set_denormal_as_zero": (("0",), "denormal numbers are computed with, not replaced"),
+    "session.strict_shape_type_inference": (("0",), "shapes that contradict each other are refused where they matter"),
+}
+
+
+def check_entries(entries: Mapping[str, str]) -> None:
+    """Look through the entries of a session's options; unknown ones are warned about.
+
+    Raises:
+        OptionError: an entry asks for what is not there, or an obeyed one has an impossible value.
+    """
+    for key, value in entries.items():
+        harmless, why = _REFUSED.get(key, ((), ""))
+        if why and value not in ("", *harmless):
+            raise OptionError(f"config entry {key} = {value!r}", why, "leave it out")
+        if not why and key not in OBEYED | _WITHOUT_EFFECT and not key.startswith(_PREFIXES_WITHOUT_EFFECT):
+            near = difflib.get_close_matches(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            warnings.warn(f"the config entry {key!r} is unknown and has no effect{hint}", stacklevel=6)
+    for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
+        if key in entries and not entries[key].isdecimal():
+            raise OptionError(f"config entry {key} = {entries[key]!r}", "it is a number of bytes", "correct it")
+    if entries.get(KEEPS_QDQ, "0") not in ("0", "1"):
+        raise OptionError(f"config entry {KEEPS_QDQ} = {entries[KEEPS_QDQ]!r}", "it is '0' or '1'", "correct it")
+    folder = entries.get(WEIGHTS_FOLDER)
+    if folder is not None and not Path(folder).is_dir():
+        raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "there is no such folder", "check the path")

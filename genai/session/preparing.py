@@ -1,35 +1,52 @@
-"""From a source to a plan: read, apply options, rewrite, compile."""
+"""From a source to a plan: read, check the nodes, apply options, rewrite, compile."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from genai.kernels.cpu.large import Arena
-from genai.kernels.cpu.tape.replay import Crew
-from genai.kernels.cpu.team import Team
+from genai.kernels.host.measuring import Arena
+from genai.kvcache.budget import available_memory
+from genai.ops.support import MAX_VALUE_BYTES as MOST_BYTES
 
+from ..device import open_executor
 from ..graph.gradients import expand_gradients
-from ..graph.ir import Graph, Model, Tensor, Value
+from ..graph.ir import Graph, Model, Node, Tensor, Value, canonical_domain
+from ..graph.node import canonical_imports
 from ..graph.reader import read_model
 from ..graph.rewrites.base import run_rewrites
-from ..graph.rewrites.constant_folding import LiftConstants
+from ..graph.rewrites.byte_tables import tabulate_bytes
+from ..graph.rewrites.constant_folding import lift_constants
+from ..graph.rewrites.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
 from ..graph.rewrites.standard import SESSION_RULES
 from ..graph.shapes import infer_shapes
 from ..graph.types import DataType, TensorType
 from ..graph.writer import write_model
-from ..runtime.plan import Plan, PlanOptions, build_plan
-from .errors import InvalidArgument, SourceTypeError
-from .model_check import check_nodes
-from .options import SessionOptions
-from .partition import hand_over
-from .providers import Chosen
+from ..runtime.plan import PlanOptions, build_plan
+from ..runtime.python_loop import Plan
+from .errors import InvalidArgument, InvalidGraph, ModelLoadCanceled, SourceTypeError
+from .machine import global_threads
+from .options import (
+    KEEPS_QDQ,
+    MAX_VALUE_BYTES,
+    WEIGHTS_FILE,
+    WEIGHTS_FOLDER,
+    WEIGHTS_LEAST_BYTES,
+    SessionOptions,
+    check_entries,
+)
+from .providers import Chosen, hand_over
 
-MAX_VALUE_BYTES = "session.max_value_bytes"
+# What turns DequantizeLinear, an operator and QuantizeLinear into one operator on integers.
+_QDQ_RULES = frozenset(
+    rule.name for rule in (fuse_quantized_nodes, fuse_quantized_arithmetic, move_quantized, tabulate_bytes)
+)
 
 
 @dataclass(frozen=True)
@@ -50,29 +67,39 @@ class Prepared:
 
 
 def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared:
-    """Everything that happens before the first run.
-
-    Raises:
-        GenaiError: one of the classes in `genai.session.errors`.
-    """
+    """Everything that happens before the first run."""
+    entries = options._entries
+    check_entries(entries)
     model = read(source, options)
+    _check_cancelled(options)
     graph = model.graph
     _override_dims(model, options)
     _override_initializers(graph, options)
     outputs = [replace(value) for value in graph.outputs]
     level = options.graph_optimization_level.level
     check_nodes(model)
-    run_rewrites(model, (LiftConstants(),), level)
+    run_rewrites(model, (lift_constants,), level)
     infer_shapes(model)
     if expand_gradients(model):
         infer_shapes(model)
-    run_rewrites(model, SESSION_RULES, level)
+    _check_cancelled(options)
+    keeps_qdq = entries.get(KEEPS_QDQ) == "1"
+    run_rewrites(model, [rule for rule in SESSION_RULES if not (keeps_qdq and rule.name in _QDQ_RULES)], level)
     if options.optimized_model_filepath:
-        write_model(model, Path(options.optimized_model_filepath))
-    team = Team(options.intra_op_num_threads or None)
+        write_model(
+            model,
+            Path(options.optimized_model_filepath),
+            external_data=entries.get(WEIGHTS_FILE) or None,
+            size_threshold=int(entries.get(WEIGHTS_LEAST_BYTES, "1024")),
+        )
+    _check_cancelled(options)
+    threads = options.intra_op_num_threads or (0 if options.use_per_session_threads else global_threads())
+    executor = open_executor(threads=threads or None)
     provided = hand_over(model, providers)
-    shared = {"team": team, "crew": Crew(team.threads), "provided": provided, "arena": Arena()}
-    plan = build_plan(model, PlanOptions(kernel={**shared, **_limits(options)}))
+    # What the caller says, or what this machine has left, at most 16 GiB.
+    most = int(entries[MAX_VALUE_BYTES]) if MAX_VALUE_BYTES in entries else min(MOST_BYTES, available_memory())
+    shared = {"threads": executor.host_threads, "executor": executor, "provided": provided, "arena": Arena()}
+    plan = build_plan(model, PlanOptions(kernel={**shared, "max_value_bytes": most}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
@@ -80,22 +107,13 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     return Prepared(model, plan, inputs, overridable, outputs)
 
 
-def _limits(options: SessionOptions) -> dict[str, int]:
-    """The largest value that a node may make, where the caller limits it."""
-    text = options._entries.get(MAX_VALUE_BYTES)
-    if text is None:
-        return {}
-    if not text.isdecimal():
-        raise InvalidArgument(f"config entry {MAX_VALUE_BYTES} = {text!r}", "it is a number of bytes", "correct it")
-    return {"max_value_bytes": int(text)}
+def _check_cancelled(options: SessionOptions) -> None:
+    if options._load_cancelled:
+        raise ModelLoadCanceled("loading was called off", "set_load_cancellation_flag(True) says so", "set it to False")
 
 
 def read(source: Any, options: SessionOptions) -> Model:
-    """The model behind a path, bytes or protobuf object.
-
-    Raises:
-        SourceTypeError: another kind of object.
-    """
+    """The model behind a path, bytes or protobuf object."""
     if not isinstance(source, str | Path | bytes | bytearray | memoryview | onnx.ModelProto):
         raise SourceTypeError(
             f"unable to load from type {type(source)!r}",
@@ -103,7 +121,13 @@ def read(source: Any, options: SessionOptions) -> Model:
             "pass one of these",
         )
     data = bytes(source) if isinstance(source, bytearray | memoryview) else source
-    return read_model(data, external_data=options._external_files or None)
+    folder = options._entries.get(WEIGHTS_FOLDER)
+    return read_model(
+        data,
+        external_data=options._external_files or None,
+        external_folder=None if folder is None else Path(folder),
+        replaced=frozenset(options._initializers),
+    )
 
 
 def _override_dims(model: Model, options: SessionOptions) -> None:
@@ -141,3 +165,115 @@ def _override_initializers(graph: Graph, options: SessionOptions) -> None:
                 "convert or reshape the value",
             )
         graph.add_initializer(Tensor.from_array(name, array))
+
+
+_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+
+def check_nodes(model: Model) -> None:
+    """Every node of the model and its functions: domain imported, attributes and inputs as defined, types agree.
+
+    Operators that ONNX does not define are left to the compiler.
+    """
+    _check_versions("the model", model.opset_imports)
+    versions = canonical_imports(model.opset_imports)
+    versions.setdefault("", model.opset_version() or 0)
+    for graph in model.graphs():
+        _check_graph(model, graph, versions)
+    for function in model.functions.values():
+        _check_versions(f"function {function.name!r}", function.opset_imports)
+        own = {**versions, **canonical_imports(function.opset_imports)}
+        for graph in function.body.nested():
+            _check_graph(model, graph, own)
+
+
+def _check_versions(what: str, imports: Mapping[str, int]) -> None:
+    for domain, version in imports.items():
+        newest = _newest_version(canonical_domain(domain))
+        if newest and not 1 <= version <= newest:
+            raise InvalidGraph(
+                f"{what} imports version {version} of {domain or 'ai.onnx'}",
+                f"the installed onnx {onnx.__version__} defines versions 1 to {newest}",
+                "update the onnx package, or export the model for an older operator set",
+            )
+
+
+@cache
+def _newest_version(domain: str) -> int:
+    """The newest operator set of a domain that ONNX defines; 0 for others, which define themselves."""
+    if domain == "":
+        return onnx.defs.onnx_opset_version()
+    return onnx.defs.onnx_ml_opset_version() if domain == "ai.onnx.ml" else 0
+
+
+def _check_graph(model: Model, graph: Graph, versions: Mapping[str, int]) -> None:
+    for node in graph.nodes:
+        domain, op_type = node.key
+        if model.function(node) is not None:
+            continue
+        if domain not in versions:
+            raise InvalidGraph(
+                f"node {node.name!r} is of {domain}::{op_type}, and the model imports no operator set for {domain!r}",
+                f"imported are {', '.join(name or 'ai.onnx' for name in versions)}",
+                "export the model again, or add the import",
+            )
+        schema = _schema(op_type, versions[domain], domain)
+        if schema is not None:
+            _check_node(graph, node, schema)
+
+
+@cache
+def _schema(op_type: str, version: int, domain: str) -> Any:
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _check_node(graph: Graph, node: Node, schema: Any) -> None:
+    unknown = node.attributes.keys() - schema.attributes.keys()
+    if unknown:
+        raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"it knows {sorted(schema.attributes)}")
+    missing = [
+        name for name, attribute in schema.attributes.items() if attribute.required and name not in node.attributes
+    ]
+    if missing:
+        raise _wrong(node, f"it lacks the attributes {missing}", "they are required")
+    if not schema.min_input <= len(node.inputs) <= schema.max_input:
+        counts = f"{schema.min_input} to {schema.max_input}"
+        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it takes {counts}")
+    if not schema.min_output <= len(node.outputs) <= schema.max_output:
+        counts = f"{schema.min_output} to {schema.max_output}"
+        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it gives {counts}")
+    _check_types(graph, node, schema)
+
+
+def _check_types(graph: Graph, node: Node, schema: Any) -> None:
+    """Inputs of the same type variable have one element type."""
+    bound: dict[str, DataType] = {}
+    for index, name in enumerate(node.inputs):
+        if not schema.inputs:
+            return
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if formal.option == _VARIADIC and not formal.is_homogeneous:
+            continue
+        known = graph.type_of(name) if name else None
+        if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED:
+            continue
+        dtype = bound.setdefault(formal.type_str, known.dtype)
+        if dtype != known.dtype and not formal.type_str.startswith("tensor("):
+            raise _wrong(
+                node,
+                f"its inputs {', '.join(node.inputs)} are of the types {dtype.onnx_name} and {known.dtype.onnx_name}",
+                f"both must be of one type {formal.type_str!r}",
+            )
+
+
+def _wrong(node: Node, what: str, rule: str) -> InvalidGraph:
+    domain, op_type = node.key
+    operator = f"{domain}::{op_type}" if domain else op_type
+    return InvalidGraph(
+        f"node {node.name!r} ({operator}): {what}",
+        f"by the definition of the operator, {rule}",
+        "export the model again",
+    )

@@ -11,14 +11,29 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
+import numpy as np
 import onnx
 
-from ..graph.ir import Graph, Node
+from genai.ops.registry import KernelError, NodeSpec, operator
+
+from ..errors import GenaiError
+from ..graph.ir import Graph, Model, Node, Value, make_node
+from ..graph.node import OURS
+from ..graph.uses import used_names
+from ..graph.writer import to_proto
 from .errors import EPFail, InvalidArgument
 from .options import SessionOptions
 
 CPU_PROVIDER = "CPUExecutionProvider"
 GROUP = "genai.providers"
+# Names that onnxruntime has; scripts may ask for them where they are not available.
+_ELSEWHERE = frozenset(
+    f"{name}ExecutionProvider"
+    for name in (
+        "ACL ArmNN Azure CANN CUDA CoreML Dml JS MIGraphX NvTensorRTRTX Nnapi OpenVINO QNN ROCM Rknpu SNPE Tensorrt "
+        "VSINPU VitisAI WebGpu WebNN Xnnpack Dnnl"
+    ).split()
+)
 Chosen = list[tuple[str, dict[str, Any]]]
 
 
@@ -37,9 +52,7 @@ def get_available_providers() -> list[str]:
     return [*_plug_ins(), CPU_PROVIDER]
 
 
-def get_all_providers() -> list[str]:
-    """The same: what is not installed is not known."""
-    return get_available_providers()
+get_all_providers = get_available_providers  # what is not installed is not known
 
 
 def get_device() -> str:
@@ -48,11 +61,7 @@ def get_device() -> str:
 
 
 def make_provider(name: str, options: Mapping[str, Any]) -> Provider:
-    """A provider by name.
-
-    Raises:
-        EPFail: its package raises.
-    """
+    """A provider by name."""
     try:
         provider: Provider = _plug_ins()[name].load()(**options)
     except Exception as error:
@@ -69,34 +78,52 @@ def _plug_ins() -> dict[str, EntryPoint]:
 
 
 def chosen_providers(
-    providers: Sequence[Any] | None, provider_options: Sequence[dict[str, Any]] | None, options: SessionOptions
+    providers: Sequence[Any] | None,
+    provider_options: Sequence[dict[str, Any]] | None,
+    options: SessionOptions,
+    *,
+    must_exist: bool = False,
 ) -> Chosen:
     """(name, options) per provider to use, the CPU last if it was not named.
 
     Raises:
-        InvalidArgument: not a list of names or (name, options) pairs, or as many options as there are not providers.
+        InvalidArgument: not a list of names or (name, options) pairs, provider_options that are not one dict for each
+            name, or an unknown name where it must exist.
     """
-    given = list(options._providers) if providers is None else list(providers)
-    if provider_options is not None and len(provider_options) != len(given):
-        raise InvalidArgument(
-            f"{len(provider_options)} provider_options for {len(given)} providers",
-            "there must be as many",
-            "give one dict per provider",
-        )
-    pairs = [_pair(item) for item in given]
+    given = _listed("providers", options._providers if providers is None else providers)
     if provider_options is not None:
-        pairs = [(name, {**own, **more}) for (name, own), more in zip(pairs, provider_options, strict=True)]
+        more = _listed("provider_options", provider_options)
+        if len(more) != len(given) or any(not isinstance(item, str) for item in given):
+            raise InvalidArgument(
+                f"{len(more)} provider_options for the providers {given}",
+                "provider_options holds one dict for each of a list of names",
+                "give names and as many dicts, or (name, options) pairs alone",
+            )
+        given = list(zip(given, more, strict=True))
+    pairs = [_pair(item) for item in given]
     available = get_available_providers()
-    for name, _ in pairs:
+    used: dict[str, dict[str, Any]] = {}
+    for name, own in pairs:
+        if must_exist and name not in available and name not in _ELSEWHERE:
+            raise InvalidArgument(
+                f"provider {name!r} is unknown", f"available are {', '.join(available)}", "choose one of these"
+            )
         if name not in available:
             warnings.warn(
                 f"Specified provider '{name}' is not in available provider names. "
                 f"Available providers: '{', '.join(available)}'",
                 stacklevel=4,
             )
-    used = {name: own for name, own in pairs if name in available}
+        elif used.setdefault(name, own) is not own:
+            warnings.warn(f"provider '{name}' is named twice; what was said first counts", stacklevel=4)
     used.setdefault(CPU_PROVIDER, {})
     return list(used.items())
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise InvalidArgument(f"{name} is a {type(value).__name__}", "it must be a list", f"pass [{value!r}]")
+    return list(value)
 
 
 def _pair(item: Any) -> tuple[str, dict[str, Any]]:
@@ -107,3 +134,103 @@ def _pair(item: Any) -> tuple[str, dict[str, Any]]:
     raise InvalidArgument(
         f"provider {item!r}", "a provider is a name or a (name, options) pair", f"pass {CPU_PROVIDER!r}"
     )
+
+
+Compiled = Callable[[list[Any]], list[Any]]
+
+
+def hand_over(model: Model, chosen: Chosen) -> dict[int, Compiled]:
+    """Let providers compile what they support, each before the next; the graph then has a node for each run.
+
+    Returns:
+        What computes each of these nodes, by its attribute `key`; for the kernels' option "provided".
+    """
+    compiled: dict[int, Compiled] = {}
+    for name, options in chosen:
+        if name == CPU_PROVIDER:
+            break
+        provider = make_provider(name, options)
+        for nodes in _runs(model, provider):
+            key = len(compiled)
+            compiled[key] = _replace(model, nodes, name, provider, key)
+    if compiled:
+        model.opset_imports.setdefault(OURS, 1)
+    return compiled
+
+
+def _runs(model: Model, provider: Provider) -> list[list[Node]]:
+    graph = model.graph
+    graph.topological_sort()
+    runs: list[list[Node]] = [[]]
+    for node in graph.nodes:
+        version = model.opset_version(node.domain)
+        if node.key != (OURS, "Provided") and version is not None and provider.supports(node, graph, version):
+            runs[-1].append(node)
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def _replace(model: Model, nodes: Sequence[Node], name: str, provider: Provider, key: int) -> Compiled:
+    part = _part(model, nodes)
+    try:
+        compiled = provider.compile(to_proto(part))
+    except Exception as error:
+        raise EPFail(
+            f"provider {name!r} cannot compile {len(nodes)} nodes from {nodes[0]!r:.100} on",
+            f"{type(error).__name__}: {error!s:.300}",
+            "leave the provider out of `providers`",
+        ) from error
+    inputs, outputs = ([value.name for value in values] for values in (part.graph.inputs, part.graph.outputs))
+    graph = model.graph
+    graph.insert_before(
+        nodes[0], make_node("Provided", inputs, outputs, domain=OURS, name=name, provider=name, key=key)
+    )
+    graph.remove_nodes(nodes)
+    return compiled
+
+
+def _part(model: Model, nodes: Sequence[Node]) -> Model:
+    """The nodes as a model of their own: constants inside, values from outside as inputs."""
+    graph = model.graph
+    made = {name for node in nodes for name in node.outputs if name}
+    used = dict.fromkeys(name for node in nodes for name in sorted(used_names(node)) if name not in made)
+    constants = {name: tensor for name in used if (tensor := graph.constant_tensor(name)) is not None}
+    inside = set(nodes)
+    wanted = [
+        name
+        for node in nodes
+        for name in node.outputs
+        if name and (graph.is_output(name) or any(user not in inside for user in graph.consumers(name)))
+    ]
+    part = Graph(
+        "part",
+        [Value(name, graph.type_of(name)) for name in used if name not in constants],
+        [Value(name, graph.type_of(name)) for name in wanted],
+        [node.copy() for node in nodes],
+        {name: tensor.renamed(name) for name, tensor in constants.items()},
+    )
+    return Model(
+        part, model.ir_version, dict(model.opset_imports), functions=dict(model.functions), folder=model.folder
+    )
+
+
+def _compiled_part(spec: NodeSpec) -> Compiled:
+    run: Compiled | None = spec.options.get("provided", {}).get(int(spec.attributes["key"]))
+    if run is None:
+        raise KernelError("a model that was divided among providers runs only in the session that divided it")
+    return run
+
+
+@operator("Provided", domain=OURS, run=_compiled_part)
+def provided(*inputs: Any, provider: str = "", run: Compiled) -> Any:
+    """A part of the graph that a provider computes."""
+    try:
+        results = run(list(inputs))
+    except GenaiError:
+        raise
+    except Exception as error:
+        raise EPFail(
+            f"provider {provider!r} failed: {error!s:.300}", type(error).__name__, "leave it out of `providers`"
+        ) from error
+    return tuple(np.asarray(value) if isinstance(value, np.generic) else value for value in results)

@@ -2,63 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from time import perf_counter_ns
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import GenaiError
-from ..runtime.plan import Plan
-from ..runtime.run_context import RunContext, RunStopped
+from ..graph.external_data import check_unchanged
+from ..runtime.python_loop import Plan, RunContext, RunStopped, Step, circumstances, run_slots
 from .errors import EPFail, Fail, InvalidArgument
 from .options import RunOptions
-from .profiling import Profiler
+
+
+class Profiler:
+    """What a run took, step by step: a table per operator, and a trace that Chrome's viewer and Perfetto read.
+
+    Attributes:
+        start_ns: when recording began (time.perf_counter_ns).
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._events: list[tuple[str, str, int, int, int]] = []
+        self.start_ns = time.perf_counter_ns()
+
+    def record(self, label: str, op_type: str, begin_ns: int, end_ns: int) -> None:
+        """One step, or "session" for a whole run."""
+        self._events.append((label, op_type, threading.get_ident(), begin_ns, end_ns))
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Per operator type: calls and nanoseconds, the longest first."""
+        totals: dict[str, tuple[int, int]] = {}
+        for _, op_type, _, begin, end in list(self._events):
+            calls, spent = totals.get(op_type, (0, 0))
+            totals[op_type] = calls + 1, spent + end - begin
+        return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
+
+    def write(self) -> str:
+        """Write the trace into the working directory; returns its path."""
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        path = Path(f"{self._prefix}{stamp}_{os.getpid()}_{self.start_ns % 1_000_000}.json")
+        events = [
+            {
+                "cat": "Node",
+                "name": label,
+                "ph": "X",
+                "pid": os.getpid(),
+                "tid": thread,
+                "ts": (begin - self.start_ns) / 1000,
+                "dur": (end - begin) / 1000,
+                "args": {"op_name": op_type},
+            }
+            for label, op_type, thread, begin, end in list(self._events)
+        ]
+        path.write_text(json.dumps(events), encoding="utf-8")
+        return str(path)
 
 
 def run_steps(
     plan: Plan, feeds: Iterable[tuple[int, Any]], options: RunOptions | None, profiler: Profiler | None
 ) -> tuple[Any, ...]:
-    """Run a plan; returns its outputs in order.
-
-    Raises:
-        Fail: a step failed.
-        EPFail: a provider failed.
-        RunStopped: `options.terminate` was set.
-        InvalidArgument: an index is out of range.
-    """
+    """Run a plan; returns its outputs in order."""
+    check_unchanged(plan.files)
     context = None if options is None else RunContext(lambda: options.terminate)
-    slots = list(plan.initial)
-    for slot, value in feeds:
-        slots[slot] = value
-    with np.errstate(all="ignore"):
-        for step in plan.steps:
-            if context is not None:
-                context.check()
-            inputs = [slots[i] for i in step.inputs]
-            begin = 0 if profiler is None else perf_counter_ns()
-            try:
-                results = step.kernel(context, inputs)
-            except (MemoryError, RunStopped, EPFail):
-                raise
-            except Exception as error:
-                raise _failure(step.label, inputs, error) from error
-            if profiler is not None:
-                profiler.record(step.label, step.op_type, begin, perf_counter_ns())
-            for slot, value in zip(step.outputs, results, strict=False):
-                slots[slot] = value
-            slots[-1] = None
-            for slot in step.release:
-                slots[slot] = None
-    return tuple([slots[slot] for slot in plan.outputs])
+    return run_slots(plan, feeds, context, partial(_call, profiler))
 
 
-def _failure(label: str, inputs: list[Any], error: Exception) -> GenaiError:
-    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__ for x in inputs)
-    kind = InvalidArgument if isinstance(error, IndexError) else Fail
-    what = error.what if isinstance(error, GenaiError) else error
-    return kind(
-        f"{label} failed: {what!s:.500}",
-        f"its inputs were {shapes or 'none'} ({type(error).__name__})",
-        "check that the inputs fit the model; if they do, the model or this kernel is wrong",
-    )
+def _call(profiler: Profiler | None, step: Step, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    if context is not None:
+        context.check()
+    begin = 0 if profiler is None else time.perf_counter_ns()
+    try:
+        results = step.kernel(context, inputs)
+    except (MemoryError, RunStopped, EPFail):
+        raise
+    except Exception as error:
+        kind = InvalidArgument if isinstance(error, IndexError) else Fail
+        what = error.what if isinstance(error, GenaiError) else error
+        raise kind(f"{step.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
+    if profiler is not None:
+        profiler.record(step.label, step.op_type, begin, time.perf_counter_ns())
+    return results

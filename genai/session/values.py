@@ -1,8 +1,10 @@
-"""OrtValue: a value outside a run, with its ONNX type, on the CPU; DLPack in and out."""
+"""Values outside a run, with their ONNX types: OrtValue, where it lies (on the CPU), DLPack in and out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -10,21 +12,68 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..graph.types import DataType
+from ..refused import REASONS, refuse, refusing_method
 
 CPU = "cpu"
 
 
+class OrtAllocatorType(IntEnum):
+    """How memory is allocated; values here come from NumPy, whatever is named."""
+
+    INVALID = -1
+    ORT_DEVICE_ALLOCATOR = 0
+    ORT_ARENA_ALLOCATOR = 1
+
+
+class OrtMemType(IntEnum):
+    """What a value in memory is for."""
+
+    CPU_INPUT = -2
+    CPU_OUTPUT = -1
+    CPU = -1
+    DEFAULT = 0
+
+
+class OrtDeviceMemoryType(IntEnum):
+    """Who can reach a device's memory."""
+
+    DEFAULT = 0
+    HOST_ACCESSIBLE = 5
+
+
+class OrtMemoryInfoDeviceType(IntEnum):
+    """Kinds of devices."""
+
+    CPU = 0
+    GPU = 1
+    FPGA = 2
+    NPU = 3
+
+
+class OrtDeviceVendorId(IntEnum):
+    """Makers of devices, by their PCI numbers."""
+
+    NONE = 0x0000
+    AMD = 0x1002
+    NVIDIA = 0x10DE
+    ARM = 0x13B5
+    MICROSOFT = 0x1414
+    HUAWEI = 0x19E5
+    QUALCOMM = 0x5143
+    INTEL = 0x8086
+
+
 class OrtDevice:
-    """Where a value lies. There is the CPU."""
+    """Where a value lies."""
 
     def __init__(self, name: str = CPU, device_id: int = 0) -> None:
         check_device(name, device_id)
         self._name, self._id = name, device_id
 
     @staticmethod
-    def make(name: str, device_id: int = 0) -> OrtDevice:
+    def make(ort_device_name: str, device_id: int = 0, vendor_id: int = -1) -> OrtDevice:
         """A device by name."""
-        return OrtDevice(name, device_id)
+        return OrtDevice(ort_device_name, device_id)
 
     def device_type(self) -> int:
         """0, the CPU's number."""
@@ -34,8 +83,55 @@ class OrtDevice:
         """Which of several devices."""
         return self._id
 
+    def device_mem_type(self) -> int:
+        """0, ordinary memory."""
+        return int(OrtDeviceMemoryType.DEFAULT)
+
+    def device_vendor_id(self) -> int:
+        """0: processors are not told apart."""
+        return int(OrtDeviceVendorId.NONE)
+
     def __str__(self) -> str:
         return f"Device:[Type:0 MemType:0 VendorId:0 DeviceId:{self._id} Alignment:0]"
+
+
+@dataclass(frozen=True)
+class OrtMemoryInfo:
+    """Memory in which inputs and results of a session lie.
+
+    Raises:
+        InputError: of another device than the CPU.
+    """
+
+    name: str = "Cpu"
+    allocator_type: OrtAllocatorType = OrtAllocatorType.ORT_DEVICE_ALLOCATOR
+    device_id: int = 0
+    mem_type: OrtMemType = OrtMemType.DEFAULT
+
+    def __post_init__(self) -> None:
+        check_device(self.name, self.device_id)
+
+    create_v2 = refusing_method("create_v2", "values lie in ordinary memory of the CPU")
+
+    @property
+    def device_mem_type(self) -> OrtDeviceMemoryType:
+        """Ordinary memory."""
+        return OrtDeviceMemoryType.DEFAULT
+
+    @property
+    def device_vendor_id(self) -> int:
+        """0: processors are not told apart."""
+        return int(OrtDeviceVendorId.NONE)
+
+
+def check_device(name: str, device_id: int = 0) -> None:
+    """Refuse devices that are not here.
+
+    Raises:
+        InputError: the device is not the CPU.
+    """
+    if name.lower() != CPU or device_id != 0:
+        raise InputError(f"device {name!r} number {device_id}", "values of a session lie on the CPU", "use 'cpu', 0")
 
 
 class OrtValue:
@@ -87,7 +183,7 @@ class OrtValue:
 
     @staticmethod
     def from_dlpack(value: Any, is_bool_tensor: bool = False) -> OrtValue:
-        """From any object with __dlpack__ on the CPU (torch, JAX, CuPy's host arrays), without a copy.
+        """From any object with __dlpack__ on the CPU (torch, JAX, CuPy's host arrays), or a capsule, without a copy.
 
         Args:
             is_bool_tensor: read bytes as booleans, for producers whose DLPack has no boolean type.
@@ -100,9 +196,11 @@ class OrtValue:
         """Sparse tensors outside models are not supported.
 
         Raises:
-            InputError: always.
+            NotSupportedYetError: always.
         """
-        raise InputError("a sparse OrtValue", "sparse values become dense when a model is loaded", "pass a dense array")
+        refuse("OrtValue.ort_value_from_sparse_tensor", REASONS["SparseTensor"])
+
+    as_sparse_tensor = refusing_method("as_sparse_tensor", REASONS["SparseTensor"])
 
     def numpy(self) -> NDArray[Any]:
         """The array itself, not a copy.
@@ -153,14 +251,14 @@ class OrtValue:
         """Whether this is a sequence of tensors."""
         return isinstance(self._value, list)
 
-    def update_inplace(self, array: NDArray[Any]) -> None:
-        """Copy an array of the same shape and type into this tensor.
+    def update_inplace(self, array: NDArray[Any] | OrtValue) -> None:
+        """Copy an array or OrtValue of the same shape and type into this tensor.
 
         Raises:
             InputError: shape or type differ, or the memory may not be written.
         """
         tensor = self._tensor()
-        given = np.asarray(array)
+        given = np.asarray(array.numpy() if isinstance(array, OrtValue) else array)
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise InputError(
                 f"{given.dtype}{list(given.shape)} cannot replace {tensor.dtype}{list(tensor.shape)}",
@@ -170,6 +268,9 @@ class OrtValue:
         if not tensor.flags.writeable:
             raise InputError("this OrtValue is read-only", "its memory belongs to someone else", "make a new OrtValue")
         tensor[...] = given
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._tensor(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._tensor().__dlpack__(**options)
@@ -194,23 +295,49 @@ class OrtValue:
         )
 
 
-def check_device(name: str, device_id: int = 0) -> None:
-    """Refuse devices that are not here.
+class _Capsule:
+    """A DLPack capsule as its producer would offer it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class _Writable:
+    """Memory of an array that NumPy holds for read-only since a capsule of the old form does not say."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
+    """Copy each tensor of `src` into the one of `dst` at the same place.
 
     Raises:
-        InputError: the device is not the CPU.
+        InputError: they differ in number, shape or type.
     """
-    if name.lower() != CPU or device_id != 0:
-        raise InputError(f"device {name!r} number {device_id}", "values of a session lie on the CPU", "use 'cpu', 0")
+    if len(src) != len(dst):
+        raise InputError(f"{len(src)} tensors to {len(dst)}", "each needs its target", "pass lists of one length")
+    for source, target in zip(src, dst, strict=True):
+        target.update_inplace(source)
 
 
 def array_from_dlpack(value: Any) -> NDArray[Any]:
-    """An array over the memory of a DLPack producer.
+    """An array over the memory of a DLPack producer or capsule.
 
     Raises:
         InputError: it has none on the CPU, or of a type that NumPy does not know.
     """
     try:
+        if type(value).__name__ == "PyCapsule":
+            return np.asarray(_Writable(np.from_dlpack(_Capsule(value))))
         return np.from_dlpack(value)
     except (BufferError, TypeError, RuntimeError, AttributeError, ValueError) as error:
         raise InputError(

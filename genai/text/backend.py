@@ -1,27 +1,24 @@
-"""The tokenizer of a folder as an object of the tokenizers library, from tokenizer.json or a SentencePiece model."""
+"""The tokenizer of a folder as an object of the tokenizers library, and its work done where it can be interrupted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TokenizerError
-from .added_tokens import DeclaredToken, declared_tokens
-from .files import (
-    CONFIG_NAME,
-    TOKENIZER_NAME,
-    further_special_tokens,
-    read_bytes,
-    read_object,
-    read_text,
-    special_tokens,
-)
+from genai.kernels.interrupts import Task, ThreadsRefused
+
+from ..errors import TokenizerError, no_threads
+from . import files
+from .tokenizer_limits import check_rules
 
 if TYPE_CHECKING:
     import tokenizers
+
 
 MODEL_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Names under which publishers keep a SentencePiece model."""
@@ -36,67 +33,64 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(folder: Path) -> LoadedTokenizer:
-    """The tokenizer of tokenizer.json, else of a SentencePiece model; without truncation or padding.
+    """The tokenizer of tokenizer.json, else of a SentencePiece model; without truncation, padding or dropout.
 
     Raises:
         TokenizerError: there is none, or it cannot be used, or tokenizer_config.json contradicts it.
     """
-    declared = declared_tokens(folder)
-    names = special_tokens(folder)
-    text = read_text(folder / TOKENIZER_NAME)
-    if text is not None:
-        with library_errors(f"{folder / TOKENIZER_NAME}: is not a usable tokenizer"):
-            backend = _from_text(text)
-    else:
-        backend, names = _from_sentencepiece(folder, declared, names)
-    with library_errors(f"{folder}: the added tokens of {CONFIG_NAME} cannot be used"):
+    from tokenizers import Tokenizer as Backend
+
+    declared, names, path = files.declared_tokens(folder), files.special_tokens(folder), folder / files.TOKENIZER_NAME
+    text = files.read_text(path)
+    is_converted = text is None
+    if text is None:
+        path, text, names = _from_sentencepiece(folder, declared, names)
+    check_rules(text, path)
+    with library_errors(f"{path}: is not a usable tokenizer"):
+        backend = Backend.from_str(text)
+        if is_converted:
+            _surround(backend, files.read_object(folder / files.CONFIG_NAME), names)
+    with library_errors(f"{folder}: the added tokens of {files.CONFIG_NAME} cannot be used"):
         _add_tokens(backend, folder, declared)
-        _mark_special(backend, {*names.values(), *further_special_tokens(folder)})
-    # Files may carry settings of their own, which would cut texts silently or fill them.
+        _mark_special(backend, {*names.values(), *files.further_special_tokens(folder)})
+    # Files may carry settings of their own, which would cut texts silently, fill them, or encode them at random.
     backend.no_truncation()
     backend.no_padding()
+    if getattr(backend.model, "dropout", None) is not None:
+        backend.model.dropout = None
     return LoadedTokenizer(backend, names)
 
 
-def _from_text(text: str) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer as Backend
-
-    return Backend.from_str(text)
-
-
 def _from_sentencepiece(
-    folder: Path, declared: Mapping[int, DeclaredToken], names: Mapping[str, str]
-) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    from .sentencepiece_model import ModelFormatError, parse_model
-    from .sentencepiece_tokenizer import tokenizer_json
+    folder: Path, declared: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]
+) -> tuple[Path, str, dict[str, str]]:
+    """The file of the model, what tokenizer.json would hold, and the special tokens by role."""
+    from .sentencepiece import ModelFormatError, parse_model, tokenizer_json
 
     path = next((folder / name for name in MODEL_NAMES if (folder / name).exists()), None)
-    data = read_bytes(path) if path is not None else None
+    data = files.read_bytes(path) if path is not None else None
     if path is None or data is None:
         raise TokenizerError(
-            f"{folder}: {TOKENIZER_NAME} is missing",
+            f"{folder}: {files.TOKENIZER_NAME} is missing",
             f"text is encoded with that file, or with a SentencePiece model ({', '.join(MODEL_NAMES)})",
             "copy it from the original model, or save it with transformers' save_pretrained()",
         )
-    config = read_object(folder / CONFIG_NAME)
+    legacy = files.read_object(folder / files.CONFIG_NAME).get("legacy") is True
     try:
         model = parse_model(data)
-        renamed = {id_: token.content for id_, token in declared.items() if id_ < len(model.pieces)}
-        text = tokenizer_json(model, prefix_everywhere=config.get("legacy") is True, renamed=renamed)
+        renamed = {id_: token["content"] for id_, token in declared.items() if id_ < len(model.pieces)}
+        text = tokenizer_json(model, prefix_everywhere=legacy, renamed=renamed)
     except ModelFormatError as error:
         raise TokenizerError(
             f"{path}: is not a SentencePiece model that can be used",
             str(error),
-            f"copy it again, or save {TOKENIZER_NAME} with transformers' save_pretrained()",
+            f"copy it again, or save {files.TOKENIZER_NAME} with transformers' save_pretrained()",
         ) from error
     roles = {"bos_token": model.bos_id, "eos_token": model.eos_id}
     pieces = {
         name: renamed.get(id_, model.pieces[id_].text) for name, id_ in roles.items() if 0 <= id_ < len(model.pieces)
     }
-    with library_errors(f"{path}: is not a usable tokenizer"):
-        backend = _from_text(text)
-        _surround(backend, config, {**pieces, **names})
-    return backend, {**pieces, **names}
+    return path, text, {**pieces, **names}
 
 
 def _surround(backend: tokenizers.Tokenizer, config: Mapping[str, Any], names: Mapping[str, str]) -> None:
@@ -110,24 +104,24 @@ def _surround(backend: tokenizers.Tokenizer, config: Mapping[str, Any], names: M
         backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[int, DeclaredToken]) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[int, Mapping[str, Any]]) -> None:
     from tokenizers import AddedToken
 
     known = _added_contents(backend)
     next_id = backend.get_vocab_size(with_added_tokens=True)
     added = []
     for id_, token in sorted(declared.items()):
-        if token.content in known:
+        if token["content"] in known:
             continue
-        found = backend.token_to_id(token.content)
+        found = backend.token_to_id(token["content"])
         if id_ != (next_id if found is None else found):
             raise TokenizerError(
-                f"{folder}: the added token {token.content!r} has the id {id_} in {CONFIG_NAME}",
+                f"{folder}: the added token {token['content']!r} has the id {id_} in {files.CONFIG_NAME}",
                 f"the tokenizer gives it {f'the next free id, {next_id}' if found is None else found}",
                 "copy both files again from the same model",
             )
         next_id += found is None
-        added.append(AddedToken(**token.flags, content=token.content))
+        added.append(AddedToken(**token))
     backend.add_tokens(added)
 
 
@@ -157,4 +151,78 @@ def library_errors(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         why = f"the tokenizers library says: {error}"
-        raise TokenizerError(what, why, f"check {TOKENIZER_NAME}, or copy it again from the original model") from error
+        raise TokenizerError(
+            what, why, f"check {files.TOKENIZER_NAME}, or copy it again from the original model"
+        ) from error
+
+
+SECONDS = 2.0
+"""Time for any text, however short."""
+ITEMS_PER_SECOND = 20_000
+"""Characters or tokens: a fiftieth of what slow tokenizers reach on slow machines."""
+
+
+class Encoder:
+    """Encodes and decodes on a thread of its own: who waits can be interrupted, and does not wait without end.
+
+    The tokenizers library holds Python's interpreter lock while it encodes one text, so that nothing else runs, Ctrl-C
+    included; while it encodes a list of texts, it does not. A regular expression of a tokenizer.json may take ages.
+    Safe to use from several threads.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        self._stuck: threading.Thread | None = None
+        # Decoders without regular expressions take no time, and streams bring few tokens at a time.
+        self._decodes_at_once = backend.decoder is None or b'"Regex"' not in backend.decoder.__getstate__()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of a text.
+
+        Raises:
+            TokenizerError: it takes too long, or an earlier text still does.
+            BaseException: what the library raises, a panic of its Rust code included.
+        """
+        (encoding,) = self._run(
+            lambda: self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens), len(text)
+        )
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of ids; raises as encode does."""
+        if self._decodes_at_once:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        (text,) = self._run(
+            lambda: self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens), len(ids)
+        )
+        return str(text)
+
+    def _run(self, work: Callable[[], list[Any]], size: int) -> list[Any]:
+        if self._stuck is not None and self._stuck.is_alive():
+            raise _too_slow("it is still busy with an earlier text")
+        seconds = SECONDS + size / ITEMS_PER_SECOND
+        try:
+            task = Task(work, "genai-tokenizer")
+            finished = task.wait(seconds)
+        except ThreadsRefused as error:
+            raise no_threads(error) from error
+        except BaseException:
+            _leave_the_pool()
+            raise
+        if not finished:
+            self._stuck = task.thread
+            _leave_the_pool()
+            raise _too_slow(f"{size} characters or tokens took more than {seconds:.0f} seconds")
+        return task.result()
+
+
+def _leave_the_pool() -> None:
+    """Work that was given up goes on in the library's pool of threads; what comes after it must not wait there."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _too_slow(reason: str) -> TokenizerError:
+    return TokenizerError(
+        "the tokenizer takes too long", reason, "check its regular expressions, or copy tokenizer.json again"
+    )

@@ -1,25 +1,22 @@
-"""Chat messages to prompt text: the template is chosen, compiled, and rendered within limits."""
+"""Chat messages to prompt text: the folder's template is chosen, and rendered within limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ChatTemplateError, InputError
-from .files import special_tokens
-from .template_continuation import check_mode, cut_at_mark, mark_final
-from .template_messages import checked_messages, checked_tools, from_json, plain
-from .template_sources import TemplateSource, choose_template
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from . import template_messages
+from .files import CONFIG_NAME, read_object, read_text, special_tokens
+from .template_worker import SHARED, TemplateStopped
 
 _MAX_TEMPLATE_CHARACTERS = 2**20
 
 
 class ChatTemplates:
-    """The chat templates of a folder, compiled when first used; see template_sources for where they come from.
+    """The chat templates of a folder; see folder_templates for where they come from.
 
     Args:
         folder: where the tokenizer files are; read when first needed.
@@ -29,7 +26,6 @@ class ChatTemplates:
     def __init__(self, folder: Path, special: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._special = dict(special or {})
-        self._compiled: dict[str, Template] = {}
 
     def render(
         self,
@@ -41,23 +37,24 @@ class ChatTemplates:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | str = False,
         variables: Mapping[str, Any] | None = None,
+        complete: bool = False,
     ) -> str:
-        """The prompt text of a conversation; see Tokenizer.apply_chat_template.
+        """The prompt text of a conversation; see Tokenizer.apply_chat_template, and chat_prompt for `complete`.
 
         Raises:
             InputError: messages, tools or variables are not what a template can read.
             ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
         """
-        field, begins_reply = check_mode(continue_final_message, add_generation_prompt)
+        field, begins_reply = template_messages.check_mode(continue_final_message, add_generation_prompt)
         try:
-            conversation = checked_messages(from_json("messages", messages))
-            tool_list = checked_tools(from_json("tools", tools))
-            extra = {name: plain(value, name) for name, value in (variables or {}).items()}
+            conversation = template_messages.checked_messages(template_messages.from_json("messages", messages))
+            tool_list = template_messages.checked_tools(template_messages.from_json("tools", tools))
+            extra = {name: template_messages.plain(value, name) for name, value in (variables or {}).items()}
         except RecursionError as error:
             raise InputError("the messages or tools are nested too deeply", str(error), "flatten them") from error
         text = ""
         if field is not None:
-            conversation, text = mark_final(conversation, field)
+            conversation, text = template_messages.mark_final(conversation, field)
         source = self.source(template_str, template_name, with_tools=tool_list is not None)
         values = {
             **self._special,
@@ -68,21 +65,45 @@ class ChatTemplates:
             "tools": tool_list,
             "add_generation_prompt": begins_reply,
         }
-        prompt = _render(self._template(source), values, source.origin)
-        return prompt if field is None else cut_at_mark(prompt, text, source.origin)
+        _check_length(source)
+        changes = template_messages.variations(conversation, tool_list) if complete else []
+        try:
+            first, *others = SHARED.render(source.text, values, [{}, *changes])
+        except TemplateStopped as error:
+            raise _stopped(source.origin, str(error)) from error
+        prompt = _text(first, source.origin)
+        if complete:
+            template_messages.check_heard(conversation, prompt, others, source.origin)
+        return prompt if field is None else template_messages.cut_at_mark(prompt, text, source.origin)
 
     def source(
         self, template_str: object = None, template_name: object = None, *, with_tools: bool = False
     ) -> TemplateSource:
-        """The template that `render` would use.
+        """The template given, the one asked for by name, "tool_use" for tools where it exists, or "default".
 
         Raises:
             InputError: template_str or template_name is not a text, or both are given.
-            ChatTemplateError: there is no such template.
+            ChatTemplateError: the folder has no such template, or its files are malformed.
         """
-        return choose_template(
-            self._folder, template_str=template_str, template_name=template_name, with_tools=with_tools
-        )
+        for name, value in (("template_str", template_str), ("template_name", template_name)):
+            if value is not None and not isinstance(value, str):
+                raise InputError(f"{name} is a {type(value).__name__}", "a text is expected", "pass a str")
+        if isinstance(template_str, str):
+            if template_name is not None:
+                raise InputError(
+                    f"template_str and template_name = {template_name!r}", "one template is rendered", "leave one out"
+                )
+            return TemplateSource(template_str, "template_str")
+        named = folder_templates(self._folder)
+        if template_name is None:
+            template_name = TOOL_USE if with_tools and TOOL_USE in named else DEFAULT
+        if template_name not in named:
+            raise ChatTemplateError(
+                f"{self._folder}: there is no chat template named {template_name!r}",
+                f"its names are {', '.join(sorted(named))}",
+                "pass one of them as template_name, or a template's text as template_str",
+            )
+        return named[str(template_name)]
 
     def text(self) -> str:
         """The source of the template for conversations without tools; "" if there is none."""
@@ -91,68 +112,98 @@ class ChatTemplates:
         except ChatTemplateError:
             return ""
 
-    def _template(self, source: TemplateSource) -> Template:
-        template = self._compiled.get(source.text)
-        if template is None:
-            template = _compile(source)
-            if source.origin != "template_str":
-                self._compiled[source.text] = template
-        return template
 
-
-def _compile(source: TemplateSource) -> Template:
-    from jinja2 import TemplateSyntaxError
-
-    from .template_sandbox import compile_template
-
+def _check_length(source: TemplateSource) -> None:
     if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
         raise ChatTemplateError(
             f"the chat template ({source.origin}) has {len(source.text)} characters",
             f"at most {_MAX_TEMPLATE_CHARACTERS} are allowed",
             "check that the file is a chat template",
         )
-    try:
-        return compile_template(source.text)
-    except TemplateSyntaxError as error:
-        what = f"the chat template ({source.origin}) is not valid in line {error.lineno}"
-        raise ChatTemplateError(what, error.message or "", "correct the template, or pass template_str") from error
-    except Exception as error:  # the parser and Python's compiler have limits of their own
+
+
+def _text(result: Mapping[str, Any], origin: str) -> str:
+    """The prompt, or the error that says why there is none."""
+    if "text" in result:
+        return str(result["text"])
+    kind, message, line, it = result["kind"], result["message"], result["line"], f"the chat template ({origin})"
+    if kind == "size":
+        raise _stopped(origin, f"it wrote {message}")
+    known = {
+        "syntax": (f"{it} is not valid in line {line}", message, "correct the template, or pass template_str"),
+        "compile": (f"{it} cannot be compiled", message, "simplify the template, or pass template_str"),
+        "refusal": (
+            f"the chat template refused these messages: {message}",
+            f"a rule of {origin}",
+            "change the messages as it says",
+        ),
+    }
+    fix = "check that the messages have the fields it reads, or pass template_str"
+    raise ChatTemplateError(*known.get(kind, (f"{it} failed: {message}", f"{kind} in line {line}", fix)))
+
+
+def _stopped(origin: str, reason: str) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"the chat template ({origin}) was stopped: {reason}",
+        "a template comes with a model, so it may not run or grow without end",
+        "shorten the messages; if they are short, correct the template",
+    )
+
+
+TEMPLATE_NAME = "chat_template.jinja"
+NAMED_FOLDER = "additional_chat_templates"
+DEFAULT, TOOL_USE = "default", "tool_use"
+
+
+@dataclass(frozen=True)
+class TemplateSource:
+    """A template and where it came from."""
+
+    text: str
+    origin: str
+
+
+def folder_templates(folder: Path) -> dict[str, TemplateSource]:
+    """All templates of a folder by name; a single one is named "default".
+
+    Template files, where there are any, replace the entry of tokenizer_config.json.
+
+    Raises:
+        ChatTemplateError: there is none, or the entry is malformed.
+        TokenizerError: a file cannot be read.
+    """
+    named = _template_files(folder) or _configured_templates(folder / CONFIG_NAME)
+    if not named:
         raise ChatTemplateError(
-            f"the chat template ({source.origin}) cannot be compiled",
-            f"{type(error).__name__}: {error}",
-            "simplify the template, or pass template_str",
-        ) from error
+            f"{folder}: there is no chat template",
+            f"neither {TEMPLATE_NAME} nor chat_template in {CONFIG_NAME} exists; the model may be a base model",
+            "pass template_str, or format the prompt yourself and encode() it",
+        )
+    return named
 
 
-def _render(template: Template, values: Mapping[str, Any], origin: str) -> str:
-    from .template_limits import LimitExceeded
-    from .template_sandbox import TemplateRefusal, render
-
-    try:
-        return render(template, values)
-    except TemplateRefusal as error:
-        what = f"the chat template refused these messages: {error}"
-        raise ChatTemplateError(what, f"a rule of {origin}", "change the messages as it says") from error
-    except LimitExceeded as error:
-        raise ChatTemplateError(
-            f"the chat template ({origin}) was stopped: {error}",
-            "a template comes with a model, so it may not run or grow without end",
-            "shorten the messages; if they are short, correct the template",
-        ) from error
-    except Exception as error:  # an expression in a template can raise anything
-        raise ChatTemplateError(
-            f"the chat template ({origin}) failed: {error}",
-            f"{type(error).__name__} in line {_failed_line(error)}",
-            "check that the messages have the fields it reads, or pass template_str",
-        ) from error
+def _template_files(folder: Path) -> dict[str, TemplateSource]:
+    paths = {DEFAULT: folder / TEMPLATE_NAME}
+    paths |= {path.stem: path for path in sorted((folder / NAMED_FOLDER).glob("*.jinja"))}
+    texts = {name: (read_text(path), str(path)) for name, path in paths.items()}
+    return {name: TemplateSource(text, origin) for name, (text, origin) in texts.items() if text is not None}
 
 
-def _failed_line(error: BaseException) -> int | str:
-    """The template's line in a traceback; jinja2 puts the template there as a file of its own."""
-    line: int | str = "unknown"
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == "<template>":
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return line
+def _configured_templates(path: Path) -> dict[str, TemplateSource]:
+    template = read_object(path).get("chat_template")
+    if template is None:
+        return {}
+    if isinstance(template, str):
+        return {DEFAULT: TemplateSource(template, str(path))}
+    named: dict[str, TemplateSource] = {}
+    for entry in template if isinstance(template, list) else [template]:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        text = entry.get("template") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ChatTemplateError(
+                f"{path}: chat_template has an entry of type {type(entry).__name__} that is not a named template",
+                "a text, or a list of objects with name and template, is expected",
+                "correct the file, or pass template_str",
+            )
+        named[name] = TemplateSource(text, f"{path}, template {name!r}")
+    return named

@@ -1,12 +1,21 @@
-"""What a template may read: messages, tools and variables, checked and copied into plain JSON types."""
+"""What a template may read, in plain JSON types; and marks in messages, which show what a template makes of them.
+
+A template that has no tools, or does not know a role, drops them without a word. So the conversation is rendered again
+with a mark behind the last message of each role, and without its tools: a mark that does not appear, or a prompt that
+stays the same, tells what was left out.
+
+A prompt may end inside the last message, so that the model continues it (transformers' continue_final_message). That
+message is rendered with a mark at its end, and the prompt is cut there. The mark ends in a space, which tells whether
+the template trims: if it does, the space before the mark goes too.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import InputError
+from ..errors import ChatTemplateError, InputError
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
@@ -23,11 +32,7 @@ def from_json(name: str, value: object) -> object:
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
-    """Copies of the messages, with reasoning under each name that templates know.
-
-    Raises:
-        InputError: they are not what a template can read.
-    """
+    """Copies of the messages, with reasoning under each name that templates know; InputError if they cannot be read."""
     if not isinstance(messages, (list, tuple)):
         raise InputError(
             f"messages is a {type(messages).__name__}",
@@ -66,11 +71,7 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
 
 
 def checked_tools(tools: object) -> list[Any] | None:
-    """Copies of the tools.
-
-    Raises:
-        InputError: they are not a list of objects.
-    """
+    """Copies of the tools. Raises InputError: they are not a list of objects."""
     if tools is None:
         return None
     if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -87,7 +88,12 @@ def plain(value: object, where: str) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return dict(_plain_items(value, where))
+        copy = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InputError(f"{where} has the key {key!r}", "keys are texts", "convert the key to a str")
+            copy[str(key)] = plain(item, f"{where}.{key}")
+        return copy
     if isinstance(value, (list, tuple)):
         return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     # Subclasses (enumerations, numpy.float64) become the plain type; str() would call a method of theirs.
@@ -104,8 +110,124 @@ def plain(value: object, where: str) -> Any:
     )
 
 
-def _plain_items(value: Mapping[Any, Any], where: str) -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise InputError(f"{where} has the key {key!r}", "keys are texts", "convert the key to a str")
-        yield str(key), plain(item, f"{where}.{key}")
+# Digits survive trimming, JSON and changes of case.
+_HEARD = "8305172964{:03d}1726394850"
+
+
+def variations(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """What to change for the further renderings: the messages marked, and the tools left out where there are some."""
+    marked = list(messages)
+    for index in _last_of_each_role(messages):
+        marked[index] = _with_mark(messages[index], _HEARD.format(index)) or messages[index]
+    return [{"messages": marked}, *([{"tools": None}] if tools else [])]
+
+
+def check_heard(
+    messages: Sequence[Mapping[str, Any]], prompt: str, others: Sequence[Mapping[str, Any]], origin: str
+) -> None:
+    """Check the further renderings (`others`, of `variations`) beside the prompt of the unmarked conversation.
+
+    One that failed says that the template looked at what was changed.
+
+    Raises:
+        ChatTemplateError: something was left out.
+    """
+    marked, *without_tools = others
+    for index in _last_of_each_role(messages) if "text" in marked else []:
+        if _HEARD.format(index) not in marked["text"]:
+            raise ChatTemplateError(
+                f"the chat template leaves out messages[{index}], whose role is {messages[index]['role']!r}",
+                f"{origin} writes nothing of it, so the model would never see it",
+                "use a role that the template knows, such as user, in a place where it reads it",
+            )
+    if any(result.get("text") == prompt for result in without_tools):
+        raise ChatTemplateError(
+            "the chat template leaves out the tools",
+            f"{origin} gives the same prompt without them, so the model would never see them",
+            "leave tools out, describe them in a message, or use a model whose template has tools",
+        )
+
+
+def _last_of_each_role(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Where texts stand that must appear. Beside tool calls many templates leave the text out."""
+    last = {
+        message["role"]: index
+        for index, message in enumerate(messages)
+        if not message.get("tool_calls") and _with_mark(message, "") is not None
+    }
+    return list(last.values())
+
+
+def _with_mark(message: Mapping[str, Any], mark: str) -> dict[str, Any] | None:
+    """The message with a mark behind its text; None if it has no text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + mark}
+    parts = list(content or ())
+    for place in reversed(range(len(parts))):
+        if isinstance(parts[place], dict) and isinstance(parts[place].get("text"), str):
+            parts[place] = {**parts[place], "text": parts[place]["text"] + mark}
+            return {**message, "content": parts}
+    return None
+
+
+MARK = "CONTINUE_FROM_HERE_MARK "
+
+
+def mark_final(messages: list[dict[str, Any]], field: str) -> tuple[list[dict[str, Any]], str]:
+    """The messages with a mark behind the last one's `field`, and the text to continue; InputError if it has none."""
+    final = dict(messages[-1])
+    value = final.get(field)
+    if isinstance(value, list):
+        parts = [dict(part) if isinstance(part, dict) else part for part in value]
+        block = next((part for part in reversed(parts) if isinstance(part, dict) and "text" in part), None)
+        if block is not None and isinstance(block["text"], str):
+            text = block["text"]
+            block["text"] = text + MARK
+            return [*messages[:-1], {**final, field: parts}], text
+    if not isinstance(value, str):
+        raise InputError(
+            f"continue_final_message: the last message has no text in {field!r}",
+            "that is the text to continue",
+            f"end the messages with one that has a {field!r}, or pass the name of another field",
+        )
+    copies = REASONING_NAMES if field in REASONING_NAMES else (field,)
+    return [*messages[:-1], {**final, **{name: value + MARK for name in copies if final.get(name) == value}}], value
+
+
+def cut_at_mark(prompt: str, text: str, origin: str) -> str:
+    """The prompt up to the end of the text to continue; ChatTemplateError if the template left it out or changed it."""
+    mark = MARK.strip()
+    if mark not in prompt or text.strip() not in prompt:
+        raise ChatTemplateError(
+            "continue_final_message: the last message does not appear in the prompt",
+            f"{origin} drops or changes it",
+            "continue another message, or write the prompt yourself",
+        )
+    start = prompt.rindex(mark)
+    kept = prompt[:start]
+    return kept if prompt.startswith(MARK, start) else kept.rstrip()
+
+
+def check_mode(continue_final_message: object, add_generation_prompt: object) -> tuple[str | None, bool]:
+    """The field to continue (or None), and whether a new reply is begun; InputError if these are wrong or both."""
+    if not isinstance(continue_final_message, (bool, str)) or continue_final_message == "":
+        raise InputError(
+            f"continue_final_message = {continue_final_message!r}",
+            "True, False or the name of a message's field is expected",
+            'pass True to continue "content"',
+        )
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    if not isinstance(add_generation_prompt, bool):
+        raise InputError(
+            f"add_generation_prompt = {add_generation_prompt!r}", "True or False is expected", "pass a bool"
+        )
+    if continue_final_message and add_generation_prompt:
+        raise InputError(
+            "continue_final_message and add_generation_prompt are both set",
+            "the prompt ends inside the last message or begins a new one",
+            "leave one of them out",
+        )
+    field = "content" if continue_final_message is True else continue_final_message
+    return field or None, add_generation_prompt

@@ -22,8 +22,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..messages import tell
+
 _DIGEST_BYTES = 32
-_NEVER_COMPILED = frozenset({"ops", "reference", "row_ops"})
+_NEVER_COMPILED = frozenset({"host", "reference"})
 # Of Numba, which reads them from variables and from a file in the working folder.
 _SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO", "ENABLE_AVX", "DISABLE_JIT")
 _SWITCHES_FILE = ".numba_config.yaml"
@@ -55,8 +57,7 @@ def source_key(sources: Path, target: Iterable[Any]) -> str:
 
 def compile_target() -> tuple[Any, ...]:
     """Everything outside our sources that changes the machine code. Numba itself is not imported."""
-    from .isa import isa
-    from .target import processor
+    from .isa import isa, processor
 
     switches = tuple(os.environ.get(f"NUMBA_{name}") for name in _SWITCHES)
     file = Path(_SWITCHES_FILE)
@@ -65,69 +66,44 @@ def compile_target() -> tuple[Any, ...]:
     return (*python, version("numba"), version("llvmlite"), processor(), isa(), switches, written)
 
 
-def file_name(name: str, signature: str) -> str:
-    """File of a kernel of this name and signature."""
-    return f"{name}-{hashlib.sha256(signature.encode()).hexdigest()[:16]}.o"
-
-
 class CacheFolder:
     """A folder of compiled kernels. Unusable folders are named on stderr once; loads then miss and saves do nothing.
 
     Args:
         root: the user's cache folder, see `cache_root`; None if there is none.
         key: name of the folder inside it, see `source_key`.
+
+    Attributes:
+        path: the folder, or None if kernels are compiled in memory only.
     """
 
     def __init__(self, root: Path | None, key: str) -> None:
-        self._path = None if root is None else root / "kernels" / key
+        self.path = None if root is None else root / "kernels" / key
         self._warned = False
-        if self._path is None:
-            self._warn("there is no home folder")
-        else:
-            self._prepare(self._path)
-
-    @property
-    def path(self) -> Path | None:
-        """The folder, or None if kernels are compiled in memory only."""
-        return self._path
-
-    def _prepare(self, path: Path) -> None:
-        levels = (path.parent.parent, path.parent, path)
-        try:
-            levels[0].parent.mkdir(parents=True, exist_ok=True)
-            for level in levels:
-                level.mkdir(mode=0o700, exist_ok=True)
-                reason = reason_to_refuse(level)
-                if reason:
-                    self._refuse(reason)
-                    return
-        except OSError as error:
-            self._refuse(f"{error.filename or path}: {error.strerror}")
-
-    def _refuse(self, reason: str) -> None:
-        self._path = None
-        self._warn(reason)
+        reason = "there is no home folder" if self.path is None else _make(self.path)
+        if reason:
+            self.path = None
+            self._warn(reason)
 
     def _warn(self, reason: str) -> None:
-        if self._warned or sys.stderr is None:
+        if self._warned:
             return
         self._warned = True
-        print(
+        tell(
             f"genai: compiled CPU kernels are not kept on disk: {reason}. Every process compiles them again (10 to 30 "
-            "seconds) until that folder is repaired, or GENAI_CACHE_DIR names one that you own and only you can write.",
-            file=sys.stderr,
+            "seconds) until that folder is repaired, or GENAI_CACHE_DIR names one that you own and only you can write."
         )
 
     def holds(self, name: str) -> bool:
         """Whether a file of that name is there (it may still turn out to be damaged)."""
-        return self._path is not None and (self._path / name).is_file()
+        return self.path is not None and (self.path / name).is_file()
 
     def load(self, name: str) -> bytes | None:
         """The payload of a file, or None if it is absent or damaged."""
-        if self._path is None:
+        if self.path is None:
             return None
         try:
-            content = (self._path / name).read_bytes()
+            content = (self.path / name).read_bytes()
             payload = content[_DIGEST_BYTES:]
             # The digest finds truncated files; what may be trusted is decided by the folder's owner and mode.
             if hashlib.sha256(payload).digest() != content[:_DIGEST_BYTES]:
@@ -136,21 +112,35 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._warn(f"{self._path / name}: {error.strerror}")
+            self._warn(f"{self.path / name}: {error.strerror}")
             return None
 
     def save(self, name: str, payload: bytes) -> None:
         """Write atomically, so that concurrent processes see whole files only."""
-        if self._path is None:
+        if self.path is None:
             return
-        temporary = self._path / f"{name}.{os.getpid()}.{uuid.uuid4().hex}.tmp"
+        temporary = self.path / f"{name}.{os.getpid()}.{uuid.uuid4().hex}.tmp"
         try:
             temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
-            temporary.replace(self._path / name)
+            temporary.replace(self.path / name)
         except OSError as error:
-            self._warn(f"{self._path}: {error.strerror}")
+            self._warn(f"{self.path}: {error.strerror}")
+        finally:  # an interrupt leaves nothing either
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _make(path: Path) -> str | None:
+    """Make a folder, and those above it; why it cannot be used, or None."""
+    try:
+        path.parents[2].mkdir(parents=True, exist_ok=True)
+        for level in (path.parents[1], path.parent, path):
+            level.mkdir(mode=0o700, exist_ok=True)
+            if reason := reason_to_refuse(level):
+                return reason
+    except OSError as error:
+        return f"{error.filename or path}: {error.strerror}"
+    return None
 
 
 def reason_to_refuse(path: Path) -> str | None:

@@ -2,18 +2,18 @@
 
 Numba types and lowers; the machine code is then made at one go for a whole kernel, helpers included. A helper's code
 is kept as it was written until it is part of a kernel: Numba's own way optimises and assembles each helper by itself
-first, which takes several times as long. The entry of every object, ENTRY, is a plain C function: integers and
-addresses travel as int64, floats as float64, an array as the address of its Python object. So what has been compiled
-once is loaded without Numba (see `objects`).
+first, which takes several times as long. The entry of every object, ENTRY, is a plain C function of integers and
+addresses, all int64. So what has been compiled once is loaded without Numba (see `objects`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from inspect import Parameter, Signature
 from typing import Any
 
 from llvmlite import ir
-from numba.core import config, sigutils, typed_passes, types, untyped_passes
+from numba.core import config, typed_passes, types, untyped_passes
 from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler import CompilerBase, Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
@@ -21,23 +21,16 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.cpu_options import FastMathOptions
 from numba.core.llvm_bindings import create_pass_builder
 from numba.core.registry import cpu_target
-from numba.core.runtime import rtsys
-from numba.core.targetconfig import ConfigStack
 from numba.core.types.misc import unliteral
 from numba.core.typing.templates import AbstractTemplate
 from numba.core.utils import pysignature
-from numba.np.arrayobj import populate_array
 
-from . import vector_types  # noqa: F401 - its operators must be known before anything is compiled
-from .lazy import Helper, Intrinsic
+from .arguments import Arguments
+from .emit import INT64, Emitter
+from .lazy import Helper, Intrinsic, numba_type
+from .numba_types import View  # its operators are known before anything is compiled
 from .objects import ENTRY, FAILED, pack
-from .vector import numba_type
 
-_INT64, _DOUBLE, _POINTER = ir.IntType(64), ir.DoubleType(), ir.PointerType()
-# Of an array object (NumPy's PyArrayObject_fields, which its C interface guarantees): after the Python object's head
-# come the address of the data, the number of axes, and the addresses of shape and strides.
-_DATA = object.__basicsize__
-_SHAPE, _STRIDES = _DATA + 16, _DATA + 24
 # How the names of Numba's own functions begin; other functions are the C library's.
 _NUMBAS = ("numba_", "NRT_")
 
@@ -94,66 +87,48 @@ class _Library(CPUCodeLibrary):  # type: ignore[misc]
     def _finalize_final_module(self) -> None:
         self._finalized = True
 
-    def add_linking_library(self, library: Any) -> None:
-        """Numba's functions for arrays join a kernel once, at its end."""
-        if library is not rtsys.library:
-            super().add_linking_library(library)
 
-    @property
-    def module(self) -> Any:
-        """The LLVM module."""
-        return self._final_module
-
-
-def compile_object(
-    function: Callable[..., Any], signature: str, fastmath: Collection[str] = (), *, allocates: bool = False
-) -> bytes:
-    """The object file of a kernel.
+def compile_object(function: Callable[..., Any], declared: type[Arguments] | None = None) -> bytes:
+    """The object file of a kernel: a function of int64 numbers that returns one.
 
     Args:
-        signature: as Numba writes it; the result is void or int64.
-        allocates: whether it makes arrays.
+        declared: what the first parameter, an address, points to.
 
     Raises:
         RuntimeError: Numba's compiler is switched off.
+        ValueError: the kernel makes arrays, or does something else that Numba's own functions are needed for.
     """
     if config.DISABLE_JIT:
         raise RuntimeError(
             "CPU kernels cannot run: NUMBA_DISABLE_JIT is set, and they exist as compiled code only. Unset it."
         )
     with global_compiler_lock:
-        module = _optimised(function, signature, fastmath, allocates)
-        needs_numba = any(symbol.is_declaration and symbol.name.startswith(_NUMBAS) for symbol in module.functions)
-        return pack(_codegen()._tm.emit_object(module), needs_numba=needs_numba)
+        module = _optimised(function, declared)
+        needed = [one.name for one in module.functions if one.is_declaration and one.name.startswith(_NUMBAS)]
+        if needed:
+            raise ValueError(f"kernel {function.__name__} calls {', '.join(needed)}: it would need Numba to run")
+        return pack(_codegen()._tm.emit_object(module))
 
 
 def make_ready() -> None:
-    """Do what comes before the first kernel, which takes longer than most kernels; Numba's functions can be linked."""
+    """Do what comes before the first kernel, which takes longer than most kernels."""
     with global_compiler_lock:
         cpu_target.typing_context.refresh()
         cpu_target.target_context.refresh()
-
-
-def assembly(
-    function: Callable[..., Any], signature: str, fastmath: Collection[str] = (), *, allocates: bool = False
-) -> str:
-    """The machine code of a kernel, to look at."""
-    with global_compiler_lock:
-        return str(_codegen()._tm.emit_assembly(_optimised(function, signature, fastmath, allocates)))
 
 
 def _codegen() -> Any:
     return cpu_target.target_context.codegen()
 
 
-def _optimised(function: Callable[..., Any], signature: str, fastmath: Collection[str], allocates: bool) -> Any:
-    arguments, result = sigutils.normalize_signature(signature)
-    library, compiled = _compile(function, arguments, result, _flags(fastmath, allocates))
-    library.add_ir_module(_entry(compiled.fndesc, signature))
+def _optimised(function: Callable[..., Any], declared: type[Arguments] | None) -> Any:
+    arguments: list[Any] = [types.int64] * len(pysignature(function).parameters)
+    if declared is not None:
+        arguments[0] = View(declared)
+    library, compiled = _compile(function, tuple(arguments), types.int64, _flags())
+    library.add_ir_module(_entry(compiled.fndesc))
     library.finalize()
-    module = library.module
-    if allocates:
-        module.link_in(rtsys.library._get_module_for_linking().clone())
+    module = library._final_module
     for symbol in (*module.functions, *module.global_variables):
         if not symbol.is_declaration and symbol.name != ENTRY:
             symbol.linkage = "linkonce_odr"
@@ -164,11 +139,11 @@ def _optimised(function: Callable[..., Any], signature: str, fastmath: Collectio
     return module
 
 
-def _flags(fastmath: Collection[str], allocates: bool) -> Any:
+def _flags(fastmath: Collection[str] = ()) -> Any:
     flags = Flags()
     flags.error_model = "numpy"
     flags.fastmath = FastMathOptions(set(fastmath))
-    flags.nrt = allocates
+    flags.nrt = False
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     return flags
 
@@ -180,55 +155,17 @@ def _compile(function: Callable[..., Any], arguments: Any, result: Any, flags: A
     return library, compiled
 
 
-def _entry(fndesc: Any, signature: str) -> Any:
+def _entry(fndesc: Any) -> Any:
     """A module with the C function that calls a kernel."""
     context = cpu_target.target_context
     module = context.create_module("entry")
-    callee = ir.Function(
-        module, context.call_conv.get_function_type(fndesc.restype, fndesc.argtypes), fndesc.llvm_func_name
-    )
-    given = [_DOUBLE if isinstance(type_, types.Float) else _INT64 for type_ in fndesc.argtypes]
-    entry = ir.Function(module, ir.FunctionType(_INT64, given), ENTRY)
+    type_ = context.call_conv.get_function_type(fndesc.restype, fndesc.argtypes)
+    callee = ir.Function(module, type_, fndesc.llvm_func_name)
+    entry = ir.Function(module, ir.FunctionType(INT64, [INT64] * len(fndesc.argtypes)), ENTRY)
     builder = ir.IRBuilder(entry.append_basic_block("entry"))
-    arguments = [
-        _unpack(context, builder, type_, value) for type_, value in zip(fndesc.argtypes, entry.args, strict=True)
-    ]
-    status, out = context.call_conv.call_function(builder, callee, fndesc.restype, fndesc.argtypes, arguments)
-    if fndesc.restype == types.none:
-        out = _INT64(0)
-    elif fndesc.restype != types.int64:
-        raise ValueError(f"the kernel's signature is {signature}, expected one that returns void or int64")
-    builder.ret(builder.select(status.is_error, _INT64(FAILED), out))
+    status, out = context.call_conv.call_function(builder, callee, fndesc.restype, fndesc.argtypes, entry.args)
+    builder.ret(builder.select(status.is_error, INT64(FAILED), out))
     return module
-
-
-def _unpack(context: Any, builder: Any, type_: Any, value: Any) -> Any:
-    """An argument as Numba has it."""
-    if isinstance(type_, types.Array):
-        return _array(context, builder, type_, value)
-    return context.cast(builder, value, types.float64 if isinstance(type_, types.Float) else types.int64, type_)
-
-
-def _array(context: Any, builder: Any, type_: Any, value: Any) -> Any:
-    """Numba's array from the address of a NumPy array."""
-
-    def read(address: Any, offset: int, result: Any) -> Any:
-        place = builder.inttoptr(builder.add(address, _INT64(offset)), _POINTER)
-        return builder.load(place, typ=result)
-
-    shape, strides = read(value, _SHAPE, _INT64), read(value, _STRIDES, _INT64)
-    array = context.make_array(type_)(context, builder)
-    data = builder.inttoptr(read(value, _DATA, _INT64), array.data.type)
-    itemsize = context.get_abi_sizeof(context.get_data_type(type_.dtype))
-    populate_array(
-        array,
-        data=data,
-        shape=[read(shape, 8 * axis, _INT64) for axis in range(type_.ndim)],
-        strides=[read(strides, 8 * axis, _INT64) for axis in range(type_.ndim)],
-        itemsize=itemsize,
-        meminfo=None,
-    )
-    return array._getvalue()
 
 
 def helper_type(helper: Helper) -> Any:
@@ -242,26 +179,20 @@ def helper_type(helper: Helper) -> Any:
         def generic(self, args: Any, kws: Any) -> Any:
             bound = parameters.bind(*args, **kws)
             arguments = tuple(unliteral(given) for given in bound.arguments.values())
-            variant = _allocates(), arguments
-            if variant not in made:
-                made[variant] = _compile_helper(helper, arguments)
-            signature, _ = made[variant]
+            if arguments not in made:
+                made[arguments] = _compile_helper(helper, arguments)
+            signature, _ = made[arguments]
             return signature.replace(pysig=parameters)
 
         def get_impl_key(self, sig: Any) -> Any:
-            return made[_allocates(), sig.args][1]
+            return made[sig.args][1]
 
     return types.Function(Template)
 
 
-def _allocates() -> bool:
-    """Whether the kernel that is being compiled makes arrays."""
-    return bool(ConfigStack().top().nrt)
-
-
 def _compile_helper(helper: Helper, arguments: Any) -> tuple[Any, Any]:
     """Its signature, and the function that writes a call of it."""
-    flags = _flags(helper.fastmath, _allocates())
+    flags = _flags(helper.fastmath)
     flags.forceinline = helper.always_inline
     library, compiled = _compile(helper.function, arguments, None, flags)
 
@@ -276,24 +207,30 @@ def _compile_helper(helper: Helper, arguments: Any) -> tuple[Any, Any]:
 def intrinsic_type(intrinsic: Intrinsic) -> Any:
     """What Numba sees in an intrinsic."""
     made: dict[Any, Any] = {}
-    parameters = pysignature(intrinsic.typing)
-    parameters = parameters.replace(parameters=list(parameters.parameters.values())[1:])
+    parameters = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in intrinsic.parameters])
 
     class Template(AbstractTemplate):  # type: ignore[misc]
         key = intrinsic
 
         def generic(self, args: Any, kws: Any) -> Any:
-            found = intrinsic.typing(self.context, *args, **kws)
-            if found is None:
-                return None
-            signature, lower = found
+            signature, emit = intrinsic.typing(*parameters.bind(*args, **kws).args)
             arguments = tuple(numba_type(given) for given in signature.args)
             if arguments not in made:
-                made[arguments] = lower
-                cpu_target.target_context.insert_func_defn([(lower, lower, arguments)])
+                made[arguments] = _lowering(emit)
+                cpu_target.target_context.insert_func_defn([(made[arguments], made[arguments], arguments)])
             return signature.replace(args=arguments, pysig=parameters)
 
         def get_impl_key(self, sig: Any) -> Any:
             return made[sig.args]
 
     return types.Function(Template)
+
+
+def _lowering(emit: Callable[..., Any]) -> Callable[..., Any]:
+    """`emit` as Numba calls it."""
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = emit(Emitter(context, builder), *args)
+        return context.get_dummy_value() if sig.return_type == types.void else value
+
+    return lower

@@ -48,29 +48,24 @@ def group_quota(root: Path = _SYSTEM) -> float | None:
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        mount, limit = ("", _quota_v2) if not controllers else (controllers, _quota_v1)
+        mount = controllers
         if mount and "cpu" not in mount.split(","):
             continue
-        folder = root / "sys/fs/cgroup" / mount / path.lstrip("/")
         top = root / "sys/fs/cgroup" / mount
-        limits += [limit(level) for level in (folder, *folder.parents) if level == top or top in level.parents]
+        folder = top / path.lstrip("/")
+        limits += [_limit(level, mount) for level in (folder, *folder.parents) if level == top or top in level.parents]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _quota_v2(folder: Path) -> float | None:
-    """cpu.max holds "quota period" in microseconds, or "max period"."""
-    fields = _read(folder / "cpu.max").split()
-    return _ratio(fields[0], fields[1]) if len(fields) == 2 else None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
-
-
-def _ratio(quota: str, period: str) -> float | None:
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return None  # "max", "-1" or unreadable: no limit
-    return int(quota) / int(period)
+def _limit(folder: Path, mount: str) -> float | None:
+    """Quota over period, in microseconds; None where there is no limit ("max", "-1"), or none that can be read."""
+    if mount:  # version 1
+        fields = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+    else:
+        fields = _read(folder / "cpu.max").split()
+    if len(fields) != 2 or not all(map(str.isdigit, fields)) or int(fields[1]) == 0:
+        return None
+    return int(fields[0]) / int(fields[1])
 
 
 def _read(path: Path) -> str:

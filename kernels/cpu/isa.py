@@ -1,4 +1,4 @@
-"""Which instructions the kernels for products and attention are written in.
+"""The processor that kernels are compiled for, and which instructions those for products and attention are written in.
 
 From best to plainest: "amx" (tiles of int8 and bfloat16), "vnni" (AVX-512 with vpdpbusd), "avx2", "portable" (LLVM's
 generic vectors only: any processor). The best that this machine has is taken; GENAI_CPU_ISA asks for another one.
@@ -11,7 +11,10 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+
+from llvmlite import binding
 
 ISAS = ("amx", "vnni", "avx2", "portable")
 _VARIABLE = "GENAI_CPU_ISA"
@@ -40,15 +43,11 @@ def isa() -> str:
     Raises:
         IsaError: GENAI_CPU_ISA cannot be obeyed.
     """
-    return choose(os.environ, available(_features()))
+    return choose(os.environ, available(processor().feature_set))
 
 
 def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
-    """The instruction set that the environment asks for, or the best of the usable ones.
-
-    Raises:
-        IsaError: it asks for something else.
-    """
+    """The instruction set that the environment asks for, or the best of the usable ones."""
     wanted = environment.get(_VARIABLE, "")
     if not wanted:
         return usable[0]
@@ -64,13 +63,6 @@ def available(features: frozenset[str]) -> tuple[str, ...]:
     return usable if "amx" not in usable or _request_tiles() else usable[1:]
 
 
-def _features() -> frozenset[str]:
-    """What Numba generates code for (NUMBA_CPU_FEATURES included)."""
-    from .target import processor
-
-    return processor().feature_set
-
-
 @cache
 def _request_tiles() -> bool:
     """Ask the system for the tile registers; False where it does not lend them."""
@@ -78,3 +70,38 @@ def _request_tiles() -> bool:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor in LLVM's names; features such as "+avx2,-avx512f"."""
+
+    triple: str
+    name: str
+    features: str
+
+    @property
+    def feature_set(self) -> frozenset[str]:
+        """The features that it has."""
+        return frozenset(item[1:] for item in self.features.split(",") if item.startswith("+"))
+
+
+def processor(environment: Mapping[str, str] = os.environ) -> Processor:
+    """The processor that kernels are compiled for."""
+    name = environment.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+    features = environment.get("NUMBA_CPU_FEATURES")
+    if features is None:
+        features = _host_features(avx=environment.get("NUMBA_ENABLE_AVX", "1") != "0")
+    return Processor(binding.get_process_triple(), name, features)
+
+
+def _host_features(*, avx: bool) -> str:
+    try:
+        features = binding.get_host_cpu_features()
+    except RuntimeError:
+        return ""
+    if not avx:
+        for name in features:
+            if name.startswith("avx"):
+                features[name] = False
+    return str(features.flatten())

@@ -1,45 +1,32 @@
-"""Kernels: functions of one fixed signature, compiled once per machine and kept on disk.
+"""Kernels: functions of whole numbers and addresses, compiled once and kept on disk.
 
-Two kinds: `@kernel(signature)` is called from Python with arrays; `@native_op` is called by machine code with addresses
-(see `tape`). Both decorators only record a function. It is compiled, or loaded from the cache, at its first call or by
-`prepare`. Calls go straight to the machine code: read-only arrays are welcome, and only types and numbers of axes are
-compared with the signature, so the typed wrappers check shapes first (see `checks`).
+Two kinds: `@kernel` is called from Python; `@native_op(declaration)` by machine code with addresses (see `program`).
+Both decorators only note a function. It is compiled, or loaded from the cache, at its first call or by `prepare`. What
+makes the arguments checks them first (see `checks`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module
+from functools import cached_property
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from .cache import CacheFolder, cache_root, compile_target, file_name, source_key
-from .signature import NATIVE, Parameter, parse
+from ..forks import renew_locks
+from ..messages import ProgressLine, tell
+from .arguments import Arguments, Operator, layout
+from .cache import CacheFolder, cache_root, compile_target, source_key
 
 if TYPE_CHECKING:
     from .objects import LoadedObject
-
-# Every module that defines kernels, so that all can be compiled ahead.
-_KERNEL_MODULES = (
-    "channels",
-    "logprobs",
-    "rowwise.arrays",
-    "sampling",
-    "tape.driver",
-    "tape.eager",
-    "tape.replay",
-    "trees",
-)
 
 Progress = Callable[[int, int], None]
 
@@ -57,19 +44,15 @@ class KernelError(RuntimeError):
     """A kernel ended with an error: what it was given does not fit."""
 
 
-class Compiled:
+class Compiled(Operator):
     """A function and its machine code, which is compiled or loaded when it is first needed."""
 
-    def __init__(
-        self, function: Callable[..., Any], signature: str, fastmath: Collection[str], library: Library
-    ) -> None:
+    arguments: type[Arguments] | None = None
+
+    def __init__(self, function: Callable[..., int], library: Library) -> None:
         self.name = function.__name__
-        self.signature = signature
-        self.fastmath = frozenset(fastmath)
-        self.allocates = False
         self._function = function
         self._library = library
-        self._lock = threading.Lock()
         self._loaded: LoadedObject | None = None
 
     @property
@@ -77,13 +60,17 @@ class Compiled:
         """Whether its machine code is in memory."""
         return self._loaded is not None
 
-    def compile(self) -> bool:
-        """Make it ready to run. Returns whether anything had to be compiled (False: loaded, or ready).
+    @property
+    def address(self) -> int:
+        """Where its machine code lies."""
+        if self._loaded is None:
+            self._library.prepare([self])
+        assert self._loaded is not None
+        return self._loaded.address
 
-        Raises:
-            RuntimeError: Numba's compiler is switched off.
-        """
-        return not (self.ready or self.load()) and self.adopt(self.make())
+    def on_disk(self) -> bool:
+        """Whether the cache has a file for it."""
+        return self._library.folder.holds(self._file_name)
 
     def load(self) -> bool:
         """Make it ready from the cache; False if it is not there, or damaged."""
@@ -94,109 +81,54 @@ class Compiled:
         """Compile it; nothing else changes."""
         from .compiler import compile_object
 
-        return compile_object(self._function, self.signature, self.fastmath, allocates=self.allocates)
+        return compile_object(self._function, self.arguments)
 
     def adopt(self, content: bytes) -> bool:
         """Make it ready from what `make` returned, here or in another process, and keep that on disk."""
         self._library.folder.save(self._file_name, content)
         return self._link(content)
 
-    def on_disk(self) -> bool:
-        """Whether the cache has a file for it."""
-        return self._library.folder.holds(self._file_name)
-
-    @property
-    def assembly(self) -> str:
-        """The machine code, to look at."""
-        from .compiler import assembly
-
-        return assembly(self._function, self.signature, self.fastmath, allocates=self.allocates)
-
     @property
     def _file_name(self) -> str:
-        return file_name(self.name, self.signature)
+        return f"{self.name}.o"
 
     def _link(self, content: bytes) -> bool:
-        from .objects import ObjectError, link
+        from .objects import LoadedObject, ObjectError
 
-        with self._lock:
+        with self._library.lock:
             if self._loaded is None:
                 try:
-                    loaded = link(content)
+                    self._loaded = LoadedObject(content)
                 except ObjectError:
                     return False  # written by something else under our name: compile it anew
-                self._use(loaded)
-                self._loaded = loaded
         return True
-
-    def _use(self, loaded: LoadedObject) -> None:
-        raise NotImplementedError
 
 
 class Kernel(Compiled):
-    """A function compiled for one signature; callable like the function, without holding the GIL."""
+    """Callable like the function, with whole numbers, without holding the GIL. It returns 0, or has failed."""
 
-    def __init__(
-        self, function: Callable[..., Any], signature: str, fastmath: Collection[str], library: Library
-    ) -> None:
-        super().__init__(function, signature, fastmath, library)
-        self._parameters = parse(signature)
-        self._takes_arrays = any(parameter.dtype is not None for parameter in self._parameters)
-        self._entry: Callable[..., int] = self._load_and_call
-
-    def __call__(self, *arguments: Any) -> None:
-        """Call the machine code.
-
-        Raises:
-            TypeError: an array has another type or number of axes than the signature says.
-            KernelError: the kernel failed.
-        """
-        words: Sequence[Any] = arguments
-        if self._takes_arrays or len(arguments) != len(self._parameters):
-            # The arguments stay alive meanwhile, so arrays may travel as the addresses of their objects.
-            words = [
-                given if known.dtype is None else id(given) if known.fits(given) else self._refuse(known, given)
-                for given, known in zip(arguments, self._parameters, strict=True)
-            ]
-        if self._entry(*words):
+    def __call__(self, *arguments: int) -> None:
+        """Call the machine code."""
+        if self._entry(*arguments):
             raise KernelError(f"kernel {self.name} failed")
 
-    def _load_and_call(self, *words: Any) -> int:
-        self._library.announce(self)
-        self.compile()
-        return self._entry(*words)
-
-    def _use(self, loaded: LoadedObject) -> None:
-        types = [ctypes.c_double if parameter.is_float else ctypes.c_int64 for parameter in self._parameters]
-        self._entry = ctypes.CFUNCTYPE(ctypes.c_int64, *types)(loaded.address)
-
-    def _refuse(self, parameter: Parameter, given: Any) -> int:
-        found = f"{given.dtype} with {given.ndim} axes" if isinstance(given, np.ndarray) else type(given).__name__
-        raise TypeError(f"kernel {self.name}: expected {parameter}, not {found}")
+    @cached_property
+    def _entry(self) -> Callable[..., int]:
+        words = [ctypes.c_int64] * len(signature(self._function).parameters)
+        return ctypes.CFUNCTYPE(ctypes.c_int64, *words)(self.address)
 
 
 class NativeOp(Compiled):
     """A function that machine code calls by its address.
 
-    int64 op(arguments, context, begin, end, scratch): addresses of its arguments and of the step (see `tape.context`),
-    the range of items to work on, and the address of memory that the calling thread may write to. It must not raise
-    nor allocate; it returns 0, or a code that the caller turns into an error.
+    int64 op(arguments, context, begin, end, scratch): its arguments as it declares them, the address of the step (see
+    `program.context`), the range of items to work on, and the address of memory that the calling thread may write to.
+    It must not raise nor allocate; it returns 0, or a code that the caller turns into an error.
     """
 
-    def __init__(self, function: Callable[..., int], fastmath: Collection[str], library: Library) -> None:
-        super().__init__(function, NATIVE, fastmath, library)
-        self._address = 0
-
-    @property
-    def address(self) -> int:
-        """Where its machine code lies."""
-        if not self._address:
-            self._library.announce(self)
-            self.compile()
-        return self._address
-
-    def _use(self, loaded: LoadedObject) -> None:
-        self._address = loaded.address
+    def __init__(self, function: Callable[..., int], arguments: type[Arguments] | None, library: Library) -> None:
+        super().__init__(function, library)
+        self.arguments = arguments
 
 
 class Library:
@@ -204,78 +136,64 @@ class Library:
 
     Args:
         sources: folder whose Python files the cache key covers.
-        modules: modules that define kernels; imported by `kernels()`.
     """
 
-    def __init__(self, sources: Path, modules: tuple[str, ...] = ()) -> None:
+    def __init__(self, sources: Path) -> None:
         self._sources = sources
-        self._modules = modules
-        self._kernels: dict[str, Compiled] = {}
         self._folder: CacheFolder | None = None
         self._expected: list[Compiled] = []
-        self._operators: set[str] = set()
+        self._names: set[str] = set()
         self._announced = False
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        renew_locks(self, "lock")
+        # What this process waited for kernels so far.
+        self.compile_seconds = 0.0
 
     @property
     def folder(self) -> CacheFolder:
         """The cache folder; chosen (and checked) at first use."""
-        with self._lock:
+        with self.lock:
             if self._folder is None:
-                self._folder = CacheFolder(_root_or_none(), source_key(self._sources, compile_target()))
+                root = None
+                with suppress(RuntimeError):  # there is no home folder
+                    root = cache_root(os.environ)
+                self._folder = CacheFolder(root, source_key(self._sources, compile_target()))
             return self._folder
 
-    def kernel(
-        self, signature: str, *, fastmath: Collection[str] = (), allocates: bool = False
-    ) -> Callable[[Callable[..., Any]], Kernel]:
-        """Decorator: a kernel of this Numba signature, with these LLVM fast-math flags. Names must be unique.
+    def kernel(self, function: Callable[..., int]) -> Kernel:
+        """Decorator: a kernel; its name must be its own."""
+        return Kernel(self._named(function, ""), self)
 
-        Never pass `nnan` or `ninf`: infinities and NaNs must reach the output. One that `allocates` may make arrays,
-        and needs Numba to run.
+    def native_op(
+        self, arguments: type[Arguments] | None, *, name: str = ""
+    ) -> Callable[[Callable[..., int]], NativeOp]:
+        """Decorator: an operator that machine code calls (see `NativeOp`), told what `arguments` declares.
+
+        Args:
+            arguments: None: only other operators call it, with five numbers of which the first is an address as well.
+            name: of this variant; "" = the function's own.
+
+        Raises:
+            TypeError: an argument is declared with a type that none can have.
+            ValueError: another one has its name, by which both would be kept on disk.
         """
+        if arguments is not None:
+            layout(arguments)
 
-        def add(function: Callable[..., Any]) -> Kernel:
-            made = Kernel(function, signature, fastmath, self)
-            made.allocates = allocates
-            self._kernels[made.name] = made
-            return made
+        def add(function: Callable[..., int]) -> NativeOp:
+            return NativeOp(self._named(function, name), arguments, self)
 
         return add
 
-    def native_op(self, function: Callable[..., int]) -> NativeOp:
-        """Decorator: an operator that machine code calls (see `NativeOp`).
-
-        Raises:
-            ValueError: another operator has its name, by which both would be kept on disk.
-        """
-        if function.__name__ in self._operators:
-            raise ValueError(f"native operator {function.__name__!r} is there already; each variant needs its own name")
-        self._operators.add(function.__name__)
-        return NativeOp(function, (), self)
-
-    def include(self, op: NativeOp) -> None:
-        """Compile an operator with the kernels: calls from Python use it, not tapes alone."""
-        self._kernels[op.name] = op
-
-    def kernels(self, names: Collection[str] | None = None) -> list[Compiled]:
-        """All kernels and included operators, or those named.
-
-        Raises:
-            KeyError: a name is unknown.
-        """
-        for module in self._modules:
-            import_module(f".{module}", __package__)
-        unknown = set(names or ()) - set(self._kernels)
-        if unknown:
-            raise KeyError(f"no kernels named {sorted(unknown)}; there are {sorted(self._kernels)}")
-        return [made for name, made in self._kernels.items() if names is None or name in names]
-
-    def warm_up(self, progress: Progress | None = None, names: Collection[str] | None = None) -> CompileReport:
-        """Compile or load kernels; see `warm_up`."""
-        return self.prepare(self.kernels(names), progress)
+    def _named(self, function: Callable[..., int], name: str) -> Callable[..., int]:
+        function.__name__ = name or function.__name__
+        if function.__name__ in self._names:
+            raise ValueError(f"a kernel is named {function.__name__!r} already; each variant needs a name")
+        self._names.add(function.__name__)
+        return function
 
     def expect(self, kernels: Collection[Compiled]) -> None:
-        """Note kernels that the next tape of a model should have prepared with its own: many share cores better."""
+        """Note kernels that the next program of a model should have prepared with its own: many share cores better."""
         self._expected.extend(kernels)
 
     def take_expected(self) -> list[Compiled]:
@@ -283,70 +201,86 @@ class Library:
         taken, self._expected = self._expected, []
         return taken
 
-    def prepare(self, wanted: Collection[Compiled], progress: Progress | None = None) -> CompileReport:
+    def prepare(
+        self, wanted: Collection[Compiled], progress: Progress | None = None, *, later: Collection[Compiled] = ()
+    ) -> CompileReport:
         """Compile or load these kernels and operators, side by side in several processes where that is possible.
 
         Args:
             progress: called as progress(current, total) while kernels are compiled; None = as `report_progress` says,
                 or else a line on stderr. Nothing is shown when everything is on disk.
+            later: kernels that will be wanted: other processes make them meanwhile, where that is possible.
         """
         started = time.perf_counter()
         waiting = [made for made in dict.fromkeys(wanted) if not made.ready]
         absent = [made for made in waiting if not made.load()]
+        behind = [made for made in dict.fromkeys(later) if not (made.ready or made.on_disk())]
+        if behind and self.folder.path is not None:
+            from .workers import make_behind
+
+            make_behind(behind, prepared=bool(absent))
         if absent:
-            self._compile(absent, progress or _PROGRESS.get() or _Line(quiet=self._announced))
+            absent.sort(key=_cost, reverse=True)  # so that the processes end together
+            show = progress or _PROGRESS.get() or _Line(list(map(_cost, absent)), quiet=self._announced)
             self._announced = True
+            begin = time.perf_counter()
+            try:
+                show(1, len(absent))
+                with closing(_each_made(absent)) as each:
+                    for done, _ in enumerate(each, 2):
+                        if done <= len(absent):
+                            show(done, len(absent))
+            finally:
+                self.compile_seconds += time.perf_counter() - begin
+                if isinstance(show, _Line):
+                    show.close()
         return CompileReport(len(absent), len(waiting) - len(absent), time.perf_counter() - started)
 
-    def _compile(self, absent: list[Compiled], show: Progress) -> None:
-        from .workers import make_all
 
-        show(1, len(absent))
-        for done, (made, content) in enumerate(make_all(absent), 2):
+def _each_made(absent: Sequence[Compiled]) -> Generator[Compiled, None, None]:
+    """Make kernels ready, here or side by side in other processes; yields each when it is."""
+    from .workers import is_made_behind, make_all
+
+    coming = [made for made in absent if is_made_behind(made)]
+    here = [made for made in absent if made not in coming]
+    with closing(make_all(here)) as objects:  # an interrupt ends the processes
+        for made, content in objects:
             made.adopt(content)
-            if done <= len(absent):
-                show(done, len(absent))
-        if isinstance(show, _Line):
-            show.close()
-
-    def announce(self, kernel: Compiled) -> None:
-        """Say once per process that a kernel is compiled on the way, when it is not on disk."""
-        if self._announced or kernel.on_disk():
-            return
-        self._announced = True
-        if _PROGRESS.get() is None and sys.stderr is not None:
-            print(f"{_ANNOUNCEMENT} ...", file=sys.stderr, flush=True)
+            yield made
+    for made in coming:
+        while is_made_behind(made) and not made.load():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if not (made.ready or made.load()):
+            made.adopt(made.make())
+        yield made
 
 
-_ANNOUNCEMENT = "Compiling CPU kernels (once per machine)"
+_ANNOUNCEMENT = "Compiling CPU kernels (once per kernel)"
+_SECONDS_BETWEEN_LOOKS = 0.02
+# Roughly how long kernels take, by the beginnings of their names; the others take 2.
+_COSTS = {"sample_slots": 44, "many_": 12, "few_": 10, "attend_": 6}
 
 
-class _Line:
-    """The progress line on stderr: rewritten in place on a terminal, with a count of several kernels; otherwise written
-    once, for all that will be compiled.
+def _cost(made: Compiled) -> int:
+    return next((cost for name, cost in _COSTS.items() if made.name.startswith(name)), 2)
+
+
+class _Line(ProgressLine):
+    """On a terminal a bar that goes away; elsewhere a line, once for all that will be compiled.
 
     Args:
+        costs: of the kernels in the order in which they are begun.
         quiet: where there is no terminal, it has been written before.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._stream = sys.stderr
-        self._terminal = self._stream is not None and self._stream.isatty()
-        self._written = quiet
+    def __init__(self, costs: list[int], *, quiet: bool = False) -> None:
+        super().__init__(_ANNOUNCEMENT)
+        self._costs = costs
+        if not self.shows and not quiet:
+            tell(f"{_ANNOUNCEMENT} ...")
 
     def __call__(self, current: int, total: int) -> None:
-        if self._stream is None or (self._written and not self._terminal):
-            return
-        if self._terminal:
-            count = f"{current} of {total} " if total > 1 else ""
-            print(f"\r{_ANNOUNCEMENT} {count}...", end="", file=self._stream, flush=True)
-        else:
-            print(f"{_ANNOUNCEMENT} ...", file=self._stream, flush=True)
-        self._written = True
-
-    def close(self) -> None:
-        if self._written and self._terminal:
-            print("\r\x1b[K", end="", file=self._stream, flush=True)
+        self.show(sum(self._costs[: current - 1]), sum(self._costs), f"{current - 1} of {total}")
 
 
 _PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
@@ -355,32 +289,13 @@ _PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
 @contextmanager
 def report_progress(progress: Progress | None) -> Iterator[None]:
     """Who hears of kernels that are compiled meanwhile, instead of a line on stderr."""
-    token = _PROGRESS.set(progress)
+    before = _PROGRESS.get()
     try:
+        _PROGRESS.set(progress)
         yield
     finally:
-        _PROGRESS.reset(token)
+        _PROGRESS.set(before)
 
 
-def _root_or_none() -> Path | None:
-    try:
-        return cache_root(os.environ)
-    except RuntimeError:
-        return None
-
-
-LIBRARY = Library(Path(__file__).resolve().parent.parent, _KERNEL_MODULES)
+LIBRARY = Library(Path(__file__).resolve().parent.parent)
 kernel, native_op = LIBRARY.kernel, LIBRARY.native_op
-
-
-def warm_up(progress: Progress | None = None, names: Collection[str] | None = None) -> CompileReport:
-    """Compile all CPU kernels, or load them from the cache, so that the first call does not wait.
-
-    Args:
-        progress: see `Library.prepare`.
-        names: only these kernels (as named in the modules of `genai.kernels.cpu`); None = all.
-
-    Raises:
-        KeyError: a name is unknown.
-    """
-    return LIBRARY.warm_up(progress, names)

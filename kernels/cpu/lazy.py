@@ -7,9 +7,10 @@ takes to load. So helpers and intrinsics are only noted down here; Numba asks th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 
@@ -51,12 +52,50 @@ class Helper:
         return helper_type(self)
 
 
-class Intrinsic:
-    """A function of Numba types that returns a signature, and a function that writes LLVM instructions."""
+class VectorOf:
+    """LANES numbers of a Numba type, given by its name; stands for the type until something is compiled.
 
-    def __init__(self, typing: Callable[..., Any]) -> None:
-        self.typing = typing
-        self.__name__, self.__doc__ = typing.__name__, typing.__doc__
+    Args:
+        or_number: as the type of an argument: a number will do too, which is converted and repeated.
+    """
+
+    def __init__(self, element: str, or_number: bool = False) -> None:
+        self.element, self.takes_numbers = element, or_number
+
+    @cached_property
+    def type(self) -> Any:
+        """Numba's type."""
+        from .numba_types import Vector
+
+        return Vector(getattr(types, self.element))
+
+    @property
+    def or_number(self) -> VectorOf:
+        """The type of an argument that may be a number."""
+        return VectorOf(self.element, or_number=True)
+
+
+FLOATS, INTEGERS = VectorOf("float32"), VectorOf("int32")
+
+
+def numba_type(given: Any) -> Any:
+    """A Numba type: itself, by its name, or the one that a VectorOf stands for; None is that of no result."""
+    if isinstance(given, str):
+        return getattr(types, given)
+    return types.void if given is None else given.type if isinstance(given, VectorOf) else given
+
+
+class Intrinsic:
+    """A function of kernels that is written in LLVM's instructions: `emit(emitter, *values)`.
+
+    Attributes:
+        typing: from the Numba types of its arguments to its signature and `emit`.
+        parameters: the names of its arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], typing: Callable[..., Any], parameters: Iterable[str]) -> None:
+        self.typing, self.parameters = typing, tuple(parameters)
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
 
     def __call__(self, *arguments: Any) -> Any:
         raise NotImplementedError(f"{self.__name__} exists in compiled kernels only")
@@ -66,6 +105,37 @@ class Intrinsic:
         from .compiler import intrinsic_type
 
         return intrinsic_type(self)
+
+
+def intrinsic(result: Any, *given: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: `emit(emitter, *values)` as an intrinsic.
+
+    Args:
+        result: its type, for `numba_type`. given: those of its arguments.
+    """
+
+    def add(emit: Callable[..., Any]) -> Intrinsic:
+        def typing(*found: Any) -> Any:
+            repeated = [isinstance(wanted, VectorOf) and wanted.takes_numbers for wanted in given]
+            known = [
+                one if either else numba_type(wanted)
+                for one, wanted, either in zip(found, given, repeated, strict=True)
+            ]
+
+            def write(e: Any, *values: Any) -> Any:
+                parts = zip(values, found, given, repeated, strict=True)
+                return emit(e, *[e.vector(value, *pair) if either else value for value, *pair, either in parts])
+
+            return numba_type(result)(*known), write
+
+        return Intrinsic(emit, typing, list(signature(emit).parameters)[1:])
+
+    return add
+
+
+def typed_intrinsic(typing: Callable[..., Any]) -> Any:
+    """Decorator: an intrinsic whose types depend on those of its arguments: `typing` returns signature and `emit`."""
+    return Intrinsic(typing, typing, signature(typing).parameters)
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,8 +151,3 @@ def helper(function: Callable[..., Any]) -> Callable[..., Any]:
 def contracted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: a helper whose products and sums may become one instruction."""
     return Helper(function, always_inline=False, fastmath={"contract"})
-
-
-def intrinsic(typing: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: an intrinsic, as in Numba."""
-    return Intrinsic(typing)

@@ -6,22 +6,20 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .checks import Float32, check
-from .jit import kernel
+from ..sampling import FINE
+from .arguments import Address, Arguments
+from .jit import native_op
 from .lazy import contracted, helper
-from .memory import stack_array
-from .sampling_steps.batch import SLOT_ARRAYS, Workspace
+from .memory import array_at, stack_array
 from .sampling_steps.passes import close, scan
-from .sampling_steps.row import COUNT, FINE, MAXIMUM, OPEN, ORDER, STATUS, TOKENS, VALUES, Row, reset
+from .sampling_steps.row import COUNT, MAXIMUM, OPEN, ORDER, STATUS, TOKENS, VALUES, Row, Workspace, reset, row_in_slot
 from .sampling_steps.selection import sort
 from .sampling_steps.truncation import top_k
-from .team import Team, run
 
-_NANOSECONDS_PER_LOGIT = 2.0
 _CHUNK = 256
 _chunk = stack_array("float64", _CHUNK)
+_integers, _doubles = array_at("int64", 1), array_at("float64", 1)
 _LOWEST_EXPONENT = -700.0
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -79,56 +77,37 @@ def _write_largest(row: Row, out: Any) -> None:
         out[rank] = row.ids[TOKENS, order[rank]]
 
 
-@kernel(f"void(float32[:,::1], int64[::1], {SLOT_ARRAYS}, float64[::1], int64[:,::1], int64, int64)")
-def normalize_slots(
-    logits: Any, rows: Any, own: Any, blocks: Any, numbers: Any, ids: Any, state: Any, flags: Any, normalizers: Any,
-    tokens: Any, begin: int, end: int,
-) -> None:  # fmt: skip
+class NormalizerArguments(Arguments):
+    """`count` of `logits` rows by their numbers, the memory to work in, and where the results go; `top` tokens each."""
+
+    logits: Address
+    rows: Address
+    count: int
+    workspace: Workspace
+    normalizers: Address
+    tokens: Address
+    top: int
+
+
+@native_op(NormalizerArguments)
+def normalize_slots(arguments: NormalizerArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Slots [begin, end): the normalizers of their rows (NaN if the row has none), and their likeliest tokens."""
     weights = _chunk()
-    count, slots = rows.shape[0], own.shape[0]
+    count, slots, top = arguments.count, arguments.workspace.slots, arguments.top
+    rows, normalizers = _integers(arguments.rows, count), _doubles(arguments.normalizers, count)
     for slot in range(begin, end):
         for i in range(slot * count // slots, (slot + 1) * count // slots):
-            row = Row(logits[rows[i]], own[slot], blocks[slot], numbers[slot], ids[slot], state[slot], flags[slot])
+            given = arguments.logits + 4 * arguments.workspace.vocab_size * rows[i]
+            row = row_in_slot(arguments.workspace, slot, given)
+            tokens = _integers(arguments.tokens + 8 * top * i, top)
             reset(row)
             scan(row)
-            for rank in range(tokens.shape[1]):
-                tokens[i, rank] = -1
+            for rank in range(top):
+                tokens[rank] = -1
             if row.flags[STATUS] == FINE:
                 normalizers[i] = _log_normalizer(row, weights)
-                if tokens.shape[1] > 0:
-                    _write_largest(row, tokens[i])
+                if top > 0:
+                    _write_largest(row, tokens)
             else:
                 normalizers[i] = math.nan
-
-
-def log_normalizers(
-    logits: Float32, rows: NDArray[np.int64], top: int, workspace: Workspace, *, team: Team | None = None
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What turns logits into log-probabilities, and the most likely tokens, of some rows.
-
-    Args:
-        logits: float32 [B, V]. rows: int64 [A], 0 to B - 1.
-        top: how many tokens are wanted, 0 to V.
-        workspace: memory for rows of V logits; only one call at a time may use it.
-
-    Returns:
-        float64 [A], log(sum(exp(row))): a token's log-probability is its logit less this. NaN for a row with NaN, with
-        infinity, or with nothing but -inf.
-        int64 [A, top], ids of the largest logits, the largest first, among equals the lowest id. Masked tokens (-inf)
-        do not count: a row with fewer others ends in -1.
-
-    Raises:
-        ValueError: a shape or type does not fit, or a number is out of range.
-    """
-    check("logits", logits, (None, workspace.vocab_size))
-    check("rows", rows, (None,), np.dtype(np.int64))
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(logits):
-        raise ValueError(f"rows reach from {rows.min()} to {rows.max()}, expected 0 to {len(logits) - 1}")
-    if not 0 <= top <= workspace.vocab_size:
-        raise ValueError(f"top is {top}, expected 0 to {workspace.vocab_size}")
-    normalizers, tokens = np.empty(len(rows), np.float64), np.empty((len(rows), top), np.int64)
-    work = len(rows) * logits.shape[1] * _NANOSECONDS_PER_LOGIT
-    arguments = (logits, rows, *workspace.arrays, normalizers, tokens)
-    run(team, normalize_slots, arguments, workspace.slots, work=work)
-    return normalizers, tokens
+    return 0

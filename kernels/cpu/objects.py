@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from functools import cache
 from typing import Any
 
 from llvmlite import binding
+
+from ..forks import renew_locks
 
 # The function that every object has, and what it returns for a kernel which ended with an error.
 ENTRY = "genai_kernel"
 FAILED = -1
 
 # What `pack` writes before an object file: LLVM must never be given anything else, which may end the process.
-_ALONE, _NEEDS_NUMBA = b"genai kernel, alone\0", b"genai kernel, Numba\0"
+_HEADER = b"genai kernel\0"
 _LOCK = threading.Lock()
+renew_locks(sys.modules[__name__], "_LOCK")
 
 
 class ObjectError(ValueError):
@@ -25,16 +28,19 @@ class LoadedObject:
     """The code of an object file, for as long as this lives.
 
     Args:
-        content: the object file.
+        packed: what `pack` returned.
 
     Attributes:
         address: of the function ENTRY.
 
     Raises:
-        ObjectError: it cannot be loaded, or has no such function.
+        ObjectError: it is something else, cannot be loaded, or has no such function.
     """
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, packed: bytes) -> None:
+        if not packed.startswith(_HEADER):
+            raise ObjectError("no packed object file")
+        content = packed[len(_HEADER) :]
         with _LOCK:
             self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
             try:
@@ -47,35 +53,13 @@ class LoadedObject:
             raise ObjectError(f"no function {ENTRY}")
 
 
-@cache
-def _machine_is_ready() -> bool:
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    return True
-
-
 def _target_machine() -> Any:
     """An engine takes its own."""
-    _machine_is_ready()
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
     return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
 
 
-def pack(content: bytes, *, needs_numba: bool) -> bytes:
-    """An object file, and whether it calls functions of Numba's, as `link` takes them."""
-    return (_NEEDS_NUMBA if needs_numba else _ALONE) + content
-
-
-def link(packed: bytes) -> LoadedObject:
-    """Load what `pack` returned.
-
-    Raises:
-        ObjectError: it is something else.
-    """
-    header, content = packed[: len(_ALONE)], packed[len(_ALONE) :]
-    if header == _NEEDS_NUMBA:
-        from .compiler import make_ready
-
-        make_ready()
-    elif header != _ALONE:
-        raise ObjectError("no packed object file")
-    return LoadedObject(content)
+def pack(content: bytes) -> bytes:
+    """An object file as `LoadedObject` takes it."""
+    return _HEADER + content

@@ -1,4 +1,4 @@
-"""The kernel that takes rows through their steps, and the typed function that calls it."""
+"""The CPU's sampler: operators that take rows through their steps, and what runs them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import Float32, check
-from .jit import Kernel, kernel
-from .lazy import helper
-from .sampling_steps import codes
-from .sampling_steps.batch import SLOT_ARRAYS, SamplingBatch, Workspace
-from .sampling_steps.draw import draw, most_likely
-from .sampling_steps.exclusion import xtc
+from ..checks import Float32, check
+from ..sampling import (
+    FINE,
+    MAX_STEPS,
+    NUM_SETTINGS,
+    NUM_SPANS,
+    ROW,
+    SamplingBatch,
+    Setting,
+    Span,
+    Step,
+    check_rows,
+)
+from .arguments import Address, Arguments, Binding
+from .jit import NativeOp, native_op
+from .lazy import helper, inline
+from .logprobs import normalize_slots
+from .memory import array_at
+from .program.calls import Call, Items
+from .program.kept import NodeProgram, addresses_of
+from .program.pool import Threads
+from .sampling_steps.draw import draw, most_likely, uniforms
 from .sampling_steps.passes import close, scan, total_weight
-from .sampling_steps.philox import uniforms
 from .sampling_steps.repetition import dry, edit, forbid_repeated_ngrams, penalties
-from .sampling_steps.row import COUNT, FINE, MAXIMUM, OPEN, STATUS, TEMPERATURE, TOKENS, WEIGHTS, Row, current, reset
+from .sampling_steps.row import (
+    COUNT,
+    MAXIMUM,
+    OPEN,
+    STATUS,
+    TEMPERATURE,
+    TOKENS,
+    WEIGHTS,
+    Row,
+    Workspace,
+    current,
+    reset,
+    row_in_slot,
+)
 from .sampling_steps.selection import weigh
-from .sampling_steps.truncation import min_p, mirostat, top_k, top_n_sigma, top_p, typical_p
-from .team import Team, run
+from .sampling_steps.truncation import min_p, mirostat, top_k, top_n_sigma, top_p, typical_p, xtc
 
-_NANOSECONDS_PER_LOGIT = 0.5
-_NO_DISTRIBUTIONS = np.empty((0, 0), np.float64)
-_NO_DISTRIBUTIONS.flags.writeable = False
+_integers, _doubles, _floats = array_at("int64", 1), array_at("float64", 1), array_at("float32", 1)
+_ids, _counters = array_at("int32", 1), array_at("uint64", 1)
+# Per logit, on one thread.
+_NANOSECONDS_TO_SAMPLE, _NANOSECONDS_TO_SUM = 0.5, 2.0
+# More slots than threads, so that a core that something else slows down gets fewer of them.
+_SLOTS_PER_THREAD = 2
 # Rows of so few logits become a list of candidates at once, exact to float64.
 _SHORT_ROW = 1024
 
@@ -37,61 +66,29 @@ def _last(tokens: Any, count: float) -> Any:
 
 
 @helper
-def _apply(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float, same: Any) -> None:
-    """One step of a row."""
-    if step == codes.PENALTIES:
-        window = _last(tokens, settings[codes.PENALTY_LAST])
-        first_output = span[codes.FIRST_OUTPUT] - (tokens.shape[0] - window.shape[0])
-        presence, frequency = settings[codes.PRESENCE], settings[codes.FREQUENCY]
-        penalties(row, window, first_output, settings[codes.REPETITION], presence, frequency)
-    elif step == codes.TOP_K:
-        top_k(row, int(settings[codes.KEPT_TOKENS]))
-    elif step == codes.TOP_P:
-        top_p(row, settings[codes.NUCLEUS])
-    elif step == codes.MIN_P:
-        min_p(row, settings[codes.RELATIVE_PROBABILITY])
-    elif step == codes.TEMPERATURE:
-        row.state[TEMPERATURE] *= settings[codes.DIVISOR]
-
-
-@helper
-def _apply_any(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float, same: Any) -> None:
-    """One step of a row, one that few ask for included."""
-    if step == codes.DRY:
-        window = _last(tokens, settings[codes.DRY_LAST])
-        allowed = int(settings[codes.DRY_ALLOWED_LENGTH])
-        multiplier, base = settings[codes.DRY_MULTIPLIER], settings[codes.DRY_BASE]
-        dry(row, window, span[codes.DRY_LIMIT], multiplier, base, allowed, same)
-    elif step == codes.TOP_N_SIGMA:
-        top_n_sigma(row, settings[codes.NUM_SIGMAS])
-    elif step == codes.TYPICAL_P:
-        typical_p(row, settings[codes.TYPICAL_MASS])
-    elif step == codes.XTC:
-        if coin < settings[codes.EXCLUSION_PROBABILITY]:
-            xtc(row, settings[codes.EXCLUSION_THRESHOLD])
-    elif step == codes.MIROSTAT:
-        mirostat(row, settings[codes.MOST_SURPRISE])
-    else:
-        _apply(row, step, settings, tokens, span, coin, same)
-
-
-@helper
-def _forbid(row: Row, settings: Any, tokens: Any) -> None:
-    """Mask what would repeat an n-gram, where that is wanted."""
-    if settings[codes.NGRAM_SIZE] > 0:
-        forbid_repeated_ngrams(row, tokens, int(settings[codes.NGRAM_SIZE]))
-
-
-@helper
-def _forbid_nothing(row: Row, settings: Any, tokens: Any) -> None:
-    """No n-gram is forbidden."""
+def _apply_rare(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float, same: Any) -> None:
+    """A step that few ask for."""
+    if step == Step.DRY:
+        window = _last(tokens, settings[Setting.DRY_LAST_N])
+        allowed = int(settings[Setting.DRY_ALLOWED_LENGTH])
+        multiplier, base = settings[Setting.DRY_MULTIPLIER], settings[Setting.DRY_BASE]
+        dry(row, window, span[Span.DRY_LIMIT], multiplier, base, allowed, same)
+    elif step == Step.TOP_N_SIGMA:
+        top_n_sigma(row, settings[Setting.TOP_N_SIGMA])
+    elif step == Step.TYPICAL_P:
+        typical_p(row, settings[Setting.TYPICAL_P])
+    elif step == Step.XTC:
+        if coin < settings[Setting.XTC_PROBABILITY]:
+            xtc(row, settings[Setting.XTC_THRESHOLD])
+    elif step == Step.MIROSTAT:
+        mirostat(row, settings[Setting.MIROSTAT_LIMIT])
 
 
 @helper
 def _look(row: Row, settings: Any) -> None:
     """See whether the row can be sampled."""
     scan(row)
-    if row.flags[STATUS] == FINE and row.given.shape[0] <= _SHORT_ROW and settings[codes.GREEDY] == 0:
+    if row.flags[STATUS] == FINE and row.given.shape[0] <= _SHORT_ROW and settings[Setting.TEMPERATURE] != 0:
         close(row, -math.inf)
 
 
@@ -113,120 +110,178 @@ def _write_distribution(row: Row, out: Any, certain: int) -> None:
             out[row.ids[TOKENS, i]] = row.numbers[WEIGHTS, i] / total
 
 
-@helper
-def _write_nothing(row: Row, out: Any, certain: int) -> None:
-    """Nobody wants the probabilities."""
+class SamplingArguments(Arguments):
+    """`count` rows to sample (see `SamplingBatch`), the memory to work in, and where the results go.
+
+    `outcomes`: of each row its token and its status, int64, and the token's probability, float64. `distributions`: 0,
+    or float64 [count, vocab_size]. `same`: room of `same_length` int32 per slot for DRY.
+    """
+
+    logits: Address
+    replaced: Address
+    count: int
+    rows: Address
+    edit_ids: Address
+    edit_values: Address
+    num_edits: int
+    tokens: Address
+    num_tokens: int
+    workspace: Workspace
+    outcomes: Address
+    distributions: Address
+    same: Address
+    same_length: int
 
 
-_SIGNATURE = (
-    "void(float32[:,::1], float32[:,::1], int64[:,::1], float64[:,::1], uint64[:,::1], int64[:,::1], int32[::1], "
-    f"float32[::1], int32[::1], {SLOT_ARRAYS}, int64[::1], float64[::1], int64[::1], float64[:,::1], int32[:,::1], "
-    "int64, int64)"
-)
-# Steps, by their codes, that `sample_slots` does not know.
-_IS_RARE = np.zeros(codes.MIROSTAT + 1, bool)
-_IS_RARE[[codes.DRY, codes.TOP_N_SIGMA, codes.TYPICAL_P, codes.XTC, codes.MIROSTAT]] = True
-_IS_RARE.flags.writeable = False
+# Where the parts of a row and of an outcome begin.
+_ROW_BYTES, _OUTCOME_BYTES, _PROBABILITY = ROW.itemsize, 24, 16
+_PLACES = {name: place for name, (_, place, *_) in (ROW.fields or {}).items()}
+_STEPS, _SETTINGS, _COUNTER, _SPAN = (_PLACES[name] for name in ("steps", "settings", "counter", "span"))
 
 
-def _sampler(name: str, apply: Any, forbid: Any, write: Any) -> Kernel:
-    """A kernel that takes rows through those steps that `apply` knows."""
-
-    def sample(
-        logits: Any, replaced: Any, steps: Any, settings: Any, counters: Any, spans: Any, edit_ids: Any,
-        edit_values: Any, tokens: Any, own: Any, blocks: Any, numbers: Any, ids: Any, state: Any, flags: Any,
-        chosen: Any, probabilities: Any, status: Any, distributions: Any, same: Any, begin: int, end: int,
-    ) -> None:  # fmt: skip
-        """Slots [begin, end): each samples its share of the rows, one after another."""
-        count, slots = steps.shape[0], own.shape[0]
-        for slot in range(begin, end):
-            for i in range(slot * count // slots, (slot + 1) * count // slots):
-                span, setting = spans[i], settings[i]
-                source = span[codes.SOURCE]
-                row = Row(
-                    logits[source] if source >= 0 else replaced[-1 - source], own[slot], blocks[slot], numbers[slot],
-                    ids[slot], state[slot], flags[slot],
-                )  # fmt: skip
-                history = tokens[span[codes.FIRST_TOKEN] : span[codes.END_TOKEN]]
-                edited = slice(span[codes.FIRST_EDIT], span[codes.END_EDIT])
-                uniform, coin = uniforms(counters[i, 0], counters[i, 1], counters[i, 2])
-                reset(row)
-                edit(row, edit_ids[edited], edit_values[edited])
-                forbid(row, setting, history)
-                _look(row, setting)
-                for place in range(codes.MAX_STEPS):
-                    if steps[i, place] == codes.END or row.flags[STATUS] != FINE:
-                        break
-                    apply(row, steps[i, place], setting, history, span, coin, same[slot])
-                chosen[i], probabilities[i] = -1, 1.0
-                if row.flags[STATUS] == FINE:
-                    if setting[codes.GREEDY]:
-                        chosen[i] = most_likely(row)
-                    else:
-                        chosen[i], probabilities[i] = draw(row, uniform)
-                status[i] = row.flags[STATUS]
-                if distributions.shape[0] > 0 and status[i] == FINE:
-                    write(row, distributions[i], chosen[i] if setting[codes.GREEDY] else -1)
-
-    sample.__name__ = name
-    return kernel(_SIGNATURE)(sample)
-
-
-# Most requests ask for common steps only: few kernels to compile. The other kernel knows all.
-sample_slots = _sampler("sample_slots", _apply, _forbid_nothing, _write_nothing)
-sample_slots_by_any_steps = _sampler("sample_slots_by_any_steps", _apply_any, _forbid, _write_distribution)
-
-
-def _room_for_dry(batch: SamplingBatch, slots: int) -> NDArray[np.int32]:
-    """int32 [slots, L], for histories of up to L tokens; L is 0 where DRY is not among the steps."""
-    if not (batch.steps == codes.DRY).any():
-        return np.empty((slots, 0), np.int32)
-    longest = (batch.spans[:, codes.END_TOKEN] - batch.spans[:, codes.FIRST_TOKEN]).max(initial=0)
-    return np.empty((slots, int(longest)), np.int32)
-
-
-def sample_batch(
-    logits: Float32,
-    batch: SamplingBatch,
-    workspace: Workspace,
-    *,
-    distributions: NDArray[np.float64] | None = None,
-    team: Team | None = None,
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Take each row through its steps to a token.
+def _sampler(name: str, rare: bool) -> NativeOp:
+    """An operator that takes rows through their steps; items are slots.
 
     Args:
-        logits: float32 [B, V], not changed.
-        batch: which rows of logits, and what to do with each of the A rows; checked.
-        workspace: memory for rows of V logits; only one call at a time may use it.
-        distributions: float64 [A, V] or None: receives the distributions from which the tokens were drawn.
-
-    Returns:
-        tokens int64 [A]; float64 [A], the probability of each in the distribution it was drawn from (1 if greedy);
-        status int64 [A] (FINE, or why there is no token: HAS_NAN, HAS_INFINITY, ALL_MASKED; then the token is -1).
-
-    Raises:
-        ValueError: a shape or type does not fit, or an index points outside.
+        rare: whether it knows what few ask for: rare steps, n-grams that may not repeat, distributions.
     """
-    size = workspace.vocab_size
-    check("logits", logits, (None, size))
-    batch.check(len(logits), size)
-    count = batch.num_rows
-    if distributions is not None:
-        check("distributions", distributions, (count, size), np.dtype(np.float64))
-    tokens, probabilities = np.empty(count, np.int64), np.empty(count, np.float64)
-    status = np.empty(count, np.int64)
-    arguments = (
-        logits, batch.replaced, batch.steps, batch.settings, batch.counters, batch.spans, batch.edit_ids,
-        batch.edit_values, batch.tokens, *workspace.arrays, tokens, probabilities, status,
-        _NO_DISTRIBUTIONS if distributions is None else distributions, _room_for_dry(batch, workspace.slots),
-    )  # fmt: skip
-    rare = distributions is not None or _IS_RARE[batch.steps].any() or batch.settings[:, codes.NGRAM_SIZE].any()
-    run(
-        team,
-        sample_slots_by_any_steps if rare else sample_slots,
-        arguments,
-        workspace.slots,
-        work=count * size * _NANOSECONDS_PER_LOGIT,
-    )
-    return tokens, probabilities, status
+
+    @helper
+    def apply(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin: float, same: Any) -> None:
+        if step == Step.PENALTIES:
+            window = _last(tokens, settings[Setting.PENALTY_LAST_N])
+            first_output = span[Span.FIRST_OUTPUT] - (tokens.shape[0] - window.shape[0])
+            presence, frequency = settings[Setting.PRESENCE_PENALTY], settings[Setting.FREQUENCY_PENALTY]
+            penalties(row, window, first_output, settings[Setting.REPETITION_PENALTY], presence, frequency)
+        elif step == Step.TOP_K:
+            top_k(row, int(settings[Setting.TOP_K]))
+        elif step == Step.TOP_P:
+            top_p(row, settings[Setting.TOP_P])
+        elif step == Step.MIN_P:
+            min_p(row, settings[Setting.MIN_P])
+        elif step == Step.TEMPERATURE:
+            row.state[TEMPERATURE] *= settings[Setting.TEMPERATURE]
+        elif rare:
+            _apply_rare(row, step, settings, tokens, span, coin, same)
+
+    @inline
+    def sample_row(arguments: SamplingArguments, i: int, slot: int) -> None:
+        size = arguments.workspace.vocab_size
+        begin, outcome = arguments.rows + _ROW_BYTES * i, arguments.outcomes + _OUTCOME_BYTES * i
+        steps, setting = _integers(begin + _STEPS, MAX_STEPS), _doubles(begin + _SETTINGS, NUM_SETTINGS)
+        counter, span = _counters(begin + _COUNTER, 3), _integers(begin + _SPAN, NUM_SPANS)
+        result, probability = _integers(outcome, 2), _doubles(outcome + _PROBABILITY, 1)
+        edit_ids = _ids(arguments.edit_ids, arguments.num_edits)
+        edit_values = _floats(arguments.edit_values, arguments.num_edits)
+        tokens = _ids(arguments.tokens, arguments.num_tokens)
+        same = _ids(arguments.same + 4 * arguments.same_length * slot, arguments.same_length)
+        source, is_greedy = span[Span.SOURCE], setting[Setting.TEMPERATURE] == 0
+        given = arguments.logits + 4 * size * source
+        if source < 0:
+            given = arguments.replaced + 4 * size * (-1 - source)
+        row = row_in_slot(arguments.workspace, slot, given)
+        history = tokens[span[Span.FIRST_TOKEN] : span[Span.END_TOKEN]]
+        edited = slice(span[Span.FIRST_EDIT], span[Span.END_EDIT])
+        uniform, coin = uniforms(counter[0], counter[1], counter[2])
+        reset(row)
+        edit(row, edit_ids[edited], edit_values[edited])
+        if rare:
+            forbid_repeated_ngrams(row, history, int(setting[Setting.NO_REPEAT_NGRAM_SIZE]))
+        _look(row, setting)
+        for place in range(MAX_STEPS):
+            if steps[place] == Step.END or row.flags[STATUS] != FINE:
+                break
+            apply(row, steps[place], setting, history, span, coin, same)
+        chosen, probability[0] = -1, 1.0
+        if row.flags[STATUS] == FINE:
+            if is_greedy:
+                chosen = most_likely(row)
+            else:
+                chosen, probability[0] = draw(row, uniform)
+        result[0], result[1] = chosen, row.flags[STATUS]
+        if rare and arguments.distributions != 0 and result[1] == FINE:
+            out = _doubles(arguments.distributions + 8 * size * i, size)
+            _write_distribution(row, out, chosen if is_greedy else -1)
+
+    def sample(arguments: SamplingArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        count, slots = arguments.count, arguments.workspace.slots
+        for slot in range(begin, end):
+            for i in range(slot * count // slots, (slot + 1) * count // slots):
+                sample_row(arguments, i, slot)
+        return 0
+
+    return native_op(SamplingArguments, name=name)(sample)
+
+
+# Most requests ask for common steps only: few kernels to compile. The other operator knows all.
+sample_slots = _sampler("sample_slots", False)
+sample_slots_by_any_steps = _sampler("sample_slots_by_any_steps", True)
+
+
+def _longest(batch: SamplingBatch) -> int:
+    """Tokens of the longest history of a row that takes DRY; 0 where none does."""
+    spans = batch.rows["span"][(batch.rows["steps"] == Step.DRY).any(axis=1)]
+    return int((spans[:, Span.END_TOKEN] - spans[:, Span.FIRST_TOKEN]).max(initial=0))
+
+
+class CpuSampler:
+    """See `genai.kernels.executor.Sampler`."""
+
+    def __init__(self, threads: Threads, vocab_size: int) -> None:
+        self._threads = threads
+        slots = 1 if threads.count == 1 else _SLOTS_PER_THREAD * threads.count
+        self._workspace = Workspace.allocate(slots, vocab_size)
+        self._programs: dict[NativeOp, NodeProgram] = {}
+
+    def sample(
+        self, logits: Float32, batch: SamplingBatch, distributions: NDArray[np.float64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """See Sampler.sample."""
+        size, count = self._workspace.vocab_size, len(batch.rows)
+        check("logits", logits, (None, size))
+        batch.check(len(logits), size)
+        if distributions is not None:
+            check("distributions", distributions, (count, size), np.dtype(np.float64))
+        outcomes = np.empty((count, 3), np.int64)
+        longest = 0 if batch.plain else _longest(batch)
+        self._run(
+            sample_slots if batch.plain and distributions is None else sample_slots_by_any_steps,
+            _NANOSECONDS_TO_SAMPLE * count * size,
+            rows=batch.rows,
+            logits=logits,
+            count=count,
+            replaced=batch.replaced if len(batch.replaced) else None,
+            edit_ids=batch.edit_ids if len(batch.edit_ids) else None,
+            edit_values=batch.edit_values if len(batch.edit_ids) else None,
+            num_edits=len(batch.edit_ids),
+            tokens=batch.tokens if len(batch.tokens) else None,
+            num_tokens=len(batch.tokens),
+            outcomes=outcomes,
+            distributions=distributions,
+            same=np.empty((self._workspace.slots, longest), np.int32) if longest else None,
+            same_length=longest,
+        )
+        return outcomes[:, 0], outcomes.view(np.float64)[:, 2], outcomes[:, 1]
+
+    def log_normalizers(
+        self, logits: Float32, rows: NDArray[np.int64], top: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """See Sampler.log_normalizers."""
+        size, count = self._workspace.vocab_size, len(rows)
+        check_rows(logits, rows, top, size)
+        normalizers, tokens = np.empty(count, np.float64), np.empty((count, top), np.int64)
+        self._run(
+            normalize_slots, _NANOSECONDS_TO_SUM * count * size,
+            logits=logits, rows=rows, count=count, normalizers=normalizers, tokens=tokens, top=top,
+        )  # fmt: skip
+        return normalizers, tokens
+
+    def _run(self, op: NativeOp, nanoseconds: float, **given: Any) -> None:
+        """Run an operator over all slots; what it is given besides the workspace is bound."""
+        program = self._programs.get(op)
+        if program is None:
+            assert op.arguments is not None
+            told: dict[str, Any] = {"workspace": self._workspace} | {name: Binding(name) for name in given}
+            call = Call(op, op.arguments(**told), Items(factor=self._workspace.slots))
+            program = self._programs[op] = NodeProgram([[call]])
+        program.run_bound(addresses_of(given), self._threads, 0, nanoseconds)

@@ -1,10 +1,10 @@
 """Tiles of AMX: eight registers of 16 rows of 64 bytes, and products of them.
 
-A tile product is C[16, 16] += A[16, k] B[k, 16], in float32 of bfloat16 (k = 32). A tile of B holds neighbouring k
-side by side: its row i is B[2i, 0], B[2i + 1, 0], B[2i, 1], B[2i + 1, 1], ... (Intel 64 manual, volume 1, chapter
-"Programming with Intel AMX"). Functions named emit_* write LLVM IR inside an intrinsic, because tile numbers are
-parts of the instructions; the rest are intrinsics. Tiles must be configured by each thread before, and released
-after.
+A tile product is C[16, 16] += A[16, k] B[k, 16], in float32 of bfloat16 (k = 32) or in int32 of bytes (k = 64). A tile
+of B holds neighbouring k side by side: its row i is B[2i, 0], B[2i + 1, 0], B[2i, 1], B[2i + 1, 1], ... (Intel 64
+manual, volume 1, chapter "Programming with Intel AMX"). Functions of an Emitter are for micro-kernels, because tile
+numbers are parts of the instructions; the rest are intrinsics. Tiles must be configured by each thread before, and
+released after.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
-from .lazy import cgutils, intrinsic, types
-from .vector import FLOAT32, LANES
+from .emit import INT8, INT16, INT64, LANES, VOID, Emitter
+from .lazy import FLOATS, intrinsic
 
 TILE_ROWS = 16
 TILE_ROW_BYTES = 64
 TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 
-_POINTER, _VOID, _INT8, _INT64 = ir.PointerType(), ir.VoidType(), ir.IntType(8), ir.IntType(64)
+# What `configure_tiles` loads: palette 1, eight tiles of 16 rows of 64 bytes (Intel SDM, LDTILECFG).
+TILE_CONFIG = np.zeros(64, np.uint8)
+TILE_CONFIG[0] = 1
+TILE_CONFIG[16:32].view(np.uint16)[:] = TILE_ROW_BYTES
+TILE_CONFIG[48:56] = TILE_ROWS
+TILE_CONFIG.flags.writeable = False
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
@@ -38,105 +42,68 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]
         return hash("bfloat")
 
 
-def tile_config() -> NDArray[np.uint8]:
-    """What `configure_tiles` loads: palette 1, eight tiles of 16 rows of 64 bytes."""
-    config = np.zeros(64, np.uint8)
-    config[0] = 1
-    config[16:32].view(np.uint16)[:] = TILE_ROW_BYTES
-    config[48:56] = TILE_ROWS
-    return config
+def load_tile(e: Emitter, tile: int, address: Any, stride: Any = TILE_ROW_BYTES, *, streamed: bool = False) -> None:
+    """Load a tile whose rows are `stride` bytes apart; `streamed`: it is not needed again soon."""
+    name = "llvm.x86.tileloaddt164" if streamed else "llvm.x86.tileloadd64"
+    e.call(name, VOID, [INT8(tile), e.pointer(address), _value(stride)])
 
 
-def _call(builder: Any, name: str, types_: list[Any], arguments: list[Any]) -> None:
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VOID, types_), f"llvm.x86.{name}")
-    builder.call(function, arguments)
-
-
-def emit_zero(builder: Any, tile: int) -> None:
-    """Clear a tile."""
-    _call(builder, "tilezero", [_INT8], [_INT8(tile)])
-
-
-def emit_load(builder: Any, tile: int, address: Any, stride: Any) -> None:
-    """Load a tile whose rows are `stride` bytes apart."""
-    arguments = [_INT8(tile), builder.inttoptr(address, _POINTER), stride]
-    _call(builder, "tileloadd64", [_INT8, _POINTER, _INT64], arguments)
-
-
-def emit_store(builder: Any, tile: int, address: Any, stride: Any) -> None:
+def store_tile(e: Emitter, tile: int, address: Any, stride: Any = TILE_ROW_BYTES) -> None:
     """Store a tile with rows `stride` bytes apart."""
-    arguments = [_INT8(tile), builder.inttoptr(address, _POINTER), stride]
-    _call(builder, "tilestored64", [_INT8, _POINTER, _INT64], arguments)
+    e.call("llvm.x86.tilestored64", VOID, [INT8(tile), e.pointer(address), _value(stride)])
 
 
-def emit_product(builder: Any, c: int, a: int, b: int) -> None:
-    """Tile c += tile a * tile b: bfloat16 in, float32 out."""
-    _call(builder, "tdpbf16ps", [_INT8] * 3, [_INT8(c), _INT8(a), _INT8(b)])
+def clear_tile(e: Emitter, tile: int) -> None:
+    """Fill a tile with zeros."""
+    e.call("llvm.x86.tilezero", VOID, [INT8(tile)])
 
 
-@intrinsic
-def configure_tiles(typing_context: Any, config: Any) -> Any:
-    """Make this thread's tiles ready, as the 64 bytes at an address say (see `tile_config`)."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _call(builder, "ldtilecfg", [_POINTER], [builder.inttoptr(args[0], _POINTER)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), lower
+def add_bfloat_product(e: Emitter, total: int, a: int, b: int) -> None:
+    """total += a @ b, bfloat16 into float32."""
+    e.call("llvm.x86.tdpbf16ps", VOID, [INT8(total), INT8(a), INT8(b)])
 
 
-@intrinsic
-def release_tiles(typing_context: Any) -> Any:
+def add_byte_product(e: Emitter, total: int, a: int, b: int, *, signed: bool) -> None:
+    """total += a @ b, bytes into int32: those of a are signed, those of b if `signed`."""
+    e.call("llvm.x86.tdpbssd" if signed else "llvm.x86.tdpbsud", VOID, [INT8(total), INT8(a), INT8(b)])
+
+
+def _value(stride: Any) -> Any:
+    return INT64(stride) if isinstance(stride, int) else stride
+
+
+@intrinsic(None, "int64")
+def configure_tiles(e: Emitter, config: Any) -> None:
+    """Make this thread's tiles ready, as the 64 bytes at an address say (see TILE_CONFIG)."""
+    e.call("llvm.x86.ldtilecfg", VOID, [e.pointer(config)])
+
+
+@intrinsic(None)
+def release_tiles(e: Emitter) -> None:
     """Give this thread's tiles back."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _call(builder, "tilerelease", [], [])
-        return context.get_dummy_value()
-
-    return types.void(), lower
+    e.call("llvm.x86.tilerelease", VOID, [])
 
 
-def _bfloats(builder: Any, first: Any, second: Any) -> Any:
+def bfloats(e: Emitter, first: Any, second: Any) -> Any:
     """Two float32 vectors as one of bfloat16 bits, the first in the lower half; rounded to nearest even."""
-    floats, pair = first.type, ir.VectorType(_BFloat(), 2 * LANES)
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(pair, [floats, floats]), "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-    )
-    return builder.bitcast(builder.call(function, [second, first]), ir.VectorType(ir.IntType(16), 2 * LANES))
+    pair = ir.VectorType(_BFloat(), 2 * LANES)
+    found = e.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", pair, [second, first])
+    return e.builder.bitcast(found, ir.VectorType(INT16, 2 * LANES))
 
 
-@intrinsic
-def store_bfloats(typing_context: Any, address: Any, first: Any, second: Any) -> Any:
+def bfloat_pairs(e: Emitter, even: Any, odd: Any) -> Any:
+    """Two float32 vectors as bfloat16 bits in turn: a row of a tile of B."""
+    bits = bfloats(e, even, odd)
+    return e.shuffle(bits, bits, [index for lane in range(LANES) for index in (lane, LANES + lane)])
+
+
+@intrinsic(None, "int64", FLOATS, FLOATS)
+def store_bfloats(e: Emitter, address: Any, first: Any, second: Any) -> None:
     """Two float32 vectors as 32 bfloat16 in order: a row of a tile of A."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store(_bfloats(builder, args[1], args[2]), builder.inttoptr(args[0], _POINTER), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, FLOAT32, FLOAT32), lower
+    e.store(bfloats(e, first, second), address)
 
 
-@intrinsic
-def store_bfloat_pairs(typing_context: Any, address: Any, even: Any, odd: Any) -> Any:
+@intrinsic(None, "int64", FLOATS, FLOATS)
+def store_bfloat_pairs(e: Emitter, address: Any, even: Any, odd: Any) -> None:
     """Two float32 vectors as bfloat16 in turn: a row of a tile of B."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = _bfloats(builder, args[1], args[2])
-        order = [index for lane in range(LANES) for index in (lane, LANES + lane)]
-        mask = ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), order)
-        builder.store(builder.shuffle_vector(bits, bits, mask), builder.inttoptr(args[0], _POINTER), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, FLOAT32, FLOAT32), lower
-
-
-@intrinsic
-def read_bfloat(typing_context: Any, address: Any) -> Any:
-    """float32 from the bfloat16 at an address."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = builder.load(builder.inttoptr(args[0], _POINTER), typ=ir.IntType(16), align=1)
-        wide = builder.shl(builder.zext(bits, ir.IntType(32)), ir.IntType(32)(16))
-        return builder.bitcast(wide, ir.FloatType())
-
-    return types.float32(types.int64), lower
+    e.store(bfloat_pairs(e, even, odd), address)

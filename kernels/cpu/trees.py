@@ -9,27 +9,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .functions import sigmoid
-from .jit import kernel
-from .large import huge_array
+from ..large import huge_array
+from .arguments import Address, Arguments
+from .arrays import activation
+from .jit import native_op
 from .lazy import inline
-from .memory import (
-    read_float32,
-    read_float64,
-    read_int32,
-    read_uint8,
-    word,
-    write_float32,
-    write_float64,
-    write_int8,
-)
-from .team import Team, run
-from .vector import reduce_max, splat_float32
+from .memory import read_float32, read_float64, read_int32, read_uint8, write_float64
+from .program.calls import Items
+from .program.context import Word
+from .program.kept import run_alone
+from .program.pool import Threads
 
-LEQ, LT, GTE, GT, EQ, NEQ, LEAF = range(7)
-SUM, MIN, MAX = range(3)
-NEGATED, COMPLEMENT, LOGISTIC = range(3)
+# What a node tests, how weights are combined, and how a score becomes those of two classes.
+LEQ, LT, GTE, GT, EQ, NEQ, LEAF = 0, 1, 2, 3, 4, 5, 6
+SUM, MIN, MAX = 0, 1, 2
+NEGATED, COMPLEMENT, LOGISTIC = 0, 1, 2
 _NANOSECONDS_PER_NODE = 4.0
+# Rows that a thread takes at least.
+_GRAIN = 8
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
@@ -103,35 +100,46 @@ class Forest:
         leaf = max(len(self.weights) // max(len(self.features), 1), 1)
         return len(self.roots) * (depth + leaf) * _NANOSECONDS_PER_NODE
 
-    @property
-    def table(self) -> int:
-        """The address of a table of what `walk_trees` reads."""
-        return int(self._words[1])
+    @cached_property
+    def arrays(self) -> dict[str, Any]:
+        """What machine code reads, by its names."""
+        kinds = {"roots": np.int32, "targets": np.int32, "weights": np.float64}
+        return {name: np.ascontiguousarray(getattr(self, name), kind) for name, kind in kinds.items()} | {
+            "nodes": self._nodes
+        }
 
     @cached_property
-    def _words(self) -> tuple[Any, ...]:
-        """The table, its address, and the arrays that it points to."""
+    def _nodes(self) -> NDArray[Any]:
         nodes = huge_array((len(self.features) * _BYTES,), np.uint8).view(_NODE)
         nodes["threshold"], nodes["feature"], nodes["mode"] = self.thresholds, self.features, self.modes
-        nodes["missing"], nodes["true"], nodes["false"] = (
-            self.missing_tracks_true,
-            self.true_children,
-            self.false_children,
-        )
+        nodes["missing"] = self.missing_tracks_true
+        nodes["true"], nodes["false"] = self.true_children, self.false_children
         nodes["first"], nodes["last"] = self.leaf_starts[:-1], self.leaf_starts[1:]
         single = (self.modes == LEAF) & (nodes["last"] - nodes["first"] == 1)
         places = nodes["first"][single]
         nodes["threshold"][single], nodes["feature"][single] = self.weights[places], self.targets[places]
-        arrays = [
-            np.ascontiguousarray(self.roots, np.int32), nodes, np.ascontiguousarray(self.targets, np.int32),
-            np.ascontiguousarray(self.weights, np.float64),
-        ]  # fmt: skip
-        words = np.array([*(array.ctypes.data for array in arrays), len(self.roots)], np.int64)
-        return words, words.ctypes.data, arrays
+        return nodes
 
 
-# What the walk reads, word by word: addresses of the roots, nodes, targets and weights, and the number of trees.
-ROOTS, NODES, TARGETS, WEIGHTS, TREES = range(5)
+class ForestArguments(Arguments):
+    """Trees as machine code reads them (`nodes`: see _NODE), rows of features, and rows of combined weights.
+
+    `is_double`: features are float64, else float32. `aggregate`: SUM, MIN or MAX.
+    """
+
+    roots: Address
+    nodes: Address
+    targets: Address
+    weights: Address
+    trees: int
+    x: Address
+    row_bytes: int
+    is_double: int
+    out: Address
+    num_targets: int
+    aggregate: int
+
+
 # A node in one place, half a cache line: trees are rarely in a cache when a single row walks them. A leaf of one weight
 # has it as its threshold, and the target as its feature.
 _NODE = np.dtype(
@@ -183,68 +191,51 @@ def _following(nodes: int, node: int, at: int, is_double: int) -> Any:
 
 
 @inline
-def _add_leaf(table: int, node: int, results: int, aggregate: int) -> None:
+def _add_leaf(arguments: ForestArguments, node: int, results: int) -> None:
+    aggregate = arguments.aggregate
     first, last = np.int64(read_int32(node + _FIRST)), np.int64(read_int32(node + _LAST))
     if last - first == 1:
         _combine(results + 8 * np.int64(read_int32(node + _FEATURE)), read_float64(node), aggregate)
     else:
         for i in range(first, last):
-            target = np.int64(read_int32(word(table, TARGETS) + 4 * i))
-            _combine(results + 8 * target, read_float64(word(table, WEIGHTS) + 8 * i), aggregate)
+            target = np.int64(read_int32(arguments.targets + 4 * i))
+            _combine(results + 8 * target, read_float64(arguments.weights + 8 * i), aggregate)
 
 
 @inline
-def _root(table: int, tree: int) -> Any:
-    return word(table, NODES) + _BYTES * np.int64(read_int32(word(table, ROOTS) + 4 * tree))
+def _root(arguments: ForestArguments, tree: int) -> Any:
+    return arguments.nodes + _BYTES * np.int64(read_int32(arguments.roots + 4 * tree))
 
 
-@kernel("void(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
-def walk_trees(
-    table: int, x: int, row_bytes: int, is_double: int, out: int, targets: int, aggregate: int, begin: int,
-    end: int,
-) -> None:  # fmt: skip
-    """Rows [begin, end) of x, float64 or float32: what the leaves give, added to or compared with what is in `out`."""
-    nodes, trees = word(table, NODES), word(table, TREES)
+@native_op(ForestArguments)
+def walk_trees(arguments: ForestArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Rows [begin, end) of x: what the leaves give, added to or compared with what is in `out`."""
+    nodes, trees, is_double = arguments.nodes, arguments.trees, arguments.is_double
     for row in range(begin, end):
-        at, results = x + row * row_bytes, out + 8 * row * targets
+        at, results = arguments.x + row * arguments.row_bytes, arguments.out + 8 * row * arguments.num_targets
         tree = 0
         # Four at a time, so that one waits for memory while others go on; their leaves count in order all the same.
         while tree + 4 <= trees:
-            a, b, c, d = _root(table, tree), _root(table, tree + 1), _root(table, tree + 2), _root(table, tree + 3)
+            a, b = _root(arguments, tree), _root(arguments, tree + 1)
+            c, d = _root(arguments, tree + 2), _root(arguments, tree + 3)
             moved = True
             while moved:
                 e, f, g, h = a, b, c, d
                 a, b = _following(nodes, a, at, is_double), _following(nodes, b, at, is_double)
                 c, d = _following(nodes, c, at, is_double), _following(nodes, d, at, is_double)
                 moved = (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) != 0
-            _add_leaf(table, a, results, aggregate)
-            _add_leaf(table, b, results, aggregate)
-            _add_leaf(table, c, results, aggregate)
-            _add_leaf(table, d, results, aggregate)
+            _add_leaf(arguments, a, results)
+            _add_leaf(arguments, b, results)
+            _add_leaf(arguments, c, results)
+            _add_leaf(arguments, d, results)
             tree += 4
         while tree < trees:
-            node, before = _root(table, tree), 0
+            node, before = _root(arguments, tree), 0
             while node != before:
                 before, node = node, _following(nodes, node, at, is_double)
-            _add_leaf(table, node, results, aggregate)
+            _add_leaf(arguments, node, results)
             tree += 1
-
-
-@kernel("void(int64, int64, float64, float64, int64, int64, int64, int64, int64)")
-def pair_scores(
-    scores: int, row_bytes: int, base: float, threshold: float, form: int, pairs: int, chosen: int, begin: int,
-    end: int,
-) -> None:  # fmt: skip
-    """Rows [begin, end): a float64 score becomes float32 scores of two classes, and 1 where it is above a threshold."""
-    for row in range(begin, end):
-        score = np.float32(read_float64(scores + row * row_bytes) + base)
-        write_int8(chosen + row, 1 if score > threshold else 0)
-        other = np.float32(1.0) - score if form == COMPLEMENT else -score
-        if form == LOGISTIC:
-            other = np.float32(reduce_max(sigmoid(splat_float32(other))))
-            score = np.float32(reduce_max(sigmoid(splat_float32(score))))
-        write_float32(pairs + 8 * row, other)
-        write_float32(pairs + 8 * row + 4, score)
+    return 0
 
 
 def binary_scores(
@@ -255,30 +246,25 @@ def binary_scores(
     Args:
         scores: as from `run_forest`; s is column `column` plus `base`, as float32.
         form: NEGATED, COMPLEMENT or LOGISTIC.
-
-    Raises:
-        ValueError: there is no such column.
     """
-    rows, columns = scores.shape
-    if not 0 <= column < columns or scores.dtype != _FLOAT64 or not scores.flags.c_contiguous:
+    if not 0 <= column < scores.shape[1]:
         raise ValueError(f"scores are {scores.dtype} {list(scores.shape)}, column {column} is wanted")
-    chosen, pairs = np.empty(rows, np.int8), np.empty((rows, 2), np.float32)
-    first = scores.ctypes.data + 8 * column
-    pair_scores(first, 8 * columns, base, threshold, form, pairs.ctypes.data, chosen.ctypes.data, 0, rows)
-    return chosen, pairs
+    score = (scores[:, column] + base).astype(np.float32)
+    pairs = np.stack([1 - score if form == COMPLEMENT else -score, score], axis=1)
+    if form == LOGISTIC and pairs.size:
+        pairs = activation("sigmoid", pairs)
+    return (score > np.float64(threshold)).astype(np.int8), pairs
 
 
 def run_forest(
-    x: NDArray[Any], forest: Forest, aggregate: int = SUM, *, team: Team | None = None
+    x: NDArray[Any], forest: Forest, aggregate: int = SUM, *, threads: Threads | None = None
 ) -> NDArray[np.float64]:
     """Combined weights [rows, targets] of a checked forest.
 
     Args:
         x: float64 or float32 [rows, features]; comparisons of float32 values come out as in float64.
         aggregate: SUM, MIN or MAX; a target that no leaf names is 0.
-
-    Raises:
-        ValueError: x has too few columns, or is of another form.
+        threads: None = the calling thread alone.
     """
     dtype = x.dtype
     if x.ndim != 2 or (dtype != _FLOAT32 and dtype != _FLOAT64) or not x.flags.c_contiguous:
@@ -288,11 +274,11 @@ def run_forest(
         raise ValueError(f"the trees look at {forest.num_features} features, the input has {columns}")
     shape = (rows, forest.num_targets)
     out = np.zeros(shape) if aggregate == SUM else np.full(shape, np.inf if aggregate == MIN else -np.inf)
-    arguments = (
-        forest.table, x.ctypes.data, columns * dtype.itemsize, dtype == _FLOAT64, out.ctypes.data, forest.num_targets,
-        aggregate,
+    run_alone(
+        walk_trees, Items(Word.TOKENS, grain=_GRAIN), rows * forest.row_nanoseconds, threads, tokens=rows,
+        **forest.arrays, trees=len(forest.roots), x=x, row_bytes=columns * dtype.itemsize, is_double=dtype == _FLOAT64,
+        out=out, num_targets=forest.num_targets, aggregate=aggregate,
     )  # fmt: skip
-    run(team, walk_trees, arguments, rows, work=rows * forest.row_nanoseconds, grain=8)
     if aggregate != SUM:
         out[np.isinf(out)] = 0.0
     return out

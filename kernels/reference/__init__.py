@@ -1,6 +1,5 @@
-"""Every operator in plain NumPy, with float64 inside: slow, short and meant to be obviously right.
+"""A device in plain NumPy: what every record means, as a person would write it down, slow, short and meant to be right.
 
-Fast kernels are tested against these functions, these functions against onnxruntime. They take dense tensors and the
-attributes of the operator's contract as keywords, and return arrays of the type of their first floating-point input.
-They know nothing of packed layouts, except `paged`, which reads pages.
+Arithmetic is float64; values between records are float32, and keys and values what their pages hold. `sampling` has the
+published definitions of the sampling steps. Fast kernels are tested against all this, all this against onnxruntime.
 """

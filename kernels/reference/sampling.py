@@ -1,6 +1,7 @@
-"""Sampling steps as they were published: one row of logits in float64, sorted in full, removed tokens set to -inf.
+"""The sampler of the reference device: rows through their steps, one after another, as these were published.
 
-Ties are broken as everywhere here: the larger logit first, among equals the lower id.
+One row of logits in float64, sorted in full, removed tokens set to -inf. Ties are broken as everywhere here: the larger
+logit first, among equals the lower id.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check
+from ..sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, SamplingBatch, Setting, Span, Step, check_rows
+
 Row = NDArray[np.float64]
+_LARGEST_PENALTY = 1e38
 
 
 def softmax(logits: Row) -> Row:
@@ -32,9 +37,9 @@ def temperature(logits: Row, value: float) -> Row:
     return logits / value
 
 
-def top_k(logits: Row, k: int) -> Row:
+def top_k(logits: Row, k: float) -> Row:
     """The k most likely tokens (Fan et al. 2018)."""
-    return _keep(logits, _by_likelihood(logits)[:k])
+    return _keep(logits, _by_likelihood(logits)[: int(k)])
 
 
 def top_p(logits: Row, p: float) -> Row:
@@ -98,38 +103,33 @@ def presence_and_frequency_penalty(logits: Row, output: Sequence[int], presence:
     return result
 
 
-def dry(
-    logits: Row,
-    tokens: Sequence[int],
-    multiplier: float,
-    base: float,
-    allowed_length: int,
-    breakers: Sequence[Sequence[int]] = (),
-) -> Row:
+def dry(logits: Row, tokens: Sequence[int], multiplier: float, base: float, allowed_length: int, limit: int) -> Row:
     """Penalise tokens that would continue a repetition (p-e-w, text-generation-webui #5677).
 
     For each earlier place whose preceding m tokens are the last m tokens, the token there loses
-    multiplier * base ** (m - allowed_length), m at least allowed_length and the largest counting. Repetitions do not
-    reach back over a sequence breaker.
+    multiplier * base ** (m - allowed_length), m at least allowed_length and the largest counting, at most `limit`: that
+    is `since_breaker`. No penalty is so large that it would not be a float32.
     """
     tokens = list(tokens)
     longest: dict[int, int] = {}
     for place in range(1, len(tokens)):
         length = 0
-        while length < place and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
-            if _breaker_ends_at(tokens, len(tokens) - length, breakers):
-                break
+        while length < min(place, limit) and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
             length += 1
         if length >= allowed_length:
             longest[tokens[place]] = max(length, longest.get(tokens[place], 0))
     result = logits.copy()
     for token, length in longest.items():
-        result[token] -= multiplier * base ** (length - allowed_length)
+        result[token] -= min(multiplier * np.float64(base) ** (length - allowed_length), _LARGEST_PENALTY)
     return result
 
 
-def _breaker_ends_at(tokens: list[int], end: int, breakers: Sequence[Sequence[int]]) -> bool:
-    return any(end >= len(breaker) and tokens[end - len(breaker) : end] == list(breaker) for breaker in breakers)
+def since_breaker(tokens: Sequence[int], breakers: Sequence[Sequence[int]]) -> int:
+    """How many tokens at the end stand behind the last sequence breaker."""
+    for end in range(len(tokens), 0, -1):
+        if any(end >= len(breaker) and list(tokens[end - len(breaker) : end]) == list(breaker) for breaker in breakers):
+            return len(tokens) - end
+    return len(tokens)
 
 
 def no_repeat_ngram(logits: Row, tokens: Sequence[int], size: int) -> Row:
@@ -151,8 +151,10 @@ def uniforms(seed: int, row: int, position: int) -> tuple[float, float]:
 
 
 def draw(logits: Row, uniform: float) -> int:
-    """The first token, in order of ids, at which the probabilities add up to more than `uniform`."""
-    return int(np.searchsorted(np.cumsum(softmax(logits)), uniform, side="right"))
+    """The first token, in order of ids, at which the probabilities add up to more than `uniform`; at most the last."""
+    probabilities = softmax(logits)
+    found = np.searchsorted(np.cumsum(probabilities), uniform, side="right")
+    return int(min(found, np.flatnonzero(probabilities)[-1]))
 
 
 def _by_likelihood(logits: Row) -> NDArray[np.intp]:
@@ -170,3 +172,120 @@ def _keep_until(logits: Row, order: NDArray[np.intp], p: float) -> Row:
     probabilities = softmax(logits)[order]
     before = np.cumsum(probabilities) - probabilities
     return _keep(logits, order[before < p])
+
+
+Int64 = NDArray[np.int64]
+# Dividing by a smaller temperature separates no two float32 logits that this one would not.
+_LOWEST_TEMPERATURE = 1e-30
+
+
+class ReferenceSampler:
+    """See `genai.kernels.executor.Sampler`."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def sample(
+        self, logits: NDArray[np.float32], batch: SamplingBatch, distributions: NDArray[np.float64] | None = None
+    ) -> tuple[Int64, NDArray[np.float64], Int64]:
+        check("logits", logits, (None, self._vocab_size))
+        batch.check(len(logits), self._vocab_size)
+        count = len(batch.rows)
+        if distributions is not None:
+            check("distributions", distributions, (count, self._vocab_size), np.dtype(np.float64))
+        tokens, probabilities = np.full(count, -1), np.ones(count)
+        status = np.empty(count, np.int64)
+        for i in range(count):
+            seed, number, position = batch.rows["counter"][i].tolist()
+            uniform, coin = uniforms(seed, number, position)
+            with np.errstate(all="ignore"):
+                row, status[i] = _kept(batch, i, logits, coin)
+            if status[i] != FINE:
+                continue
+            if batch.rows["settings"][i, Setting.TEMPERATURE] == 0:
+                row = top_k(row, 1)
+            distribution = softmax(row)
+            tokens[i] = draw(row, uniform)
+            probabilities[i] = distribution[tokens[i]]
+            if distributions is not None:
+                distributions[i] = distribution
+        return tokens, probabilities, status
+
+    def log_normalizers(self, logits: NDArray[np.float32], rows: Int64, top: int) -> tuple[NDArray[np.float64], Int64]:
+        """See Sampler.log_normalizers; NaN for a row that cannot be sampled, -1 where fewer tokens are likely."""
+        check_rows(logits, rows, top, self._vocab_size)
+        normalizers, likely = np.full(len(rows), np.nan), np.full((len(rows), top), -1)
+        for i, row in enumerate(logits[rows].astype(np.float64)):
+            if _status(row) == FINE:
+                normalizers[i] = row.max() + np.log(np.sum(np.exp(row - row.max())))
+                best = np.argsort(-row, kind="stable")[:top]
+                likely[i] = np.where(np.isneginf(row[best]), -1, best)
+        return normalizers, likely
+
+
+def _status(row: Row) -> int:
+    """Whether a row can be sampled."""
+    if np.isnan(row).any():
+        return HAS_NAN
+    if np.isposinf(row).any():
+        return HAS_INFINITY
+    return ALL_MASKED if np.isneginf(row).all() else FINE
+
+
+def _kept(batch: SamplingBatch, i: int, logits: NDArray[np.float32], coin: float) -> tuple[Row, int]:
+    """The logits of a row after its steps (-inf of tokens that are out), and what came of it."""
+    settings, span = batch.rows["settings"][i], batch.rows["span"][i]
+    source = int(span[Span.SOURCE])
+    row: Row = (logits[source] if source >= 0 else batch.replaced[-1 - source]).astype(np.float64)
+    edits = slice(span[Span.FIRST_EDIT], span[Span.END_EDIT])
+    for token, value in zip(batch.edit_ids[edits], batch.edit_values[edits], strict=True):
+        row[token] = value if np.isneginf(value) else row[token] + value
+    history = batch.tokens[span[Span.FIRST_TOKEN] : span[Span.END_TOKEN]].tolist()
+    if settings[Setting.NO_REPEAT_NGRAM_SIZE] > 0:
+        row = no_repeat_ngram(row, history, int(settings[Setting.NO_REPEAT_NGRAM_SIZE]))
+    status = _status(row)
+    for step in batch.rows["steps"][i].tolist():
+        if step == Step.END or status != FINE:
+            break
+        row = _step(Step(step), row, settings, span, history, coin)
+        status = _status(row)
+    return row, status
+
+
+# Steps of one number.
+_TRUNCATIONS = {
+    Step.TOP_N_SIGMA: top_n_sigma,
+    Step.TOP_K: top_k,
+    Step.TYPICAL_P: typical_p,
+    Step.TOP_P: top_p,
+    Step.MIN_P: min_p,
+}
+
+
+def _step(step: Step, row: Row, settings: NDArray[np.float64], span: Int64, history: list[int], coin: float) -> Row:
+    """The logits after one step."""
+    if step in _TRUNCATIONS:
+        return _TRUNCATIONS[step](row, float(settings[Setting[step.name]]))
+    match step:
+        case Step.PENALTIES:
+            first = _first_of_last(history, settings[Setting.PENALTY_LAST_N])
+            row = repetition_penalty(row, history[first:], settings[Setting.REPETITION_PENALTY])
+            output = history[max(first, int(span[Span.FIRST_OUTPUT])) :]
+            amounts = settings[Setting.PRESENCE_PENALTY], settings[Setting.FREQUENCY_PENALTY]
+            return presence_and_frequency_penalty(row, output, *amounts)
+        case Step.DRY:
+            window = history[_first_of_last(history, settings[Setting.DRY_LAST_N]) :]
+            multiplier, base = settings[Setting.DRY_MULTIPLIER], settings[Setting.DRY_BASE]
+            allowed, limit = int(settings[Setting.DRY_ALLOWED_LENGTH]), int(span[Span.DRY_LIMIT])
+            return dry(row, window, multiplier, base, allowed, limit)
+        case Step.XTC:
+            taken = coin < settings[Setting.XTC_PROBABILITY]
+            return xtc(row, settings[Setting.XTC_THRESHOLD]) if taken else row
+        case Step.MIROSTAT:
+            return mirostat(row, settings[Setting.MIROSTAT_LIMIT])
+    return temperature(row, max(float(settings[Setting.TEMPERATURE]), _LOWEST_TEMPERATURE))
+
+
+def _first_of_last(history: list[int], count: float) -> int:
+    """Where the last `count` tokens begin; there may be infinitely many asked for."""
+    return int(max(0.0, len(history) - count))

@@ -10,12 +10,32 @@ from typing import Any
 import pytest
 
 import genai
-from genai.bench.ceilings import Shares
+from genai.bench import speed
+from genai.bench.ceilings import Ceiling, traffic_of
 from genai.bench.kernels import bench_kernels
-from genai.bench.speed import bench_decode, bench_prefill, sweep_batch, sweep_context, sweep_threads
-from genai.bench.startup import bench_startup
-from genai.bench.traffic import traffic_of
+from genai.bench.speed import bench_decode, bench_prefill, bench_startup, sweep_batch, sweep_context, sweep_threads
+from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.builder.spec import Experts
+from genai.builder.tensors import RandomWeights
 from genai.errors import ContextOverflowError, GenaiError, UnsupportedModelError
+from genai.kernels.records import Experts as ExpertsRecord, Product
+
+
+def mixture(folder: Path, per_token: int, *, normalized: bool = True) -> Path:
+    """One layer with eight experts of 3 * 128 * 128 weights each."""
+    spec = DecoderSpec(
+        model_type="qwen2_moe",
+        vocab_size=320,
+        hidden_size=128,
+        intermediate_size=128,
+        num_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_size=32,
+        context_length=64,
+        experts=Experts(count=8, per_token=per_token, intermediate_size=128, normalized=normalized),
+    )
+    return write_model_folder(folder, spec, ExportOptions(precision="int4", accuracy_level=4), RandomWeights(spec, 1))
 
 
 def test_traffic_of_the_bundled_model(bundled: Any) -> None:
@@ -37,12 +57,38 @@ def test_fp32_products_are_compared_with_fp32(bundled_folder: Path) -> None:
     assert traffic is not None and traffic.arithmetic == "fp32"
 
 
+def test_of_experts_those_count_that_a_token_chooses(tmp_path: Path) -> None:
+    found = []
+    for per_token in (2, 4):
+        with genai.Model(mixture(tmp_path / f"{per_token}", per_token), threads=2) as model:
+            traffic = traffic_of(model)
+            assert traffic is not None
+            found.append(traffic)
+            program, executor = model.decoder.program, model.decoder.executor  # type: ignore[union-attr]
+            arithmetic = {
+                type(record): executor.arithmetic(record, program.constants, prefill=False)
+                for record in program.records
+                if not getattr(record, "exact", True)
+            }
+    two, four = found
+    experts = 2 * 3 * 128 * 128
+    assert two.products_per_token == (128 + 2 * 64) * 128 + 128 * 128 + 8 * 128 + experts
+    assert four.products_per_token - two.products_per_token == experts
+    assert four.weight_bytes - two.weight_bytes == experts * (32 * 4 // 8 + 2) // 32
+    # The experts compute most of a prompt, and there as in decoding with the activations that other products have.
+    assert two.arithmetic == arithmetic[ExpertsRecord] == arithmetic[Product]
+
+
+def test_traffic_is_unknown_where_the_host_computes(tmp_path: Path) -> None:
+    with genai.Model(mixture(tmp_path / "model", 2, normalized=False), threads=2) as model:
+        assert model.info.flattened and traffic_of(model) is None
+
+
 def test_a_share_is_what_was_used_of_what_there_is() -> None:
     ceilings = iter([1e9, 2e9, 4e9])
-    shares = Shares(unit=1e6, ceiling=lambda: next(ceilings))
-    for speed in (500.0, 500.0, 1000.0):
-        shares.add(speed)
-    assert shares.summary("bandwidth") == {"bandwidth": 2e9, "share": 0.25}
+    speeds = iter([9.0, 500.0, 500.0, 1000.0])  # the first does not count
+    found = speed._timed(lambda: next(speeds), 3, Ceiling("bandwidth", 1e6, lambda: next(ceilings)), speed.silent)
+    assert (found["bandwidth"], found["share"]) == (2e9, 0.25)
 
 
 def test_decode_and_prefill(bundled: Any) -> None:
@@ -73,14 +119,15 @@ def test_sweeps(bundled: Any, bundled_folder: Path) -> None:
 
 def test_kernels(bundled: Any) -> None:
     rows = list(bench_kernels(bundled, rows=[1, 33], repeat=1))
-    assert len({row["product"] for row in rows}) == 5
+    kinds = {row["product"] for row in rows}
+    assert len(kinds) == 5 and "640 x 256 int4 by 32, silu of two" in kinds
     for row in rows:
         assert row["ms"] > 0 and row["as"] in ("few", "many")
         assert row["of products"] > 0 and row["of bandwidth"] > 0
     assert {row["rows"] for row in rows} == {1, 33}
 
 
-def test_kernels_need_tapes() -> None:
+def test_kernels_need_programs() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot be measured alone"):
         next(bench_kernels(SimpleNamespace(decoder=None), rows=[1]))  # type: ignore[arg-type]
 
@@ -97,12 +144,10 @@ def test_startup_says_what_went_wrong(tmp_path: Path) -> None:
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from genai.cli.__main__ import main
+    from genai.cli import app
 
     def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["bench", *arguments])
-        assert not ended.value.code
+        assert not app.run(["bench", *arguments])
         return capsys.readouterr().out
 
     batch = json.loads(run("batch", "-b", "2", "-n", "2", "-c", "8", "-r", "1", "--json"))

@@ -17,11 +17,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from genai.builder.options import BITS, ExportOptions
-from genai.builder.random_weights import random_tensor
 from genai.builder.rope_scaling import Llama3Scaling, LongRope
 from genai.builder.spec import DecoderSpec
-from genai.quant.blocks import dequantize_blocks
-from genai.quant.rtn import quantize_blocks
+from genai.builder.tensors import random_tensor
+from genai.kernels.reference.weights import dequantize_weight
+from genai.quant.blocks import quantize_blocks
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -137,10 +137,10 @@ def _rounded_weights(
         )
         stays = name.endswith(("mlp.gate.weight", "shared_expert_gate.weight", "embed_positions.weight"))
         if matrix.ndim == 2 and precision != "fp32" and not stays:
-            blocks = quantize_blocks(
-                matrix, bits=BITS[precision], block_size=options.block_size, symmetric=options.symmetric
-            )
-            rounded[name] = dequantize_blocks(blocks)
+            form = {"bits": BITS[precision], "block_size": options.block_size}
+            blocks = quantize_blocks(matrix, **form, symmetric=options.symmetric)
+            stored = blocks.data, blocks.scales, blocks.zero_points
+            rounded[name] = dequantize_weight(*stored, n=blocks.n, k=blocks.k, **form).astype(np.float32)
     return rounded
 
 

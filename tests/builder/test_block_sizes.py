@@ -12,8 +12,8 @@ import pytest
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.random_weights import RandomWeights
 from genai.builder.spec import Experts
+from genai.builder.tensors import RandomWeights
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.blocks import BLOCK_SIZES
 
@@ -36,6 +36,8 @@ SPECS = {
     "experts": replace(
         DENSE, hidden_size=256, intermediate_size=256, experts=Experts(count=5, per_token=2, intermediate_size=256)
     ),
+    # Neither layer fills the larger blocks.
+    "one expert": replace(DENSE, experts=Experts(count=1, per_token=1, intermediate_size=48)),
 }
 
 
@@ -90,7 +92,7 @@ def test_onnxruntime_genai(name: str, precision: Any, block_size: int, tmp_path:
     options = ExportOptions(precision=precision, block_size=block_size, accuracy_level=1)
     folder = write(SPECS[name], options, tmp_path / "model")
     ours, theirs = our_logits(folder), og_logits(folder, TOKENS, PROMPT)
-    if name == "experts" and precision == "int8":
+    if "expert" in name and precision == "int8":
         # onnxruntime rounds activations to 8 bits where the experts have 8, and may choose another expert then.
         assert np.abs(ours - theirs).mean() < 0.05 * theirs.std()
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai.builder.resolve import resolve_model_folder
+from genai.builder.build import resolve_model_folder
 from genai.cli.app import run
 from genai.kernels.cpu.jit import LIBRARY
 

@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 import genai
 from genai.builder import build_model, plan_build
+from genai.builder.checkpoint import SafetensorsFile
 from genai.builder.options import ExportOptions
-from genai.builder.safetensors_file import SafetensorsFile
 from genai.engine.decoder import compute as compute_pending
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, TokenizerError, UnsupportedModelError
 
@@ -168,7 +168,7 @@ def test_size_is_known_before(name: str, precision: Any, golden: Any, letter_tok
 
 
 def test_not_a_folder(tmp_path: Path) -> None:
-    refuse(tmp_path / "nowhere", ModelFolderError, "no readable config.json")
+    refuse(tmp_path / "nowhere", ModelFolderError, "there is no such folder")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"llama"', "[" * 100_000, "\x00"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.random_weights import RandomWeights
+from genai.builder.tensors import RandomWeights
 
 
 def graph_of(spec: DecoderSpec, options: ExportOptions, tmp_path: Path) -> onnx.GraphProto:

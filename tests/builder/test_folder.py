@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.builder.folder import CONFIG, DATA, MODEL
-from genai.builder.random_weights import RandomWeights
+from genai.builder.tensors import RandomWeights
 from genai.errors import InputError, ModelFolderError
 
 INT4 = ExportOptions()
@@ -46,12 +46,16 @@ class Altered(Mapping[str, NDArray[Any]]):
 
 
 def test_files(tiny: DecoderSpec, tmp_path: Path, byte_tokenizer_dir: Path) -> None:
-    folder = write_model_folder(tmp_path / "out", tiny, INT4, RandomWeights(tiny), tokenizer_dir=byte_tokenizer_dir)
+    mask = os.umask(0o027)
+    try:
+        folder = write_model_folder(tmp_path / "out", tiny, INT4, RandomWeights(tiny), tokenizer_dir=byte_tokenizer_dir)
+    finally:
+        os.umask(mask)
     assert folder == tmp_path / "out"
     expected = {MODEL, DATA, CONFIG, "tokenizer.json", "tokenizer_config.json"}
     assert {file.name for file in folder.iterdir()} == expected
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert folder.stat().st_mode & 0o777 == 0o755
+    assert folder.stat().st_mode & 0o777 == 0o750
 
 
 def test_same_weights_same_bytes(tiny: DecoderSpec, tmp_path: Path) -> None:

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from genai.builder import build_model
-from genai.builder import folder as folder_module
-from genai.builder.unfinished import locked, unfinished_folder
+from genai.builder import build_model, folder as folder_module
+from genai.builder.folder import locked, unfinished_folder
 from genai.errors import ModelFolderError
 
 # The command line with a pause after every tensor; and what `genai chat` does first with a checkpoint.
 SLOW = """
 import sys, time
-from genai.builder.data_file import DataFile
+from genai.builder.graph_writer import DataFile
 append = DataFile.append
 def slow(self, *arguments):
     time.sleep(0.02)
@@ -32,7 +31,7 @@ BUILD = SLOW + "from genai.cli.__main__ import main; main(sys.argv[1:])"
 RESOLVE = """
 import sys
 from pathlib import Path
-from genai.cli.checkpoint import model_folder
+from genai.cli.build import model_folder
 print(model_folder(Path(sys.argv[1])))
 """
 
@@ -102,14 +101,14 @@ def test_a_running_build_keeps_its_folder(tmp_path: Path) -> None:
 
 def test_two_builds_of_one_folder(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second to finish finds the first's folder, and leaves it alone."""
-    write = folder_module._write_files
+    write = folder_module.write_decoder
 
     def overtaken(*arguments: Any) -> None:
         write(*arguments)
-        monkeypatch.setattr(folder_module, "_write_files", write)
+        monkeypatch.setattr(folder_module, "write_decoder", write)
         build_model(checkpoint, tmp_path / "out")
 
-    monkeypatch.setattr(folder_module, "_write_files", overtaken)
+    monkeypatch.setattr(folder_module, "write_decoder", overtaken)
     with pytest.raises(ModelFolderError, match="exists already"):
         build_model(checkpoint, tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == [checkpoint, tmp_path / "out"]

@@ -16,6 +16,7 @@ from genai.builder.architectures import MODEL_TYPES
 from genai.engine.decoder import compute as compute_pending
 
 TOLERANCE = 2e-4
+REFERENCE_TOLERANCE = 1e-4
 # Quantised in the default run, too: each way in which projections are cut, tied, biased or routed.
 QUANTISED = ("falcon_grouped", "gemma2", "gpt2", "granitemoe", "llama_tied", "phi3", "phimoe", "qwen2_moe", "stablelm")
 
@@ -67,6 +68,15 @@ def test_token_by_token(case: Any) -> None:
     golden, model = case
     expected = np.array([golden.expected(end)[end - 1] for end in range(1, len(golden.tokens) + 1)])
     close(compute(model, golden.tokens, [1] * len(golden.tokens)), expected)
+
+
+def test_as_the_reference_device(case: Any, golden_folder: Any) -> None:
+    """The forward pass as a person would write it down, beside the compiled one: a prompt in two parts, then tokens."""
+    golden, model = case
+    pieces = [21, len(golden.tokens) - 24, 1, 1, 1]
+    with genai.Model(golden_folder(golden.path.stem), device="reference", accuracy="fp32") as reference:
+        expected = compute(reference, golden.tokens, pieces)
+    assert np.abs(compute(model, golden.tokens, pieces) - expected).max() <= REFERENCE_TOLERANCE
 
 
 def test_greedy_tokens(case: Any) -> None:

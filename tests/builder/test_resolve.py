@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from genai.builder import ExportOptions, resolve_model_folder
-from genai.builder import build as build_module
-from genai.builder import folder as folder_module
+from genai.builder import ExportOptions, build as build_module, folder as folder_module, resolve_model_folder
 from genai.errors import ModelFolderError, TokenizerError
 
 

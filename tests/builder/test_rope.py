@@ -8,7 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from genai.builder import DecoderSpec, Llama3Scaling, LongRope
-from genai.builder.rope import long_rope_attention_factor, long_rope_tables, rope_tables
+from genai.builder.rope import Tables, long_rope_attention_factor, long_rope_tables, rotation_tables, scaled_frequencies
+
+
+def rope_tables(spec: DecoderSpec) -> Tables:
+    frequencies, factor = scaled_frequencies(spec)
+    return rotation_tables(frequencies, range(spec.context_length), factor)
 
 
 def test_plain(tiny: DecoderSpec) -> None:

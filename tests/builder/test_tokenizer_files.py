@@ -15,8 +15,7 @@ import genai
 from genai.builder import ExportOptions, build_model
 from genai.builder.architectures import find
 from genai.builder.hf_config import HFConfig
-from genai.builder.random_weights import random_tensor
-from genai.builder.tensors import tensor_shapes
+from genai.builder.tensors import random_tensor, tensor_shapes
 from genai.errors import InputError
 from genai.requests import RequestBuilder
 

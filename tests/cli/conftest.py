@@ -93,7 +93,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """terminal(*arguments): the command line in a pseudo-terminal, with a history of its own."""
     opened: list[Terminal] = []
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")},
         "TERM": "xterm",
         "XDG_STATE_HOME": str(tmp_path / "state"),
         # The test does not answer questions about the cursor.

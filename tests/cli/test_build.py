@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from genai.builder import DecoderSpec
-from genai.builder.random_weights import RandomWeights
+from genai.builder.tensors import RandomWeights
 
 GENAI = [sys.executable, "-m", "genai"]
 

@@ -31,7 +31,7 @@ def test_a_conversation_with_its_figures(terminal: Open) -> None:
     one.enter("My name is Mia. Please remember my name, I will ask you for it later.", r"\(0 cached\)")
     screen = one.enter("What is my name?", r"cached\)")
     assert int(re.search(r"\((\d+) cached\)", screen)[1]) >= 32  # type: ignore[index]
-    one.enter("/stats", r"· seed \d+ ·")
+    one.enter("/stats", r"·\s+seed\s+\d+\s+·")
     one.enter("", "")
     one.type("/bye\r")
     assert one.exit_code() == 0
@@ -45,6 +45,7 @@ def test_help_and_unknown_commands(terminal: Open) -> None:
         assert f"/{command} " in screen
     one.enter("/nonsense", "unknown command '/nonsense'.*/help lists")
     one.enter("/sav", "did you mean /save")
+    one.enter("/exi", "did you mean /exit")
     one.enter("/save", "/save without FILE")
     one.enter("/bye now", "/bye takes no argument")
     one.type("\x04")
@@ -65,7 +66,9 @@ def test_settings(terminal: Open) -> None:
     one.enter("/set ignore-eos maybe", "on or off is expected")
     one.enter("/set nonsense 1", "there is no such setting")
     one.enter("/set seed x", "a value of type int")
-    one.enter("/set seed", "without a value")
+    one.enter("/set seed", r"\(seed is -: Seed of the random numbers")
+    one.enter("/set stats", r"\(stats is on\)")
+    one.enter("/set temperatur", "did you mean temperature")
     one.enter("/set stats off", "is off")
     one.enter("/set on-overflow shift", "is shift")
     one.enter("/set on-overflow never", "allowed: error, truncate, shift")
@@ -78,6 +81,8 @@ def test_settings(terminal: Open) -> None:
 
 def test_taking_back(terminal: Open) -> None:
     one = chat(terminal)
+    one.enter("/prompt", "nothing was sent yet")
+    one.enter("/tokens", "nothing was sent yet")
     one.enter("/undo", "there is no message yet")
     one.enter("/retry", "there is no message yet")
     one.enter("/edit", "there is no message yet")
@@ -86,16 +91,16 @@ def test_taking_back(terminal: Open) -> None:
     one.enter("/edit", "")
     one.wait_for(re.escape("What is 12 + 7?"))
     one.enter("\x7f\x7f8?", "20\n.*tok/s")
-    assert "12 + 8" in one.enter("/prompt", "assistant\n")
+    assert "12 + 8?<|im_end|>\n<|im_start|>assistant\n\n>>>" in one.enter("/prompt", "assistant\n")
     one.enter("/undo", r"\(taken back: What is 12 \+ 8\?\)")
     one.enter("/undo", "there is no message yet")
     one.enter("What is 12 + 7?", "19\n.*tok/s")
     one.enter("/clear", "forgotten")
-    one.enter("/prompt", "messages is empty")
 
 
 def test_files_and_models(terminal: Open, tmp_path: Path, bundled_folder: Path) -> None:
     one = chat(terminal, "--system", "You are kind.")
+    one.resize(300, 40)
     one.enter("What is 12 + 7?", "19\n.*tok/s")
     path = tmp_path / "a b.json"
     one.enter(f"/save {path}", "saved 2 messages")
@@ -104,9 +109,20 @@ def test_files_and_models(terminal: Open, tmp_path: Path, bundled_folder: Path) 
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant"]
     one.enter("/clear", "forgotten")
     one.enter("/system none", "system: none")
-    one.enter(f"/load {path}", "loaded 2 messages")
+    one.enter(f"/load {path}", r"loaded 2 messages.*>>> What is 12 \+ 7\?\n\.\.\. 19")
     one.enter("/system", "system: You are kind.")
-    assert "19" in one.enter("/prompt", "assistant\n")
+    one.enter("And 12 + 8?", "tok/s")
+    assert "19<|im_end|>" in one.enter("/prompt", "assistant\n"), "what was loaded was sent"
+    before = path.read_text()
+    for answer in ("", "n", "\x03", "\x04", "maybe"):
+        one.type(f"/save {path}\r")
+        one.wait_for(r"exists\.\s+Write\s+over\s+it\?\n\[y/N\]")
+        one.enter(answer, "not saved")
+    assert path.read_text() == before
+    one.type(f"/save {path}\r")
+    one.wait_for(r"\[y/N\]")
+    one.enter("y", "saved 4 messages")
+    assert path.read_text() != before
     one.enter(f"/save {tmp_path}/no/where.json", "cannot be saved")
     one.enter(f"/load {tmp_path}/none.json", "cannot be read")
     path.write_text('{"format": "other"}')
@@ -114,7 +130,8 @@ def test_files_and_models(terminal: Open, tmp_path: Path, bundled_folder: Path) 
     one.enter("/model", re.escape(str(bundled_folder)))
     one.enter("/model /etc", "genai_config.json is missing")
     one.enter(f"/model {bundled_folder}", "context 1,024")
-    assert "19" in one.enter("/prompt", "assistant\n")
+    one.enter("What is 2 + 2?", "ttft")
+    assert "19<|im_end|>" in one.enter("/prompt", "assistant\n")
     assert "'1'" in one.enter("/tokens 12", "tokens]")
 
 
@@ -133,7 +150,12 @@ def test_several_lines_pasting_history_and_completion(terminal: Open) -> None:
     one.type("/cle\t")
     one.wait_for("/clear")
     one.enter("", "forgotten")
-    one.type("\x1b[A\x1b[A")
+    one.type("/set top-\t")
+    one.wait_for("top-p")
+    one.type("\x03/set on-overflow tr\t")
+    one.wait_for(r"tr\s*uncate")  # drawn in two parts where the completion came late
+    one.enter("", "on-overflow is truncate")
+    one.type("\x1b[A\x1b[A\x1b[A")
     one.enter("", "15\n.*tok/s")
     one.type("\x04")
     assert one.exit_code() == 0
@@ -148,7 +170,7 @@ def test_ctrl_c_keeps_the_reply_and_twice_leaves(terminal: Open) -> None:
     one.type("\x03")
     one.wait_for(r"\(stopped\)\n.*interrupted.*>>>")
     partial = one.enter("/prompt", "assistant\n")
-    assert re.search(r"assistant\n\S+", partial)
+    assert re.search(r"Tom\.<\|im_end\|>\n<\|im_start\|>assistant\n\n>>>", partial), "what was sent, not what came back"
     one.type("half a line\x03")
     one.enter("/stats", "interrupted")
     one.type("\x03")
@@ -188,6 +210,41 @@ def test_a_window_that_changes_its_size(terminal: Open) -> None:
     one.enter("12 + 7?", "19\n.*tok/s")
 
 
+@pytest.mark.parametrize("word", ["/exit", "/quit", "exit", "quit", "Exit "])
+def test_ways_to_leave(terminal: Open, word: str) -> None:
+    one = chat(terminal)
+    one.type(f"{word}\r")
+    assert one.exit_code() == 0
+    assert one.echoes()
+
+
+def test_what_is_typed_while_loading_is_no_message(terminal: Open) -> None:
+    one = terminal("chat", "-t", "1")
+    one.type("What is 10 + 1?\rWhat is 10 + 2?\r")
+    one.wait_for("context 1,024 tokens.*>>>", seconds=120)
+    assert "\n11\n" not in one.enter("What is 12 + 7?", "19\n.*tok/s")
+    assert "ctx 19/1024" in one.enter("/stats", r"ctx \d+/1024"), "nothing was said before"
+
+
+@pytest.mark.parametrize("columns", [30, 60, 120])
+def test_words_stay_whole_at_any_width(terminal: Open, columns: int) -> None:
+    one = terminal("chat", "-t", "1")
+    one.resize(columns, 60)
+    one.wait_for("leave.*>>>", seconds=120)
+    for text, end in (("/help", "Ctrl-D\\."), (STORY, "tok/s")):
+        screen = one.enter(text, end)
+        lines = [line for line in screen.split("\n") if ">>>" not in line and text not in line]
+        assert len(lines) > 3 and all(len(line.rstrip()) <= columns for line in lines)
+    story = [line for line in lines if "·" not in line]
+    assert max(map(len, story)) > columns * 0.6
+
+
+def test_no_colours_where_none_are_wanted(terminal: Open) -> None:
+    one = terminal("info", "/nonsense", NO_COLOR="1", TERM="dumb")
+    one.wait_for("no such folder")
+    assert "\x1b" not in one.seen
+
+
 def test_a_full_context(terminal: Open) -> None:
     question = "Tell me a story. " * 40
     one = chat(terminal)
@@ -212,5 +269,93 @@ def test_a_terminal_without_abilities(terminal: Open) -> None:
     one = chat(terminal, TERM="dumb")
     one.type("What is 12 + 7?\r")
     one.wait_for("19\n.*tok/s.*>>>")
+    one.type("\x04")
+    assert one.exit_code() == 0
+
+
+def test_long_work_says_how_far_it_is(terminal: Open, tmp_path: Path) -> None:
+    question = {"task": "sum", "messages": [{"role": "user", "content": "What is 12 + 7?"}], "answer": "19"}
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({**question, "match": "number"}))
+    one = terminal("eval", "tasks", "-f", str(path), "-t", "1")
+    screen = one.wait_for(r"sum +1 / 1 +100.0 % ± 39.7.*right answers, by task.*###", seconds=120)
+    assert re.search(r"Asking \[-+\]   0%  0 of 1", screen)
+    one = terminal("bench", "decode", "-n", "8", "-c", "8", "-r", "3", "-t", "1")
+    assert re.search(r"Measuring \[#+-+\]  \d+%  [123] of 4", one.wait_for("tokens per second", seconds=120))
+
+
+def test_a_line_longer_than_the_window(terminal: Open) -> None:
+    """Its start is changed when it has long been wrapped, and the window becomes narrower meanwhile."""
+    one = terminal("chat", "-t", "1")
+    one.resize(30, 24)
+    one.wait_for("leave.*>>>", seconds=120)
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    one.type(f"at is {words}?")
+    one.wait_for(r"fifteen\?")
+    one.resize(23, 24)
+    one.type("\x01Wh\x05\x7f and 12 + 7?")  # to its start, and back to its end
+    one.enter("", r"tok/s")
+    one.resize(120, 24)
+    assert f"user\nWhat is {words} and 12 + 7?<|im_end|>" in one.enter("/prompt", "assistant\n")
+
+
+def test_a_long_text_that_is_pasted(terminal: Open) -> None:
+    """More lines than the window has, with tabs, slashes and control characters, are one message."""
+    lines = [f"{number}\tof /many, [{chr(97 + number)}]" for number in range(26)]
+    one = chat(terminal)
+    one.resize(40, 10)
+    one.type(f"\x1b[200~{chr(10).join(lines)}\x1b[201~")
+    one.enter("", "tok · ")
+    one.resize(120, 40)
+    shown = one.enter("/prompt", "assistant\n")
+    assert re.sub(r"[\t ]+", " ", "\n".join(lines)) in re.sub(r"[\t ]+", " ", shown)
+    assert shown.count("<|im_start|>user") == 1
+
+
+@pytest.mark.parametrize("policy", ["error", "truncate", "shift"])
+def test_a_reply_that_meets_the_end_of_the_context(terminal: Open, policy: str) -> None:
+    """It is said to be cut; and where it goes on, that messages are left out, which `/prompt` then shows."""
+    one = chat(terminal, "--on-overflow", policy, "--ignore-eos", "-n", "100")
+    one.enter("/set max-tokens 700", "is 700")
+    one.enter("My name is Mia.", "tok · ")
+    one.resize(300, 40)
+    screen = one.enter(STORY, "messages are left out" if policy == "shift" else "cut; /clear starts anew")
+    if policy == "shift":
+        assert "700 tok" in screen and "was cut" not in screen
+        assert "(the context is full: the first 2 messages are left out)" in screen
+        assert "Mia" not in one.enter("/prompt", "assistant\n")
+    else:
+        assert "(the context of 1024 tokens is full: the reply was cut" in screen
+        assert "Mia" in one.enter("/prompt", "assistant\n")
+
+
+def test_keys_and_sizes_while_a_reply_comes(terminal: Open) -> None:
+    one = chat(terminal, "--temperature", "1", "--ignore-eos", "--on-overflow", "truncate")
+    one.type(STORY + "\r")
+    one.wait_for(r"Tom\.\s+\S+ ")
+    for columns, rows in ((20, 5), (200, 60), (100, 40)):
+        one.resize(columns, rows)
+        time.sleep(0.05)
+    one.type("\x03\x03\x03")  # impatient
+    one.wait_for(">>>")
+    one.type("\r")
+    one.enter("/clear", "forgotten")
+    one.type(STORY + "\r")
+    one.wait_for(r"Tom\.\s+\S+ ")
+    one.type("\x03")
+    one.wait_for(r"\(stopped\)\n.*>>>")
+    one.type("no end\x04")  # deletes what is right of it: nothing
+    one.enter("\x15/stats", "interrupted")
+    one.type("\x04")
+    assert one.exit_code() == 0
+    assert one.echoes()
+
+
+def test_a_terminal_that_knows_ascii_alone(terminal: Open) -> None:
+    plain = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "NO_COLOR": "1"}
+    one = terminal("chat", "-t", "1", **plain)
+    one.wait_for("context 1,024 tokens.*>>>", seconds=120)
+    screen = one.enter("What is 12 + 7?", "19\n.*tok/s")
+    assert screen.isascii() and "tok - " in screen
     one.type("\x04")
     assert one.exit_code() == 0

@@ -109,8 +109,21 @@ def test_eval_tasks_on_a_file(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines))
     result = run("eval", "tasks", "-f", str(path), "--json", "--show-wrong", "1")
-    assert json.loads(result.stdout)["sum"] == {"asked": 2, "right": 1, "accuracy": 0.5}
+    found = json.loads(result.stdout)["sum"]
+    assert (found["asked"], found["right"], found["accuracy"]) == (2, 1, 0.5)
+    # Wilson's interval of 1 in 2.
+    assert (found["low"], found["high"]) == pytest.approx((0.0945, 0.9055), abs=1e-4)
     assert "expected '20'" in result.stderr
+    lines[0]["answer"] = "<b>19</b>"
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    result = run("eval", "tasks", "-f", str(path), "--html", str(tmp_path / "page.html"))
+    assert re.search(r"^sum +0 / 2 +0\.0 % ± 32\.9$", result.stdout, re.M)
+    page = (tmp_path / "page.html").read_text()
+    assert "&lt;b&gt;19&lt;/b&gt;" in page and "<b>" not in page and "<script" not in page and "http" not in page
+    assert page.count("class=wrong") == 2 and "0 of 2" in page and "0.0 % ± 32.9" in page
+    for flag, name in (("--html", "no/page.html"), ("--plot", "plot.txt")):
+        failed = run("eval", "tasks", "-f", str(path), flag, str(tmp_path / name))
+        assert failed.returncode in (1, 2) and re.search(r"error: .+\n  why: .+\n  fix: ", failed.stderr)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +157,7 @@ def assert_three_part_error(result: subprocess.CompletedProcess[str], code: int)
         (["chat", "-p", "hi", "--top-k", "99999999"], 2),
         (["chat", "-p", "hi", "-n", "0"], 2),
         (["chat", "-p", "hi", "-t", "0"], 2),
+        (["chat", "-p", "hi", "-t", "9999"], 2),
         (["chat", "-p", "hi", "--kv-type", "int1"], 2),
         (["bench", "decode", "-c", "5000"], 1),
         (["eval", "tasks", "-f", "/no/such/file"], 1),
@@ -205,6 +219,57 @@ def test_a_broken_pipe_ends_cleanly() -> None:
         stderr = process.stderr.read()
         assert process.wait(60) == 0
         assert stderr == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("chat -p Hello <&-", 0, ""),
+        ("chat -p Hello >&-", 1, "stdout is closed"),
+        ("chat -p Hello >/dev/full", 1, "No space left"),
+        ("chat -p Hello --markdown >/dev/full", 1, "No space left"),
+        ("chat -p Hello --stats 2>&-", 0, ""),
+        ("chat -p Hello --stats 2>/dev/full", 0, ""),
+        ("chat <&-", 1, "message is empty"),
+        ("chat <&- >&- 2>&-", 1, ""),
+        ("info --json >&-", 1, "stdout is closed"),
+        ("--help >/dev/full", 1, "No space left"),
+        ("nonsense 2>/dev/full", 2, ""),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(command: str, code: int, said: str) -> None:
+    """stdout carries the answer or nothing, whatever became of the others."""
+    result = subprocess.run(
+        ["sh", "-c", f"{' '.join(GENAI)} {command}"], input="", capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert said in result.stderr
+    if code == 1 and "2>" not in command:
+        assert_three_part_error(result, code)
+    assert not result.stdout or result.stdout == run("chat", "-p", "Hello").stdout
+
+
+def test_a_text_that_is_piped_beside_a_question_is_part_of_it() -> None:
+    result = run("chat", "-p", "What is 12 + 7?", "--dump-prompt", text="My name is Nora.\n")
+    assert "user\nMy name is Nora.\n\nWhat is 12 + 7?<|im_end|>" in result.stderr
+    assert run("chat", "-p", "Hello", "--dump-prompt", text=" \n").stderr.count("user\nHello<|im_end|>") == 1
+
+
+def test_a_pipe_that_stays_silent_is_mentioned() -> None:
+    command = [*GENAI, "chat", "-p", "What is 12 + 7?"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stderr is not None
+        while "waiting for the text from stdin" not in process.stderr.readline():
+            assert process.poll() is None
+        stdout, _ = process.communicate(timeout=60)
+    assert "19" in stdout
+
+
+def test_a_reply_that_the_context_cuts_is_said_to_be() -> None:
+    result = run("chat", "-p", "Tell me a story about Luna and Tom.", "--ignore-eos", "-c", "64")
+    assert "the context of 64 tokens is full: the reply was cut" in result.stderr
 
 
 def test_ctrl_c_in_a_one_shot_exits_130() -> None:

@@ -51,6 +51,19 @@ def findings(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, ob
     return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
+def test_compiling_ahead(tmp_path: Path) -> None:
+    code = (
+        "import sys; from genai.kernels.cpu import every; from genai.cli.app import run; all_ = every.every_kernel; "
+        "every.every_kernel = lambda: [one for one in all_() if one.name in ('serve', 'unary_abs')]; "
+        "sys.exit(run(['doctor', '--compile', *sys.argv[1:]]))"
+    )
+    first = run(sys.executable, "-c", code, changes={"GENAI_CACHE_DIR": str(tmp_path)})
+    assert (first.returncode, first.stderr) == (0, "Compiling CPU kernels (once per kernel) ...\n")
+    assert first.stdout.startswith("compiled 2 kernels in ") and first.stdout.endswith("; 0 were there already\n")
+    again = run(sys.executable, "-c", code, "--json", changes={"GENAI_CACHE_DIR": str(tmp_path)})
+    assert json.loads(again.stdout)["loaded"] == 2
+
+
 def test_text() -> None:
     result = doctor()
     assert result.returncode == 0, result.stdout + result.stderr

@@ -124,3 +124,10 @@ def test_bad_options_are_named(arguments: list[str], message: str, capsys: pytes
     assert shown.out in ("", "\n")
     assert message in shown.err
     assert re.search(r"error: .+\n  why: .+\n  fix: .+", shown.err)
+
+
+def test_the_reference_device_answers_too_and_others_are_refused() -> None:
+    assert run("generate", *QUESTION, "--device", "reference", "--temperature", "0").stdout == "19\n"
+    refused = run("generate", *QUESTION, "--device", "abacus")
+    assert refused.returncode == 2
+    assert "device = 'abacus'" in refused.stderr and "cpu, reference" in refused.stderr

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from genai.cli.app import command
-from genai.cli.reference import reference
+from genai.cli.reference import environment, reference
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference(), "run: python -m genai.cli.reference > docs/cli.md"
+def test_the_pages_are_up_to_date() -> None:
+    for name, text in (("cli.md", reference()), ("environment.md", environment())):
+        assert (DOCS / name).read_text(encoding="utf-8") == text, "run: python -m genai.cli.reference docs"
 
 
 def test_every_option_has_help_and_a_variable_of_its_own() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genai.cli.chat.replies import show_reply
+from genai.cli.chat.command import show_reply
 from genai.cli.terminal import Voice
 from genai.parsing import ReplySplitter
 

@@ -53,6 +53,67 @@ def test_int8_activations_are_as_close_to_the_truth(
     assert float(np.mean(our_errors)) <= 1.5 * float(np.mean(their_errors)) + 1e-6
 
 
+def test_unset_accuracy_means_fp32(form_folder: Callable[..., Path], teacher_forcing: Any) -> None:
+    """As its builder writes folders for other providers. accuracy="int8" rounds all the same."""
+    folder, prompt, forced = form_folder("int4", accuracy_level=0), tokens(0, 40), tokens(1, 3)
+    theirs = teacher_forcing.theirs(folder, prompt, forced)
+    assert worst(teacher_forcing.ours(folder, prompt, forced), theirs) < 1e-4
+    rounded = teacher_forcing.ours(folder, prompt, forced, accuracy="int8")
+    assert 1e-3 < worst(rounded, theirs) < 0.2
+    np.testing.assert_array_equal(
+        rounded, teacher_forcing.ours(form_folder("int4", accuracy_level=4), prompt, forced), strict=True
+    )
+
+
+# Prompts as encode_batch gives them or as arrays (0 is pad_token_id and an EOS of the bundled model), and options.
+BATCHES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "texts of two lengths": (["hello there my friend", "hi"], {"max_length": 12}),
+    "max_length counts fill": (["hello there my friend", "hi"], {"max_length": 8}),
+    "min_length counts fill": (["What is 12 + 7?", "What is the capital of France? And?"], {"min_length": 24}),
+    "flat": (np.array([293, 292, 223, 0, 293, 292, 266, 1252]), {"batch_size": 2, "min_length": 14, "max_length": 20}),
+    "pad inside": (np.array([[30, 0, 31, 32], [0, 41, 42, 43], [40, 0, 0, 0]]), {"max_length": 30}),
+    "no room": (np.array([[354]]), {"max_length": 1}),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_batches_have_the_same_rows(case: str, bundled_exact: Path, teacher_forcing: Any) -> None:
+    """Widths, fill, lengths and ends, with a loop that goes on after the end where that is no error there."""
+    given, options = BATCHES[case]
+
+    def rows(og: Any) -> list[Any]:
+        model = og.Model(str(bundled_exact))
+        ids = og.Tokenizer(model).encode_batch(given) if isinstance(given[0], str) else given
+        params = og.GeneratorParams(model)
+        params.set_search_options(**{"batch_size": len(given), "max_length": 60, "min_length": 0, **options})
+        generator = og.Generator(model, params)
+        generator.append_tokens(ids)
+        seen: list[Any] = [np.array(generator.get_next_tokens()).tolist()]
+        for _ in range(30):
+            if generator.token_count() < options.get("max_length", 60):
+                generator.generate_next_token()
+                seen.append((np.array(generator.get_next_tokens()).tolist(), generator.is_done()))
+        count = int(params.get_search_options()["batch_size"])
+        return [*seen, generator.token_count(), *(np.array(generator.get_sequence(i)).tolist() for i in range(count))]
+
+    assert rows(teacher_forcing.library) == rows(teacher_forcing.other_library)
+
+
+def test_a_prompt_that_ends_in_pad_gives_the_same_in_any_form(bundled: Any, teacher_forcing: Any) -> None:
+    """onnxruntime-genai drops it from a row among others, and alone reads the first logits before it."""
+    og, ends = teacher_forcing.library, []
+    for given in ([30, 31, 32, 0], np.array([[30, 31, 32, 0]]), np.array([[30, 31, 32, 0], [40, 41, 42, 0]]),
+                  [[30, 31, 32, 0], [40, 41, 42, 43, 44]]):  # fmt: skip
+        params = og.GeneratorParams(bundled)
+        params.set_search_options(batch_size=len(given) if np.ndim(given[0]) else 1, max_length=12)
+        generator = og.Generator(bundled, params)
+        generator.append_tokens(given)
+        logits = generator.get_logits()[0]
+        ends.append((generator.get_sequence(0)[:4].tolist(), logits.tobytes()))
+    assert ends == [ends[0]] * 4
+    assert ends[0][0] == [30, 31, 32, 0]
+
+
 @pytest.mark.slow
 def test_long_rope_crosses_its_threshold(form_folder: Callable[..., Path], teacher_forcing: Any) -> None:
     """At token 4097 the other table applies and all keys are computed anew, in onnxruntime-genai for type phi3 too."""

@@ -75,7 +75,7 @@ def test_a_mixed_batch_equals_each_alone(model: og.Model) -> None:
         for _ in range(steps):
             batch.generate_next_token()
         for index, tokens in enumerate(prompts):
-            assert batch.get_sequence(index).tolist()[len(tokens) :] == greedy(model, tokens, steps)
+            assert batch.get_sequence(index).tolist()[65:] == greedy(model, tokens, steps)
 
 
 @pytest.mark.parametrize("length", [90, 25])
@@ -193,21 +193,29 @@ def test_set_logits_decides_the_next_token(small: og.Model) -> None:
             np.testing.assert_allclose(one.get_logits(), fresh.get_logits(), atol=1e-4)
 
 
-def test_eos_ends_a_sequence_and_is_not_appended(small: og.Model) -> None:
+def test_eos_ends_a_sequence_and_fill_follows(small: og.Model) -> None:
     (eos,) = small.config.model.eos_token_ids
     with generator(small, batch_size=2) as batch:
         batch.append_tokens([prompt(0, 4), prompt(1, 6)])
+        pad = batch.get_sequence(0)[-1]
         logits = batch.get_logits()
         logits[0, 0, eos] = logits.max() + 1
         logits[1, 0, eos] = logits.min() - 1
         batch.set_logits(logits)
         batch.generate_next_token()
         assert batch.get_next_tokens()[0] == eos
-        assert batch.get_sequence(0).tolist() == prompt(0, 4)
         assert not batch.is_done()
         batch.generate_next_token()
-        assert len(batch.get_sequence(0)) == 4
-        assert len(batch.get_sequence(1)) == 8
+        assert batch.get_sequence(0).tolist() == [*prompt(0, 4), pad, pad, eos, pad]
+        assert len(batch.get_sequence(1)) == batch.token_count() == 8
+        # Rewound to before the EOS, both go on: each as if it were alone.
+        batch.rewind_to(6)
+        batch.append_tokens([[5], [6, 7]])
+        assert batch.get_sequence(0).tolist() == [*prompt(0, 4), pad, pad, 5, pad]
+        for row, tokens in enumerate(([*prompt(0, 4), 5], [*prompt(1, 6), 6, 7])):
+            with generator(small) as alone:
+                alone.append_tokens(tokens)
+                np.testing.assert_allclose(batch.get_logits()[row], alone.get_logits()[0], atol=1e-4)
 
 
 def test_several_eos_ids(form_folder: Callable[..., Path]) -> None:
@@ -229,8 +237,9 @@ def test_max_length_ends_generation(small: og.Model) -> None:
         one.append_tokens(prompt(0, 5))
         assert sum(1 for _ in one) == 3
         assert one.is_done()
-        with pytest.raises(StateError, match="generation is done"):
-            one.generate_next_token()
+        sequence = one.get_sequence(0).tolist()
+        one.generate_next_token()
+        assert one.get_sequence(0).tolist() == sequence
         with pytest.raises(ContextOverflowError, match="exceed max_length 8"):
             one.append_tokens([1])
         one.rewind_to(6)
@@ -238,7 +247,7 @@ def test_max_length_ends_generation(small: og.Model) -> None:
 
 
 def test_same_seed_same_tokens_in_any_company(small: og.Model) -> None:
-    options = {"do_sample": True, "temperature": 1.5, "top_k": 0, "random_seed": 11, "min_length": 60}
+    options = {"do_sample": True, "temperature": 1.5, "top_k": 0, "random_seed": 11, "min_length": 100}
     tokens = prompt(9, 20)
 
     def run(batch_size: int, extra: list[list[int]]) -> list[int]:
@@ -246,7 +255,7 @@ def test_same_seed_same_tokens_in_any_company(small: og.Model) -> None:
             one.append_tokens([tokens, *extra])
             for _ in range(20):
                 one.generate_next_token()
-            return one.get_sequence(0).tolist()
+            return one.get_sequence(0).tolist()[-20:]
 
     assert run(1, []) == run(3, [prompt(1, 50), prompt(2, 3)])
 
@@ -280,7 +289,8 @@ def test_eight_threads_give_the_tokens_they_give_alone(small: og.Model) -> None:
     for thread in threads:
         thread.join()
     assert results == expected
-    small.decoder.pool.check_integrity([])  # type: ignore[attr-defined]
+    pool = small.decoder.pool  # type: ignore[attr-defined]
+    assert not any(map(pool.references, range(pool.num_blocks)))
 
 
 def test_dropped_generators_give_their_blocks_back(small: og.Model) -> None:
@@ -336,7 +346,7 @@ def test_cache_too_small_for_one_block(form_folder: Callable[..., Path]) -> None
         (lambda g: g.append_tokens([1.5]), InputError),
         (lambda g: g.append_tokens([1] * 201), ContextOverflowError),
         (lambda g: g.set_active_adapter(None, "x"), NotSupportedYetError),
-        (lambda g: g.get_output("logits"), NotSupportedYetError),
+        (lambda g: g.get_output("logits"), StateError),
         (lambda g: g.nothing, AttributeError),
     ],
 )

@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from genai.graph.flatten import analyse_rows
 from genai.graph.reader import read_model
-from genai.graph.rows import BATCH, TOKENS, Dim, Kind, NotFlattenable, State, analyse_rows, rows
+from genai.graph.rows import BATCH, TOKENS, Kind, NotFlattenable, RowDim, State, rows
 from genai.graph.shapes import infer_shapes
 
 WIDTH = 12
@@ -34,7 +35,7 @@ def make(nodes: Sequence[Any], constants: dict[str, Any] | None = None) -> onnx.
 def analyse(proto: onnx.ModelProto) -> State:
     model = read_model(proto)
     infer_shapes(model)
-    return analyse_rows(model.graph, {"x": rows((BATCH, TOKENS, Dim(WIDTH)))}).states["y"]
+    return analyse_rows(model.graph, {"x": rows((BATCH, TOKENS, RowDim(WIDTH)))}).states["y"]
 
 
 N = helper.make_node
@@ -156,5 +157,5 @@ def test_what_mixes_rows_is_refused_with_the_node_and_the_reason(name: str) -> N
 def test_last_row_gather_is_known() -> None:
     proto = make([N("Gather", ["x", "i"], ["y"], axis=1)], {"i": I64(-1)})
     model = read_model(proto)
-    analysis = analyse_rows(model.graph, {"x": rows((BATCH, TOKENS, Dim(WIDTH)))})
+    analysis = analyse_rows(model.graph, {"x": rows((BATCH, TOKENS, RowDim(WIDTH)))})
     assert [node.op_type for node in analysis.last_row_gathers] == ["Gather"]

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.engine.decoder import Decoder, DecoderSequence
 from genai.engine.engine import Engine
-from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.logprobs import TokenLogprob
-from genai.engine.sampling.plan import plan_sampling
-from genai.engine.sampling.row import RowSampler
+from genai.engine.sampling.batch import BatchSampler, TokenLogprob
+from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import CacheCapacityError, GraphError
 from genai.sampling_params import SamplingParams
 
@@ -22,31 +21,24 @@ VOCAB = 50
 POISON = 49
 
 
-class FakeSequence:
+class FakeSequence(DecoderSequence):
     """Counts what it holds of the decoder's room."""
 
     def __init__(self, decoder: FakeDecoder) -> None:
-        self.tokens: list[int] = []
+        super().__init__()
         self.num_computed = 0
         self.decoder = decoder
         decoder.sequences.append(self)
 
-    def append(self, tokens: Sequence[int]) -> None:
-        self.tokens.extend(tokens)
-
-    def rewind(self, length: int) -> None:
-        del self.tokens[length:]
-        self.num_computed = min(self.num_computed, max(length - 1, 0))
-
-    def drop_cache(self) -> None:
-        self.num_computed = 0
+    def drop_cache(self, length: int = 0) -> None:
+        self.num_computed = min(self.num_computed, length)
 
     def close(self) -> None:
-        self.num_computed = 0
+        super().close()
         self.decoder.sequences.remove(self)
 
 
-class FakeDecoder:
+class FakeDecoder(Decoder):
     """Logits are a hash of the tokens. Room for `capacity` tokens; a sequence with POISON in it fails its step."""
 
     vocab_size = VOCAB
@@ -63,12 +55,6 @@ class FakeDecoder:
         other = FakeSequence(self)
         other.tokens, other.num_computed = list(sequence.tokens), sequence.num_computed
         return other
-
-    def reuse(self, sequence: FakeSequence) -> int:
-        return 0
-
-    def interrupt(self, sequences: Collection[FakeSequence]) -> None:
-        pass
 
     def publish(self, sequence: FakeSequence) -> None:
         assert sequence.num_computed <= len(sequence.tokens)

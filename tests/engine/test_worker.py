@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import gc
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +11,9 @@ from typing import Any
 import pytest
 
 from genai.engine.worker import Worker
+from genai.errors import StateError
+
+Interrupted = Callable[[Callable[[], object], int], bool]
 
 
 class _Engine:
@@ -33,11 +33,9 @@ class _Engine:
     def step(self) -> None:
         raise AssertionError("there is no work")
 
-    def abandon(self, error: BaseException) -> None:
-        raise error
-
-    def cancel_all(self) -> None:
-        pass
+    def abandon(self, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
 
 
 def _worker(engine: _Engine) -> Worker:
@@ -54,40 +52,6 @@ def _eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
         time.sleep(0.0005)
 
 
-def _interrupted(call: Callable[[], object], place: int) -> bool:
-    """Call with a KeyboardInterrupt at the given place; False if it came to its end before.
-
-    Places are where CPython looks for signals: behind calls. Those of a garbage collection in between do not count:
-    what its callbacks raise is dropped.
-    """
-    count = 0
-    before: dict[Any, int] = {}
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            previous = before.get(frame)
-            before[frame] = frame.f_lasti
-            if previous is not None and dis.opname[frame.f_code.co_code[previous]].startswith("CALL"):
-                count += 1
-                if count == place:
-                    raise KeyboardInterrupt
-        return trace
-
-    outer = sys.gettrace()
-    gc.disable()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(outer)
-        gc.enable()
-    return False
-
-
 def _ends(worker: Worker) -> bool:
     closing = threading.Thread(target=worker.close, daemon=True)
     closing.start()
@@ -96,18 +60,50 @@ def _ends(worker: Worker) -> bool:
 
 
 @pytest.mark.parametrize("what", ["wake", "submit"])
-def test_an_interrupt_anywhere_loses_no_later_call(what: str) -> None:
+def test_an_interrupt_anywhere_loses_no_later_call(what: str, interrupted: Interrupted) -> None:
     for place in range(1, 100):
         engine = _Engine()
         worker = _worker(engine)
         time.sleep(0.001)  # the thread sleeps
         call: Callable[[], object] = worker.wake if what == "wake" else partial(worker.submit, ["second"])  # type: ignore[list-item]
-        interrupted = _interrupted(call, place)
+        came = interrupted(call, place)
         time.sleep(0.001)
         assert _ends(worker), f"interrupted at place {place}"
-        if not interrupted:
+        if not came:
             break
     assert 2 < place < 99
+
+
+def test_an_interrupt_anywhere_in_the_first_call_leaves_one_thread_that_works(interrupted: Interrupted) -> None:
+    def threads() -> int:
+        return sum(thread.name == "genai-worker" for thread in threading.enumerate())
+
+    before = threads()
+    for place in range(1, 200):
+        engine = _Engine()
+        worker = Worker(lambda engine=engine: engine)  # type: ignore[misc]
+        came = interrupted(partial(worker.submit, ["first"]), place)  # type: ignore[list-item]
+        worker.submit(["second"])  # type: ignore[list-item]
+        _eventually(lambda engine=engine: engine.jobs in (["second"], ["first", "second"]))  # type: ignore[misc]
+        assert threads() == before + 1, f"interrupted at place {place}"
+        assert _ends(worker), f"interrupted at place {place}"
+        if not came:
+            break
+    assert 20 < place < 199
+
+
+def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = Worker(_Engine)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StateError, match="cannot be started") as error:
+            worker.submit([])
+    assert "ulimit" in error.value.fix
+    worker.submit([])
+    assert _ends(worker)
 
 
 def test_close_ends_a_thread_that_sleeps() -> None:

@@ -16,9 +16,10 @@ import pytest
 
 from genai import Model
 from genai.cli.app import run as run_here
-from genai.cli.evaluate_text import _ProgressLine
+from genai.cli.evaluate import _tell
 from genai.evaluation import Progress, kl_divergence, perplexity
 from genai.evaluation.model_diff import DEFAULT_TOLERANCE
+from genai.kernels.messages import ProgressLine
 
 
 def run(*arguments: str, text: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -46,10 +47,11 @@ def text_file(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ppl_as_json_from_a_file_and_as_text_from_stdin(text_file: Path, text: str, exact: Model) -> None:
     options = ["--accuracy", "fp32", "-w", "128", "--stride", "100", "--no-bos", "-t", "2"]
+    # First, so that the command has no kernels to compile, of which it would tell.
+    expected = perplexity(exact, text, window=128, stride=100)
     result = run("ppl", "-f", str(text_file), "--json", *options)
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout)
-    expected = perplexity(exact, text, window=128, stride=100)
     assert figures["perplexity"] == expected.perplexity
     assert (figures["tokens"], figures["window"], figures["stride"], figures["bos"]) == (
         expected.tokens,
@@ -70,6 +72,14 @@ def test_ppl_as_json_from_a_file_and_as_text_from_stdin(text_file: Path, text: s
 def test_ppl_has_no_standard_error_of_one_token(text_file: Path) -> None:
     figures = json.loads(ok("ppl", "-f", "-", "--bos", "--json", text=b"a"))
     assert figures["tokens"] == 1 and figures["nats_error"] is None and figures["bos"] is True
+
+
+def test_plots(text_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ok("kld", "-f", str(text_file), "--other-accuracy", "fp32", "--plot", str(tmp_path / "kld.svg"))
+    ok("diff", "--other-accuracy", "fp32", "--plot", str(tmp_path / "diff.svg"))
+    assert all(f">{word}<" in (tmp_path / "kld.svg").read_text() for word in ("median", "99 %", "nats"))
+    assert all(f">{layer}<" in (tmp_path / "diff.svg").read_text() for layer in range(6))
 
 
 def test_kld_of_one_folder_computed_in_two_ways(text_file: Path, text: str, exact: Model, bundled: Any) -> None:
@@ -119,6 +129,12 @@ def test_diff_against_onnxruntime() -> None:
     assert tight["base"].startswith("onnxruntime on ")
 
 
+def test_diff_against_the_reference() -> None:
+    figures = json.loads(ok("diff", "--against", "reference", "--accuracy", "fp32", "--json", "-t", "1"))
+    assert figures["base"].startswith("reference on ") and figures["other"].startswith("genai on ")
+    assert 0 < max(value["relative_rms"] for value in figures["values"]) < 1e-4
+
+
 def test_diff_where_onnxruntime_is_missing(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')")
     result = run("diff", "--against", "onnxruntime", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -141,8 +157,9 @@ def test_diff_where_onnxruntime_is_missing(tmp_path: Path) -> None:
         (["kld", "-f", "{tmp}/text", "--other-kv-type", "int2"], 2, "int2"),
         (["diff"], 2, "nothing to compare"),
         (["diff", "--other-accuracy", "auto"], 2, "nothing to compare"),
-        (["diff", "--against", "tvm"], 2, "allowed: onnxruntime"),
+        (["diff", "--against", "tvm"], 2, "allowed: onnxruntime, reference"),
         (["diff", "--against", "onnxruntime", "--other-accuracy", "fp32"], 2, "contradicts"),
+        (["diff", "--against", "reference", "--device", "reference", "--accuracy", "fp32"], 2, "nothing to compare"),
         (["diff", "--other-accuracy", "fp32", "--tolerance", "0"], 2, "tolerance = 0"),
         (["diff", "--other-accuracy", "fp32", "--tolerance", "nan"], 2, "tolerance = nan"),
         (["diff", "--other-accuracy", "fp32", "-p", ""], 1, "no tokens"),
@@ -161,6 +178,8 @@ def test_bad_input(
 
 
 class _Screen(io.StringIO):
+    encoding = "utf-8"
+
     def isatty(self) -> bool:
         return True
 
@@ -168,13 +187,13 @@ class _Screen(io.StringIO):
 def test_progress_in_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = _Screen()
     monkeypatch.setattr(sys, "stderr", screen)
-    with _ProgressLine() as line:
+    with ProgressLine("Scoring") as line:
         for scored, seconds in ((10, 0.2), (11, 0.21), (20, 0.22)):
-            line.show(Progress(scored, 20, 2 * scored, seconds))
+            _tell(line, Progress(scored, 20, 2 * scored, seconds))
+    first, *_, last = screen.getvalue().split("\r")[1:]
+    assert first.startswith("Scoring [#####") and "10/20 tokens scored · 100 tok/s" in first
     # The second came too soon after the first to be drawn; the last one always is.
-    assert screen.getvalue() == (
-        "\r10/20 tokens scored · 100 tok/s · 0 s left\x1b[K\r20/20 tokens scored · 182 tok/s in 0.2 s\x1b[K\n"
-    )
+    assert "11/20" not in screen.getvalue() and last == "20/20 tokens scored · 182 tok/s in 0.2 s\n"
 
 
 def test_bytes_that_are_not_utf8_on_stdin() -> None:

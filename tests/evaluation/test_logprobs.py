@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 
 import numpy as np
 import pytest
 
+from genai.device import open_executor
 from genai.evaluation import ModelOutputError
-from genai.evaluation.logprobs import kl_rows, log_softmax, normalizers, row_blocks, target_logprobs
-from genai.kernels.cpu.team import Team
+from genai.evaluation.prediction import kl_rows, log_softmax, normalizers, row_blocks, target_logprobs
 
 
 def test_against_a_sum_without_rounding() -> None:
@@ -45,8 +44,7 @@ def test_what_is_no_distribution_is_refused(bad: float) -> None:
 
 def test_threads_change_nothing() -> None:
     logits = np.random.default_rng(2).standard_normal((40, 30_000)).astype(np.float32)
-    with closing(Team(2)) as team:
-        np.testing.assert_array_equal(normalizers(logits, team), normalizers(logits))
+    np.testing.assert_array_equal(normalizers(logits, open_executor(threads=2)), normalizers(logits))
 
 
 def test_divergence_by_hand() -> None:

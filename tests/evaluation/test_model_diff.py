@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai import Model
+from genai.engine.decoder import compute
 from genai.errors import ContextOverflowError, InputError, OptionError, UnsupportedModelError
 from genai.evaluation import (
     MissingPackageError,
@@ -25,8 +26,7 @@ from genai.evaluation import (
     encode_prompt,
 )
 from genai.evaluation.model_diff import _compared, _errors, layer_of
-from genai.evaluation.onnxruntime_values import _feed
-from genai.evaluation.values import TracedValue, trace_values
+from genai.evaluation.values import TracedValue, _feed, trace_values
 
 PROMPT = "What is 12 + 7? Count from 3 to 7."
 TOKENS = np.random.default_rng(0).integers(3, 800, 23)
@@ -67,6 +67,19 @@ def test_a_model_and_itself(bundled: Any) -> None:
     assert all((v.relative_rms, v.max_abs, v.cosine) == (0, 0, 1) for v in diff.values)
     assert diff.only_in_base == diff.only_in_other == ()
     assert diff.values[-1].name == "logits" and diff.values[-1].shape == (1, diff.tokens, 1536)
+
+
+@pytest.mark.parametrize("length", [23, 40])
+def test_what_is_traced_is_what_a_step_computes(bundled: Any, form_model: Callable[..., Model], length: int) -> None:
+    """With the numerics of short and long prompts; the pruned head has nodes that run on the host."""
+    tokens = np.random.default_rng(0).integers(3, 800, length)
+    for model in (bundled, form_model("prune-head")):
+        sequence = model.decoder.open()
+        sequence.append(tokens.tolist())
+        (logits,) = compute(model.decoder, [sequence], all_rows=True)
+        sequence.close()
+        traced = trace_values(model, tokens)["logits"].array
+        np.testing.assert_array_equal(traced.reshape(logits.shape), logits)
 
 
 @pytest.mark.parametrize("isolate", [False, True])

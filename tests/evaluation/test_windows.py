@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from genai.errors import OptionError
-from genai.evaluation.windows import checked_window, chunks, plan_windows
+from genai.evaluation.scored_text import checked_window, chunks, plan_windows
 
 
 @st.composite

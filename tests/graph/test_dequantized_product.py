@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.dead_code import RemoveDeadCode
-from genai.graph.rewrites.dequantized_product import PackDequantizedProducts
+from genai.graph.rewrites.decoders import pack_dequantized_products
+from genai.graph.rewrites.simplify import remove_dead_code
 from genai.runtime.plan import PlanOptions, build_plan
 from genai.runtime.python_loop import run
 
@@ -65,7 +65,7 @@ def qdq_model(kind: str, *, block: int, points: bool, transposed: bool, columns:
 def rewritten(proto: onnx.ModelProto, folder: Path) -> Any:
     onnx.save(proto, folder / "m.onnx")
     model = read_model(folder / "m.onnx")
-    run_rewrites(model, (PackDequantizedProducts(), RemoveDeadCode()), Level.ALL)
+    run_rewrites(model, (pack_dequantized_products, remove_dead_code), Level.ALL)
     return model
 
 

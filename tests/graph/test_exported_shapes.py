@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.graph.exported_shapes import settle_shapes
-from genai.graph.exported_transpose import flat_swap
+from genai.graph.exported_attention import flat_swap, settle_shapes
 from genai.graph.ir import Model
 from genai.graph.names import GraphNames
 from genai.graph.reader import read_model

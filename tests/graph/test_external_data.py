@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 from pathlib import Path
@@ -237,13 +238,27 @@ def test_a_pipe_in_place_of_the_file_does_not_block(external_model):
 
 
 def test_a_file_that_may_not_be_read(external_model, monkeypatch):
-    def refuse(self, *args):
+    def refuse(self, *args, **options):
         raise PermissionError(13, "Permission denied")
 
     source = external_model.read_bytes()
     monkeypatch.setattr(Path, "read_bytes", lambda self: source)
     monkeypatch.setattr(Path, "open", refuse)
     assert "Permission denied" in refused(external_model).what
+
+
+def test_a_mapped_file_that_changes_is_noticed_while_somebody_looks_at_it(external_model):
+    model = read_model(external_model)
+    (file,) = model.files
+    file.check()
+    data = next(path for path in external_model.parent.iterdir() if path != external_model)
+    os.utime(data, ns=(1, 1))
+    with pytest.raises(ExternalDataError, match="was changed") as error:
+        file.check()
+    assert "rename" in error.value.fix
+    del model, error  # its frames too
+    gc.collect()
+    file.check()  # nobody does any more
 
 
 def test_external_strings_are_refused(external_model):

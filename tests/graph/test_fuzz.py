@@ -9,21 +9,18 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.printer import format_graph
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.constant_folding import FoldConstants
-from genai.graph.rewrites.dead_code import RemoveDeadCode
-from genai.graph.rewrites.identity import RemoveIdentities
+from genai.graph.rewrites.constant_folding import fold_constants
+from genai.graph.rewrites.simplify import remove_dead_code, remove_identities
 from genai.graph.shapes import infer_shapes
 from genai.graph.writer import to_proto
 
-RULES = (RemoveIdentities(), FoldConstants(), RemoveDeadCode())
+RULES = (remove_identities, fold_constants, remove_dead_code)
 MAX_MODEL_BYTES = 20_000
 ODD_NUMBERS = (-1, 0, 1, 2, 3, -2, 7, 100, -100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 10**6)
 
@@ -35,7 +32,6 @@ def use(source: bytes | onnx.ModelProto, *, rewrite: bool) -> bool:
         for graph in model.graphs(functions=True):
             for tensor in graph.initializers.values():
                 tensor.array()
-        format_graph(model)
         to_proto(model)
         if rewrite:
             infer_shapes(model)

@@ -8,13 +8,11 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.large_tensors import cut_large_tensors
-from genai.graph.reader import read_model
+from genai.graph.reader import cut_large_tensors, read_model
 
 
 def model(sizes: list[int]) -> onnx.ModelProto:

@@ -9,13 +9,12 @@ import pytest
 
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.constant_folding import FoldConstants
-from genai.graph.rewrites.dead_code import RemoveDeadCode
-from genai.graph.rewrites.identity import RemoveIdentities
+from genai.graph.rewrites.constant_folding import fold_constants
+from genai.graph.rewrites.simplify import remove_dead_code, remove_identities
 from genai.graph.shapes import infer_shapes
 from genai.graph.writer import to_proto
 
-RULES = (RemoveIdentities(), FoldConstants(), RemoveDeadCode())
+RULES = (remove_identities, fold_constants, remove_dead_code)
 SAMPLE_SIZE = 100
 
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from genai.graph.ir import Model
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.rotation import FuseRotation
+from genai.graph.rewrites.decoders import fuse_rotation
 
 
 def decoder(query: dict[str, Any] | None = None, key: dict[str, Any] | None = None, **change: Any) -> Model:
@@ -51,7 +51,7 @@ def decoder(query: dict[str, Any] | None = None, key: dict[str, Any] | None = No
 
 
 def fused(model: Model) -> bool:
-    run_rewrites(model, [FuseRotation("position_ids")], Level.ALL)
+    run_rewrites(model, [fuse_rotation("position_ids")], Level.ALL)
     return all(node.op_type != "RotaryEmbedding" for node in model.graph.nodes)
 
 

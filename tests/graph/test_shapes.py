@@ -11,8 +11,9 @@ from genai.errors import GraphError
 from genai.graph import onnx_inference
 from genai.graph.ir import DataType, Graph, Model, Tensor, Value, make_node
 from genai.graph.reader import read_model
-from genai.graph.shapes import NodeTypes, ShapeRules, infer_node, infer_shapes
+from genai.graph.shapes import infer_node, infer_shapes
 from genai.graph.types import TensorType
+from genai.ops.rules import SHAPE_RULES, NodeTypes
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -326,17 +327,16 @@ def test_foreign_operators_inside_branches_type_the_outer_output(if_model):
     assert model.graph.nodes[-1].attribute("then_branch").type_of("then_sum") == floats(2)
 
 
-def test_own_rules_and_constants_in_them():
-    rules = ShapeRules()
-
-    @rules.register("Repeat", domain="own")
+def test_own_rules_and_constants_in_them(monkeypatch):
     def repeat(types: NodeTypes):
         source, count = types.tensor(0), types.constant(1)
         return [None if source is None or count is None else TensorType(source.dtype, source.shape * int(count))]
 
+    monkeypatch.setitem(SHAPE_RULES, ("own", "Repeat"), repeat)
+
     nodes = [make_node("Repeat", ["x", "n"], ["y"], domain="own"), make_node("Relu", ["y"], ["z"])]
     model = model_of(nodes, {"x": floats("a", 2)}, ["z"], [scalar("n", 2)], own=1)
-    infer_shapes(model, rules)
+    infer_shapes(model)
     assert model.graph.type_of("z") == floats("a", 2, "a", 2)
 
 

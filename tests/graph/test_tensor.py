@@ -10,9 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
 from genai.graph.ir import DataType, Graph, Model, Tensor
-from genai.graph.packing import pack_codes, packed_size, unpack_codes
 from genai.graph.reader import read_model
-from genai.graph.storage import FieldStorage, RawStorage
+from genai.graph.storage import FieldStorage, RawStorage, pack_codes, packed_size, unpack_codes
 from genai.graph.writer import to_proto
 
 # Older onnx packages do not know the newest element types.

@@ -66,9 +66,18 @@ def onnxruntime_node() -> Callable[..., list[np.ndarray]]:
     return run
 
 
-@pytest.fixture(scope="session", params=[1, 2, 3], ids=lambda threads: f"{threads} threads")
-def team(request: pytest.FixtureRequest) -> Any:
-    """Teams that hand over even the smallest piece of work."""
-    from genai.kernels.cpu.team import Team
+@pytest.fixture(scope="session", autouse=True)
+def short_waits() -> None:
+    """Threads that wait for each other sleep almost at once: there are more of them than cores."""
+    from genai.kernels.cpu.program import pool
 
-    return Team(request.param, min_work_per_part=1)
+    pool._POOL = pool._Pool(spins=10)
+
+
+@pytest.fixture(params=[1, 2, 3], ids=lambda count: f"{count} threads")
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Threads that share even the smallest piece of work."""
+    from genai.kernels.cpu.program import pool
+
+    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    return pool.Threads(request.param)

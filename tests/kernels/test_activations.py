@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.activations import geglu, gelu, quick_gelu, silu, swiglu
-from genai.kernels.reference import activations as reference
+from genai.kernels.cpu.arrays import activation, gated
+from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.reference.functions import UNARY
 
 Normal = Callable[..., np.ndarray]
 
@@ -17,60 +18,52 @@ SPECIAL = np.array(
     [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3e38, -3e38, 88.8, -88.8, -104.0, 5.0], np.float32
 )
 
-ALONE: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]]] = {
-    "silu": (silu, reference.silu),
-    "quick_gelu": (quick_gelu, reference.quick_gelu),
-    "quick_gelu 1": (lambda x, **kw: quick_gelu(x, alpha=0.7, **kw), lambda x: reference.quick_gelu(x, alpha=0.7)),
-    "gelu": (gelu, reference.gelu),
-    "gelu tanh": (
-        lambda x, **kw: gelu(x, approximate=True, **kw),
-        lambda x: reference.gelu(x, approximate="tanh"),
-    ),
-}
+# Names of functions with their parameters.
+ALONE: list[tuple[Any, ...]] = [("silu",), ("quick_gelu", 1.702), ("quick_gelu", 0.7), ("gelu",), ("gelu_tanh",)]
+
+
+def definition(name: str, x: np.ndarray, *parameters: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return UNARY[name](x.astype(np.float64), *parameters).astype(np.float32)
 
 
 def assert_close(ours: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("function", ALONE, ids=str)
 @pytest.mark.parametrize("shape", [(0, 3), (1,), (31,), (3, 100), (2, 3, 64), (2, 9000)])
-def test_equals_reference(normal: Normal, name: str, shape: tuple[int, ...]) -> None:
-    ours, expected = ALONE[name]
-    x = normal(*shape) * 4
-    out = np.empty_like(x)
-    assert ours(x, out=out) is out
-    assert_close(out, expected(x))
+def test_equals_reference(normal: Normal, function: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+    (name, *parameters), x = function, normal(*shape) * 4
+    assert_close(activation(name, x, *parameters), definition(name, x, *parameters))
 
 
-@pytest.mark.parametrize("name", ["silu", "quick_gelu", "gelu", "gelu tanh"])
-def test_special_numbers(name: str) -> None:
-    ours, expected = ALONE[name]
-    assert_close(ours(SPECIAL), expected(SPECIAL))
+@pytest.mark.parametrize("function", ALONE, ids=str)
+def test_special_numbers(function: tuple[Any, ...]) -> None:
+    name, *parameters = function
+    assert_close(activation(name, SPECIAL, *parameters), definition(name, SPECIAL, *parameters))
 
 
 @pytest.mark.parametrize("width", [1, 33, 64, 500])
 def test_gated_units(normal: Normal, width: int) -> None:
     gate, up = normal(5, width) * 3, normal(5, width)
-    assert_close(swiglu(gate, up), reference.swiglu(gate, up))
-    assert_close(geglu(gate, up), reference.gelu(gate, approximate="tanh") * up)
-    out = np.empty_like(gate)
-    assert swiglu(gate, up, out) is out
-    np.testing.assert_array_equal(out, swiglu(gate, up))
+    assert_close(gated("silu", gate, up), definition("silu", gate) * up)
+    assert_close(gated("gelu_tanh", gate, up), definition("gelu_tanh", gate) * up)
 
 
 def test_halves_of_a_fused_projection(normal: Normal) -> None:
     fused = normal(4, 100)
     gate, up = fused[:, :50], fused[:, 50:]
-    np.testing.assert_array_equal(swiglu(gate, up), swiglu(gate.copy(), up.copy()))
+    np.testing.assert_array_equal(gated("silu", gate, up), gated("silu", gate.copy(), up.copy()))
 
 
-def test_threads_and_rows_do_not_change_a_bit(normal: Normal, team: Any) -> None:
+def test_threads_and_rows_do_not_change_a_bit(normal: Normal, threads: Threads) -> None:
     gate, up = normal(7, 100), normal(7, 100)
-    together = swiglu(gate, up, team=team)
-    np.testing.assert_array_equal(together, np.concatenate([swiglu(gate[i : i + 1], up[i : i + 1]) for i in range(7)]))
+    together = gated("silu", gate, up, threads=threads)
+    one_by_one = [gated("silu", gate[i : i + 1], up[i : i + 1]) for i in range(7)]
+    np.testing.assert_array_equal(together, np.concatenate(one_by_one))
     x = normal(3, 5000)
-    np.testing.assert_array_equal(gelu(x, team=team), gelu(x))
+    np.testing.assert_array_equal(activation("gelu", x, threads=threads), activation("gelu", x))
 
 
 @pytest.mark.parametrize(
@@ -79,17 +72,20 @@ def test_threads_and_rows_do_not_change_a_bit(normal: Normal, team: Any) -> None
         {"gate": np.zeros((2, 4))},
         {"up": np.zeros((2, 5), np.float32)},
         {"up": np.zeros((2, 8), np.float32)[:, ::2]},
-        {"out": np.zeros((3, 4), np.float32)},
     ],
 )
-def test_swiglu_refuses(change: dict[str, Any]) -> None:
+def test_gated_refuses(change: dict[str, Any]) -> None:
+    given = {"gate": np.zeros((2, 4), np.float32), "up": np.zeros((2, 4), np.float32), **change}
     with pytest.raises(ValueError, match="expected"):
-        swiglu(**{"gate": np.zeros((2, 4), np.float32), "up": np.zeros((2, 4), np.float32), **change})
+        gated("silu", **given)
 
 
-@pytest.mark.parametrize("function", [gelu, silu])
-def test_elementwise_refuses(function: Callable[..., np.ndarray]) -> None:
+def test_elementwise_refuses() -> None:
+    x = np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="x is float64"):
-        function(np.zeros(4))
-    with pytest.raises(ValueError, match="out is float32"):
-        function(np.zeros(4, np.float32), np.zeros(5, np.float32))
+        activation("gelu", np.zeros(4))
+    for run in (lambda: activation("guess", x), lambda: gated("guess", x[None], x[None])):
+        with pytest.raises(ValueError, match="guess"):
+            run()
+    with pytest.raises(ValueError, match="quick_gelu"):
+        activation("quick_gelu", x)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.byte_pairs import Form, combined_bytes
-from genai.kernels.cpu.tape.replay import Crew
+from genai.kernels.cpu.byte_functions import Form, combined_bytes
+from genai.kernels.cpu.program.pool import Threads
 
 TYPES = [np.int8, np.uint8]
 SHAPES = [
@@ -19,10 +19,8 @@ SHAPES = [
 
 
 @pytest.fixture(params=[1, 2])
-def crew(request):
-    made = Crew(request.param)
-    yield made
-    made.close()
+def threads(request):
+    return Threads(request.param)
 
 
 def draw(rng, dtype, shape):
@@ -34,12 +32,12 @@ def draw(rng, dtype, shape):
 @pytest.mark.parametrize(("a_type", "b_type", "dtype"), [(a, b, c) for a in TYPES for b in TYPES for c in TYPES])
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_equals_the_definition(crew, rng, name, a_type, b_type, dtype, swapped, shapes):
+def test_equals_the_definition(threads, rng, name, a_type, b_type, dtype, swapped, shapes):
     a, b = (draw(rng, kind, shape) for kind, shape in zip((a_type, b_type), shapes, strict=True))
     a_form, b_form, form = Form(0.1, 3), Form(0.07, -4), Form(0.05 if name == "Add" else 0.4, 11)
     if swapped:
         a, b, a_form, b_form = b, a, b_form, a_form
-    found = combined_bytes(crew, name, a, a_form, b, b_form, form, dtype)
+    found = combined_bytes(threads, name, a, a_form, b, b_form, form, dtype)
     values = [(x.astype(np.float32) - np.float32(f.point)) * np.float32(f.scale) for x, f in ((a, a_form), (b, b_form))]
     total = values[0] + values[1] if name == "Add" else values[0] * values[1]
     info = np.iinfo(dtype)
@@ -47,8 +45,8 @@ def test_equals_the_definition(crew, rng, name, a_type, b_type, dtype, swapped, 
     np.testing.assert_array_equal(found, expected.astype(dtype))
 
 
-def test_shapes_that_are_left_to_others(crew, rng):
+def test_shapes_that_are_left_to_others(threads, rng):
     a, form = draw(rng, np.int8, (4, 5)), Form(1.0, 0)
-    assert combined_bytes(crew, "Add", a, form, draw(rng, np.int8, (4, 1)), form, form, np.int8) is None
-    assert combined_bytes(crew, "Add", a, form, np.zeros(5, np.int16), form, form, np.int8) is None
-    assert combined_bytes(crew, "Add", a[:0], form, a[:0], form, form, np.int8) is None
+    assert combined_bytes(threads, "Add", a, form, draw(rng, np.int8, (4, 1)), form, form, np.int8) is None
+    assert combined_bytes(threads, "Add", a, form, np.zeros(5, np.int16), form, form, np.int8) is None
+    assert combined_bytes(threads, "Add", a[:0], form, a[:0], form, form, np.int8) is None

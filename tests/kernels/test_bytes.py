@@ -6,41 +6,39 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
-from genai.kernels.cpu.tape.replay import Crew
+from genai.kernels.cpu.program.pool import Threads
 
 
 @pytest.fixture(params=[1, 2])
-def crew(request):
-    made = Crew(request.param)
-    yield made
-    made.close()
+def threads(request):
+    return Threads(request.param)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4095, 4097, 50_000])
-def test_rounding(crew, rng, dtype, size):
+def test_rounding(threads, rng, dtype, size):
     x = rng.standard_normal(size).astype(np.float32) * 10
     x[: size // 3] = np.rint(x[: size // 3]) * np.float32(0.05)  # halves of steps
     x[size // 2 : size // 2 + 1], x[size // 2 + 1 : size // 2 + 2] = np.inf, -np.inf
     info, scale, point = np.iinfo(dtype), np.float32(0.1), 3
     expected = np.clip(np.rint(x / scale) + point, info.min, info.max).astype(dtype)
-    np.testing.assert_array_equal(quantized_bytes(crew, x, float(scale), point, dtype), expected)
+    np.testing.assert_array_equal(quantized_bytes(threads, x, float(scale), point, dtype), expected)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (4099,), (70, 900)])
-def test_back(crew, rng, dtype, shape):
+def test_back(threads, rng, dtype, shape):
     info = np.iinfo(dtype)
     x = rng.integers(info.min, info.max + 1, shape).astype(dtype)
-    found = dequantized_bytes(crew, x, 0.3, 7)
+    found = dequantized_bytes(threads, x, 0.3, 7)
     np.testing.assert_array_equal(found, (x.astype(np.float32) - 7) * np.float32(0.3))
 
 
 @pytest.mark.parametrize("size", [1, 17, 4096, 4097, 50_000])
 @pytest.mark.parametrize("low", [-3.0, 0.5])
-def test_rounding_to_the_range(crew, rng, size, low):
+def test_rounding_to_the_range(threads, rng, size, low):
     x = rng.uniform(low, 2.0, size).astype(np.float32)
-    values, scale, point = quantized_to_range(crew, x)
+    values, scale, point = quantized_to_range(threads, x)
     least, most = np.float32(min(x.min(), 0)), np.float32(max(x.max(), 0))
     assert scale == (most - least) / np.float32(255)
     assert point == np.clip(np.rint(-least / scale), 0, 255)
@@ -48,16 +46,16 @@ def test_rounding_to_the_range(crew, rng, size, low):
 
 
 @pytest.mark.parametrize("odd", [0.0, np.nan, np.inf, -np.inf])
-def test_no_range(crew, odd):
+def test_no_range(threads, odd):
     x = np.zeros((33, 401), np.float32)
     x[20, 3] = odd
-    assert quantized_to_range(crew, x) is None
+    assert quantized_to_range(threads, x) is None
 
 
-def test_other_types(crew):
+def test_other_types(threads):
     with pytest.raises(ValueError, match="float64 cannot become"):
-        quantized_bytes(crew, np.zeros(3), 1.0, 0, np.int8)
+        quantized_bytes(threads, np.zeros(3), 1.0, 0, np.int8)
     with pytest.raises(ValueError, match="x is int32"):
-        dequantized_bytes(crew, np.zeros(3, np.int32), 1.0, 0)
+        dequantized_bytes(threads, np.zeros(3, np.int32), 1.0, 0)
     with pytest.raises(ValueError, match="x is float32"):
-        quantized_to_range(crew, np.zeros(0, np.float32))
+        quantized_to_range(threads, np.zeros(0, np.float32))

@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import pickle
-import re
 import shutil
 import stat
 import subprocess
@@ -20,12 +19,14 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu import cache
-from genai.kernels.cpu.jit import LIBRARY, Kernel, Library, warm_up
+from genai.kernels.cpu.jit import CompileReport, Library
+from genai.kernels.cpu.memory import read_int64, write_int64
 
 
-def scale_by_three(x: Any, begin: int, end: int) -> None:
+def scale_by_three(x: int, begin: int, end: int) -> int:
     for i in range(begin, end):
-        x[i] = x[i] * 3
+        write_int64(x + 8 * i, read_int64(x + 8 * i) * 3)
+    return 0
 
 
 class Program:
@@ -33,11 +34,14 @@ class Program:
 
     def __init__(self, sources: Path) -> None:
         self.library = Library(sources)
-        self.kernel: Kernel = self.library.kernel("void(float32[::1], int64, int64)")(scale_by_three)
+        self.kernel = self.library.kernel(scale_by_three)
+
+    def prepare(self, progress: Any = None) -> CompileReport:
+        return self.library.prepare([self.kernel], progress)
 
     def assert_works(self) -> None:
-        x = np.arange(4, dtype=np.float32)
-        self.kernel(x, 1, 3)
+        x = np.arange(4)
+        self.kernel(x.ctypes.data, 1, 3)
         assert x.tolist() == [0, 3, 6, 3]
 
 
@@ -63,21 +67,21 @@ def files(root: Path) -> list[Path]:
 
 
 def test_compiles_once_and_then_loads(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = Program(sources).library.warm_up()
+    report = Program(sources).prepare()
     assert (report.compiled, report.loaded) == (1, 0)
     assert report.seconds > 0
-    assert capsys.readouterr().err == "Compiling CPU kernels (once per machine) ...\n"
+    assert capsys.readouterr().err == "Compiling CPU kernels (once per kernel) ...\n"
     again = Program(sources)
-    report = again.library.warm_up()
+    report = again.prepare()
     assert (report.compiled, report.loaded) == (0, 1)
     again.assert_works()
-    assert (again.library.warm_up().compiled, again.library.warm_up().loaded) == (0, 0)
+    assert (again.prepare().compiled, again.prepare().loaded) == (0, 0)
     captured = capsys.readouterr()
     assert captured.err == captured.out == ""
 
 
 def test_folder_is_private(root: Path, sources: Path) -> None:
-    Program(sources).library.warm_up()
+    Program(sources).prepare()
     (file,) = files(root)
     for folder in (file.parent, file.parent.parent, root):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -87,14 +91,14 @@ def test_a_first_call_compiles_and_says_so_once(root: Path, sources: Path, capsy
     program = Program(sources)
     program.assert_works()
     program.assert_works()
-    assert capsys.readouterr().err == "Compiling CPU kernels (once per machine) ...\n"
+    assert capsys.readouterr().err == "Compiling CPU kernels (once per kernel) ...\n"
     Program(sources).assert_works()
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("change", ["edit", "edit inner", "add", "remove", "rename", "same again"])
 def test_any_change_of_any_source_is_another_folder(root: Path, sources: Path, change: str) -> None:
-    Program(sources).library.warm_up()
+    Program(sources).prepare()
     if change == "edit":
         (sources / "a.py").write_text("a = 2\n")
     elif change == "edit inner":
@@ -108,7 +112,7 @@ def test_any_change_of_any_source_is_another_folder(root: Path, sources: Path, c
     else:
         (sources / "a.py").write_text("a = 1\n")
         (sources / "notes.txt").write_text("not a source")
-    report = Program(sources).library.warm_up()
+    report = Program(sources).prepare()
     assert report.compiled == (change != "same again")
     assert len(files(root)) == (1 if change == "same again" else 2)
 
@@ -139,14 +143,14 @@ def damaged(content: bytes) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("damage", damaged(bytes(300)))
 def test_damaged_files_are_rebuilt(root: Path, sources: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Program(sources).library.warm_up()
+    Program(sources).prepare()
     (file,) = files(root)
     content = file.read_bytes()
     file.write_bytes(damaged(content)[damage])
     program = Program(sources)
-    assert program.library.warm_up().compiled == 1
+    assert program.prepare().compiled == 1
     program.assert_works()
-    assert Program(sources).library.warm_up().loaded == 1
+    assert Program(sources).prepare().loaded == 1
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -167,7 +171,7 @@ def test_a_base_that_is_no_folder(
     monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "file"))
     for _ in range(2):
         program = Program(sources)
-        assert program.library.warm_up().compiled == 1
+        assert program.prepare().compiled == 1
         program.assert_works()
         assert_warned_once(capsys.readouterr().err, "file")
 
@@ -199,14 +203,14 @@ def test_a_full_disk(
         program.assert_works()
     assert_warned_once(capsys.readouterr().err, "No space left on device")
     assert files(root) == [], "no half-written files stay"
-    assert Program(sources).library.warm_up().compiled == 1
-    assert Program(sources).library.warm_up().loaded == 1
+    assert Program(sources).prepare().compiled == 1
+    assert Program(sources).prepare().loaded == 1
 
 
 def test_an_unreadable_file(
     root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Program(sources).library.warm_up()
+    Program(sources).prepare()
     (file,) = files(root)
     capsys.readouterr()
 
@@ -227,7 +231,7 @@ def test_a_folder_that_others_can_write_is_refused(
     root: Path, sources: Path, level: int, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Machine code is run, so nothing is read from such a folder, nor written to it."""
-    Program(sources).library.warm_up()
+    Program(sources).prepare()
     (file,) = files(root)
     file.write_bytes(hashlib.sha256(pickle.dumps(Bomb())).digest() + pickle.dumps(Bomb()))
     before = file.read_bytes()
@@ -251,7 +255,7 @@ class Bomb:
 def test_a_folder_of_another_user_is_refused(
     root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Program(sources).library.warm_up()
+    Program(sources).prepare()
     capsys.readouterr()
     user = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
@@ -287,18 +291,20 @@ def test_two_processes_at_once(root: Path, sources: Path, tmp_path: Path) -> Non
             f"""
             from pathlib import Path
             from genai.kernels.cpu.jit import Library
+            from genai.kernels.cpu.memory import read_int64, write_int64
             import numpy as np
 
             library = Library(Path({str(sources)!r}))
 
-            @library.kernel("void(float32[::1], int64, int64)")
+            @library.kernel
             def double(x, begin, end):
                 for i in range(begin, end):
-                    x[i] = x[i] * 2
+                    write_int64(x + 8 * i, read_int64(x + 8 * i) * 2)
+                return 0
 
-            report = library.warm_up(lambda current, total: None)
-            x = np.ones(3, np.float32)
-            double(x, 0, 3)
+            report = library.prepare([double], lambda current, total: None)
+            x = np.ones(3, np.int64)
+            double(x.ctypes.data, 0, 3)
             print(report.compiled + report.loaded, x.sum())
             """
         )
@@ -307,7 +313,7 @@ def test_two_processes_at_once(root: Path, sources: Path, tmp_path: Path) -> Non
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in processes:
         output, errors = process.communicate(timeout=120)
-        assert (process.returncode, output, errors) == (0, "1 6.0\n", "")
+        assert (process.returncode, output, errors) == (0, "1 6\n", "")
     (file,) = files(root)
     content = file.read_bytes()
     assert hashlib.sha256(content[cache._DIGEST_BYTES :]).digest() == content[: cache._DIGEST_BYTES]
@@ -333,31 +339,30 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    Program(sources).library.warm_up()
-    text = terminal.getvalue()
-    assert text.startswith("\rCompiling CPU kernels (once per machine) ...")
-    assert text.endswith("\r\x1b[K")
-    assert "\n" not in text
+    Program(sources).prepare()
+    shown = terminal.getvalue().split("\r")
+    assert shown[1].startswith("Compiling CPU kernels (once per kernel) [") and shown[1].endswith("  0%  0 of 1")
+    assert shown[-2:] == [" " * len(shown[-3]), ""]
+    assert "\n" not in terminal.getvalue()
 
 
-def add_two(x: Any, begin: int, end: int) -> None:
+def add_two(x: int, begin: int, end: int) -> int:
     for i in range(begin, end):
-        x[i] = x[i] + 2
+        write_int64(x + 8 * i, read_int64(x + 8 * i) + 2)
+    return 0
 
 
 def test_several_kernels_are_counted_on_a_terminal(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    library = Program(sources).library
-    library.kernel("void(float32[::1], int64, int64)")(add_two)
-    library.warm_up()
-    counted = "\rCompiling CPU kernels (once per machine) {} of 2 ..."
-    assert terminal.getvalue() == counted.format(1) + counted.format(2) + "\r\x1b[K"
+    program = Program(sources)
+    program.library.prepare([program.kernel, program.library.kernel(add_two)])
+    assert "  0%  0 of 2" in terminal.getvalue()
 
 
 def test_no_stderr_at_all(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    assert Program(sources).library.warm_up().compiled == 1
+    assert Program(sources).prepare().compiled == 1
     Program(sources).assert_works()
 
 
@@ -370,35 +375,13 @@ def test_numba_switched_off(root: Path, sources: Path, monkeypatch: pytest.Monke
 def test_own_progress(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[int, int]] = []
     for _ in range(2):
-        Program(sources).library.warm_up(lambda current, total: calls.append((current, total)))
+        Program(sources).prepare(lambda current, total: calls.append((current, total)))
     assert calls == [(1, 1)], "called while compiling, not while loading"
     assert capsys.readouterr().err == ""
 
 
-def test_warm_up_of_named_kernels() -> None:
-    report = warm_up(names=["stop"])
-    assert report.compiled + report.loaded <= 1
-    assert [made.name for made in LIBRARY.kernels(["stop"])] == ["stop"]
-    with pytest.raises(KeyError, match="no kernels named"):
-        warm_up(names=["stop", "translate"])
-
-
-def test_every_module_with_kernels_is_warmed_up() -> None:
-    folder = Path(cache.__file__).parent
-    with_kernels = {
-        ".".join(path.relative_to(folder).with_suffix("").parts)
-        for path in folder.rglob("*.py")
-        if re.search(r"jit import .*\bkernel\b", path.read_text())
-    }
-    assert with_kernels == set(LIBRARY._modules)
-
-
-def test_no_kernel_lets_the_compiler_forget_infinities_or_nans() -> None:
-    for made in LIBRARY.kernels():
-        assert made.fastmath <= {"contract", "reassoc", "nsz"}, made.name
-
-
 def test_no_module_with_kernels_imports_numba() -> None:
-    source = "import sys; from genai.kernels.cpu.jit import LIBRARY; LIBRARY.kernels(); print('numba' in sys.modules)"
+    modules = ", ".join(f"genai.kernels.cpu.{name}" for name in ("executor", "ceilings", "gemm.attention"))
+    source = f"import sys, {modules}; print('numba' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

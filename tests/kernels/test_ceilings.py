@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -11,17 +13,20 @@ from genai.kernels.cpu.vector import LANES
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 1), (0, 4), (1, 10), (5, 64)])
 def test_every_number_is_read_once(begin: int, end: int) -> None:
-    buffer = np.random.default_rng(0).integers(-100, 100, 64 * ceilings.ITEM, dtype=np.int32)
-    total = np.zeros(LANES, np.int32)
-    ceilings.read_memory(buffer, total, begin, end)
-    part = buffer[begin * ceilings.ITEM : end * ceilings.ITEM]
+    numbers = ceilings.ITEM_BYTES // 4
+    buffer = np.random.default_rng(0).integers(-100, 100, 64 * numbers, dtype=np.int32)
+    call = ceilings.read_call(buffer, 64, 1)
+    words, total = np.array(call.arguments.words(), np.int64), np.zeros(LANES, np.int32)
+    read = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)(call.op.address)
+    assert read(words.ctypes.data, 0, begin, end, total.ctypes.data) == 0
+    part = buffer[begin * numbers : end * numbers]
     np.testing.assert_array_equal(total, part.reshape(-1, LANES).sum(axis=0, dtype=np.int32))
 
 
 def test_multiply_float32_does_the_work() -> None:
     """Twelve times x + x + ... from x + i, with x = 1: each round adds 1."""
     total = np.ones(LANES, np.float32)
-    ceilings.multiply_float32(10, total)
+    ceilings.multiply_float32(10, total.ctypes.data)
     np.testing.assert_array_equal(total, np.float32(sum(1 + i + 10 for i in range(12))))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.embedding import block_rows
+from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.reference.quantized import gather_block_quantized
+from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.reference.weights import dequantize_weight
 
 TOKENS = np.array([0, 69, 33, 33, 5], np.int64)
 
@@ -17,15 +16,17 @@ TOKENS = np.array([0, 69, 33, 33, 5], np.int64)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block_size", [16, 32, 128])
 @pytest.mark.parametrize("with_zero_points", [False, True])
-def test_quantized(rng: np.random.Generator, bits: int, block_size: int, with_zero_points: bool, team: Any) -> None:
+def test_quantized(
+    rng: np.random.Generator, bits: int, block_size: int, with_zero_points: bool, threads: Threads
+) -> None:
     """A tied head and embedding share the packed table; bytes are laid out as MatMulNBits wants them."""
     columns = 3 * block_size
     data = rng.integers(0, 256, (70, columns * bits // 8), dtype=np.uint8)
     scales = rng.standard_normal((70, 3)).astype(np.float32)
     points = rng.integers(0, 256, (70, -(-3 * bits // 8)), dtype=np.uint8) if with_zero_points else None
     matrix = pack_matrix(data, scales, points, n=70, k=columns, bits=bits, block_size=block_size)
-    expected = gather_block_quantized(data, TOKENS, scales, points, bits=bits, block_size=block_size)
-    np.testing.assert_allclose(block_rows(TOKENS, matrix, team=team), expected, rtol=1e-6)
+    expected = dequantize_weight(data, scales, points, n=70, k=columns, bits=bits, block_size=block_size)[TOKENS]
+    np.testing.assert_allclose(block_rows(TOKENS, matrix, threads=threads), expected, rtol=1e-6)
 
 
 def test_quantized_with_a_last_block_that_is_not_full(rng: np.random.Generator) -> None:

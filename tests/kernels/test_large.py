@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.kernels.cpu.large import Arena, huge_array
+from genai.kernels.large import Arena, huge_array
 
 
 def test_arrays_of_an_arena_are_zeroed_lie_side_by_side_and_do_not_overlap() -> None:

@@ -5,33 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.softmax import softmax_rows
-from genai.kernels.cpu.tape.replay import Crew
+from genai.kernels.cpu.arrays import softmax_rows
+from genai.kernels.cpu.program.pool import Threads
 
 
 @pytest.fixture(params=[1, 2])
-def crew(request):
-    made = Crew(request.param)
-    yield made
-    made.close()
+def threads(request):
+    return Threads(request.param)
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 17), (2, 3, 64), (400, 401), (5, 0)])
-def test_equals_the_definition(crew, rng, shape):
+def test_equals_the_definition(threads, rng, shape):
     x = (rng.standard_normal(shape) * 20).astype(np.float32)
-    found = softmax_rows(crew, x)
+    found = softmax_rows(threads, x)
     weights = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True, initial=-np.inf))
     np.testing.assert_allclose(found, weights / weights.sum(axis=-1, keepdims=True), rtol=1e-5, atol=1e-7)
 
 
-def test_rows_that_are_no_numbers(crew):
-    x = np.zeros((4, 20), np.float32)
-    x[1, 3], x[2], x[3, 5:] = np.nan, -np.inf, -np.inf
-    found = softmax_rows(crew, x)
+def test_rows_that_are_no_numbers(threads):
+    x = np.zeros((5, 20), np.float32)
+    x[1, 3], x[2], x[3, 5:], x[4, 9] = np.nan, -np.inf, -np.inf, np.inf
+    found = softmax_rows(threads, x)
     assert np.isnan(found[1:3]).all()
     np.testing.assert_allclose(found[3], [0.2] * 5 + [0] * 15, rtol=1e-6)
+    assert np.isnan(found[4, 9])
 
 
-def test_other_types(crew):
+def test_other_types(threads):
     with pytest.raises(ValueError, match="x is float64"):
-        softmax_rows(crew, np.zeros(3))
+        softmax_rows(threads, np.zeros(3))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.cpu.trees import (
     COMPLEMENT,
     LEAF,
@@ -67,12 +69,15 @@ def walked(x: np.ndarray, trees: Forest, aggregate: int) -> np.ndarray:
     ("trees", "depth", "targets", "weights"), [(1, 1, 1, 1), (3, 2, 2, 1), (4, 3, 1, 2), (9, 5, 3, 1), (14, 4, 2, 0)]
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_equals_a_plain_walk(rng, aggregate, trees, depth, targets, weights, dtype):
+def test_equals_a_plain_walk(monkeypatch, rng, aggregate, trees, depth, targets, weights, dtype):
+    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
     made = forest(rng, trees, depth, targets, weights)
     made.check_integrity()
     x = rng.standard_normal((20, 5)).astype(dtype)
     x[3, 2] = np.nan
-    np.testing.assert_array_equal(run_forest(x, made, aggregate), walked(x, made, aggregate))
+    for threads in (None, Threads(2)):
+        np.testing.assert_array_equal(run_forest(x, made, aggregate, threads=threads), walked(x, made, aggregate))
+    np.testing.assert_array_equal(run_forest(x[:7], made, aggregate), walked(x[:7], made, aggregate))
 
 
 def test_what_does_not_fit(rng):

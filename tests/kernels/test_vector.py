@@ -10,7 +10,7 @@ import pytest
 from numba.core import types
 from numba.extending import intrinsic
 
-from genai.kernels.cpu import half, vector
+from genai.kernels.cpu import emit, vector
 from genai.kernels.cpu.functions import exp, sigmoid, tanh
 
 
@@ -20,11 +20,12 @@ def elementwise(function: Any, x: np.ndarray) -> np.ndarray:
     @numba.njit
     def run(x: Any, out: Any) -> None:
         for first in range(0, x.shape[0], vector.LANES):
-            vector.store_row(out, (first,), function(vector.load_row(x, (first,))))
+            vector.store(out, first, function(vector.load(x, first)))
 
-    out = np.empty_like(x)
-    run(x, out)
-    return out
+    padded = np.concatenate([x, np.zeros(-len(x) % vector.LANES, np.float32)])
+    out = np.empty_like(padded)
+    run(padded, out)
+    return out[: len(x)]
 
 
 def test_exp_over_its_whole_range() -> None:
@@ -55,18 +56,18 @@ def test_sigmoid_and_tanh() -> None:
 def test_operators() -> None:
     @numba.njit
     def run(x: Any, out: Any) -> None:
-        a = vector.load(x, (0,))
+        a = vector.load(x, 0)
         whole = vector.splat_int32(-7)
-        vector.store(out, (0, 0), (a + 2.0) * 3.0 - a / 4.0)
-        vector.store(out, (1, 0), vector.to_float32((whole << 2) + (whole >> 1) + (whole & 12)))
-        vector.store(out, (2, 0), vector.maximum(a, 0.5) + vector.minimum(a, 0.0))
-        vector.store(out, (3, 0), vector.splat_float32(vector.reduce_add(a)))
-        vector.store(out, (4, 0), vector.splat_float32(vector.reduce_max(a)))
-        vector.store(out, (5, 0), vector.multiply_add(a, 2.0, a))
+        vector.store(out, 0, (a + 2.0) * 3.0 - a / 4.0)
+        vector.store(out, 16, vector.to_float32((whole << 2) + (whole >> 1) + (whole & 12)))
+        vector.store(out, 32, vector.maximum(a, 0.5) + vector.minimum(a, 0.0))
+        vector.store(out, 48, vector.splat_float32(vector.reduce_add(a)))
+        vector.store(out, 64, vector.splat_float32(vector.reduce_max(a)))
+        vector.store(out, 80, vector.multiply_add(a, 2.0, a))
 
     x = np.random.default_rng(0).standard_normal(vector.LANES).astype(np.float32)
     out = np.empty((6, vector.LANES), np.float32)
-    run(x, out)
+    run(x, out.reshape(-1))
     whole = (-7 << 2) + (-7 >> 1) + (-7 & 12)
     expected = [
         (x + 2) * 3 - x / 4,
@@ -91,13 +92,18 @@ def test_operators_between_different_vectors_do_not_compile() -> None:
 def conversions(native: bool) -> tuple[Any, Any]:
     """Scalar float16 conversions: from bits and to bits."""
 
+    def emitter(context: Any, builder: Any) -> emit.Emitter:
+        made = emit.Emitter(context, builder)
+        made.native_half = native
+        return made
+
     @intrinsic
     def from_half(typing_context: Any, bits: Any) -> Any:
-        return types.float32(types.uint16), lambda c, builder, s, args: half.float_from_half(builder, args[0], native)
+        return types.float32(types.uint16), lambda c, builder, s, args: emitter(c, builder).from_half(args[0])
 
     @intrinsic
     def to_half(typing_context: Any, value: Any) -> Any:
-        return types.uint16(types.float32), lambda c, builder, s, args: half.half_from_float(builder, args[0], native)
+        return types.uint16(types.float32), lambda c, builder, s, args: emitter(c, builder).to_half(args[0])
 
     @numba.njit
     def widen(bits: Any, out: Any) -> None:
@@ -115,7 +121,7 @@ def conversions(native: bool) -> tuple[Any, Any]:
 def hardware() -> bool:
     from numba.core.registry import cpu_target
 
-    return half.has_half_instructions(cpu_target.target_context)
+    return emit.has_half_instructions(cpu_target.target_context)
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["integer arithmetic", "hardware"])

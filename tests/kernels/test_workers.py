@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ import pytest
 
 from genai.kernels.cpu import workers
 from genai.kernels.cpu.jit import Kernel, Library
+from genai.kernels.cpu.memory import read_int64, write_int64
+from genai.kernels.cpu.program.pool import THREAD_NAMES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -24,27 +29,29 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
     """A library of its own, on a machine of two cores."""
     monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(workers, "default_threads", lambda: 2)
+    monkeypatch.setattr(workers, "_BEHIND", [])
     (tmp_path / "sources").mkdir()
     return Library(tmp_path / "sources")
 
 
-def _adder(amount: int) -> Callable[..., None]:
-    def add(x: Any) -> None:
-        for i in range(x.shape[0]):
-            x[i] += amount
+def _adder(amount: int) -> Callable[..., int]:
+    def add(x: int, size: int) -> int:
+        for i in range(size):
+            write_int64(x + 8 * i, read_int64(x + 8 * i) + amount)
+        return 0
 
     add.__name__ = f"add_{amount}"
     return add
 
 
 def adders(library: Library, count: int = 5) -> list[Kernel]:
-    return [library.kernel("void(int64[::1])")(_adder(amount)) for amount in range(count)]
+    return [library.kernel(_adder(amount)) for amount in range(count)]
 
 
 def assert_they_work(kernels: list[Kernel]) -> None:
     for amount, kernel in enumerate(kernels):
         x = np.arange(3)
-        kernel(x)
+        kernel(x.ctypes.data, 3)
         assert x.tolist() == [amount, amount + 1, amount + 2]
 
 
@@ -64,12 +71,12 @@ def made_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_other_processes_compile(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "can_fork", lambda: True)
     here, shown = made_here(monkeypatch), []
-    kernels = adders(library)
+    kernels, before = adders(library), multiprocessing.active_children()  # an earlier test may compile behind
     report = library.prepare(kernels, lambda current, total: shown.append((current, total)))
     assert (report.compiled, report.loaded, here) == (5, 0, [])
     assert shown == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
     assert_they_work(kernels)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(before)
     again = adders(Library(library._sources))
     assert_they_work(again)
     assert here == [], "and what they have made is on disk"
@@ -86,6 +93,19 @@ def test_a_process_of_several_threads_is_not_forked(library: Library, monkeypatc
         done.set()
         thread.join()
     assert here == ["add_0", "add_1"]
+
+
+def test_threads_of_the_pool_may_sleep_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name=f"{THREAD_NAMES}1")
+    thread.start()
+    # Other tests of this process may have left threads of other kinds.
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), thread])
+    try:
+        assert workers.can_fork()
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("failure", ["dies", "raises"])
@@ -125,12 +145,111 @@ def test_no_more_processes(library: Library, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_kernel_that_cannot_be_compiled_is_told_here(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "can_fork", lambda: True)
 
-    def wrong(x: Any) -> None:
-        x.no_such_thing()
+    def wrong(x: Any) -> Any:
+        return x.no_such_thing()
 
-    kernels = [library.kernel("void(int64[::1])")(wrong), *adders(library, 2)]
+    kernels = [library.kernel(wrong), *adders(library, 2)]
     with pytest.raises(Exception, match="no_such_thing"):
         library.prepare(kernels, lambda current, total: None)
+
+
+def test_kernels_for_later_are_made_meanwhile(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wants them waits for the process that makes them, and the wait counts as compiling."""
+    monkeypatch.setattr(workers, "can_fork", lambda: True)
+    here, kernels = made_here(monkeypatch), adders(library, 4)
+    assert library.prepare(kernels[:1], lambda current, total: None, later=kernels[1:]).compiled == 1
+    assert not any(kernel.ready for kernel in kernels[1:])
+    before = library.compile_seconds
+    assert library.prepare(kernels, lambda current, total: None).compiled + sum(k.ready for k in kernels) >= 4
+    assert library.compile_seconds >= before > 0
+    assert here == ["add_0"], "one kernel alone is made here"
+    assert_they_work(kernels)
+    for child in multiprocessing.active_children():
+        child.join()
+    assert not any(workers.is_made_behind(kernel) for kernel in kernels)
+
+
+def test_no_more_processes_behind_than_threads(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many programs are made, and none for what one is at work on already."""
+    monkeypatch.setattr(workers, "can_fork", lambda: True)
+    monkeypatch.setattr(Kernel, "make", lambda self: time.sleep(100))
+    kernels = adders(library, 4)
+    for kernel in (kernels[0], *kernels):
+        workers.make_behind([kernel], prepared=False)
+    assert [workers.is_made_behind(kernel) for kernel in kernels] == [True, True, False, False]
+    assert len(workers._BEHIND) == 2
+    for child, *_ in workers._BEHIND:
+        child.kill()
+        child.join()
+
+
+def test_later_is_here_where_a_process_fails(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "can_fork", lambda: True)
+    process, make = os.getpid(), Kernel.make
+    monkeypatch.setattr(Kernel, "make", lambda self: make(self) if os.getpid() == process else os._exit(3))
+    kernels = adders(library, 3)
+    library.prepare([], lambda current, total: None, later=kernels)
+    library.prepare(kernels, lambda current, total: None)
+    assert_they_work(kernels)
+
+
+SLOW_COMPILING = """
+import os, sys, time
+from pathlib import Path
+from genai.kernels.cpu import workers
+from genai.kernels.cpu.jit import Kernel, Library
+workers.default_threads = lambda: 2
+folder = Path(sys.argv[1])
+folder.joinpath("sources").mkdir()
+library = Library(folder / "sources")
+
+def make(self):
+    (folder / f"{os.getpid()}.pid").touch()
+    while True:
+        sum(range(10**4))
+
+Kernel.make = make
+kernels = []
+for number in range(6):
+    def empty(x: int) -> int:
+        return 0
+    empty.__name__ = f"empty_{number}"
+    kernels.append(library.kernel(empty))
+library.prepare(kernels)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_their_parent(tmp_path: Path, end: int) -> None:
+    """However it ends, also in the middle of a kernel."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SLOW_COMPILING, str(tmp_path)],
+        env={**os.environ, "GENAI_CACHE_DIR": str(tmp_path / "cache")},
+        stderr=subprocess.DEVNULL,
+    )
+
+    def others() -> list[int]:
+        return [int(path.stem) for path in tmp_path.glob("*.pid")]
+
+    def eventually(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    eventually(lambda: len(others()) == 2)
+    assert parent.pid not in others()
+    parent.send_signal(end)
+    parent.wait(60)
+    eventually(lambda: not any(_runs(process) for process in others()))
+
+
+def _runs(process: int) -> bool:
+    """Whether it is there, and no zombie that nobody waits for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_expected_kernels_are_taken_once(library: Library) -> None:

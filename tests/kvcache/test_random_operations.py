@@ -1,17 +1,15 @@
 """Random operations on tables that share a pool, compared after each one with plain lists of tokens."""
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from genai.kvcache.pool import BlockPool, CacheFull
-from genai.kvcache.prefix import PrefixCache, PrefixOrigin
 from genai.kvcache.table import BlockTable
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
-ORIGINS = (PrefixOrigin("model"), PrefixOrigin("model", adapter="pirate"))
+ORIGINS = (0, 1)
 
 
 class Tables(RuleBasedStateMachine):
@@ -20,19 +18,17 @@ class Tables(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS)
-        self.cache = PrefixCache(self.pool, BLOCK_SIZE)
         self.memory: dict[int, object] = {}
-        self.tables: list[tuple[BlockTable, list[int], PrefixOrigin]] = []
+        self.tables: list[tuple[BlockTable, list[int], int]] = []
 
-    def pick(self, data: st.DataObject) -> tuple[BlockTable, list[int], PrefixOrigin]:
+    def pick(self, data: st.DataObject) -> tuple[BlockTable, list[int], int]:
         return self.tables[data.draw(st.integers(0, len(self.tables) - 1))]
 
-    def write(self, table: BlockTable, tokens: list[int], origin: PrefixOrigin, new: list[int]) -> None:
+    def write(self, table: BlockTable, tokens: list[int], origin: int, new: list[int]) -> None:
         before = (table.length, list(table.blocks))
         try:
             slots, copies = table.append(len(new))
-        except CacheFull as full:
-            assert full.needed > full.free
+        except CacheFull:
             assert (table.length, list(table.blocks)) == before
             return
         for source, destination in copies:
@@ -44,10 +40,10 @@ class Tables(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.tables) < 6)
     @rule(new=st.lists(st.integers(0, 1), max_size=14), origin=st.sampled_from(ORIGINS))
-    def start(self, new: list[int], origin: PrefixOrigin) -> None:
+    def start(self, new: list[int], origin: int) -> None:
         table, tokens = BlockTable(self.pool, BLOCK_SIZE), []
         if new:
-            tokens += new[: self.cache.attach(table, new, origin)]
+            tokens += new[: table.reuse(new, origin)]
             assert len(tokens) < len(new)
         self.tables.append((table, tokens, origin))
         self.write(table, tokens, origin, new[len(tokens) :])
@@ -85,7 +81,7 @@ class Tables(RuleBasedStateMachine):
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         table, tokens, origin = self.pick(data)
-        self.cache.publish(table, tokens, origin)
+        table.publish(tokens, origin)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())

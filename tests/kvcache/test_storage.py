@@ -7,28 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genai.kvcache import storage as storage_module
-from genai.kvcache.groups import CacheGroup, CacheLayout
+from genai.kernels import large
+from genai.kernels.formats import PAGE_TOKENS
 from genai.kvcache.pool import BlockPool
-from genai.kvcache.storage import PagedStorage
+from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.kvcache.table import BlockTable
 
-LAYOUT = CacheLayout(
-    (
-        CacheGroup(
-            index=0, layers=(0, 2), kv_heads=2, head_size=8, v_head_size=4, dtype="float32", shared_layers=((4, 2),)
-        ),
-        CacheGroup(index=1, layers=(1,), kv_heads=1, head_size=16, v_head_size=16, dtype="float16", window=64),
-        CacheGroup(index=2, layers=(3,), kind="fixed_state", state_bytes=8),
-    ),
-    block_size=4,
-)
+FLOATS = LayerShape(kv_heads=2, head_size=8, v_head_size=4)
+LAYOUT = CacheLayout((FLOATS, LayerShape(1, 16, 16, dtype="float16"), FLOATS), PAGE_TOKENS)
 
 
 @pytest.fixture(params=["reserved", "fallback"])
 def storage(request, monkeypatch):
     if request.param == "fallback":
-        monkeypatch.setattr(storage_module, "_reserve_flags", lambda: None)
+        monkeypatch.setattr(large, "_reserve_flags", lambda: None)
     elif not sys.platform.startswith("linux"):
         pytest.skip("reservations are Linux's")
     result = PagedStorage(LAYOUT, 6)
@@ -45,26 +37,28 @@ def resident_bytes() -> int:
 
 def test_shapes_and_dtypes(storage):
     layers = storage.layers
-    assert [cache is None for cache in layers] == [False, False, False, True, False]
-    assert layers[0].keys.shape == (6, 2, 8, 4)
-    assert layers[0].values.shape == (6, 2, 4, 4)
+    assert len(layers) == 3
+    assert layers[0].keys.shape == (6, 2, 8, 32)
+    assert layers[0].values.shape == (6, 2, 32, 4)
     assert (layers[0].keys.dtype, layers[1].keys.dtype) == (np.float32, np.float16)
-    assert layers[1].values.shape == (6, 1, 4, 16)
-    assert (layers[0].window, layers[1].window) == (None, 64)
-    assert layers[4] is layers[2]
-    assert all(array[3:4].flags.c_contiguous for cache in layers if cache for array in (cache.keys, cache.values))
+    assert layers[1].values.shape == (6, 1, 32, 16)
+    assert all(array[3:4].flags.c_contiguous for cache in layers for array in (cache.keys, cache.values))
 
 
-def test_a_latent_group_has_empty_values():
-    latent = CacheGroup(index=0, layers=(0,), kv_heads=1, head_size=12, v_head_size=0)
-    storage = PagedStorage(CacheLayout((latent,), 4), 2)
-    assert storage.layers[0].values.shape == (2, 1, 4, 0)
+def test_sizes():
+    assert LAYOUT.bytes_per_token == 2 * 2 * (8 + 4) * 4 + (16 + 16) * 2
+    assert LAYOUT.bytes_per_block == LAYOUT.bytes_per_token * PAGE_TOKENS
+
+
+def test_latent_rows_have_empty_values():
+    storage = PagedStorage(CacheLayout((LayerShape(kv_heads=1, head_size=12, v_head_size=0),), PAGE_TOKENS), 2)
+    assert storage.layers[0].values.shape == (2, 1, 32, 0)
     storage.copy_block(0, 1)
     storage.close()
 
 
 def test_arrays_do_not_overlap_and_start_on_cache_lines(storage):
-    arrays = [array for cache in storage.layers[:3] for array in (cache.keys, cache.values)]
+    arrays = [array for cache in storage.layers for array in (cache.keys, cache.values)]
     for number, array in enumerate(arrays, 1):
         assert not array.any()
         array[...] = number
@@ -76,7 +70,7 @@ def test_arrays_do_not_overlap_and_start_on_cache_lines(storage):
 
 def test_a_block_holds_what_all_layers_keep(storage):
     """So that memory grows in whole blocks, and few huge pages serve a sequence."""
-    arrays = [array for cache in storage.layers[:3] for array in (cache.keys, cache.values)]
+    arrays = [array for cache in storage.layers for array in (cache.keys, cache.values)]
     places = np.array([[array[block].__array_interface__["data"][0] for array in arrays] for block in range(6)])
     ends = places + [array[0].nbytes for array in arrays]
     assert (places[1:].min(axis=1) >= ends[:-1].max(axis=1)).all()
@@ -85,30 +79,20 @@ def test_a_block_holds_what_all_layers_keep(storage):
 def test_copy_block_copies_every_layer_and_nothing_else(storage):
     rng = np.random.default_rng(0)
     for cache in storage.layers:
-        if cache is not None:
-            cache.keys[...] = rng.standard_normal(cache.keys.shape)
-            cache.values[...] = rng.standard_normal(cache.values.shape)
-    before = [(cache.keys.copy(), cache.values.copy()) for cache in storage.layers if cache]
+        cache.keys[...] = rng.standard_normal(cache.keys.shape)
+        cache.values[...] = rng.standard_normal(cache.values.shape)
+    before = [(cache.keys.copy(), cache.values.copy()) for cache in storage.layers]
     storage.copy_block(1, 4)
-    for (keys, values), cache in zip(before, [c for c in storage.layers if c], strict=True):
+    for (keys, values), cache in zip(before, storage.layers, strict=True):
         keys[4], values[4] = keys[1], values[1]
         np.testing.assert_array_equal(cache.keys, keys)
         np.testing.assert_array_equal(cache.values, values)
 
 
-@pytest.mark.parametrize("pair", [(-1, 0), (0, 6)])
-def test_copy_block_checks_its_blocks(storage, pair):
-    with pytest.raises(ValueError, match="its blocks are 0 to 5"):
-        storage.copy_block(*pair)
-
-
-def test_a_closed_storage_refuses_use_and_closes_twice(storage):
+def test_a_storage_closes_twice(storage):
     storage.close()
     storage.close()
-    with pytest.raises(ValueError, match="closed"):
-        _ = storage.layers
-    with pytest.raises(ValueError, match="closed"):
-        storage.copy_block(0, 1)
+    assert storage.layers == ()
 
 
 def test_arguments_are_checked():
@@ -116,11 +100,11 @@ def test_arguments_are_checked():
         PagedStorage(LAYOUT, 0)
 
 
-def test_random_forks_and_rewinds_keep_every_sequence_readable(storage):
+def test_random_forks_and_rewinds_keep_every_sequence_readable(storage, sound):
     """Copy-on-write against plain arrays: each token's key is a number of its own."""
     rng = np.random.default_rng(1)
     pool = BlockPool(storage.num_blocks)
-    tables = [(BlockTable(pool, 4), [])]
+    tables = [(BlockTable(pool, PAGE_TOKENS), [])]
     for step in range(300):
         table, values = tables[rng.integers(len(tables))]
         action = rng.integers(4)
@@ -134,24 +118,24 @@ def test_random_forks_and_rewinds_keep_every_sequence_readable(storage):
             table.release()
             tables = [entry for entry in tables if entry[0] is not table]
         elif pool.num_free > 2:
-            slots, copies = table.append(int(rng.integers(1, 5)))
+            slots, copies = table.append(int(rng.integers(1, PAGE_TOKENS + 2)))
             for copy in copies:
                 storage.copy_block(*copy)
             for slot in slots:
                 values.append(step + slot / 100)
-                storage.layers[0].keys[slot // 4, :, :, slot % 4] = values[-1]
-                storage.layers[2].values[slot // 4, :, slot % 4] = -values[-1]
-        pool.check_integrity([entry[0].held_blocks for entry in tables])
+                storage.layers[0].keys[slot // PAGE_TOKENS, :, :, slot % PAGE_TOKENS] = values[-1]
+                storage.layers[2].values[slot // PAGE_TOKENS, :, slot % PAGE_TOKENS] = -values[-1]
+        sound(pool, [entry[0].held_blocks for entry in tables])
         for other, expected in tables:
             keys = storage.layers[0].keys[list(other.blocks)].transpose(0, 3, 1, 2).reshape(-1, 2, 8)
             np.testing.assert_array_equal(keys[: len(expected), 1, 3], np.array(expected, np.float32))
-            back = storage.layers[4].values[list(other.blocks)].transpose(0, 2, 1, 3).reshape(-1, 2, 4)
+            back = storage.layers[2].values[list(other.blocks)].transpose(0, 2, 1, 3).reshape(-1, 2, 4)
             np.testing.assert_array_equal(back[: len(expected), 0, 0], -np.array(expected, np.float32))
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's smaps_rollup")
 class TestMemory:
-    LAYOUT = CacheLayout((CacheGroup(index=0, layers=(0,), kv_heads=8, head_size=128, v_head_size=128),), 32)
+    LAYOUT = CacheLayout((LayerShape(8, 128, 128),), 32)
     NUM_BLOCKS = 32768  # 8 GiB
 
     def test_a_reservation_costs_nothing_until_written_and_close_gives_all_back(self):
@@ -187,6 +171,6 @@ class TestMemory:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reservations are Linux's")
 def test_more_than_the_address_space_is_a_memory_error():
-    layout = CacheLayout((CacheGroup(index=0, layers=(0,), kv_heads=2**20, head_size=2**10, v_head_size=2**10),), 2**10)
+    layout = CacheLayout((LayerShape(2**20, 2**10, 2**10),), 2**10)
     with pytest.raises(MemoryError, match="cannot reserve"):
         PagedStorage(layout, 2**12)

@@ -67,6 +67,7 @@ def test_shift_goes_on_within_a_reply(small: genai.LLM) -> None:
     reply = shifted.ask(STORY)
     assert len(reply.completion.token_ids) == 150
     assert shifted.num_left_out == 2
+    assert cut.was_cut
     assert shifted.messages[-1]["content"] == reply.text
 
 

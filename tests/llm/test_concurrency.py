@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import genai
+from genai.completion import Done
 
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (prompt, {"max_tokens": 5 + 3 * index, "seed": index, "temperature": 0.7 + 0.1 * index, "ignore_eos": True})
@@ -102,7 +103,14 @@ def test_chat_twins_agree(llm: genai.LLM) -> None:
 
     same, events = asyncio.run(twins())
     assert same.text == reply.text and reply.message == {"role": "assistant", "content": reply.text}
-    assert [*llm.stream_chat(messages, temperature=0)] == events
+    *others, done = llm.stream_chat(messages, temperature=0)
+    assert others == events[:-1]
+    assert isinstance(done, Done) and isinstance(events[-1], Done)
+    assert done.reply.message == events[-1].reply.message == llm.chat(messages, temperature=0).message
+    usage = done.usage
+    assert usage.completion_tokens == len(done.completion.token_ids) > 0
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > usage.cached_tokens >= 0
+    assert done.completion.finish_reason == "stop"
     assert "".join(event.raw for event in events) == reply.completion.text
     assert "".join(llm.stream(messages, temperature=0)) == reply.completion.text
 

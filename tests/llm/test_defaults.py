@@ -11,7 +11,7 @@ import pytest
 
 import genai
 from genai.errors import NotSupportedYetError, OptionError
-from genai.sampling_defaults import model_defaults, with_defaults
+from genai.sampling_params import model_defaults, with_defaults
 
 GREEDY = {"do_sample": False, "temperature": 0.7, "top_k": 50, "top_p": 0.9}
 DRAWS = {"do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": 0.9}

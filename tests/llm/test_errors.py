@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import genai
 from genai.errors import (
     ChatTemplateError,
     ContextOverflowError,
+    ExternalDataError,
     InputError,
     ModelFolderError,
     NotSupportedYetError,
@@ -23,6 +27,7 @@ from genai.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
+from genai.runtime import row_program
 
 PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ([], InputError, "no prompts"),
@@ -237,3 +242,53 @@ def test_a_step_that_fails_for_one_goes_on_for_the_others(form_folder: Callable[
 
 def test_the_engine_goes_on(llm: genai.LLM) -> None:
     assert llm.chat("What is 12 + 7?", temperature=0).text == "19"
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({"device": "cuda"}, ["device = 'cuda'", "no kernels for GPUs"]),
+        ({"device": "cuda:0"}, ["no kernels for GPUs"]),
+        ({"device": "CPU"}, ["did you mean 'cpu'?"]),
+        ({"device": "reference", "threads": 2}, ["device = 'reference' with threads = 2", "as NumPy takes"]),
+        ({"device": "reference", "accuracy": "int8"}, ["with accuracy = 'int8'", "full precision"]),
+        ({"kv_dtype": "fp61"}, ["did you mean 'fp16'?"]),
+        ({"thread": 2}, ["unknown option 'thread' = 2", "did you mean 'threads'?"]),
+        ({"max_sequence": 2}, ["did you mean 'max_sequences'?"]),
+        ({"ctx_size": 2}, ["did you mean 'context_size'?"]),
+        ({"temperature": 1}, ["options of sampling go to generate"]),
+    ],
+)
+def test_options_of_an_llm(options: dict[str, Any], texts: list[str]) -> None:
+    with pytest.raises(OptionError) as raised:
+        genai.LLM(**options)
+    assert raised.value.why and raised.value.fix
+    for text in texts:
+        assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("form", ["int4", "fp32", "fp32, large", "dense"])
+def test_a_data_file_that_shrinks_while_the_model_is_used(
+    form_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """What was copied or packed needs it no more; what is read when it is needed is refused, and no signal comes."""
+    if form == "fp32, large":
+        monkeypatch.setattr(row_program, "_COPIED_BYTES", 0)
+    folder = tmp_path / "model"
+    shutil.copytree(form_folder(form.partition(",")[0]), folder)
+    onnx.save(
+        onnx.load(folder / "model.onnx"),
+        folder / "model.onnx",
+        save_as_external_data=True,
+        location="weights.data",
+        size_threshold=10,
+    )
+    with genai.LLM(folder, threads=1, quiet=True) as llm:
+        before = llm.generate([5, 6], max_tokens=3)[0].token_ids
+        gc.collect()
+        os.truncate(folder / "weights.data", 0)
+        if form in ("int4", "fp32"):
+            assert llm.generate([5, 6], max_tokens=3)[0].token_ids == before
+        else:
+            with pytest.raises(ExternalDataError, match=r"weights\.data was changed"):
+                llm.generate([1500, 6, 900], max_tokens=3)

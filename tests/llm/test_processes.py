@@ -141,6 +141,63 @@ print(llm.chat('What is 12 + 7?', temperature=0).text)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_fork_while_the_model_computes(run_script: Run, threads: int) -> None:
+    """In the child the same model, by the API of tokens, computes the same or says StateError: it never waits."""
+    result = run_script(
+        START.replace("genai.LLM()", f"genai.LLM(threads={threads})")
+        + FORK
+        + """
+import contextlib
+def tokens():
+    generator = genai.Generator(llm.model, genai.GeneratorParams(llm.model))
+    generator.append_tokens(llm.encode('Once upon'))
+    for _ in range(3):
+        generator.generate_next_token()
+    return generator.get_sequence(0).tolist()
+
+expected = tokens()
+story = [llm.render('Tell me a story about Luna and Tom.')] * 8
+def work():
+    with contextlib.suppress(StateError):  # the end of this script closes the LLM
+        while True:
+            llm.generate(story, max_tokens=80, temperature=1)
+threading.Thread(target=work, daemon=True).start()
+def same_or_refused():
+    try:
+        return 0 if tokens() == expected else 1
+    except StateError as error:
+        assert 'fork' in error.what, error
+        return 0
+for _ in range(15):
+    time.sleep(0.02)
+    assert child(same_or_refused) == 0
+
+inside, go_on = threading.Event(), threading.Event()
+run = llm.model.decoder.run.run
+def held(context):
+    inside.set()
+    go_on.wait()
+    return run(context)
+llm.model.decoder.run.run = held
+inside.wait()
+def refused():
+    llm.model.decoder.run.run = run
+    try:
+        tokens()
+    except StateError as error:
+        return 0 if 'fork' in error.what else 1
+    return 2
+assert child(refused) == 0
+go_on.set()
+print(tokens() == expected)
+"""
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "True\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_before_the_first_use(run_script: Run) -> None:
     result = run_script(
         START

@@ -58,7 +58,23 @@ def infinite(token_ids: tuple[int, ...], logits: np.ndarray) -> None:
     logits[3] = np.inf
 
 
-@pytest.mark.parametrize("processor", [raising, misshapen, double, infinite, lambda ids, logits: "text"])
+def resizing(token_ids: tuple[int, ...], logits: np.ndarray) -> None:
+    logits.resize(3, refcheck=False)
+
+
+def reshaping(token_ids: tuple[int, ...], logits: np.ndarray) -> np.ndarray:
+    logits.shape = (2, -1)
+    return logits
+
+
+def retyping(token_ids: tuple[int, ...], logits: np.ndarray) -> None:
+    logits.dtype = np.int32  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [raising, misshapen, double, infinite, lambda ids, logits: "text", resizing, reshaping, retyping],
+)
 def test_a_failing_one_ends_its_own_request_only(llm: genai.LLM, processor: Any) -> None:
     (expected,) = llm.generate(PROMPT, ignore_eos=True, **OPTIONS)
     good = llm.stream(PROMPT, ignore_eos=True, **OPTIONS)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from genai.machine.bandwidth import Bandwidth, buffer_size, measure_bandwidth
+from genai.machine.speeds import Bandwidth, buffer_size, measure_bandwidth
 
 MIB = 2**20
 

@@ -38,29 +38,29 @@ def test_what_is_there(kernels: Path, tmp_path: Path) -> None:
     caches = inspect_caches(environment(tmp_path), key=KEY)
     assert caches.folder == kernels / KEY
     assert (caches.reason, caches.num_files, caches.num_bytes) == ("", 2, 150)
-    assert [(stale.path.name, stale.num_bytes) for stale in caches.stale] == [(OLDER, 150), (OLD, 150)]
+    assert [(path.name, num_bytes) for path, num_bytes in caches.stale.items()] == [(OLDER, 150), (OLD, 150)]
 
 
 def test_cleaning_removes_stale_folders_only(kernels: Path, tmp_path: Path) -> None:
     removed, kept = remove_stale(inspect_caches(environment(tmp_path), key=KEY))
-    assert [stale.path.name for stale in removed] == [OLDER, OLD]
-    assert kept == []
+    assert [path.name for path in removed] == [OLDER, OLD]
+    assert kept == {}
     assert sorted(path.name for path in kernels.iterdir()) == sorted([KEY, "notes.txt", "not-a-key", "c" * 32])
     assert (tmp_path / "elsewhere" / "precious").read_text() == "keep"
-    assert inspect_caches(environment(tmp_path), key=KEY).stale == ()
+    assert inspect_caches(environment(tmp_path), key=KEY).stale == {}
 
 
 def test_what_cannot_be_removed_is_said(kernels: Path, tmp_path: Path) -> None:
     caches = inspect_caches(environment(tmp_path), key=KEY)
     remove_stale(caches)
     removed, kept = remove_stale(caches)  # gone meanwhile
-    assert removed == []
-    assert [reason for _, reason in kept] == ["No such file or directory"] * 2
+    assert removed == {}
+    assert list(kept.values()) == ["No such file or directory"] * 2
 
 
 def test_nothing_there_yet_and_nothing_is_made(tmp_path: Path) -> None:
     caches = inspect_caches(environment(tmp_path / "new"), key=KEY)
-    assert (caches.reason, caches.num_files, caches.stale) == ("", 0, ())
+    assert (caches.reason, caches.num_files, caches.stale) == ("", 0, {})
     assert not (tmp_path / "new").exists()
 
 

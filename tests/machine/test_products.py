@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from genai.machine.processor import read_processor
-from genai.machine.products import measure_products
+from genai.machine.speeds import measure_products
 
 
 def test_a_plain_processor_is_measured_in_float32_alone() -> None:

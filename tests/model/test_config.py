@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from genai import Model
 from genai.config import Config
-from genai.errors import ConfigError, GenaiError, ModelFolderError, NotSupportedYetError
+from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, NotSupportedYetError
 
 
 def minimal() -> dict[str, Any]:
@@ -80,6 +81,12 @@ def test_reads_what_the_engine_needs(tmp_path: Path) -> None:
         ("model.decoder.inputs", [], "expected dict, found list"),
         ("search.top_k", 1.5, "expected int"),
         ("search.min_p", 0.1, "unknown key 'search.min_p'"),
+        ("model.vocab_size", 2**31, "32 bits"),
+        ("model.vocab_size", 2**63, "32 bits"),
+        ("model.context_length", 2**31, "32 bits"),
+        ("model.decoder.head_size", 10**30, "32 bits"),
+        ("model.bos_token_id", -(2**40), "32 bits"),
+        ("search.batch_size", 2**62, "32 bits"),
     ],
 )
 def test_refuses(tmp_path: Path, path: str, item: Any, message: str) -> None:
@@ -96,10 +103,24 @@ def test_keys_that_change_tokens_are_not_ignored(tmp_path: Path, path: str) -> N
         Config(write(tmp_path, set_key(minimal(), path, {"filename": "x.onnx"})))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "\x00"])
+ENDLESS = ["[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000, '{"a": ' + "9" * 5000 + "}"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "\x00", *ENDLESS], ids=lambda text: text[:9])
 def test_not_a_json_object(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         Config(write(tmp_path, text))
+    assert caught.value.why and caught.value.fix
+
+
+@pytest.mark.parametrize("text", ENDLESS, ids=lambda text: text[:9])
+def test_an_overlay_that_is_too_deep_or_has_endless_numbers(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        Config(write(tmp_path, minimal())).overlay(text)
+
+
+def test_seeds_may_have_64_bits(tmp_path: Path) -> None:
+    assert Config(write(tmp_path, set_key(minimal(), "search.random_seed", 2**63))).search["random_seed"] == 2**63
 
 
 def test_not_utf8(tmp_path: Path) -> None:
@@ -112,7 +133,7 @@ def test_missing_folder_file_instead_and_missing_config(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="no such folder"):
         Config(tmp_path / "none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelFolderError, match="it is a file"):
+    with pytest.raises(ModelFolderError, match="a file, not a model folder"):
         Config(tmp_path / "file")
     with pytest.raises(ModelFolderError, match=r"genai_config\.json is missing"):
         Config(tmp_path)
@@ -140,5 +161,24 @@ def test_providers(tmp_path: Path) -> None:
     config = Config(write(tmp_path, minimal()))
     config.clear_providers()
     config.append_provider("cpu")
+    config.check_providers()
+    config.append_provider("cuda")
+    config.set_provider_option("cuda", "device_id", "1")
+    config.set_decoder_provider_options_hardware_device_id("cuda", 1)
     with pytest.raises(NotSupportedYetError, match="'cuda' is not available"):
-        config.append_provider("cuda")
+        Model(config)
+    config.clear_providers()
+    config.check_providers()
+    with pytest.raises(NotSupportedYetError, match=r"cpu\.x"):
+        config.set_provider_option("cpu", "x", "1")
+    with pytest.raises(NotSupportedYetError, match="packages"):
+        Config.from_package_ep(str(tmp_path), "cpu")
+
+
+def test_model_data_is_checked(tmp_path: Path) -> None:
+    config = Config(write(tmp_path, minimal()))
+    for given in ((1, b""), ("model.onnx", "text"), ("model.onnx", None)):
+        with pytest.raises(InputError, match="add_model_data"):
+            config.add_model_data(*given)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"no 'model\.onnx'"):
+        config.remove_model_data("model.onnx")

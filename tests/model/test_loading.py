@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import shutil
@@ -12,20 +13,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import genai as og
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.random_weights import RandomWeights
+from genai.builder.tensors import RandomWeights
 from genai.errors import (
+    CacheCapacityError,
     ConfigError,
     ExternalDataError,
     GraphError,
+    InputError,
     ModelFolderError,
     NotSupportedYetError,
     UnsupportedModelError,
     UnsupportedOpError,
 )
+from genai.model_info import describe
 
 SPEC = DecoderSpec(
     model_type="llama",
@@ -206,13 +210,116 @@ def test_configurations_that_do_not_fit(folder: Path, path: str, value: Any, err
     )
 
 
-def test_another_vocabulary_than_the_graphs(folder: Path) -> None:
-    edit_config(folder, lambda config: config["model"].update(vocab_size=60))
-    with og.Model(folder) as model:
+@pytest.mark.parametrize("size", [60, 65, 2**31 - 1])
+def test_another_vocabulary_than_the_graphs(folder: Path, size: int) -> None:
+    edit_config(folder, lambda config: config["model"].update(vocab_size=size))
+    refused(folder, ConfigError, "64 logits", str(size))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_vocabulary_that_the_graph_does_not_tell(folder: Path, dense: bool) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        outputs = {value.name: value for value in model.graph.output}
+        for dim in outputs["logits"].type.tensor_type.shape.dim:
+            dim.dim_param = "any"
+        shape = helper.make_node("Shape", ["logits/whole"], ["logits/shape"])
+        for node in model.graph.node:
+            node.output[:] = ["logits/whole" if name == "logits" else name for name in node.output]
+        model.graph.node.extend([shape, helper.make_node("Reshape", ["logits/whole", "logits/shape"], ["logits"])])
+        if dense:
+            model.graph.node.append(helper.make_node("ReduceSum", ["input_ids"], ["count"], keepdims=0))
+            model.graph.output.append(helper.make_tensor_value_info("count", onnx.TensorProto.INT64, []))
+
+    edit_graph(folder, change)
+    edit_config(folder, lambda config: config["model"].update(vocab_size=32))
+    with pytest.raises(ConfigError, match="64 logits"), og.Model(folder, quiet=True) as model:
         generator = og.Generator(model, og.GeneratorParams(model))
-        with pytest.raises(ConfigError, match="64 logits"):
-            generator.append_tokens([1, 2])
-        assert generator.token_count() == 0
+        generator.append_tokens([1, 2])
+
+
+def test_a_vocabulary_beyond_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai.decoder_graph.available_memory", lambda: 1000)
+    refused(folder, CacheCapacityError, "vocab_size 64")
+
+
+@pytest.mark.parametrize("number", ["7", "100000000", "4000000000"])
+def test_the_number_of_a_layer_is_only_a_name(folder: Path, number: str) -> None:
+    def generated() -> list[int]:
+        with og.Model(folder, quiet=True) as model:
+            generator = og.Generator(model, og.GeneratorParams(model))
+            generator.append_tokens([1, 2, 3])
+            generator.generate_next_token()
+            return list(generator.get_sequence(0).tolist())
+
+    expected = generated()
+    edit_graph(folder, lambda model: rename_layer(model, number))
+    assert generated() == expected
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "-1", "x"])
+def test_a_layer_without_a_number(folder: Path, number: str) -> None:
+    edit_graph(folder, lambda model: rename_layer(model, number))
+    with pytest.raises(og.GenaiError) as caught, og.Model(folder, quiet=True) as model:
+        og.Generator(model, og.GeneratorParams(model)).append_tokens([1, 2])
+    assert caught.value.why and caught.value.fix
+
+
+def rename_layer(model: onnx.ModelProto, number: str) -> None:
+    def renamed(name: str) -> str:
+        return name.replace("past_key_values.0.", f"past_key_values.{number}.").replace(
+            "present.0.", f"present.{number}."
+        )
+
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = renamed(value.name)
+    for node in model.graph.node:
+        node.input[:] = [renamed(name) for name in node.input]
+        node.output[:] = [renamed(name) for name in node.output]
+
+
+@pytest.mark.parametrize("size", [2**20, 2**31 - 1, 2**40])
+def test_more_sequences_than_fit(folder: Path, size: int) -> None:
+    with og.Model(folder, quiet=True) as model:
+        params = og.GeneratorParams(model)
+        params.set_search_options(batch_size=size)
+        with pytest.raises(CacheCapacityError, match=f"batch_size = {size}") as caught:
+            og.Generator(model, params)
+        assert caught.value.why and caught.value.fix
+    if size < 2**31:
+        edit_config(folder, lambda config: config["search"].update(batch_size=size))
+        with og.Model(folder, quiet=True) as model, pytest.raises(CacheCapacityError):
+            og.Generator(model, og.GeneratorParams(model))
+
+
+@pytest.mark.parametrize("change", ["half", "flat", "empty"])
+@pytest.mark.parametrize("name", ["norm", "cos_cache", "sin_cache"])
+def test_tables_and_norms_of_another_shape(folder: Path, name: str, change: str) -> None:
+    def damage(model: onnx.ModelProto) -> None:
+        tensors = [tensor for tensor in model.graph.initializer if name in tensor.name]
+        assert tensors
+        for tensor in tensors:
+            array = numpy_helper.to_array(tensor, str(folder))
+            changed = {"half": array[: len(array) // 2], "flat": array.reshape(1, -1), "empty": array[:0]}[change]
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed), tensor.name))
+
+    edit_graph(folder, damage)
+    with contextlib.suppress(og.GenaiError), og.Model(folder, quiet=True) as model:
+        og.Generator(model, og.GeneratorParams(model)).append_tokens([1, 2])
+
+
+def test_no_error_of_a_folder_leaves_as_it_came(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise IndexError("nobody foresaw this")
+
+    monkeypatch.setattr("genai.decoder_graph.count_weights", fail)
+    refused(folder, UnsupportedModelError, "cannot be loaded", "IndexError: nobody foresaw this")
+    with pytest.raises(UnsupportedModelError, match="nobody foresaw this"):
+        describe(folder)
+    monkeypatch.setattr("genai.decoder_graph.count_weights", lambda graph: np.zeros(2**50))
+    refused(folder, CacheCapacityError, "needs more memory")
+    monkeypatch.setattr("genai.tokenizer.load_tokenizer", fail)
+    with pytest.raises(UnsupportedModelError, match="nobody foresaw this"):
+        og.Tokenizer(folder)
 
 
 def test_a_missing_tokenizer_is_said_by_the_tokenizer(folder: Path) -> None:
@@ -248,12 +355,19 @@ def test_a_graph_that_mixes_tokens_in_an_unknown_way_runs_alone_and_says_so(
     assert "sequence by sequence" in capsys.readouterr().err
 
 
-def test_an_unknown_input_is_not_fed_with_guesses(folder: Path) -> None:
+def test_an_unknown_input_is_not_fed_with_guesses(folder: Path, bundled_folder: Path) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.input.append(helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1, 3]))
 
     edit_graph(folder, change)
-    refused(folder, UnsupportedModelError, "pixels")
+    with og.Model(folder, quiet=True) as model:
+        assert "pixels" in model.info.reason
+        with pytest.raises(InputError, match="Missing Input: pixels"):
+            og.Generator(model, og.GeneratorParams(model)).append_tokens([1, 2])
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled_folder / name, folder)
+    with og.LLM(folder, quiet=True) as llm, pytest.raises(InputError, match="Missing Input: pixels"):
+        llm.generate([[1, 2]])
 
 
 @pytest.mark.slow

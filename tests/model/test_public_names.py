@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 import pytest
 
 import genai
 from genai.errors import NotSupportedYetError
+from genai.refused import AVAILABLE, REASONS
+from tools.name_table import GENAI
 
 
 @pytest.mark.parametrize("name", genai.__all__)
@@ -14,24 +18,39 @@ def test_every_public_name_resolves(name: str) -> None:
     assert name in dir(genai)
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        lambda: genai.Images.open("x.png"),
-        lambda: genai.Audios.open("x.wav"),
-        lambda: genai.Adapters(None),
-        lambda: genai.Engine(None),
-        lambda: genai.MtpGenerator(None, None, None),
-        lambda: genai.set_log_options(enabled=True),
+@pytest.mark.parametrize("name", REASONS)
+def test_what_is_not_there_says_so(name: str) -> None:
+    found: Any = getattr(genai, name)
+    for action in (lambda: found(1, x=2), lambda: found.MEMBER if name[0].isupper() else found()):
+        with pytest.raises(NotSupportedYetError, match=f"{name}.*is not supported") as caught:
+            action()
+        assert caught.value.why == REASONS[name]
+        assert caught.value.fix in ("docs/python-api.md lists what is", "docs/session.md lists what is")
+
+
+def test_what_models_and_options_refuse(bundled: Any) -> None:
+    params = genai.GeneratorParams(bundled)
+    for action in (
+        bundled.create_multimodal_processor,
+        bundled.create_streaming_processor,
+        params.get_speculative_options,
         lambda: genai.register_execution_provider_library("x", "y"),
-    ],
-)
-def test_what_is_not_there_yet_says_so(action: Any) -> None:
-    with pytest.raises(NotSupportedYetError, match="not supported yet") as caught:
-        action()
-    assert caught.value.why
-    assert caught.value.fix
+    ):
+        with pytest.raises(NotSupportedYetError):
+            action()
 
 
-def test_cuda_is_not_available() -> None:
-    assert genai.is_cuda_available() is False
+def test_no_device_but_the_cpu() -> None:
+    assert not any(getattr(genai, name)() for name in AVAILABLE)
+
+
+@pytest.mark.oracle
+def test_no_name_of_onnxruntime_genai_is_undecided() -> None:
+    """And the page says what is so."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    table = GENAI
+    theirs = table.names(pytest.importorskip(table.library))
+    listed = dict(re.findall(r"^\| (\S+) \| (.+) \|$", table.page.read_text(encoding="utf-8"), re.M))
+    states = {name: table.state(name) for name in theirs}
+    assert "missing" not in states.values()
+    assert {name: listed.get(name) for name in theirs} == states

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from genai.errors import InputError
-from genai.token_input import token_rows
+from genai.tensor import Tensor
+from genai.token_rows import token_rows
+
+
+def filled(rows: list[list[int]], lengths: tuple[int, ...]) -> Tensor:
+    """As Tokenizer.encode_batch returns it."""
+    tensor = Tensor(np.array(rows, np.int32))
+    tensor.row_lengths = lengths
+    return tensor
 
 
 @pytest.mark.parametrize(
@@ -19,6 +27,12 @@ from genai.token_input import token_rows
         (np.array([[1, 2], [3, 0]]), 2, [[1, 2], [3]]),
         (np.array([1, 2, 3, 0]), 2, [[1, 2], [3]]),
         (np.array([[0, 0], [3, 4]]), 2, [[0, 0], [3, 4]]),
+        # Rows that all end so have tokens there: the longest has no fill.
+        (np.array([[1, 2, 0], [3, 4, 0]]), 2, [[1, 2, 0], [3, 4, 0]]),
+        (np.array([[1, 2, 0], [3, 0, 0]]), 2, [[1, 2, 0], [3, 0]]),
+        ([[1, 2, 0], [3, 4, 5]], 2, [[1, 2, 0], [3, 4, 5]]),
+        (filled([[1, 2, 0], [3, 0, 0]], (3, 1)), 2, [[1, 2, 0], [3]]),
+        (filled([[1, 0]], (2,)), 1, [[1, 0]]),
         ([0, 0], 1, [[0, 0]]),
     ],
 )
@@ -42,6 +56,7 @@ def test_forms(tokens: Any, batch: int, expected: list[list[int]]) -> None:
         (np.zeros((1, 1, 1), int), 1, r"shape \[1, 1, 1\]"),
         (2**40, 1, "token id 1099511627776"),
         (None, 1, "object"),
+        (filled([[1], [0]], (1, 0)), 2, "no tokens"),
     ],
 )
 def test_refusals(tokens: Any, batch: int, message: str) -> None:

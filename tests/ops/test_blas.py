@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from genai.kernels.cpu import blas
 from genai.kernels.cpu.blas import BLAS_THREADS, BlasThreads, matmul
-from genai.kernels.cpu.team import Team
+from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.program.pool import Threads
 
 SHAPES = [
     ((300, 400), (400, 200)),
@@ -18,30 +20,71 @@ SHAPES = [
     ((4,), (4,)),
     ((0, 4), (4, 3)),
 ]
+# How matrices of 5 to 90 rows and columns may lie in memory.
+VIEWS = {
+    "as it is": lambda x: x,
+    "transposed": lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
+    "part of a wider one": lambda x: np.concatenate([x, x], axis=-1)[..., : x.shape[-1]],
+    "every other row": lambda x: np.repeat(x, 2, axis=-2)[..., ::2, :],
+    "every other column": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+    "backwards": lambda x: np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :],
+    "one for all": lambda x: np.broadcast_to(x[:1], x.shape),
+}
+
+
+@pytest.fixture(autouse=True)
+def share_everything(monkeypatch):
+    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
 
 
 @pytest.mark.parametrize(("left", "right"), SHAPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_equals_numpy(left, right, dtype):
-    rng, team = np.random.default_rng(0), Team(3, min_work_per_part=1)
+    rng = np.random.default_rng(0)
     a, b = rng.standard_normal(left).astype(dtype), rng.standard_normal(right).astype(dtype)
     with BLAS_THREADS.single():
-        shared = matmul(a, b, team)
+        shared = matmul(a, b, Threads(3))
     np.testing.assert_allclose(shared, a @ b, rtol=1e-3, atol=1e-4)
     assert shared.dtype == dtype
-    team.close()
+
+
+@pytest.mark.parametrize("left", VIEWS)
+@pytest.mark.parametrize("right", VIEWS)
+@pytest.mark.parametrize(
+    ("batch", "rows", "terms", "columns"),
+    [(5, 40, 60, 90), (2, 90, 30, 40), (4, 1, 50, 60), (1, 60, 20, 1), (3, 1, 5, 1)],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_matrices_that_lie_otherwise(monkeypatch, left, right, batch, rows, terms, columns, dtype):
+    monkeypatch.setattr(blas, "_MIN_FLOPS", 0)
+    rng = np.random.default_rng(1)
+    a = VIEWS[left](rng.standard_normal((batch, rows, terms)).astype(dtype))
+    b = VIEWS[right](rng.standard_normal((batch, terms, columns)).astype(dtype))
+    with BLAS_THREADS.single():
+        shared = matmul(a, b, Threads(3))
+    np.testing.assert_allclose(shared, np.matmul(a, b), rtol=1e-3, atol=1e-4)
+
+
+def test_the_library_of_numpys_wheels_is_found():
+    if "openblas" not in np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]:
+        pytest.skip("this NumPy has another BLAS")
+    assert BLAS_THREADS.library is None
+    with BLAS_THREADS.single():
+        assert BLAS_THREADS.library is not None
+        assert set(BLAS_THREADS.library.functions) == {"s", "d"}
 
 
 def test_threads_come_back():
     threads = BlasThreads()
     with threads.single(), threads.single():
-        inside = threads._functions[0]() if threads._functions else 1
+        library = threads.library
+        inside = library.get_threads() if library else 1
     assert inside == 1
-    assert not threads.is_single
-    if threads._functions:
-        assert threads._functions[0]() == threads._before
+    assert threads.library is None
+    if library:
+        assert library.get_threads() == threads._before
 
 
 def test_wrong_shapes_raise():
     with pytest.raises(ValueError, match="mismatch"):
-        matmul(np.ones((300, 400)), np.ones((300, 400)), Team(2))
+        matmul(np.ones((300, 400)), np.ones((300, 400)), Threads(2))

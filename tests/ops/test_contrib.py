@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
 from genai.session.inference_session import InferenceSession
 
@@ -67,6 +68,58 @@ def test_floats(one_node, both, op, inputs, attributes):
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.dtype == other.dtype
         np.testing.assert_allclose(mine, other, rtol=2e-4, atol=2e-5)
+
+
+# What is none of these is a constant.
+COMPUTED = ("x", "skip", "scores", "ids")
+SHAPES = {"w": (3, 24, 16), "v": (3, 16, 24)}
+WEIGHTS = [
+    ("QuickGelu", {"x": f(2, 3, 8)}, {}),
+    ("SkipSimplifiedLayerNormalization", {"x": 1e-3 * f(2, 3, 8), "skip": 1e-3 * f(1, 3, 8, seed=1), "w": f(8)}, {}),
+    ("SkipLayerNormalization", {"x": f(2, 3, 8), "skip": f(3, 8), "w": f(8), "b": f(8, seed=1), "bias": f(8, seed=2)}, {"epsilon": 1e-3}),
+    ("MatMulNBits", {"x": f(3, 64), "w": u8(8, 2, 16), "s": f(8, 2) / 99}, {"K": 64, "N": 8, "bits": 4, "block_size": 32}),
+    ("GatherBlockQuantized", {"w": u8(9, 32), "ids": np.array([[7, 0]]), "s": f(9, 2) / 99}, {"bits": 4, "block_size": 32}),
+    ("MoE", {"x": f(5, 16), "scores": f(5, 3), "w": f(3, 24, 16), "b": f(3, 24), "v": f(3, 16, 24) / 9}, {"k": 2, "activation_type": "gelu"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("op", "inputs", "attributes"), WEIGHTS, ids=[case[0] for case in WEIGHTS])
+def test_weights_and_the_type_of_results(one_node, both, op, inputs, attributes, dtype):
+    given = {name: value.astype(dtype) if value.dtype == np.float32 else value for name, value in inputs.items()}
+    model = one_node(op, given, domain=MS, **attributes)
+    computed = [value for value in model.graph.input if value.name in COMPUTED]
+    constants = [numpy_helper.from_array(given[name], name) for name in given if name not in COMPUTED]
+    del model.graph.input[:]
+    model.graph.input.extend(computed)
+    model.graph.initializer.extend(constants)
+    (ours,), (theirs,) = both(model, {name: given[name] for name in given if name in COMPUTED})
+    assert ours.dtype == theirs.dtype == dtype
+    np.testing.assert_allclose(
+        ours, theirs, rtol=0, atol=(2e-3 if dtype == np.float16 else 1e-6) * np.abs(theirs).max()
+    )
+
+
+def test_constants_of_one_name_in_two_branches(both):
+    """Names mean something inside their branch only."""
+
+    def branch(name):
+        weights = [
+            numpy_helper.from_array(f(*shape, seed=ord(name)), shape_name) for shape_name, shape in SHAPES.items()
+        ]
+        node = helper.make_node("MoE", ["x", "scores", "w", "", "v"], [name], domain=MS, k=2, activation_type="silu")
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(name, 1, [5, 16])], weights)
+
+    feed = {"x": f(5, 16), "scores": f(5, 3), "c": np.array(True)}
+    types = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in feed.items()}
+    infos = [helper.make_tensor_value_info(name, types[name], value.shape) for name, value in feed.items()]
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("a"), else_branch=branch("b"))
+    graph = helper.make_graph([node], "graph", infos, [helper.make_tensor_value_info("y", 1, [5, 16])])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    for condition in (True, False):
+        (ours,), (theirs,) = both(model, feed | {"c": np.array(condition)})
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
 
 
 QUANTISED = [

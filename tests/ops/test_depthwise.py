@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.channels import finish_channels
-from genai.kernels.cpu.depthwise import depthwise
-from genai.kernels.cpu.tape.replay import Crew
-from genai.kernels.cpu.team import Team
+from genai.kernels.cpu.depthwise import depthwise, finish_channels
+from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.program.pool import Threads
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3), (3, 2)])
@@ -20,17 +19,16 @@ def test_equals_the_sum_of_taps(strides, kernel, batch, pads, shape):
     x = rng.standard_normal((batch * channels, *shape)).astype(np.float32)
     weight = rng.standard_normal((channels, *kernel)).astype(np.float32)
     bias = rng.standard_normal(channels).astype(np.float32)
-    crew = Crew(3)
+    threads = Threads(3)
     padded = np.pad(x, [(0, 0), (pads[0], 2), (pads[1], 3)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(1, 2))[:, :: strides[0], :: strides[1]]
     per_plane = np.tile(weight.astype(np.float64), (batch, 1, 1))
     expected = np.einsum("prcij,pij->prc", windows, per_plane) + np.tile(bias, batch)[:, None, None]
     sizes = windows.shape[1:3]
-    found = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, crew=crew)
+    found = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, threads=threads)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    limited = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, limits=(-0.5, 0.25), crew=crew)
+    limited = depthwise(x, weight, bias, sizes, strides=strides, pads=pads, limits=(-0.5, 0.25), threads=threads)
     np.testing.assert_allclose(limited, np.clip(expected, -0.5, 0.25), rtol=1e-4, atol=1e-5)
-    crew.close()
 
 
 def test_not_a_number_reaches_the_output():
@@ -58,15 +56,14 @@ def test_what_does_not_fit(planes, kernels, strides, sizes, pads):
 
 
 @pytest.mark.parametrize("bias", [None, np.array([1, -2, 3], np.float32)])
-def test_bias_and_limits_of_channels(bias):
+def test_bias_and_limits_of_channels(monkeypatch, bias):
+    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
     values = np.random.default_rng(0).standard_normal((6, 50)).astype(np.float32)
     values[0, 0] = np.nan
     addend = 0 if bias is None else np.tile(bias, 2)[:, None]
     expected = np.clip(values + addend, -1, 0.5)
-    team = Team(2, min_work_per_part=1)
-    finish_channels(values, bias, (-1, 0.5), team=team)
+    finish_channels(values, bias, (-1, 0.5), threads=Threads(2))
     np.testing.assert_array_equal(values, expected.astype(np.float32))
-    team.close()
 
 
 def test_channels_that_do_not_fit():

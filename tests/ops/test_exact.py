@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 import genai as ort
-from genai.kernels.ops.exact import BLOCK, exact_runs
+from genai.ops.integer_products import BLOCK, exact_runs
 
 
 def weights(kind, terms, outputs):

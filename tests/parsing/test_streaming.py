@@ -8,14 +8,12 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from genai.errors import InputError, OptionError
 from genai.parsing import PARSERS, Event, Reply, ReplySplitter, Text, detect, get_parser, split_reply
-from genai.parsing.json_scanner import JsonScanner
-from genai.parsing.reply import merge_pieces
-from genai.parsing.source import Source, starts_with, take_run
+from genai.parsing.source import JsonScanner, Source, starts_with, take_run
+from genai.parsing.splitter import merge_pieces
 
 SNIPPETS = [
     '{"name": "f", "arguments": {"a": "}\\"<"}}',
@@ -167,9 +165,8 @@ def test_wrong_use_is_refused() -> None:
         splitter.finish()
 
 
-@pytest.mark.parametrize("name", ["splitter", "reply"])
-def test_docstring_examples(name: str) -> None:
-    module = importlib.import_module(f"genai.parsing.{name}")
+def test_docstring_examples() -> None:
+    module = importlib.import_module("genai.parsing.splitter")
     names = {"split_reply": split_reply, "ReplySplitter": ReplySplitter}
     result = doctest.testmod(module, extraglobs=names)
     assert result.attempted > 0

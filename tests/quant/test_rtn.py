@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai.kernels.block_matrix import dequantize_matrix
+from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.products.packing import pack_matrix
-from genai.quant.blocks import BLOCK_SIZES, QuantizationError, QuantizedBlocks, dequantize_blocks, unpack_nibbles
-from genai.quant.rtn import quantize_blocks
+from genai.kernels.reference.weights import dequantize_weight, unpack_bits
+from genai.quant.blocks import BLOCK_SIZES, QuantizationError, QuantizedBlocks, quantize_blocks
 
 FORMATS = list(product((4, 8), BLOCK_SIZES, (True, False)))
 
@@ -58,7 +58,13 @@ def integers(data: NDArray[np.uint8], like: QuantizedBlocks) -> NDArray[np.uint8
 
 
 def unpacked(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    return unpack_nibbles(packed, count) if bits == 4 else packed
+    return unpack_bits(packed, bits)[..., :count]
+
+
+def values(blocks: QuantizedBlocks) -> NDArray[np.float32]:
+    """What they mean, [n, k]."""
+    sizes = {"n": blocks.n, "k": blocks.k, "bits": blocks.bits, "block_size": blocks.block_size}
+    return dequantize_weight(blocks.data, blocks.scales, blocks.zero_points, **sizes).astype(np.float32)
 
 
 @pytest.mark.parametrize(("bits", "block_size", "symmetric"), FORMATS)
@@ -66,7 +72,7 @@ def test_error_is_at_most_half_a_step(bits: int, block_size: int, symmetric: boo
     weight = sample(9, 2 * block_size + 5)
     blocks = quantize_blocks(weight, bits=bits, block_size=block_size, symmetric=symmetric)
     step = np.repeat(np.abs(blocks.scales), block_size, axis=1)[:, : weight.shape[1]]
-    error = np.abs(dequantize_blocks(blocks) - weight)
+    error = np.abs(values(blocks) - weight)
     # Symmetric integers reach one step less far on the side opposite to the largest value; a zero point is rounded too.
     assert np.all(error <= step * (1 + 1e-4) + 1e-30)
     ordinary = error[6:] / step[6:]
@@ -79,7 +85,7 @@ def test_kernels_read_the_same_values(bits: int, block_size: int, symmetric: boo
     packed = pack_matrix(
         blocks.data, blocks.scales, blocks.zero_points, n=blocks.n, k=blocks.k, bits=bits, block_size=block_size
     )
-    np.testing.assert_array_equal(dequantize_matrix(packed), dequantize_blocks(blocks))
+    np.testing.assert_array_equal(block_rows(np.arange(packed.rows), packed), values(blocks))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -88,7 +94,7 @@ def test_padding_has_the_value_zero(bits: int, symmetric: bool) -> None:
     weight = sample(5, 40)
     blocks = quantize_blocks(weight, bits=bits, block_size=32, symmetric=symmetric)
     whole = QuantizedBlocks(blocks.data, blocks.scales, blocks.zero_points, bits, 32, blocks.n, 64)
-    assert not dequantize_blocks(whole)[:, 40:].any()
+    assert not values(whole)[:, 40:].any()
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
@@ -112,7 +118,7 @@ def test_other_float_types_and_strides(dtype: Any) -> None:
 
 def test_values_too_small_for_a_scale_become_zero() -> None:
     weight = np.full((1, 32), 1e-45, np.float32)
-    assert not dequantize_blocks(quantize_blocks(weight)).any()
+    assert not values(quantize_blocks(weight)).any()
     assert weight[0, 0] > 0
 
 

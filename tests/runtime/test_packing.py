@@ -1,11 +1,9 @@
-"""Packing weights: what is shown meanwhile, and that pages of the model's files are given back."""
+"""Packing weights: that pages of the model's files are given back."""
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,44 +11,7 @@ import numpy as np
 import pytest
 
 from genai.graph.tensor import Tensor
-from genai.runtime import packing_progress
-from genai.runtime.packing_progress import PackingProgress
 from genai.runtime.weights import WeightStore
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_bar_after_a_second_that_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    terminal = Terminal()
-    progress = PackingProgress(200, terminal)
-    progress.add(50)
-    assert terminal.getvalue() == ""
-    now[0] = 1.5
-    progress.add(50)
-    assert terminal.getvalue() == "\rPacking weights [████████████            ]  50 %"
-    progress.add(100)
-    assert terminal.getvalue().endswith("100 %")
-    progress.close()
-    assert terminal.getvalue().endswith("\r\x1b[K")
-
-
-def test_nothing_where_nobody_looks_or_it_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stream in (io.StringIO(), Terminal()):
-        progress = PackingProgress(10, stream)
-        progress.add(10)
-        progress.close()
-        assert stream.getvalue() == ""
-    monkeypatch.setattr(packing_progress, "_QUIET_SECONDS", -1.0)
-    file = io.StringIO()
-    PackingProgress(10, file).add(5)
-    assert file.getvalue() == ""
 
 
 def test_each_weight_is_packed_once_counted_and_its_pages_released(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +33,7 @@ def test_each_weight_is_packed_once_counted_and_its_pages_released(monkeypatch: 
     store.add_tensors(tensors)
     made = [store.packed((name, "", "s"), "tiles", lambda: object()) for name in ("w", "view", "w")]
     assert made[0] is made[1] is made[2]
-    assert counted == [32 + 12]
+    assert counted == [32, 12]
     assert released == ["w"]
 
 

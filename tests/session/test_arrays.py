@@ -7,9 +7,8 @@ import pytest
 
 from genai.bench.session import bench_session
 from genai.errors import InputError
-from genai.session.arrays import differences, load_arrays, random_feed, save_arrays
-from genai.session.metadata import NodeArg
-from genai.session.peer import Peer
+from genai.session.arguments import NodeArg
+from genai.session.arrays import Peer, differences, load_arrays, random_feed, save_arrays
 
 
 def test_files(tmp_path):

@@ -8,9 +8,9 @@ from onnx import helper
 
 import genai as ort
 from genai.graph.reader import read_model
-from genai.graph.rewrites.attention import FuseAttention
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.dead_code import RemoveDeadCode
+from genai.graph.rewrites.composites import fuse_attention
+from genai.graph.rewrites.simplify import remove_dead_code
 from genai.graph.shapes import infer_shapes
 
 Q, K, V, BIAS = (1, [2, 3, 5, 8]), (1, [2, 3, 8, 7]), (1, [2, 3, 7, 4]), (1, [2, 1, 5, 7])
@@ -58,7 +58,7 @@ def feed():
 def ops_after(model):
     read = read_model(model)
     infer_shapes(read)
-    run_rewrites(read, (FuseAttention(), RemoveDeadCode()), Level.ALL)
+    run_rewrites(read, (fuse_attention, remove_dead_code), Level.ALL)
     read.graph.check_integrity()
     return [item.op_type for item in read.graph.nodes]
 

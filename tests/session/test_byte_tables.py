@@ -10,11 +10,11 @@ from onnx import helper, numpy_helper
 import genai as ort
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.byte_tables import TabulateBytes
-from genai.graph.rewrites.dead_code import RemoveDeadCode
+from genai.graph.rewrites.byte_tables import tabulate_bytes
+from genai.graph.rewrites.simplify import remove_dead_code
 from genai.graph.shapes import infer_shapes
-from genai.kernels.cpu.byte_tables import looked_up
-from genai.kernels.cpu.tape.replay import Crew
+from genai.kernels.cpu.byte_functions import looked_up
+from genai.kernels.cpu.program.pool import Threads
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_chain_becomes_a_table(rng, dtype, rows):
     model = gelu_of_bytes(dtype)
     read = read_model(model)
     infer_shapes(read)
-    run_rewrites(read, (TabulateBytes(), RemoveDeadCode()), Level.ALL)
+    run_rewrites(read, (tabulate_bytes, remove_dead_code), Level.ALL)
     read.graph.check_integrity()
     (table,) = [node for node in read.graph.nodes if node.op_type == "ByteTable"]
     assert table.input(0) == "x"
@@ -82,16 +82,15 @@ def test_two_values_are_no_chain():
     model.graph.node.insert(2, helper.make_node("Add", ["d", "one_more"], ["sum"]))
     read = read_model(model)
     infer_shapes(read)
-    run_rewrites(read, (TabulateBytes(), RemoveDeadCode()), Level.ALL)
+    run_rewrites(read, (tabulate_bytes, remove_dead_code), Level.ALL)
     assert "ByteTable" not in [node.op_type for node in read.graph.nodes]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (9000,), (64, 1000)])
 def test_looking_up(rng, threads, shape):
-    crew = Crew(threads)
+    workers = Threads(threads)
     x, table = rng.integers(-128, 128, shape).astype(np.int8), rng.integers(0, 256, 256).astype(np.uint8)
-    np.testing.assert_array_equal(looked_up(crew, x, table), table[x.view(np.uint8)])
+    np.testing.assert_array_equal(looked_up(workers, x, table), table[x.view(np.uint8)])
     with pytest.raises(ValueError, match="the table"):
-        looked_up(crew, x, table[:10])
-    crew.close()
+        looked_up(workers, x, table[:10])

@@ -41,6 +41,17 @@ def test_bad_feeds(add, ones, feed, kind, message):
     assert has_three_parts(caught.value)
 
 
+def test_bytes_that_are_no_text(make_model):
+    kind = (TensorProto.STRING, ["n"])
+    session = ort.InferenceSession(make_model([helper.make_node("Identity", ["a"], ["b"])], {"a": kind}, {"b": kind}))
+    for given in (np.array([b"\xff\xfe"]), np.array([b"\xff\xfe"], np.void), np.array([b"\xff"], object), [b"\xff"]):
+        with pytest.raises(ort.InvalidArgument, match="'a': bytes that are no text") as caught:
+            session.run(None, {"a": given})
+        assert has_three_parts(caught.value)
+    given = np.array([b"a\0b", "c", 1, None], object)
+    assert session.run(None, {"a": given})[0].tolist() == ["a\0b", "c", "1", "None"]
+
+
 def test_bad_output_name(add, ones):
     with pytest.raises(ort.InvalidArgument, match="invalid output name: zz"):
         add.run(["zz"], {"a": ones, "b": ones})

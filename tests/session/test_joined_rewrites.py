@@ -12,12 +12,10 @@ from onnx import helper, numpy_helper
 import genai as ort
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.dead_code import RemoveDeadCode
-from genai.graph.rewrites.joined_products import JoinProducts
-from genai.graph.rewrites.known_reshapes import FoldKnownReshapes
-from genai.graph.rewrites.linear import FuseLinear
-from genai.graph.rewrites.linear_tail import FuseLinearActivation, FuseLinearAddition
-from genai.graph.rewrites.quantized_products import FuseIntegerProductBias, FuseMatMulIntegerToFloat
+from genai.graph.rewrites.linear import fuse_linear, fuse_linear_activation, fuse_linear_addition, join_products
+from genai.graph.rewrites.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
+from genai.graph.rewrites.reshapes import fold_known_reshapes
+from genai.graph.rewrites.simplify import remove_dead_code
 from genai.graph.shapes import infer_shapes
 
 ROWS, TERMS, COLUMNS = 5, 96, 96
@@ -61,13 +59,13 @@ def integer_linear(name: str, rng: np.random.Generator) -> tuple[list[onnx.NodeP
 
 
 QUANTIZE = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "p"])
-INTEGER_RULES = (FuseMatMulIntegerToFloat(), FuseIntegerProductBias())
+INTEGER_RULES = (fuse_matmul_integer_to_float, fuse_integer_product_bias)
 
 
 def rewritten(model: onnx.ModelProto, *rules: Any) -> list[str]:
     read = read_model(model)
     infer_shapes(read)
-    run_rewrites(read, (*rules, RemoveDeadCode()), Level.ALL)
+    run_rewrites(read, (*rules, remove_dead_code), Level.ALL)
     read.graph.check_integrity()
     return [node.op_type for node in read.graph.nodes]
 
@@ -89,7 +87,7 @@ def test_products_of_one_value_are_joined(rng, is_integer):
     # Results that are given out keep their names: each is used once more.
     nodes += [helper.make_node("Neg", [name], [f"{name}n"]) for name in "abc"]
     model = model_of([QUANTIZE, *nodes] if is_integer else nodes, tensors, ["an", "bn", "cn"])
-    ops = rewritten(model, *(INTEGER_RULES if is_integer else [FuseLinear()]), JoinProducts())
+    ops = rewritten(model, *(INTEGER_RULES if is_integer else [fuse_linear]), join_products)
     product = "MatMulIntegerToFloat" if is_integer else "Linear"
     assert [op for op in ops if op != "DynamicQuantizeLinear"] == [product, "Split", "Neg", "Neg", "Neg"]
     agrees(model, rng.standard_normal((2, ROWS, TERMS)).astype(np.float32))
@@ -100,7 +98,7 @@ def test_a_shared_matrix_is_not_joined(rng):
     second[0].input[1] = "aw"
     nodes = [*first, *second, *[helper.make_node("Neg", [name], [f"{name}n"]) for name in "ab"]]
     model = model_of(nodes, tensors | more, ["an", "bn"])
-    assert "Split" not in rewritten(model, FuseLinear(), JoinProducts())
+    assert "Split" not in rewritten(model, fuse_linear, join_products)
 
 
 @pytest.mark.parametrize("is_integer", [False, True])
@@ -114,7 +112,7 @@ def test_a_residual_joins_its_product(rng, is_integer, wide):
         residual = "more"
     nodes.append(helper.make_node("Add", ["a", residual], ["y"]))
     model = model_of([QUANTIZE, *nodes] if is_integer else nodes, tensors, ["y"])
-    ops = rewritten(model, *(INTEGER_RULES if is_integer else [FuseLinear()]), FuseLinearAddition())
+    ops = rewritten(model, *(INTEGER_RULES if is_integer else [fuse_linear]), fuse_linear_addition)
     assert "Add" not in ops
     assert ops[-1] == ("IntegerLinear" if is_integer else "Linear")
     agrees(model, rng.standard_normal((2, ROWS, TERMS)).astype(np.float32))
@@ -124,7 +122,7 @@ def test_a_residual_joins_its_product(rng, is_integer, wide):
 def test_an_activation_joins_an_integer_product(rng, function):
     nodes, tensors = integer_linear("a", rng)
     model = model_of([QUANTIZE, *nodes, helper.make_node(function, ["a"], ["y"])], tensors, ["y"])
-    ops = rewritten(model, *INTEGER_RULES, FuseLinearActivation())
+    ops = rewritten(model, *INTEGER_RULES, fuse_linear_activation)
     assert ops == ["DynamicQuantizeLinear", "IntegerLinear"]
     agrees(model, rng.standard_normal((2, ROWS, TERMS)).astype(np.float32))
 
@@ -145,14 +143,14 @@ def reshaping(axes: tuple[int, int], source: str = "a") -> tuple[list[onnx.NodeP
 def test_a_computed_target_becomes_constant(rng):
     (first, tensors), (second, more) = linear("a", "x", rng), reshaping((0, 1))
     model = model_of([*first, *second], tensors | more, ["y"])
-    assert rewritten(model, FuseLinear(), FoldKnownReshapes()) == ["Linear", "Reshape"]
+    assert rewritten(model, fuse_linear, fold_known_reshapes) == ["Linear", "Reshape"]
     agrees(model, rng.standard_normal((2, ROWS, TERMS)).astype(np.float32))
 
 
 def test_extents_of_other_places_stay_computed(rng):
     nodes, tensors = reshaping((1, 0), "x")
     model = model_of(nodes, tensors, ["y"])
-    assert "Concat" in rewritten(model, FoldKnownReshapes())
+    assert "Concat" in rewritten(model, fold_known_reshapes)
     agrees(model, rng.standard_normal((2, ROWS, TERMS)).astype(np.float32))
 
 
@@ -164,7 +162,7 @@ def test_extents_through_a_residual_of_unknown_names(rng):
     nodes = [*head, *first, helper.make_node("Add", ["a", "t"], ["t2"]), *second]
     model = model_of(nodes, tensors | more | {"table": rng.standard_normal((9, TERMS)).astype(np.float32)}, ["y"])
     model.graph.input.append(helper.make_tensor_value_info("ids", 7, [None]))
-    assert "Concat" not in rewritten(model, FuseLinear(), FoldKnownReshapes())
+    assert "Concat" not in rewritten(model, fuse_linear, fold_known_reshapes)
     x, ids = rng.standard_normal((2, ROWS, TERMS)).astype(np.float32), np.arange(ROWS)
     (found,) = ort.InferenceSession(model).run(None, {"x": x, "ids": ids})
     assert found.shape == (2, ROWS, 12, 8)

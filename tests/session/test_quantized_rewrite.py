@@ -9,11 +9,9 @@ from onnx import TensorProto, helper
 import genai as ort
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.conv_neighbours import FoldPadIntoConv
-from genai.graph.rewrites.dead_code import RemoveDeadCode
-from genai.graph.rewrites.quantized_arithmetic import FuseQuantizedArithmetic
-from genai.graph.rewrites.quantized_moves import MoveQuantized
-from genai.graph.rewrites.quantized_nodes import FuseQuantizedNodes
+from genai.graph.rewrites.convolutions import fold_pad_into_conv
+from genai.graph.rewrites.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
+from genai.graph.rewrites.simplify import remove_dead_code
 from genai.graph.shapes import infer_shapes
 
 STEP = 0.05
@@ -47,7 +45,7 @@ def build(make_model):
 def ops_after(model, rule=None):
     read = read_model(model)
     infer_shapes(read)
-    run_rewrites(read, (rule or FuseQuantizedNodes(), RemoveDeadCode()), Level.ALL)
+    run_rewrites(read, (rule or fuse_quantized_nodes, remove_dead_code), Level.ALL)
     read.graph.check_integrity()
     return [item.op_type for item in read.graph.nodes]
 
@@ -149,20 +147,20 @@ SAME_FORM = [node("QuantizeLinear", "m xs xz", "yq"), node("DequantizeLinear", "
 def test_integers_are_moved(build, name):
     move, constants, op_type = MOVES[name]
     model = build([*ENTER, move, *SAME_FORM], ROWS, **constants)
-    assert ops_after(model, MoveQuantized()) == ["QuantizeLinear", op_type, "DequantizeLinear"]
+    assert ops_after(model, move_quantized) == ["QuantizeLinear", op_type, "DequantizeLinear"]
     compare(model, ROWS, 0)
 
 
 def test_what_is_quantised_again_in_the_same_form(build):
     model = build([*ENTER, node("QuantizeLinear", "xd xs xz", "yq"), SAME_FORM[1]], ROWS)
-    assert ops_after(model, MoveQuantized()) == ["QuantizeLinear", "DequantizeLinear"]
+    assert ops_after(model, move_quantized) == ["QuantizeLinear", "DequantizeLinear"]
     compare(model, ROWS, 0)
 
 
 def test_other_forms_are_left(build):
     model = build([*ENTER, MOVES["transpose"][0], *LEAVE], ROWS)
-    assert "Transpose" in ops_after(model, MoveQuantized())
-    assert len(ops_after(model, MoveQuantized())) == 5
+    assert "Transpose" in ops_after(model, move_quantized)
+    assert len(ops_after(model, move_quantized)) == 5
 
 
 @pytest.mark.parametrize(("filling", "expected"), [(120, "QLinearConv"), (121, "Pad")])
@@ -178,7 +176,7 @@ def test_pads_of_zero_points_join_the_convolution(build, filling, expected):
         "wz": np.int8(0),
     }  # fmt: skip
     model = build(nodes, IMAGE, **constants)
-    assert ops_after(model, FoldPadIntoConv())[1] == expected
+    assert ops_after(model, fold_pad_into_conv)[1] == expected
     compare(model, IMAGE, STEP)
 
 
@@ -187,7 +185,7 @@ def test_pads_of_zero_points_join_the_convolution(build, filling, expected):
 def test_sums_and_products(build, op, other):
     nodes = [*ENTER, node("DequantizeLinear", "b bs bz", "bd"), node(op, "xd bd", "m"), *LEAVE]
     model = build(nodes, ROWS, b=other, bs=f(0.01), bz=other.dtype.type(3))
-    after = ops_after(model, FuseQuantizedArithmetic())
+    after = ops_after(model, fuse_quantized_arithmetic)
     assert after == ["QuantizeLinear", "QuantizedBinary", "DequantizeLinear"]
     compare(model, ROWS, STEP)
 
@@ -201,4 +199,4 @@ def test_large_sums(build):
 
 def test_sums_with_numbers_stay(build):
     model = build([*ENTER, node("Add", "xd b", "m"), *LEAVE], ROWS, b=f(np.ones(8)))
-    assert "Add" in ops_after(model, FuseQuantizedArithmetic())
+    assert "Add" in ops_after(model, fuse_quantized_arithmetic)

@@ -469,12 +469,69 @@ class TestFailures:
         assert "was stopped" in self.failure(tokenizer, loop).what
 
 
+class TestNothingIsLeftOut:
+    """chat_prompt, which the LLM uses: what a template drops is an error; apply_chat_template shows what it makes."""
+
+    KNOWN = (
+        "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content | trim }}"
+        "{% elif m.role == 'assistant' %}A:{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
+    )
+
+    def prompt(self, tokenizer, template, messages, **options):
+        (tokenizer.folder / "chat_template.jinja").write_text(template)
+        return tokenizer.chat_prompt(messages, **options)
+
+    @pytest.mark.parametrize("template", [CHATML, LLAMA3, MISTRAL, GEMMA, PHI3])
+    @pytest.mark.parametrize("messages", TURNS)
+    def test_templates_of_real_models_hear_everything(self, tokenizer, template, messages):
+        options = {"date_string": "1 May"} if template == LLAMA3 else {}
+        text = self.prompt(tokenizer, template, messages, **options)
+        assert text == tokenizer.apply_chat_template(messages, **options)
+
+    @pytest.mark.parametrize("template", [CHATML, LLAMA3])
+    def test_templates_with_tools_hear_them(self, tokenizer, template):
+        assert "weather" in self.prompt(tokenizer, template, TURNS[1], tools=TOOLS)
+
+    @pytest.mark.parametrize("template", [MISTRAL, GEMMA, PHI3, KNOWN])
+    def test_a_template_without_tools(self, tokenizer, template):
+        assert self.prompt(tokenizer, template, TURNS[0], tools=[]) == self.prompt(tokenizer, template, TURNS[0])
+        with pytest.raises(ChatTemplateError, match="leaves out the tools") as caught:
+            self.prompt(tokenizer, template, TURNS[0], tools=TOOLS)
+        assert caught.value.why and caught.value.fix
+
+    @pytest.mark.parametrize("role", ["narrator", "system", "tool", "User"])
+    @pytest.mark.parametrize("content", ["Hi", "", [{"type": "text", "text": "Hi"}]])
+    def test_a_role_that_the_template_does_not_know(self, tokenizer, role, content):
+        messages = [*TURNS[0], {"role": role, "content": content}]
+        with pytest.raises(ChatTemplateError, match=rf"leaves out messages\[1\], whose role is '{role}'") as caught:
+            self.prompt(tokenizer, self.KNOWN, messages)
+        assert caught.value.why and caught.value.fix
+        assert tokenizer.apply_chat_template(messages) == "U:Hi"
+
+    def test_a_system_message_in_the_wrong_place(self, tokenizer):
+        first_only = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}" + self.KNOWN
+        assert self.prompt(tokenizer, first_only, TURNS[1])
+        with pytest.raises(ChatTemplateError, match=r"messages\[2\], whose role is 'system'"):
+            self.prompt(tokenizer, first_only, [*TURNS[1], {"role": "system", "content": "Be loud."}])
+
+    def test_what_templates_shorten_on_purpose(self, tokenizer):
+        call = {"role": "assistant", "content": "I look.", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+        thought = {"role": "assistant", "content": "<think>Hm</think>4"}
+        without_words = self.KNOWN.replace("{{ m.content.split", "{{ m.tool_calls or m.content.split")
+        assert self.prompt(tokenizer, without_words, [*TURNS[0], call])
+        assert self.prompt(tokenizer, self.KNOWN, [*TURNS[0], thought]) == "U:HiA:4"
+
+    def test_a_refusal_is_no_silence(self, tokenizer):
+        with pytest.raises(ChatTemplateError, match="must alternate"):
+            self.prompt(tokenizer, MISTRAL, [*TURNS[0], *TURNS[0]])
+
+
 def test_strftime_now_is_the_current_time(tokenizer):
     before = datetime.now().strftime("%Y")
     assert tokenizer.apply_chat_template(TURNS[0], template_str="{{ strftime_now('%Y') }}") >= before
 
 
-def test_no_template_library_is_loaded_before_a_template_is_rendered(tokenizer):
+def test_templates_are_rendered_elsewhere(tokenizer):
     import subprocess
     import sys
 
@@ -484,4 +541,4 @@ def test_no_template_library_is_loaded_before_a_template_is_rendered(tokenizer):
         "t.apply_chat_template([{'role': 'user', 'content': 'x'}], template_str='x'); print('jinja2' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["False", "True"]
+    assert result.stdout.split() == ["False", "False"]

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from genai.errors import TokenizerError
-from genai.text.sentencepiece_model import ModelFormatError, parse_model
-from genai.text.sentencepiece_tokenizer import tokenizer_json
+from genai.text.sentencepiece import ModelFormatError, parse_model, tokenizer_json
 from genai.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -10,8 +10,7 @@ import pytest
 from tokenizers import decoders
 
 from genai.errors import InputError, TokenizerError
-from genai.text.cleanup import clean_up
-from genai.text.detokenizer import Detokenizer
+from genai.text.detokenizer import Detokenizer, clean_up
 from genai.tokenizer import Tokenizer
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
+from tokenizers import Tokenizer as Backend, decoders
 
 from genai.config import Config
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, OptionError, TokenizerError
 from genai.tensor import Tensor
-from genai.text.special_ids import generation_defaults
+from genai.text.files import generation_defaults
 from genai.tokenizer import Tokenizer
 
 

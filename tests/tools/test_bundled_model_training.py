@@ -18,11 +18,11 @@ if str(ROOT) not in sys.path:
 from safetensors.numpy import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
-from genai.quant.blocks import dequantize_blocks  # noqa: E402
-from genai.quant.rtn import quantize_blocks  # noqa: E402
+from genai.kernels.reference.weights import dequantize_weight  # noqa: E402
+from genai.quant.blocks import quantize_blocks  # noqa: E402
 from tools.bundled_model import checkpoint, lora, mixture, packing, train  # noqa: E402
 from tools.bundled_model.fake_quant import fake_quantise, quantise_blocks  # noqa: E402
-from tools.bundled_model.model import Pebble, PebbleConfig  # noqa: E402
+from tools.bundled_model.model import Past, Pebble, PebbleConfig  # noqa: E402
 from tools.bundled_model.optimiser import FINAL_SHARE, rate_share  # noqa: E402
 from tools.bundled_model.tokenizer import chat_prompt, load_tokenizer, save_tokenizer  # noqa: E402
 from tools.bundled_model.torch_replies import greedy_continuations  # noqa: E402
@@ -77,6 +77,15 @@ def test_packed_conversations_do_not_see_each_other(tokenizer: Tokenizer, model:
     torch.testing.assert_close(packed[0, torch.from_numpy(second)], alone[0], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("length", [100, 256, 700])
+def test_whole_rows_are_causal_without_documents(model: Pebble, length: int) -> None:
+    ids = torch.randint(0, SMALL.vocab_size, (2, length))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, None), model(ids, torch.ones_like(ids)), atol=2e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="past tokens need"):
+        model(ids, None, [Past() for _ in model.model.layers])
+
+
 def test_batches_depend_only_on_seed_and_number(tokenizer: Tokenizer) -> None:
     def stream() -> packing.RowStream:
         return packing.RowStream(tokenizer, mixture.short_conversation, "s", 4, 256)
@@ -91,7 +100,8 @@ def test_batches_depend_only_on_seed_and_number(tokenizer: Tokenizer) -> None:
 def test_rounding_in_training_is_the_rounding_of_the_export(bits: int) -> None:
     weight = np.random.default_rng(0).standard_normal((48, 128)).astype(np.float32)
     weight[3, 32:64] = 0
-    exported = dequantize_blocks(quantize_blocks(weight, bits=bits, block_size=32))
+    blocks = quantize_blocks(weight, bits=bits, block_size=32)
+    exported = dequantize_weight(blocks.data, blocks.scales, n=48, k=128, bits=bits, block_size=32)
     np.testing.assert_allclose(quantise_blocks(torch.from_numpy(weight), bits).numpy(), exported, atol=1e-6)
 
 

@@ -18,7 +18,7 @@ import ml_dtypes  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
-from genai.builder.random_weights import RandomWeights  # noqa: E402
+from genai.builder.tensors import RandomWeights  # noqa: E402
 from tools import compare_peers  # noqa: E402
 from tools.peers import measure, results  # noqa: E402
 from tools.peers.cases import Case, Job, Measured, cases  # noqa: E402

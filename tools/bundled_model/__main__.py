@@ -14,8 +14,7 @@ from pathlib import Path
 
 from . import train
 from .checkpoint import CHECKPOINT, from_training_run, save_checkpoint
-from .evaluate import FOLDER, QUESTIONS
-from .evaluate import main as evaluate
+from .evaluate import FOLDER, QUESTIONS, main as evaluate
 from .export import export_folder
 from .held_out import write_held_out
 

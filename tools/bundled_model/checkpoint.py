@@ -37,7 +37,7 @@ def hugging_face_config(config: PebbleConfig) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": "float16",
         "vocab_size": config.vocab_size,
     }
@@ -66,6 +66,7 @@ def load_checkpoint(folder: Path) -> tuple[Pebble, Tokenizer]:
         context_length=raw["max_position_embeddings"],
         rope_theta=raw["rope_theta"],
         rms_norm_eps=raw["rms_norm_eps"],
+        tie_embeddings=raw["tie_word_embeddings"],
     )
     model = Pebble(config)
     tensors = load_file(str(folder / "model.safetensors"))

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from genai.evaluation.tasks import Question as TaskQuestion
-from genai.evaluation.tasks import evaluate
+from genai.evaluation.tasks import Question as TaskQuestion, evaluate
 from genai.model import Model
 
 from .held_out import Question

@@ -1,7 +1,7 @@
 """Pebble as a plain PyTorch Llama with Hugging Face's parameter names, so that export is a rename.
 
 Llama 2 (arXiv:2307.09288): RMSNorm before each block, rotary positions in halves, grouped-query attention,
-SwiGLU, tied embeddings. Linear weights can be rounded on the fly (`fake_quant.py`).
+SwiGLU, embeddings tied to the head or not. Linear weights can be rounded on the fly (`fake_quant.py`).
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ class PebbleConfig:
     context_length: int = 1024
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
+    tie_embeddings: bool = True
 
 
 class Projection(nn.Linear):
@@ -74,14 +75,17 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.view(*x.shape[:2], num_heads, self.config.head_size).transpose(1, 2)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Past | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
         query = rotate(self._heads(self.q_proj(x), self.config.num_heads), cos, sin)
         key = rotate(self._heads(self.k_proj(x), self.config.num_kv_heads), cos, sin)
         value = self._heads(self.v_proj(x), self.config.num_kv_heads)
         if past is not None:
             key, value = past.extended(key, value)
-        attend = short_attention if past is None and x.shape[1] <= SHORT_ROW else long_attention
-        return self.o_proj(attend(query, key, value, mask).transpose(1, 2).flatten(2))
+        if mask is not None and past is None and x.shape[1] <= SHORT_ROW:
+            mixed = short_attention(query, key, value, mask)
+        else:
+            mixed = long_attention(query, key, value, mask)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -98,11 +102,12 @@ def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> 
     return (weights @ value.reshape(batch * kv_heads, tokens, size)).view(batch, heads, tokens, size)
 
 
-def long_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """The same by PyTorch's kernel, in float32: its bfloat16 backward pass is slow on a CPU."""
+def long_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """The same by PyTorch's kernel, in float32: its bfloat16 backward pass is slow on a CPU. No mask: causal."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1).float(), value.repeat_interleave(groups, 1).float()
-    return F.scaled_dot_product_attention(query.float(), key, value, attn_mask=mask).to(query.dtype)
+    mixed = F.scaled_dot_product_attention(query.float(), key, value, attn_mask=mask, is_causal=mask is None)
+    return mixed.to(query.dtype)
 
 
 class FeedForward(nn.Module):
@@ -124,7 +129,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Past | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, past: Past | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, past)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -147,6 +152,7 @@ class Pebble(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config)
+        self.lm_head = None if config.tie_embeddings else Projection(config.hidden_size, config.vocab_size)
         self.embedding_bits: int | None = None
         exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
         angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), config.rope_theta**-exponents)
@@ -181,15 +187,20 @@ class Pebble(nn.Module):
         weight = self.model.embed_tokens.weight
         return weight if self.embedding_bits is None else fake_quantise(weight, self.embedding_bits)
 
-    def forward(self, ids: Tensor, documents: Tensor, past: list[Past] | None = None) -> Tensor:
+    def forward(self, ids: Tensor, documents: Tensor | None, past: list[Past] | None = None) -> Tensor:
         """ids: int64 [batch, new tokens]; documents: int64 [batch, past and new tokens].
 
-        A token sees earlier tokens of its own document only.
+        A token sees earlier tokens of its own document only; of its whole row where `documents` is None
+        (then without `past`).
         """
-        total = documents.shape[1]
+        if documents is None and past is not None:
+            raise ValueError("past tokens need `documents`, which say how many they are")
+        total = ids.shape[1] if documents is None else documents.shape[1]
         start = total - ids.shape[1]
-        same = documents[:, start:, None] == documents[:, None, :]
-        mask = torch.where(same.tril(start), 0.0, float("-inf"))[:, None]
+        mask = None
+        if documents is not None:
+            same = documents[:, start:, None] == documents[:, None, :]
+            mask = torch.where(same.tril(start), 0.0, float("-inf"))[:, None]
         x = F.embedding(ids, self.embedding())
         for number, layer in enumerate(self.model.layers):
             layer_past = None if past is None else past[number]
@@ -197,4 +208,4 @@ class Pebble(nn.Module):
         return self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.embedding())
+        return F.linear(hidden, self.embedding()) if self.lm_head is None else self.lm_head(hidden)

@@ -16,8 +16,8 @@ class Optimiser:
     """Two torch optimisers as one; `step(progress)` sets their rates first."""
 
     def __init__(self, model: nn.Module) -> None:
-        hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-        others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+        hidden = [p for name, p in model.named_parameters() if _is_hidden_matrix(name, p)]
+        others = [p for name, p in model.named_parameters() if not _is_hidden_matrix(name, p)]
         self._others = others
         self._muon = torch.optim.Muon(hidden, lr=MUON_PEAK, momentum=0.95, weight_decay=0.02)
         self._adamw = torch.optim.AdamW(others, lr=ADAMW_PEAK, betas=(0.9, 0.95), weight_decay=0.0)
@@ -41,6 +41,10 @@ class Optimiser:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._muon.load_state_dict(state["muon"])
         self._adamw.load_state_dict(state["adamw"])
+
+
+def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
 
 
 def rate_share(step: int, progress: float) -> float:

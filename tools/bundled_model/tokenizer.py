@@ -5,7 +5,7 @@ normaliser is left out, because onnxruntime-genai 0.18 does not apply it: ids wo
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -55,7 +55,12 @@ def _training_text(rng: Random) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """A `tokenizers.Tokenizer` with VOCAB_SIZE ids; the special tokens are ids 0, 1 and 2."""
+    """Pebble's tokenizer, with VOCAB_SIZE ids."""
+    return train_bpe(_training_text(Random(seed)), VOCAB_SIZE)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A `tokenizers.Tokenizer` with `vocab_size` ids, merged from `texts`; the special tokens are ids 0, 1 and 2."""
     tokenizer = Tokenizer(BPE(fuse_unk=False, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -65,13 +70,13 @@ def train_tokenizer(seed: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_training_text(Random(seed)), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

@@ -6,7 +6,6 @@ alone would cost more than two points of held-out accuracy (`--qat auto`).
 """
 
 import argparse
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from .optimiser import Optimiser
 from .packing import Rows, RowStream
 from .tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from .torch_replies import torch_replies
+from .training_state import load_state, save_state, write_log
 
 # Rows and tokens of a batch. Of CYCLE steps one is long, MEDIUM_STEPS are medium, the rest short.
 SHORT_SHAPE, MEDIUM_SHAPE, LONG_SHAPE = (32, 128), (16, 256), (4, 1024)
@@ -47,7 +47,7 @@ class Progress:
         return self.seconds / (60.0 * minutes) if steps is None else self.step / steps
 
 
-def sample_loss(model: Pebble, ids: Tensor, documents: Tensor, weights: Tensor) -> Tensor:
+def sample_loss(model: Pebble, ids: Tensor, documents: Tensor | None, weights: Tensor) -> Tensor:
     """Weighted mean cross-entropy of the next token."""
     hidden = model(ids, documents)
     logits = model.logits(hidden[:, :-1]).flatten(0, 1).float()
@@ -133,33 +133,19 @@ class Trainer:
         self.save("before_qat.pt")
 
     def save(self, name: str = "checkpoint.pt") -> None:
-        state = {
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "progress": vars(self.progress),
-            "torch_rng": torch.get_rng_state(),
-        }
-        partial = self.folder / (name + ".partial")
-        torch.save(state, partial)
-        partial.replace(self.folder / name)
+        save_state(self.folder / name, self.model, self.optimiser, vars(self.progress))
 
     def _resume(self) -> None:
         path = self.folder / "checkpoint.pt"
         if not path.exists():
             return
-        state = torch.load(path, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.progress = Progress(**state["progress"])
-        torch.set_rng_state(state["torch_rng"])
+        self.progress = Progress(**load_state(path, self.model, self.optimiser))
         self.model.set_fake_quantisation(bool(self.progress.qat))
         self._log(resumed=True)
 
     def _log(self, **values: Any) -> None:
         line = {"step": self.progress.step, "seconds": round(self.progress.seconds), **values}
-        with (self.folder / "log.jsonl").open("a") as log:
-            log.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
+        write_log(self.folder / "log.jsonl", line)
 
 
 def _tokenizer(folder: Path, seed: int) -> Tokenizer:

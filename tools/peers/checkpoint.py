@@ -10,8 +10,7 @@ from pathlib import Path
 
 import ml_dtypes
 
-from genai.builder.random_weights import RandomWeights
-from genai.builder.tensors import tensor_shapes
+from genai.builder.tensors import RandomWeights, tensor_shapes
 
 from .shapes import Shape
 from .tokenizer import write_tokenizer

@@ -45,6 +45,23 @@ _LLAMA = _COMMON | {
 }
 
 
+_QWEN3_MOE = _COMMON | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": 32768,
+    "attention_bias": False,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "use_sliding_window": False,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+}
+
+
 @dataclass(frozen=True)
 class Shape:
     """A model's sizes.
@@ -67,14 +84,12 @@ class Shape:
     @property
     def packed_bytes(self) -> int:
         """Bytes of all matrices in INT4, blocks of 32, float16 scales; a tied head counts once."""
-        weights = sum(prod(shape) for shape in tensor_shapes(self.spec).values() if len(shape) >= 2)
-        return int(weights * _BYTES_PER_WEIGHT)
+        return int(self._weights(1.0) * _BYTES_PER_WEIGHT)
 
     @property
     def operations_per_token(self) -> int:
         """Multiplications and additions of the layers' matrices for one token of a prompt (its head runs once)."""
-        layers = {name: shape for name, shape in tensor_shapes(self.spec).items() if ".layers." in name}
-        return 2 * sum(prod(shape) for shape in layers.values() if len(shape) >= 2)
+        return int(2 * self._weights(self._chosen(1), ".layers."))
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -83,8 +98,21 @@ class Shape:
         return 2 * spec.num_layers * spec.num_key_value_heads * spec.head_size * _KV_BYTES
 
     def bytes_per_step(self, context: float, batch: int = 1) -> float:
-        """What one decode step of `batch` sequences reads: each weight once, and all keys and values."""
-        return self.packed_bytes + batch * context * self.kv_bytes_per_token
+        """What one decode step of `batch` sequences reads: each weight that is used once, and all keys and values."""
+        return self._weights(self._chosen(batch)) * _BYTES_PER_WEIGHT + batch * context * self.kv_bytes_per_token
+
+    def _weights(self, share_of_experts: float, place: str = "") -> float:
+        """Numbers in the matrices whose names hold `place`, of the experts a share."""
+        return sum(
+            prod(shape) * (share_of_experts if ".experts." in name else 1)
+            for name, shape in tensor_shapes(self.spec).items()
+            if len(shape) >= 2 and place in name
+        )
+
+    def _chosen(self, batch: int) -> float:
+        """The share of experts that a batch of random tokens chooses."""
+        experts, chosen = self.config.get("num_experts", 1), self.config.get("num_experts_per_tok", 1)
+        return 1 - (1 - float(chosen) / experts) ** batch
 
 
 def _qwen2(name: str, title: str, **sizes: int) -> Shape:
@@ -116,6 +144,34 @@ SHAPES = {
                 "num_attention_heads": 32,
                 "num_key_value_heads": 8,
                 "head_dim": 64,
+            },
+        ),
+        Shape(
+            "moe-32x1024",
+            "6 layers of 32 experts of 1024, 4 chosen",
+            _QWEN3_MOE
+            | {
+                "vocab_size": 32000,
+                "num_hidden_layers": 6,
+                "num_key_value_heads": 4,
+                "intermediate_size": 1024,
+                "moe_intermediate_size": 1024,
+                "num_experts": 32,
+                "num_experts_per_tok": 4,
+            },
+        ),
+        Shape(
+            "moe-64x1024",
+            "6 layers with OLMoE-1B-7B's sizes: 64 experts of 1024, 8 chosen",
+            _QWEN3_MOE
+            | {
+                "vocab_size": 50304,
+                "num_hidden_layers": 6,
+                "num_key_value_heads": 16,
+                "intermediate_size": 1024,
+                "moe_intermediate_size": 1024,
+                "num_experts": 64,
+                "num_experts_per_tok": 8,
             },
         ),
         _qwen2(

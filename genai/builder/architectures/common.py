@@ -1,13 +1,95 @@
-"""What most configurations share: sizes, tokens, rotation, windows per layer."""
+"""What families share: the form of an architecture, what most configurations say, and cuts of packed tensors."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ...errors import ConfigError, UnsupportedModelError
-from ..hf_config import HFConfig
-from ..hf_rope import rope_fields
-from ..spec import DecoderSpec
+from ..hf_config import HFConfig, rope_fields
+from ..spec import DecoderSpec, Experts
+
+# Cuts one weight or bias out of the tensor that holds it: (spec, tensor, *numbers that the rule's pattern caught).
+View = Callable[..., NDArray[Any]]
+Describe = Callable[[HFConfig], DecoderSpec]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where a tensor lies: `pattern`, found in our name, is replaced by `replacement` (as re.sub does).
+
+    A view then cuts it out of the tensor found there. With `stack`, the replacement ends in "{}" before what follows,
+    and tensors numbered from 0 are put one after the other. `when` says which decoders it is for.
+    """
+
+    pattern: str
+    replacement: str
+    view: View | None = None
+    stack: Callable[[DecoderSpec], int] | None = None
+    when: Callable[[DecoderSpec], bool] = lambda spec: True
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tensors that one of ours is made of, and how."""
+
+    names: tuple[str, ...]
+    view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model_type.
+
+    Attributes:
+        model_type: as config.json names it.
+        title: for people.
+        describe: reads config.json.
+        rules: applied in order to each of our tensor names, which are those of Llama, Qwen and Gemma 2.
+    """
+
+    model_type: str
+    title: str
+    describe: Describe
+    rules: tuple[Rule, ...] = ()
+
+    def source(self, spec: DecoderSpec, name: str) -> Source:
+        """Where the tensor that we call `name` lies."""
+        view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+        names: tuple[str, ...] = (name,)
+        for rule in self.rules:
+            match = re.search(rule.pattern, names[0])
+            if match is None or not rule.when(spec):
+                continue
+            renamed = re.sub(rule.pattern, rule.replacement, names[0], count=1)
+            names = tuple(renamed.format(i) for i in range(rule.stack(spec))) if rule.stack else (renamed,)
+            if rule.view is not None:
+                view = _bound(rule.view, spec, match)
+        return Source(names, view)
+
+
+ARCHITECTURES: dict[str, Architecture] = {}
+"""By model_type; `architectures` fills it."""
+
+
+def architecture(title: str, *rules: Rule) -> Callable[[Describe], Describe]:
+    """Decorator of the function that describes the model_type of its name; see Architecture."""
+
+    def add(describe: Describe) -> Describe:
+        ARCHITECTURES[describe.__name__] = Architecture(describe.__name__, title, describe, rules)
+        return describe
+
+    return add
+
+
+def _bound(view: View, spec: DecoderSpec, match: re.Match[str]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    numbers = tuple(int(group) for group in match.groups())
+    return lambda tensor: view(spec, tensor, *numbers)
+
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -113,9 +195,35 @@ def biases(attention: bool, mlp: bool) -> dict[str, Any]:
     return {"qkv_bias": attention, "o_bias": attention, "mlp_bias": mlp}
 
 
+def attention_biases(config: HFConfig) -> dict[str, Any]:
+    """Biases of the attention projections alone, if attention_bias says so."""
+    return biases(config.flag("attention_bias"), False)
+
+
+def given_biases(config: HFConfig) -> dict[str, Any]:
+    """Biases as attention_bias and mlp_bias say."""
+    return biases(config.flag("attention_bias"), config.flag("mlp_bias"))
+
+
+def mixtral_experts(config: HFConfig, **fields: Any) -> Experts:
+    """Experts by the keys that Mixtral has for them."""
+    return Experts(
+        count=config.integer("num_local_experts"),
+        per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=config.integer("intermediate_size"),
+        **fields,
+    )
+
+
 def layer_norms(*, biased: bool = True, **fields: Any) -> dict[str, Any]:
     """Layer norms in the place of RMS norms."""
     return {"norm": "layer", "norm_biases": biased, **fields}
+
+
+def gpt_fields(config: HFConfig, *names: str, default: str, **fields: Any) -> dict[str, Any]:
+    """Layer norms, and no gate behind the activation, which has one of these names or else is the default."""
+    hidden_activation = activation(config.text(*names, default=default))
+    return {"epsilon": 1e-5, "hidden_activation": hidden_activation, "gated_mlp": False, **layer_norms(**fields)}
 
 
 def sliding_layers(config: HFConfig, pattern: int | None = None) -> tuple[int, ...]:
@@ -140,3 +248,43 @@ def window_fields(config: HFConfig, pattern: int | None = None, *, window: int |
         return {}
     every = len(layers) == config.num_layers
     return {"sliding_window": window, "sliding_layers": None if every else layers}
+
+
+def transposed(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    """A matrix stored as [inputs, outputs]; a bias stays as it is."""
+    return tensor.T
+
+
+def of_group(part: slice | int) -> View:
+    """Of a tensor with, per key/value head, its query heads, then its key, then its value."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+        share = spec.num_attention_heads // spec.num_key_value_heads + 2
+        groups = tensor.reshape(spec.num_key_value_heads, share, spec.head_size, *tensor.shape[1:])
+        return groups[:, part].reshape(-1, *tensor.shape[1:])
+
+    return view
+
+
+def flat(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+    """Weights of several heads as one vector."""
+    return tensor.reshape(-1)
+
+
+# Queries, keys and values below each other, as Phi-3 stores them.
+PACKED_QKV = (
+    Rule(r"self_attn\.q_proj", "self_attn.qkv_proj", lambda spec, x: x[: spec.query_size]),
+    Rule(r"self_attn\.k_proj", "self_attn.qkv_proj", lambda spec, x: x[spec.query_size :][: spec.key_value_size]),
+    Rule(r"self_attn\.v_proj", "self_attn.qkv_proj", lambda spec, x: x[spec.query_size + spec.key_value_size :]),
+)
+PACKED_GATE_UP = (
+    Rule(r"mlp\.gate_proj", "mlp.gate_up_proj", lambda spec, x: x[: len(x) // 2]),
+    Rule(r"mlp\.up_proj", "mlp.gate_up_proj", lambda spec, x: x[len(x) // 2 :]),
+)
+# Mixtral's names of a mixture of experts.
+MIXTRAL_EXPERTS = (
+    Rule(r"mlp\.experts\.(\d+)\.gate_proj", r"block_sparse_moe.experts.\1.w1"),
+    Rule(r"mlp\.experts\.(\d+)\.up_proj", r"block_sparse_moe.experts.\1.w3"),
+    Rule(r"mlp\.experts\.(\d+)\.down_proj", r"block_sparse_moe.experts.\1.w2"),
+    Rule(r"mlp\.gate\.", "block_sparse_moe.gate."),
+)

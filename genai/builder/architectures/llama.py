@@ -1,16 +1,299 @@
-"""Llama 1 to 3.3 (Meta), and the many models that took over its form."""
+"""Llama, and models of its form (Qwen, Gemma, OLMo), with other numbers or other places of norms and windows."""
 
 from __future__ import annotations
 
-from ..architecture import Architecture
-from ..hf_config import HFConfig
-from ..spec import DecoderSpec
-from .common import biases, decoder
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..hf_config import HFConfig, rope_values
+from ..spec import DecoderSpec, Experts
+from . import common
+from .common import Rule, View, architecture, decoder
 
 
-def describe(config: HFConfig) -> DecoderSpec:
-    bias = biases(config.flag("attention_bias"), config.flag("mlp_bias"))
-    return decoder(config, family="llama", **bias)
+@architecture("Llama 1-3.3")
+def llama(config: HFConfig) -> DecoderSpec:
+    """Llama 1 to 3.3 (Meta), and the many models that took over its form."""
+    return decoder(config, family="llama", **common.given_biases(config))
 
 
-ARCHITECTURE = Architecture("llama", "Llama 1-3.3", describe)
+@architecture("Mistral")
+def mistral(config: HFConfig) -> DecoderSpec:
+    """Mistral 7B and its successors: a sliding window in every layer, or in none."""
+    return decoder(config, family="mistral", **common.window_fields(config, window=4096))
+
+
+@architecture("Mixtral", *common.MIXTRAL_EXPERTS)
+def mixtral(config: HFConfig) -> DecoderSpec:
+    """Mistral with two of several experts per token."""
+    experts = common.mixtral_experts(config)
+    return decoder(config, theta=1e6, epsilon=1e-5, experts=experts, **common.window_fields(config))
+
+
+@architecture("ERNIE 4.5")
+def ernie4_5(config: HFConfig) -> DecoderSpec:
+    """ERNIE 4.5, dense: neighbours rotated together."""
+    both = common.biases(bias := config.flag("use_bias"), bias)
+    return decoder(
+        config, family="ernie4_5", theta=500000.0, epsilon=1e-5, tied=True, head_size=128, rope_interleaved=True, **both
+    )
+
+
+@architecture("EXAONE 4")
+def exaone4(config: HFConfig) -> DecoderSpec:
+    """Norms behind each part; where some layers have a window, the others do not rotate."""
+    windows = common.window_fields(config, pattern=4, window=4096)
+    rotated = windows.get("sliding_layers")
+    return decoder(config, epsilon=1e-5, pre_norms=False, post_norms=True, qk_norm=True, rope_layers=rotated, **windows)
+
+
+@architecture(
+    "GLM 4",
+    # What we call pre_feedforward_layernorm has the name that ours after attention would have.
+    Rule(r"post_attention_layernorm", "post_self_attn_layernorm"),
+    Rule(r"pre_feedforward_layernorm", "post_attention_layernorm"),
+    Rule(r"post_feedforward_layernorm", "post_mlp_layernorm"),
+    *common.PACKED_GATE_UP,
+)
+def glm4(config: HFConfig) -> DecoderSpec:
+    """GLM 4 (0414): norms before and after each part, half of each head rotated, neighbours together."""
+    return decoder(
+        config,
+        partial=0.5,
+        epsilon=1.5625e-7,
+        head_size=128,
+        qkv_bias=config.flag("attention_bias", default=True),
+        post_norms=True,
+        rope_interleaved=True,
+    )
+
+
+@architecture("SmolLM 3")
+def smollm3(config: HFConfig) -> DecoderSpec:
+    """No rotation in every fourth layer."""
+    count = config.num_layers
+    rotated = config.layers("no_rope_layers", count)
+    if rotated is None:
+        every = config.integer("no_rope_layer_interval", default=4)
+        rotated = [(layer + 1) % every for layer in range(count)]
+    windows = common.window_fields(config)
+    if not config.flag("use_sliding_window"):
+        windows = {}
+    elif windows and config.get("layer_types") is None:
+        windows["sliding_layers"] = tuple(layer for layer, flag in enumerate(rotated) if not flag)
+    return decoder(
+        config,
+        family="smollm3",
+        theta=2e6,
+        tied=True,
+        rope_layers=tuple(layer for layer, flag in enumerate(rotated) if flag),
+        **common.given_biases(config),
+        **windows,
+    )
+
+
+@architecture("OLMo 1")
+def olmo(config: HFConfig) -> DecoderSpec:
+    """Layer norms that learn nothing; queries, keys and values may be clipped."""
+    return decoder(
+        config,
+        family="olmo",
+        epsilon=1e-5,
+        qkv_clip=config.number("clip_qkv", default=0.0),
+        **common.attention_biases(config),
+        **common.layer_norms(biased=False, norm_weights=False),
+    )
+
+
+@architecture("OLMo 2")
+def olmo2(config: HFConfig) -> DecoderSpec:
+    """Norms behind each part instead of before it, and over all queries and all keys."""
+    return decoder(
+        config,
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        qk_norm_scope="all",
+        epsilon=1e-5,
+        **common.attention_biases(config),
+    )
+
+
+def _multipliers(config: HFConfig) -> dict[str, Any]:
+    """Of embeddings, scores, what each part adds, and logits."""
+    return {
+        "embedding_scale": config.number("embedding_multiplier", default=1.0),
+        "attention_scale": config.number("attention_multiplier", default=1.0),
+        "residual_scale": config.number("residual_multiplier", default=1.0),
+        "logit_scale": 1 / config.number("logits_scaling", default=1.0, positive=True),
+    }
+
+
+@architecture("Granite 3")
+def granite(config: HFConfig) -> DecoderSpec:
+    return decoder(config, family="granite", **_multipliers(config), **common.given_biases(config))
+
+
+def _of_expert(half: int | None) -> View:
+    """One expert's matrix out of [experts, rows, columns]: the first or second half of its rows, or all."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
+        matrix: NDArray[Any] = tensor[expert]
+        width = len(matrix) // 2
+        return matrix if half is None else matrix[width:] if half else matrix[:width]
+
+    return view
+
+
+@architecture(
+    "Granite 3 MoE",
+    Rule(r"mlp\.experts\.(\d+)\.gate_proj", "block_sparse_moe.input_linear", _of_expert(0)),
+    Rule(r"mlp\.experts\.(\d+)\.up_proj", "block_sparse_moe.input_linear", _of_expert(1)),
+    Rule(r"mlp\.experts\.(\d+)\.down_proj", "block_sparse_moe.output_linear", _of_expert(None)),
+    Rule(r"mlp\.gate\.", "block_sparse_moe.router.layer."),
+)
+def granitemoe(config: HFConfig) -> DecoderSpec:
+    """With experts, all of a layer's in one tensor."""
+    experts = common.mixtral_experts(config)
+    return decoder(config, experts=experts, **_multipliers(config), **common.attention_biases(config))
+
+
+def _cohere_fields(config: HFConfig) -> dict[str, Any]:
+    """What both generations share."""
+    return {
+        "tied": True,
+        "epsilon": 1e-5,
+        "parallel": True,
+        "shared_norm": True,
+        "rope_interleaved": True,
+        "logit_scale": config.number("logit_scale", default=0.0625),
+        **common.layer_norms(biased=False),
+        **common.attention_biases(config),
+    }
+
+
+@architecture("Command R", Rule(r"self_attn\.[qk]_norm", r"\g<0>", common.flat))
+def cohere(config: HFConfig) -> DecoderSpec:
+    qk_norm = config.flag("use_qk_norm")
+    return decoder(config, **_cohere_fields(config), theta=500000.0, qk_norm=qk_norm, qk_norm_scope="heads")
+
+
+@architecture("Command R7B, A")
+def cohere2(config: HFConfig) -> DecoderSpec:
+    """Three layers with a window and rotation to one that sees everything and rotates nothing."""
+    windows = common.window_fields(config, pattern=4, window=4096)
+    return decoder(config, **_cohere_fields(config), rope_layers=common.sliding_layers(config, pattern=4), **windows)
+
+
+def _gemma_fields(config: HFConfig, family: str) -> dict[str, Any]:
+    """What all Gemmas share. The first checkpoints say gelu and mean its approximation by tanh."""
+    named = config.text("hidden_activation", "hidden_act", default="gelu")
+    return {
+        "family": family,
+        "tied": True,
+        "head_size": 256,
+        "hidden_activation": common.activation("gelu_pytorch_tanh" if named == "gelu" else named),
+        "norm_weight_offset": 1.0,
+        "embedding_scale": config.integer("hidden_size") ** 0.5,
+        **common.attention_biases(config),
+    }
+
+
+def _later_fields(config: HFConfig, cap: float, logit_cap: float) -> dict[str, Any]:
+    """What came with Gemma 2; the soft caps are the defaults."""
+    return {
+        "post_norms": True,
+        "attention_scale": config.number("query_pre_attn_scalar", default=256, positive=True) ** -0.5,
+        "attention_softcap": config.optional_number("attn_logit_softcapping", cap),
+        "logit_softcap": config.optional_number("final_logit_softcapping", logit_cap),
+    }
+
+
+@architecture("Gemma 1")
+def gemma(config: HFConfig) -> DecoderSpec:
+    return decoder(config, **_gemma_fields(config, "gemma"))
+
+
+@architecture("Gemma 2")
+def gemma2(config: HFConfig) -> DecoderSpec:
+    """Norms before and after each part, soft caps, a window in every other layer."""
+    windows = common.window_fields(config, pattern=2, window=4096)
+    return decoder(config, **_gemma_fields(config, "gemma2"), **windows, **_later_fields(config, 50.0, 30.0))
+
+
+@architecture("Gemma 3 (text)")
+def gemma3_text(config: HFConfig) -> DecoderSpec:
+    """Five layers with a window and a rotation of their own to one that sees everything."""
+    local = rope_values(config, "sliding_attention").get("rope_theta")
+    return decoder(
+        config,
+        theta=1e6,
+        rope_kind="full_attention",
+        **_gemma_fields(config, "gemma3_text"),
+        **common.window_fields(config, pattern=6, window=4096),
+        qk_norm=True,
+        local_rope_theta=config.number("rope_local_base_freq", default=local or 10000.0),
+        **_later_fields(config, 0.0, 0.0),
+    )
+
+
+def _windows(config: HFConfig, layers: Callable[[int], range]) -> dict[str, Any]:
+    """The window of these layers, given max_window_layers, if use_sliding_window says so."""
+    fields, bound = common.window_fields(config, window=4096), config.integer("max_window_layers", default=28, least=0)
+    if not config.flag("use_sliding_window"):
+        return {}
+    if fields and config.get("layer_types") is None:
+        chosen = tuple(layers(bound))
+        return {**fields, "sliding_layers": chosen} if chosen else {}
+    return fields
+
+
+def _upper_windows(config: HFConfig) -> dict[str, Any]:
+    """The window of the layers from max_window_layers on."""
+    return _windows(config, lambda first: range(first, config.num_layers))
+
+
+def _experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
+    """The experts, and the layers that have an ordinary feed-forward layer instead."""
+    experts = Experts(
+        count=config.integer("num_experts", "num_local_experts"),
+        per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=config.integer("moe_intermediate_size"),
+        normalized=config.flag("norm_topk_prob"),
+        **fields,
+    )
+    step, listed = config.integer("decoder_sparse_step", default=1), config.numbers("mlp_only_layers")
+    dense = tuple(layer for layer in range(config.num_layers) if layer in listed or (layer + 1) % step)
+    return {"experts": experts, "dense_layers": dense}
+
+
+@architecture("Qwen 2, 2.5")
+def qwen2(config: HFConfig) -> DecoderSpec:
+    return decoder(config, family="qwen2", qkv_bias=True, **_upper_windows(config))
+
+
+@architecture("Qwen 3")
+def qwen3(config: HFConfig) -> DecoderSpec:
+    """Norms over each query and key head."""
+    return decoder(config, family="qwen3", qk_norm=True, **common.attention_biases(config), **_upper_windows(config))
+
+
+@architecture("Qwen 1.5 and 2 MoE")
+def qwen2_moe(config: HFConfig) -> DecoderSpec:
+    """One more expert, behind a gate, sees every token; a window in every other layer below max_window_layers."""
+    shared = config.integer("shared_expert_intermediate_size", least=0)
+    experts = _experts(config, shared_intermediate_size=shared, shared_gate=True)
+    windows = _windows(config, lambda end: range(0, min(end, config.num_layers), 2))
+    return decoder(config, qkv_bias=config.flag("qkv_bias", default=True), **experts, **windows)
+
+
+@architecture("Qwen 3 MoE")
+def qwen3_moe(config: HFConfig) -> DecoderSpec:
+    experts, bias, windows = (
+        _experts(config),
+        common.attention_biases(config),
+        common.window_fields(config, window=4096),
+    )
+    return decoder(config, qk_norm=True, **bias, **experts, **(windows if config.flag("use_sliding_window") else {}))

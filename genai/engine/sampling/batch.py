@@ -1,31 +1,118 @@
-"""Chooses the next token of many rows at once, each with options of its own."""
+"""Chooses the next token of many rows at once, each with options of its own, Python functions over logits included; and
+log-probabilities in the model's own distribution, before temperature, penalties and all else.
+
+Log-probabilities are exact to float64: logit - log(sum(exp(logits))), computed in float64 from the float32 logits.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.sampling import sample_batch
-from genai.kernels.cpu.sampling_steps import codes
-from genai.kernels.cpu.sampling_steps.batch import SamplingBatch, Workspace
-from genai.kernels.cpu.sampling_steps.row import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
-from genai.kernels.cpu.team import Team
+from genai.kernels.executor import Executor, Sampler
+from genai.kernels.forks import renew_locks
+from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, OWN, ROW, SamplingBatch
 
-from ...errors import InputError, SamplingError
+from ...device import open_executor
+from ...errors import LogitsProcessorError, SamplingError
 from ..decoder import Logits
-from .logprobs import TokenLogprob, token_logprobs
-from .processors import run_processors
-from .row import RowSampler
+from .plan import RowSampler
 
-_Item = TypeVar("_Item", bound=np.generic)
 
-# More slots than threads, so that a core that something else slows down gets fewer of them.
-_SLOTS_PER_THREAD = 2
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's log-probability (natural logarithm), and the most likely alternatives.
+
+    Attributes:
+        token: its id.
+        logprob: -inf if the model excludes it.
+        top: (id, logprob) of the most likely tokens, the first first; the token itself may be among them.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def token_logprobs(
+    logits: NDArray[np.float32],
+    tokens: Sequence[int] | NDArray[np.integer],
+    top: int = 0,
+    *,
+    rows: Sequence[int] | None = None,
+    sampler: Sampler | None = None,
+) -> list[TokenLogprob]:
+    """Log-probabilities of one token per row: of a prompt (logits of row i, token i + 1) or of chosen tokens.
+
+    Args:
+        logits: float32 [B, V].
+        tokens: A ids, 0 to V - 1.
+        top: how many alternatives, 0 to V.
+        rows: A rows of `logits`, one for each token; None = all in order.
+        sampler: of the device that holds the logits; None: they are the host's, and one thread is enough.
+
+    Raises:
+        SamplingError: logits with NaN or infinity, or without any finite one.
+    """
+    where = np.arange(len(logits)) if rows is None else np.asarray(rows, np.int64)
+    ids = np.asarray(tokens, np.int64)
+    sampler = open_executor(threads=1).sampler(logits.shape[1]) if sampler is None else sampler
+    normalizers, likely = sampler.log_normalizers(np.ascontiguousarray(logits), where, top)
+    results = []
+    for row, token, normalizer, best in zip(where.tolist(), ids.tolist(), normalizers.tolist(), likely, strict=True):
+        if np.isnan(normalizer):
+            raise SamplingError(
+                f"the logits of row {row} have no log-probabilities",
+                "they hold NaN or infinity, or nothing but -inf",
+                "check the model: its output overflowed or is damaged",
+            )
+        alternatives = tuple((other, float(logits[row, other]) - normalizer) for other in best.tolist() if other >= 0)
+        results.append(TokenLogprob(token, float(logits[row, token]) - normalizer, alternatives))
+    return results
+
+
+def _processed(logits: NDArray[np.float32], row: RowSampler) -> NDArray[np.float32]:
+    """Logits [V] after the request's functions, see SamplingParams.logits_processors."""
+    token_ids, result = tuple(row.tokens), logits.copy()
+    for processor in row.plan.params.logits_processors:
+        result = _run(processor, token_ids, result)
+    return result
+
+
+def _run(processor: Any, token_ids: tuple[int, ...], row: NDArray[np.float32]) -> NDArray[np.float32]:
+    name, shape = getattr(processor, "__qualname__", type(processor).__qualname__), row.shape
+    try:
+        result = processor(token_ids, row)
+    except Exception as error:
+        raise LogitsProcessorError(
+            f"the logits processor {name} raised {type(error).__name__}: {error}",
+            f"it was called with {len(token_ids)} token ids and logits float32 {list(shape)}",
+            "correct the processor, or leave it out",
+        ) from error
+    result = row if result is None else result
+    if not isinstance(result, np.ndarray) or result.shape != shape or result.dtype != np.float32:
+        is_array = isinstance(result, np.ndarray)
+        found = f"{result.dtype} {list(result.shape)}" if is_array else type(result).__name__
+        raise LogitsProcessorError(
+            f"the logits processor {name} returned {found}",
+            f"float32 {list(shape)} is expected",
+            "return logits.astype(np.float32), or change the array given and return None",
+        )
+    if not np.max(result) < np.inf:
+        token = int(np.flatnonzero(~(result < np.inf))[0])
+        raise LogitsProcessorError(
+            f"the logits processor {name} gave token {token} the logit {result[token]}",
+            "logits are finite, or -inf for tokens that may not be chosen",
+            "to force a token, set all others to -inf",
+        )
+    return np.ascontiguousarray(result)
+
+
 _REASONS = {
     HAS_NAN: ("hold NaN", "check the model: its output is damaged, or overflowed inside"),
     HAS_INFINITY: ("hold plus infinity", "check the model and the penalties: the logits overflowed"),
@@ -46,6 +133,14 @@ class SampledBatch:
     logprobs: tuple[TokenLogprob | None, ...]
 
 
+def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
+
+
+def _active(rows: Sequence[RowSampler | None]) -> dict[int, RowSampler]:
+    return {index: row for index, row in enumerate(rows) if row is not None}
+
+
 class BatchSampler:
     """Samples batches of rows. Safe to call from several threads: calls take turns.
 
@@ -54,29 +149,28 @@ class BatchSampler:
 
     Args:
         vocab_size: logits per row.
-        team: threads that share the work; None = the caller's alone.
+        executor: the device that holds the logits; None: they are the host's, and one thread is enough.
     """
 
-    def __init__(self, vocab_size: int, team: Team | None = None) -> None:
+    def __init__(self, vocab_size: int, executor: Executor | None = None) -> None:
         self._vocab_size = vocab_size
-        self._team = team
-        slots = 1 if team is None or team.threads == 1 else _SLOTS_PER_THREAD * team.threads
-        self._workspace = Workspace.allocate(slots, vocab_size)
+        self._sampler = (executor or open_executor(threads=1)).sampler(vocab_size)
         self._lock = threading.Lock()
+        renew_locks(self, "_lock")
 
     def sample(self, logits: Logits, rows: Sequence[RowSampler | None]) -> SampledBatch:
         """The next token of each row. Nothing is appended; a call that raises changes nothing.
 
         Args:
             logits: float32 [B, vocab_size]; not modified.
-            rows: B rows; None where no token is wanted.
+            rows: B rows, planned for so many logits; None where no token is wanted.
 
         Raises:
-            InputError: logits and rows that do not fit each other.
             SamplingError: logits with NaN or plus infinity, or nothing left to choose; names the row.
             LogitsProcessorError: a logits processor failed.
         """
-        active, chosen, probabilities, _ = self._run(logits, rows, want_distributions=False)
+        active = _active(rows)
+        chosen, probabilities = self._run(logits, active, None)
         tokens = np.full(len(rows), -1, np.int64)
         tokens[list(active)] = chosen
         logprobs = self._logprobs(logits, active, chosen)
@@ -90,96 +184,63 @@ class BatchSampler:
 
         XTC takes part or not as it would. Arguments and errors as for `sample`.
         """
-        active, _, _, found = self._run(logits, rows, want_distributions=True)
+        active = _active(rows)
+        found = np.empty((len(active), self._vocab_size))
+        self._run(logits, active, found)
         distributions = np.zeros((len(rows), self._vocab_size))
         distributions[list(active)] = found
         return distributions
 
     def _run(
-        self, logits: Logits, rows: Sequence[RowSampler | None], want_distributions: bool
-    ) -> tuple[dict[int, RowSampler], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]:
-        """Active rows by index; their tokens, the probabilities of these, and the distributions."""
-        self._check(logits, rows)
-        active = {index: row for index, row in enumerate(rows) if row is not None}
+        self, logits: Logits, active: dict[int, RowSampler], distributions: NDArray[np.float64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The rows' tokens, and the probabilities of these."""
         batch = self._batch(logits, active)
-        distributions = np.empty((len(active), self._vocab_size)) if want_distributions else None
         with self._lock:
-            tokens, probabilities, status = sample_batch(
-                logits, batch, self._workspace, distributions=distributions, team=self._team
-            )
+            tokens, probabilities, status = self._sampler.sample(logits, batch, distributions)
         for index, code in zip(active, status.tolist(), strict=True):
             if code != FINE:
                 why, fix = _REASONS[code]
                 raise SamplingError(f"row {index} has no next token", f"its logits {why}", fix)
-        return active, tokens, probabilities, distributions
-
-    def _check(self, logits: Logits, rows: Sequence[RowSampler | None]) -> None:
-        if logits.shape != (len(rows), self._vocab_size) or logits.dtype != np.float32 or not logits.flags.c_contiguous:
-            raise InputError(
-                f"logits are {logits.dtype} {list(logits.shape)}",
-                f"contiguous float32 {[len(rows), self._vocab_size]} is expected: one row of logits per row sampler",
-                "pass logits and rows of the same batch",
-            )
-        for index, row in enumerate(rows):
-            if row is not None and row.plan.vocab_size != self._vocab_size:
-                raise InputError(
-                    f"row {index} was planned for {row.plan.vocab_size} logits",
-                    f"this sampler takes {self._vocab_size}",
-                    "plan it with the vocab_size of this model",
-                )
+        return tokens, probabilities
 
     def _batch(self, logits: Logits, active: dict[int, RowSampler]) -> SamplingBatch:
-        rows = list(active.values())
-        spans = np.zeros((len(rows), codes.NUM_SPANS), np.int64)
-        settings = np.empty((len(rows), codes.NUM_SETTINGS))
-        replaced: list[NDArray[np.float32]] = []
-        edits, windows = [], []
+        rows: list[bytes] = []
+        processed: list[NDArray[np.float32]] = []
+        edit_ids, edit_values, windows = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
         num_edits = num_tokens = 0
-        for place, (index, row) in enumerate(active.items()):
-            settings[place] = row.plan.settings
-            source = index
+        for source, row in active.items():
             if row.plan.params.logits_processors:
-                replaced.append(run_processors(row.plan.params.logits_processors, row.tokens, logits[index]))
-                source = -len(replaced)
-            if row.plan.params.mirostat:
-                settings[place, codes.MOST_SURPRISE] = row.surprise_limit
-            edit, (window, first_output) = row.edits(), row.window()
-            edits.append(edit)
+                processed.append(_processed(logits[source], row))
+                source = -len(processed)
+            (ids, values), (window, first_output) = row.edits(), row.window()
+            edit_ids.append(ids)
+            edit_values.append(values)
             windows.append(window)
-            spans[place] = (
-                source, num_edits, num_edits + len(edit[0]), num_tokens, num_tokens + len(window), first_output,
-                row.since_breaker,
-            )  # fmt: skip
-            num_edits += len(edit[0])
-            num_tokens += len(window)
+            edits, tokens = (num_edits, num_edits + len(ids)), (num_tokens, num_tokens + len(window))
+            counter, span = (row.seed, row.row, len(row.tokens)), (source, *edits, *tokens, first_output)
+            rows += row.asked, OWN.pack(*counter, *span, row.since_breaker)
+            num_edits, num_tokens = edits[1], tokens[1]
         return SamplingBatch(
-            steps=np.array([row.plan.steps for row in rows], np.int64).reshape(-1, codes.MAX_STEPS),
-            settings=settings,
-            counters=np.array([(row.seed, row.row, len(row.tokens)) for row in rows], np.uint64).reshape(-1, 3),
-            spans=spans,
-            replaced=np.array(replaced, np.float32).reshape(-1, self._vocab_size),
-            edit_ids=_joined([ids for ids, _ in edits], np.int32),
-            edit_values=_joined([values for _, values in edits], np.float32),
+            rows=np.ndarray(len(active), ROW, b"".join(rows)),
+            plain=all(row.plan.is_plain for row in active.values()),
+            replaced=np.array(processed, np.float32).reshape(-1, self._vocab_size),
+            edit_ids=_joined(edit_ids, np.int32),
+            edit_values=_joined(edit_values, np.float32),
             tokens=_joined(windows, np.int32),
         )
 
     def _logprobs(
         self, logits: Logits, active: dict[int, RowSampler], chosen: NDArray[np.int64]
     ) -> dict[int, TokenLogprob]:
-        wanted = [(place, index, row.plan.params.logprobs) for place, (index, row) in enumerate(active.items())]
-        asking = [(place, index, top) for place, index, top in wanted if top is not None]
-        if not asking:
+        wanted = {index: row.plan.params.logprobs for index, row in active.items()}
+        tops = {index: top for index, top in wanted.items() if top is not None}
+        if not tops:
             return {}
-        indices = [index for _, index, _ in asking]
-        tokens = chosen[[place for place, _, _ in asking]]
-        most = max(top for _, _, top in asking)
+        tokens = [token for index, token in zip(active, chosen.tolist(), strict=True) if index in tops]
         with self._lock:
-            found = token_logprobs(logits, tokens, most, rows=indices, workspace=self._workspace, team=self._team)
+            found = token_logprobs(logits, tokens, max(tops.values()), rows=list(tops), sampler=self._sampler)
         return {
             index: TokenLogprob(one.token, one.logprob, one.top[:top])
-            for (_, index, top), one in zip(asking, found, strict=True)
+            for (index, top), one in zip(tops.items(), found, strict=True)
         }
-
-
-def _joined(parts: Sequence[NDArray[_Item]], dtype: type[_Item]) -> NDArray[_Item]:
-    return np.concatenate(parts) if any(len(part) for part in parts) else np.empty(0, dtype)

@@ -1,31 +1,23 @@
-"""A request's options as numbers for the sampling kernel."""
+"""A request's options, made ready for the sampling kernel; and what one sequence remembers from token to token."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.sampling_steps import codes
+from genai.kernels.sampling import ASKED, LIMIT_PLACE, MAX_STEPS, Setting, Step, is_plain
 
 from ...errors import OptionError
 from ...sampling_params import SamplingParams
+from .option_rules import SAMPLERS
 
-_STEPS = {
-    "penalties": codes.PENALTIES,
-    "dry": codes.DRY,
-    "top_n_sigma": codes.TOP_N_SIGMA,
-    "top_k": codes.TOP_K,
-    "typical_p": codes.TYPICAL_P,
-    "top_p": codes.TOP_P,
-    "min_p": codes.MIN_P,
-    "xtc": codes.XTC,
-    "temperature": codes.TEMPERATURE,
-}
 # No vocabulary and no sequence has more; machine code could not count further.
 _MOST_TOKENS = 2**31 - 1
 
@@ -36,30 +28,23 @@ class SamplingPlan:
 
     Attributes:
         params: the options.
-        vocab_size: logits per row.
-        steps: int64 [MAX_STEPS]. settings: float64 [NUM_SETTINGS]. See `genai.kernels.cpu.sampling_steps.codes`.
+        asked: its steps and settings, as in `genai.kernels.sampling.ROW`. is_plain: see there.
         stop_ids: tokens that end the output, EOS included.
-        breakers: sequences of tokens that DRY does not reach across.
+        breakers: sequences of tokens that DRY does not reach across, by their last token.
         edit_ids, edit_values: int32 and float32, the logit bias.
         held_back: int32, the tokens that may not be chosen before the output is long enough.
         most_history: how many tokens back the steps look; infinite = all.
     """
 
     params: SamplingParams
-    vocab_size: int
-    steps: NDArray[np.int64]
-    settings: NDArray[np.float64]
+    asked: bytes
+    is_plain: bool
     stop_ids: frozenset[int]
-    breakers: tuple[tuple[int, ...], ...]
+    breakers: Mapping[int, Sequence[tuple[int, ...]]]
     edit_ids: NDArray[np.int32]
     edit_values: NDArray[np.float32]
     held_back: NDArray[np.int32]
     most_history: float
-
-    @property
-    def greedy(self) -> bool:
-        """Whether nothing is drawn."""
-        return self.params.temperature == 0
 
 
 def plan_sampling(
@@ -80,7 +65,8 @@ def plan_sampling(
     Raises:
         OptionError: a token id, or a number of alternatives, that the vocabulary does not have.
     """
-    _check_ids("logit_bias", [token for token, _ in _pairs(params)], vocab_size)
+    biases = dict(params.logit_bias)
+    _check_ids("logit_bias", biases, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
@@ -88,18 +74,20 @@ def plan_sampling(
             raise OptionError(f"{name} = {count}", what, f"use 0 to {vocab_size}")
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
     held_back = sorted(token for token in stop_ids | frozenset(eos_token_ids) if 0 <= token < vocab_size)
-    steps = _steps(params)
+    steps, settings = _steps(params), _settings(params)
+    by_last: dict[int, list[tuple[int, ...]]] = {}
+    for breaker in breakers:
+        by_last.setdefault(breaker[-1], []).append(tuple(breaker))
     return SamplingPlan(
         params=params,
-        vocab_size=vocab_size,
-        steps=np.asarray(steps + [codes.END] * (codes.MAX_STEPS - len(steps)), np.int64),
-        settings=_settings(params),
+        asked=ASKED.pack(*steps, *[Step.END] * (MAX_STEPS - len(steps)), *settings),
+        is_plain=is_plain(steps, settings),
         stop_ids=stop_ids,
-        breakers=tuple(tuple(breaker) for breaker in breakers),
-        edit_ids=np.asarray([token for token, _ in _pairs(params)], np.int32),
-        edit_values=np.asarray([bias for _, bias in _pairs(params)], np.float32),
+        breakers=by_last,
+        edit_ids=np.asarray([*biases], np.int32),
+        edit_values=np.asarray([*biases.values()], np.float32),
         held_back=np.asarray(held_back, np.int32),
-        most_history=_most_history(params, steps),
+        most_history=_most_history(steps, settings),
     )
 
 
@@ -108,11 +96,7 @@ def request_seed(params: SamplingParams) -> int:
     return secrets.randbits(64) if params.seed is None else params.seed
 
 
-def _pairs(params: SamplingParams) -> list[tuple[int, float]]:
-    return list(dict(params.logit_bias).items())
-
-
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token in ids:
         if token >= vocab_size:
             raise OptionError(
@@ -121,63 +105,209 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _steps(params: SamplingParams) -> list[int]:
-    """Codes of the samplers that do something, in order."""
-    active = {
-        "penalties": (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0),
-        "dry": params.dry_multiplier > 0,
-        "top_n_sigma": params.top_n_sigma > 0,
-        "top_k": params.top_k > 0,
-        "typical_p": params.typical_p < 1,
-        "top_p": params.top_p < 1,
-        "min_p": params.min_p > 0,
-        "xtc": params.xtc_probability > 0,
-        "temperature": params.temperature not in (0, 1),
-    }
+    """The samplers that do something, in order."""
+    neutral = {field.name: field.default for field in fields(params)}
+    asked = {name for name, value in params.as_dict().items() if value != neutral[name]}
+    active = {name for name, options in SAMPLERS.items() if not asked.isdisjoint(options)}
     if params.temperature == 0:
-        # Only what changes the order of the tokens matters to the most likely one.
-        active = {name: active[name] and name in ("penalties", "dry") for name in active}
-    steps = [_STEPS[name] for name in params.samplers if active[name]]
-    return [*steps, codes.MIROSTAT] if params.mirostat else steps
+        active &= {"penalties", "dry"}  # only what changes the order of the tokens matters to the most likely one
+    steps: list[int] = [Step[name.upper()] for name in params.samplers if name in active]
+    return [*steps, Step.MIROSTAT] if params.mirostat else steps
 
 
 def _settings(params: SamplingParams) -> NDArray[np.float64]:
-    settings = np.zeros(codes.NUM_SETTINGS)
-    values = {
-        codes.GREEDY: float(params.temperature == 0),
-        codes.DIVISOR: params.temperature,
-        codes.KEPT_TOKENS: min(params.top_k, _MOST_TOKENS),
-        codes.NUCLEUS: params.top_p,
-        codes.RELATIVE_PROBABILITY: params.min_p,
-        codes.TYPICAL_MASS: params.typical_p,
-        codes.NUM_SIGMAS: params.top_n_sigma,
-        codes.EXCLUSION_PROBABILITY: params.xtc_probability,
-        codes.EXCLUSION_THRESHOLD: params.xtc_threshold,
-        codes.REPETITION: params.repetition_penalty,
-        codes.PRESENCE: params.presence_penalty,
-        codes.FREQUENCY: params.frequency_penalty,
-        codes.PENALTY_LAST: _reach(params.penalty_last_n),
-        codes.DRY_MULTIPLIER: params.dry_multiplier,
-        codes.DRY_BASE: params.dry_base,
-        codes.DRY_ALLOWED_LENGTH: min(params.dry_allowed_length, _MOST_TOKENS),
-        codes.DRY_LAST: _reach(params.dry_last_n),
-        codes.NGRAM_SIZE: min(params.no_repeat_ngram_size, _MOST_TOKENS),
-    }
-    for column, value in values.items():
-        settings[column] = value
-    return settings
+    options = {**params.as_dict(), "mirostat_limit": 0.0}
+    return np.array([_number(options[setting.name.lower()]) for setting in Setting])
 
 
-def _reach(last_n: int | None) -> float:
-    """How many tokens back an option looks."""
-    return math.inf if last_n is None else float(min(last_n, _MOST_TOKENS))
+def _number(option: float | None) -> float:
+    """An option as machine code takes it."""
+    if option is None:
+        return math.inf
+    return float(min(option, _MOST_TOKENS)) if isinstance(option, int) else option
 
 
-def _most_history(params: SamplingParams, steps: Sequence[int]) -> float:
-    windows = [0.0]
-    if codes.PENALTIES in steps:
-        windows.append(_reach(params.penalty_last_n))
-    if codes.DRY in steps:
-        windows.append(_reach(params.dry_last_n))
-    if params.no_repeat_ngram_size:
-        windows.append(math.inf)
-    return max(windows)
+def _most_history(steps: Sequence[int], settings: NDArray[np.float64]) -> float:
+    last: dict[int, float] = {Step.PENALTIES: settings[Setting.PENALTY_LAST_N], Step.DRY: settings[Setting.DRY_LAST_N]}
+    if settings[Setting.NO_REPEAT_NGRAM_SIZE]:
+        return math.inf
+    return max([0.0, *(last[step] for step in steps if step in last)])
+
+
+def breaker_tokens(
+    breakers: Sequence[str], vocabulary: Sequence[str], encode: Callable[[str], Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """The sequences of tokens in which a sequence breaker may appear, as llama.cpp finds them.
+
+    A token whose text holds the breaker is one by itself. A token that ends with a beginning of it is one together with
+    the tokens of the rest.
+
+    Args:
+        breakers: texts, see SamplingParams.dry_sequence_breakers.
+        vocabulary: the text of each token id, as it appears in the output.
+        encode: tokens of a text, without special tokens.
+
+    Raises:
+        OptionError: a breaker that no token can begin, so that it would never take effect.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for breaker in breakers:
+        before = len(found)
+        rests: dict[str, tuple[int, ...]] = {}
+        for token, text in enumerate(vocabulary):
+            if breaker in text:
+                found[(token,)] = None
+                continue
+            for length in range(min(len(text), len(breaker) - 1), 0, -1):
+                if text.endswith(breaker[:length]):
+                    rest = breaker[length:]
+                    if rest not in rests:
+                        rests[rest] = tuple(encode(rest))
+                    if rests[rest]:
+                        found[(token, *rests[rest])] = None
+        if len(found) == before and not any(breaker in text for text in vocabulary):
+            raise OptionError(
+                f"dry_sequence_breakers holds {breaker!r}", "no token of the vocabulary begins it", "leave it out"
+            )
+    return tuple(found)
+
+
+FinishReason = Literal["stop", "length"]
+_NO_IDS = np.empty(0, np.int32)
+
+
+class RowSampler:
+    """One sequence's side of sampling.
+
+    Args:
+        plan: what its request asks for.
+        tokens: the sequence's own list, prompt and output, read at every step. Its owner appends to it, and says so
+            when it takes tokens back (`rewind`).
+        seed: of the request's random numbers, 0 to 2 ** 64 - 1.
+        row: the sample's number inside the request.
+        prompt_length: how many tokens at the start are the prompt; None = all that are there now.
+
+    Attributes:
+        padding: places of a padded row that hold no token, and count in min_length.
+    """
+
+    __slots__ = (
+        "_breaker_ends", "_copy", "_forbidden", "_length", "_limits",
+        "padding", "plan", "prompt_length", "row", "seed", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, plan: SamplingPlan, tokens: Sequence[int], *, seed: int, row: int = 0, prompt_length: int | None = None
+    ) -> None:
+        self.plan = plan
+        self.tokens = tokens
+        self.seed = seed
+        self.row = row
+        self.padding = 0
+        self.prompt_length = len(tokens) if prompt_length is None else prompt_length
+        # An int32 copy of the tokens, as many as `_length`, and the places in it where sequence breakers end.
+        self._copy, self._length = _NO_IDS, 0
+        self._breaker_ends: list[int] = []
+        self._forbidden: tuple[int, NDArray[np.int32]] = (-1, _NO_IDS)
+        # Mirostat's limit from a position on. It depends on the tokens before, so that later ones are dropped when the
+        # sequence is shorter again.
+        self._limits: list[tuple[int, float]] = []
+
+    @property
+    def num_generated(self) -> int:
+        """Output tokens so far; 0 also where the sequence was cut inside the prompt."""
+        return max(0, len(self.tokens) - self.prompt_length)
+
+    def rewind(self, length: int, forbidden: Collection[int] = ()) -> None:
+        """The sequence was cut to `length` tokens.
+
+        Args:
+            forbidden: token ids that may not be chosen at that place (until the next rewind).
+        """
+        self._forget(length)
+        self._forbidden = (length, np.asarray(sorted(forbidden), np.int32))
+
+    def finish_reason(self, token: int) -> FinishReason | None:
+        """Whether the output ends with `token`, just chosen and not appended yet: at a stop token, or being full."""
+        if token in self.plan.stop_ids:
+            return "stop"
+        most = self.plan.params.max_tokens
+        return "length" if most is not None and self.num_generated + 1 >= most else None
+
+    # --- for BatchSampler ----------------------------------------------------------------------------------------
+
+    def window(self) -> tuple[NDArray[np.int32], int]:
+        """The tokens that the steps look at (int32), and the index of the first generated one among them."""
+        if self.plan.most_history == 0:
+            return _NO_IDS, 0
+        self._sync()
+        window = self._copy[int(max(0, self._length - self.plan.most_history)) : self._length]
+        return window, self.prompt_length - (len(self.tokens) - len(window))
+
+    def _sync(self) -> None:
+        """Copy what is new."""
+        self._forget(len(self.tokens))
+        new = np.asarray(self.tokens[self._length :], np.int32)
+        length = self._length + len(new)
+        if length > len(self._copy):
+            self._copy = np.concatenate([self._copy, np.empty(max(64, length), np.int32)])
+        self._copy[self._length : length] = new
+        if self.plan.breakers:
+            for end, token in enumerate(new.tolist(), self._length + 1):
+                if self._ends_breaker(token, end):
+                    self._breaker_ends.append(end)
+        self._length = length
+
+    def _ends_breaker(self, token: int, end: int) -> bool:
+        return any(
+            end >= len(breaker) and tuple(self._copy[end - len(breaker) : end].tolist()) == breaker
+            for breaker in self.plan.breakers.get(token, ())
+        )
+
+    def _forget(self, length: int) -> None:
+        """Forget the copies of all tokens from `length` on."""
+        if length < self._length:
+            self._length = length
+            while self._breaker_ends and self._breaker_ends[-1] > length:
+                self._breaker_ends.pop()
+
+    @property
+    def since_breaker(self) -> int:
+        """How many of the window's last tokens DRY may match: those that follow the last sequence breaker."""
+        return self._length - (self._breaker_ends[-1] if self._breaker_ends else 0)
+
+    def edits(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Ids and what is added to their logits: the bias, and -inf for tokens that may not come here."""
+        masked = []
+        params = self.plan.params
+        if self.num_generated < params.min_tokens or len(self.tokens) + self.padding < params.min_length:
+            masked.append(self.plan.held_back)
+        if self._forbidden[0] == len(self.tokens):
+            masked.append(self._forbidden[1])
+        if not masked:
+            return self.plan.edit_ids, self.plan.edit_values
+        ids = np.concatenate([self.plan.edit_ids, *masked])
+        values = np.full(len(ids), -np.inf, np.float32)
+        values[: len(self.plan.edit_values)] = self.plan.edit_values
+        return ids, values
+
+    @property
+    def asked(self) -> bytes:
+        """The plan's, with Mirostat's limit."""
+        asked = self.plan.asked
+        if not self.plan.params.mirostat:
+            return asked
+        return asked[:LIMIT_PLACE] + struct.pack("=d", self.surprise_limit) + asked[LIMIT_PLACE + 8 :]
+
+    @property
+    def surprise_limit(self) -> float:
+        """Mirostat's limit for the next token, in bits."""
+        while self._limits and self._limits[-1][0] > len(self.tokens):
+            self._limits.pop()
+        return self._limits[-1][1] if self._limits else 2.0 * self.plan.params.mirostat_tau
+
+    def steer(self, probability: float) -> None:
+        """Set Mirostat's limit for the token after the next, whose probability among those kept was this."""
+        params, limit = self.plan.params, self.surprise_limit
+        limit -= params.mirostat_eta * (-float(np.log2(probability)) - params.mirostat_tau)
+        self._limits.append((len(self.tokens) + 1, limit))

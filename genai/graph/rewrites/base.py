@@ -1,13 +1,18 @@
-"""What a rewrite is, and how a list of them is run to a fixed point."""
+"""What a rewrite is, how a list of them is run to a fixed point, and what rules ask of a graph: forms, small facts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from functools import wraps
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from ...errors import GraphError
-from ..ir import Graph, Model, Node
+from ..ir import Graph, Model, Node, make_node
+from ..types import DataType, TensorType
 
 # Far beyond what any sensible set of rules needs; two rules that undo each other reach it.
 _MAX_ROUNDS = 100
@@ -25,19 +30,19 @@ class Level(IntEnum):
     """Changes of layout and form for one particular target."""
 
 
-class Rewrite(Protocol):
-    """One rule. It changes a model in place and keeps what the model computes."""
+@dataclass(frozen=True)
+class Rewrite:
+    """One rule. It changes a model in place and keeps what the model computes.
 
-    @property
-    def name(self) -> str:
-        """For reports."""
+    Attributes:
+        name: for reports.
+        level: the lowest level at which the rule runs.
+        apply: rewrites wherever the rule fits; returns how many changes were made, 0 for none.
+    """
 
-    @property
-    def level(self) -> Level:
-        """The lowest level at which the rule runs."""
-
-    def apply(self, model: Model) -> int:
-        """Rewrite wherever the rule fits; returns how many changes were made, 0 for none."""
+    name: str
+    level: Level
+    apply: Callable[[Model], int]
 
 
 def run_rewrites(model: Model, rules: Sequence[Rewrite], level: Level) -> list[tuple[str, int]]:
@@ -71,15 +76,49 @@ def run_rewrites(model: Model, rules: Sequence[Rewrite], level: Level) -> list[t
     )
 
 
-def fuse_nodes(model: Model, fuse: Callable[[Graph, Node], bool], domain: str) -> int:
-    """Try a fusion at every node; where one happened, the model imports the domain of what it makes.
+def model_rule(level: Level) -> Callable[[Callable[[Model], int]], Rewrite]:
+    """Decorator: a function that rewrites a model, and says how often, becomes a rule of its name."""
+    return lambda rewrite: Rewrite(rewrite.__name__, level, rewrite)
 
-    Returns how many happened.
+
+def graph_rule(
+    level: Level, *, domain: str = "", since: int = 0, functions: bool = False
+) -> Callable[[Callable[[Model, Graph], int]], Rewrite]:
+    """Decorator: a function that rewrites one graph of a model, and says how often, becomes a rule of its name.
+
+    Args:
+        domain: of the nodes it makes, which the model then imports.
+        since: the version of ONNX's operator set from which on it is used.
+        functions: whether it also looks at functions' bodies.
     """
-    changes = sum(fuse(graph, node) for graph in list(model.graphs()) for node in list(graph.nodes))
-    if changes:
-        model.opset_imports.setdefault(domain, 1)
-    return changes
+
+    def rule(rewrite: Callable[[Model, Graph], int]) -> Rewrite:
+        def apply(model: Model) -> int:
+            if (model.opset_version() or 0) < since:
+                return 0
+            changes = sum(rewrite(model, graph) for graph in list(model.graphs(functions=functions)))
+            if changes and domain:
+                model.opset_imports.setdefault(domain, 1)
+            return changes
+
+        return Rewrite(rewrite.__name__, level, apply)
+
+    return rule
+
+
+def node_rule(
+    level: Level, *keys: tuple[str, str], domain: str = "", since: int = 0
+) -> Callable[[Callable[[Graph, Node], bool]], Rewrite]:
+    """Decorator: a function that rewrites around a node of one of these operators, and says whether it did."""
+
+    def rule(rewrite: Callable[[Graph, Node], bool]) -> Rewrite:
+        @wraps(rewrite)
+        def rewrite_graph(model: Model, graph: Graph) -> int:
+            return sum(node.key in keys and rewrite(graph, node) for node in list(graph.nodes))
+
+        return graph_rule(level, domain=domain, since=since)(rewrite_graph)
+
+    return rule
 
 
 def pass_through(graph: Graph, node: Node) -> bool:
@@ -103,3 +142,155 @@ def pass_through(graph: Graph, node: Node) -> bool:
     graph.remove_nodes([node])
     graph.rename(source, target)
     return True
+
+
+def replaced(
+    graph: Graph, end: Node, op_type: str, inputs: Sequence[str], *, domain: str = "", name: str | None = None,
+    **attributes: Any,
+) -> bool:  # fmt: skip
+    """Put a new node, which makes what `end` made, in its place; True, as rules say that they changed something."""
+    name = end.name if name is None else name
+    graph.replace_node(end, make_node(op_type, inputs, end.outputs, domain=domain, name=name, **attributes))
+    return True
+
+
+def number(graph: Graph, name: str) -> float | None:
+    """The value of a constant of one element, or None."""
+    tensor = graph.constant_tensor(name)
+    if tensor is None or tensor.num_elements != 1 or tensor.dtype is DataType.STRING:
+        return None
+    return float(np.asarray(tensor.array()).astype(np.float64).reshape(-1)[0])
+
+
+def is_number(graph: Graph, name: str, value: float) -> bool:
+    """Whether a value is a constant near this number (float32 constants are not exact)."""
+    found = number(graph, name)
+    return found is not None and abs(found - value) <= 1e-3 * max(abs(value), 1e-30)
+
+
+def only_user(graph: Graph, name: str) -> Node | None:
+    """The one node that uses a value that is no output, or None."""
+    users = graph.consumers(name)
+    return users[0] if len(users) == 1 and not graph.is_output(name) else None
+
+
+def made_by(graph: Graph, name: str, op_type: str) -> Node | None:
+    """The node of ONNX's own domain and this type that makes a value, or None."""
+    node = graph.producer(name)
+    return node if node is not None and node.key == ("", op_type) else None
+
+
+def followed_by(graph: Graph, name: str, op_type: str) -> Node | None:
+    """The one node that uses a value that is no output, if it is of ONNX's own domain and this type."""
+    node = only_user(graph, name)
+    return node if node is not None and node.key == ("", op_type) else None
+
+
+def operand_after(graph: Graph, name: str, op_type: str) -> tuple[Node, str] | None:
+    """As `followed_by`, for a node of two inputs: that node, and its other input."""
+    node = followed_by(graph, name, op_type)
+    other = None if node is None else other_input(node, name)
+    return None if node is None or other is None else (node, other)
+
+
+def bias_after(graph: Graph, name: str, columns: int) -> tuple[Node, str] | None:
+    """The addition of a constant [columns] that alone uses a value, and the constant."""
+    found = operand_after(graph, name, "Add")
+    constant = None if found is None else graph.constant_tensor(found[1])
+    return found if constant is not None and constant.shape == (columns,) else None
+
+
+def other_input(node: Node, name: str) -> str | None:
+    """The other input of a node of two inputs, or None where both or none are `name`."""
+    if len(node.inputs) != 2 or node.inputs.count(name) != 1:
+        return None
+    return node.inputs[1 - node.inputs.index(name)]
+
+
+def both_orders(node: Node) -> tuple[tuple[str, str], ...]:
+    """The inputs of a node of two, either first: for operators that commute."""
+    first, second = node.inputs
+    return (first, second), (second, first)
+
+
+def without_factors(graph: Graph, name: str, skip: Callable[[str], str] = lambda name: name) -> tuple[str, float]:
+    """A value before it was multiplied or divided by constants, and their product; `skip` finds other names' values."""
+    scale, name = 1.0, skip(name)
+    while node := made_by(graph, name, "Mul") or made_by(graph, name, "Div"):
+        factor, value = number(graph, skip(node.input(1))), node.input(0)
+        if factor is None and node.op_type == "Mul":
+            factor, value = number(graph, skip(node.input(0))), node.input(1)
+        if not factor:
+            break
+        scale, name = (scale * factor if node.op_type == "Mul" else scale / factor), skip(value)
+    return name, scale
+
+
+def is_float32(graph: Graph, name: str) -> bool:
+    """Whether a value is known to be float32."""
+    known = graph.type_of(name)
+    return isinstance(known, TensorType) and known.dtype is DataType.FLOAT
+
+
+def same_type(graph: Graph, first: str, second: str) -> bool:
+    """Whether two values are known to have the same element type and shape (open extents must have equal names)."""
+    a, b = graph.type_of(first), graph.type_of(second)
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.shape is None or b.shape is None:
+        return False
+    return a.dtype == b.dtype and a.shape == b.shape and None not in a.shape
+
+
+_COMMUTES = frozenset({"Add", "Mul"})
+
+
+class Form:
+    """A node of ONNX's own domain: Form("Mul", "x", Form("Sigmoid", "x")) is x * sigmoid(x).
+
+    Attributes:
+        inputs: what its first inputs are, in any order where the operator commutes.
+        once: nothing else uses its result.
+        name: what its result is called among the finds; "" = not wanted.
+    """
+
+    def __init__(self, op_type: str, *inputs: Operand, once: bool = False, name: str = "") -> None:
+        self.op_type, self.inputs, self.once, self.name = op_type, inputs, once, name
+
+
+Operand: TypeAlias = "str | float | Form | Sequence[Form]"
+"""A value of this name, the same one everywhere; a constant near this number; a node's result; or one of several."""
+
+
+def find(graph: Graph, node: Node, form: Form) -> dict[str, str]:
+    """The values that a form names, if a node is of that form; else nothing."""
+    return next(_matches(graph, node.output(0), form, {}), {})
+
+
+def _matches(graph: Graph, name: str, operand: Operand, found: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    if isinstance(operand, str):
+        if found.get(operand, name) == name:
+            yield {**found, operand: name}
+    elif isinstance(operand, float):
+        if is_number(graph, name, operand):
+            yield dict(found)
+    elif isinstance(operand, Form):
+        node = made_by(graph, name, operand.op_type)
+        if node is None or len(node.inputs) < len(operand.inputs) or (operand.once and only_user(graph, name) is None):
+            return
+        if operand.name:
+            found = {**found, operand.name: name}
+        yield from _all_match(graph, node.inputs, operand.inputs, found)
+        if operand.op_type in _COMMUTES:
+            yield from _all_match(graph, node.inputs[::-1], operand.inputs, found)
+    else:
+        for option in operand:
+            yield from _matches(graph, name, option, found)
+
+
+def _all_match(
+    graph: Graph, names: Sequence[str], operands: Sequence[Operand], found: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    if not operands:
+        yield dict(found)
+        return
+    for first in _matches(graph, names[0], operands[0], found):
+        yield from _all_match(graph, names[1:], operands[1:], first)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ir import DataType, Graph, Model, Node, Tensor, make_node
+from ..ir import DataType, Graph, Model, Node
+from ..node import MS, OURS
 from ..types import TensorType
-from .base import Level
+from .base import Level, graph_rule, replaced
 
-DOMAIN, OP_TYPE = "genai", "ByteTable"
-MS = "com.microsoft"
 _BYTES = (DataType.INT8, DataType.UINT8)
 # Operators that work element by element; all inputs but the one that varies must be single constants.
 _ELEMENTWISE = frozenset(
@@ -20,7 +19,7 @@ _ELEMENTWISE = frozenset(
         "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Tanh",
     )}
     | {(MS, name) for name in ("FastGelu", "Gelu", "QLinearLeakyRelu", "QLinearSigmoid", "QuickGelu")}
-    | {(DOMAIN, "QuantizedBinary")}
+    | {(OURS, "QuantizedBinary")}
 )  # fmt: skip
 
 
@@ -32,23 +31,12 @@ class _Chains:
     copies: dict[str, str] = field(default_factory=dict)
 
 
-class TabulateBytes:
+@graph_rule(Level.EXTENDED, domain=OURS)
+def tabulate_bytes(model: Model, graph: Graph) -> int:
     """f(g(h(x))) of 8-bit x, with 8-bit results, -> genai::ByteTable(x, f(g(h([0 ... 255])))), which folds.
 
     The table is computed by the operators that it takes the place of, so results stay the same.
     """
-
-    name = "tabulate_bytes"
-    level = Level.EXTENDED
-
-    def apply(self, model: Model) -> int:
-        changes = sum(_tabulate(model, graph) for graph in list(model.graphs()))
-        if changes:
-            model.opset_imports.setdefault(DOMAIN, 1)
-        return changes
-
-
-def _tabulate(model: Model, graph: Graph) -> int:
     roots = _roots(model, graph)
     chains: dict[str, _Chains] = {}
     changes = 0
@@ -60,8 +48,7 @@ def _tabulate(model: Model, graph: Graph) -> int:
         if root is None or not wanted or not _is_bytes(graph, name) or graph.producer(name) is not node:
             continue
         table = _copy(graph, node, root, roots, chains.setdefault(root, _Chains()))
-        graph.replace_node(node, make_node(OP_TYPE, [root, table], [name], domain=DOMAIN, name=node.name))
-        changes += 1
+        changes += replaced(graph, node, "ByteTable", [root, table], domain=OURS)
     return changes
 
 
@@ -100,9 +87,8 @@ def _copy(graph: Graph, end: Node, root: str, roots: dict[str, str], chains: _Ch
     if not chains.all_values:
         known = graph.type_of(root)
         is_signed = isinstance(known, TensorType) and known.dtype is DataType.INT8
-        chains.all_values = graph.fresh_name(f"{root}/all")
         values = np.arange(256, dtype=np.uint8)
-        graph.add_initializer(Tensor.from_array(chains.all_values, values.view(np.int8) if is_signed else values))
+        chains.all_values = graph.add_constant(f"{root}/all", values.view(np.int8) if is_signed else values)
     chains.copies.setdefault(root, chains.all_values)
     pending = [end]
     while pending:

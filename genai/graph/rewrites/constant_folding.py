@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
-from ..encode import EmbeddingEncoder
+from genai.ops.registry import evaluated
+
 from ..ir import DataType, Graph, Model, Node, Tensor, make_node
+from ..node import NEW_EACH_TIME
 from ..shapes import infer_node
 from ..types import TensorType
-from .base import Level
+from .base import Level, graph_rule
 
-Evaluator: TypeAlias = Callable[[Node, Mapping[str, NDArray[Any]], int], Sequence[Any]]
-"""(node, constant inputs by name, operator set version) -> one value per output that has a name.
-
-Any exception means that the node is left for run time, where it fails, if it does, with a message of its own.
-"""
-
-# New numbers each time, so folding would freeze them.
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
-)
+# A node is left alone if its inputs or any of its outputs are larger, or its output's size cannot be told beforehand:
+# folding must never cost more memory than it saves time.
+_MAX_BYTES = 8 << 20
 # Quantised weights stay quantised: other rules and kernels look for them, and they are smaller.
 _KEPT = frozenset({"DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"})
 # Their result needs only the types of their inputs.
 _READS_NO_ELEMENTS = frozenset({"Shape", "Size"})
-# What the reference evaluator may fold: array operations whose time and memory follow from their inputs' and outputs'
+# What may be folded: array operations whose time and memory follow from their inputs' and outputs'
 # sizes. The rest is rare between constants, and some of it can be made to run for ever.
 _FOLDABLE = frozenset(
     """
@@ -47,109 +39,44 @@ _FOLDABLE = frozenset(
 )
 
 
-def reference_evaluator(node: Node, inputs: Mapping[str, NDArray[Any]], version: int) -> Sequence[Any]:
-    """Computes one node with `onnx.reference`, for the array operations of ONNX's own domain.
-
-    Raises:
-        NotImplementedError: for other operators.
-    """
+def evaluate(node: Node, inputs: Mapping[str, NDArray[Any]], version: int) -> Sequence[Any]:
+    """One value per named output, by the node's own kernel; NotImplementedError for what is not to be folded."""
     domain, op_type = node.key
     if domain != "" or op_type not in _FOLDABLE:
         raise NotImplementedError(f"{op_type} of domain {domain!r} is not folded")
     if op_type.startswith("Reduce") and any(array.size == 0 for array in inputs.values()):
         raise NotImplementedError("NumPy warns about some reductions of nothing")
-    outputs = [name for name in node.outputs if name]
-    proto = onnx.helper.make_function(
-        "fold",
-        "step",
-        list(inputs),
-        outputs,
-        [EmbeddingEncoder().node(node)],
-        [onnx.helper.make_opsetid(domain, version)],
-    )
-    with np.errstate(all="ignore"):
-        return list(ReferenceEvaluator(proto).run(outputs, dict(inputs), attributes={}))
+    values = evaluated(node, version, [inputs.get(name) for name in node.inputs])
+    return [np.asarray(value) for name, value in zip(node.outputs, values, strict=False) if name]
 
 
-@dataclass(frozen=True)
-class FoldConstants:
-    """Nodes of constants become initializers; Constant nodes too. What a graph gives out becomes a Constant node.
-
-    Attributes:
-        evaluate: computes one node.
-        max_bytes: a node is left alone if its inputs or any of its outputs are larger, or its output's size cannot be
-            told beforehand: folding must never cost more memory than it saves time.
-    """
-
-    evaluate: Evaluator = reference_evaluator
-    max_bytes: int = 8 << 20
-
-    name: ClassVar[str] = "fold_constants"
-    level: ClassVar[Level] = Level.BASIC
-
-    def apply(self, model: Model) -> int:
-        return sum(self._fold_graph(model, graph) for graph in list(model.graphs()))
-
-    def _fold_graph(self, model: Model, graph: Graph) -> int:
-        folded: list[Node] = []
-        for node in list(graph.nodes):
-            tensors = self._results(model, graph, node)
-            if tensors is None:
-                continue
-            for tensor in tensors:
-                if graph.is_output(tensor.name):
-                    graph.insert_before(node, make_node("Constant", [], [tensor.name], value=tensor))
-                else:
-                    graph.add_initializer(tensor)
-                graph.values.pop(tensor.name, None)
-            folded.append(node)
-        graph.remove_nodes(folded)
-        return len(folded)
-
-    def _results(self, model: Model, graph: Graph, node: Node) -> list[Tensor] | None:
-        """The constants that replace a node, or None if it has to stay."""
-        if node.key == ("", "Constant"):
-            tensor = graph.constant_tensor(node.output(0))
-            return None if tensor is None or graph.is_output(tensor.name) else [tensor]
-        version = model.opset_version(node.domain)
-        if version is None or not _may_fold(model, node):
-            return None
-        constants = {name: graph.constant_tensor(name) for name in node.inputs if name}
-        known = {name: tensor for name, tensor in constants.items() if tensor is not None}
-        if len(known) < len(constants) or not self._inputs_fit(node, known):
-            return None
-        expected = infer_node(node, version, {name: t.type for name, t in known.items()}, known)
-        if not all(self._fits(expected.get(name)) for name in node.outputs if name):
-            return None
-        try:
-            values = self.evaluate(node, {name: tensor.array() for name, tensor in known.items()}, version)
-        except Exception:  # Whatever goes wrong in borrowed code, the node simply stays.
-            return None
-        return _checked_tensors(node, values, expected)
-
-    def _inputs_fit(self, node: Node, inputs: Mapping[str, Tensor]) -> bool:
-        total = sum(tensor.nbytes for tensor in inputs.values())
-        return total <= self.max_bytes or node.op_type in _READS_NO_ELEMENTS
-
-    def _fits(self, expected: Any) -> bool:
-        if not isinstance(expected, TensorType) or expected.num_elements is None:
-            return False
-        # Strings have no size beforehand; a pointer each is the least they take.
-        item_bytes = 8 if expected.dtype is DataType.STRING else expected.dtype.numpy_dtype.itemsize
-        return expected.num_elements * item_bytes <= self.max_bytes
-
-
-class LiftConstants:
+@graph_rule(Level.BASIC)
+def lift_constants(model: Model, graph: Graph) -> int:
     """Constant nodes become initializers; needs no types, so that it makes inferring them cheaper."""
-
-    name = "lift_constants"
-    level = Level.BASIC
-
-    def apply(self, model: Model) -> int:
-        return sum(_lift(graph) for graph in list(model.graphs()))
+    return _lifted(graph)
 
 
-def _lift(graph: Graph) -> int:
+@graph_rule(Level.BASIC)
+def fold_constants(model: Model, graph: Graph) -> int:
+    """Nodes of constants become initializers; Constant nodes too. What a graph gives out becomes a Constant node."""
+    folded: list[Node] = []
+    lifted = _lifted(graph)
+    for node in list(graph.nodes):
+        tensors = _results(model, graph, node)
+        if tensors is None:
+            continue
+        for tensor in tensors:
+            if graph.is_output(tensor.name):
+                graph.insert_before(node, make_node("Constant", [], [tensor.name], value=tensor))
+            else:
+                graph.add_initializer(tensor)
+            graph.values.pop(tensor.name, None)
+        folded.append(node)
+    graph.remove_nodes(folded)
+    return lifted + len(folded)
+
+
+def _lifted(graph: Graph) -> int:
     lifted = []
     for node in graph.nodes:
         tensor = graph.constant_tensor(node.output(0)) if node.key == ("", "Constant") else None
@@ -161,9 +88,37 @@ def _lift(graph: Graph) -> int:
     return len(lifted)
 
 
+def _results(model: Model, graph: Graph, node: Node) -> list[Tensor] | None:
+    """The constants that replace a node, or None if it has to stay."""
+    version = model.opset_version(node.domain)
+    if version is None or not _may_fold(model, node):
+        return None
+    constants = {name: graph.constant_tensor(name) for name in node.inputs if name}
+    known = {name: tensor for name, tensor in constants.items() if tensor is not None}
+    total = sum(tensor.nbytes for tensor in known.values())
+    if len(known) < len(constants) or (total > _MAX_BYTES and node.op_type not in _READS_NO_ELEMENTS):
+        return None
+    expected = infer_node(node, version, {name: t.type for name, t in known.items()}, known)
+    if not all(_fits(expected.get(name)) for name in node.outputs if name):
+        return None
+    try:
+        values = evaluate(node, {name: tensor.array() for name, tensor in known.items()}, version)
+    except Exception:  # Whatever goes wrong, the node simply stays, and fails, if it does, with a message of its own.
+        return None
+    return _checked_tensors(node, values, expected)
+
+
+def _fits(expected: Any) -> bool:
+    if not isinstance(expected, TensorType) or expected.num_elements is None:
+        return False
+    # Strings have no size beforehand; a pointer each is the least they take.
+    item_bytes = 8 if expected.dtype is DataType.STRING else expected.dtype.numpy_dtype.itemsize
+    return expected.num_elements * item_bytes <= _MAX_BYTES
+
+
 def _may_fold(model: Model, node: Node) -> bool:
     domain, op_type = node.key
-    if domain == "" and op_type in _RANDOM | _KEPT:
+    if domain == "" and op_type in NEW_EACH_TIME | _KEPT:
         return False
     if model.function(node) is not None or node.subgraphs():
         return False

@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from .attention import FuseAttention
 from .base import Rewrite
-from .byte_tables import TabulateBytes
-from .common_subexpressions import ShareSubexpressions
-from .constant_folding import FoldConstants
-from .conv_batch_norm import FoldConvBatchNorm
-from .conv_neighbours import FoldPadIntoConv, FuseConvActivation, FuseConvAddition
-from .dead_code import RemoveDeadCode
-from .gelu import FuseGelu
-from .identity import RemoveIdentities
-from .joined_products import JoinProducts
-from .known_reshapes import FoldKnownReshapes
-from .known_shapes import FoldKnownShapes
-from .layer_norm import FuseLayerNorm
-from .linear import FuseLinear
-from .linear_tail import FuseLinearActivation, FuseLinearAddition
-from .quantized_arithmetic import FuseQuantizedArithmetic
-from .quantized_moves import MoveQuantized
-from .quantized_nodes import FuseQuantizedNodes
-from .quantized_products import FuseIntegerProductBias, FuseMatMulIntegerToFloat
-from .transposes import MergeTransposes
+from .byte_tables import tabulate_bytes
+from .composites import fuse_attention, fuse_gelu, fuse_layer_norm
+from .constant_folding import fold_constants
+from .convolutions import fold_conv_batch_norm, fold_pad_into_conv, fuse_conv_activation, fuse_conv_addition
+from .linear import fuse_linear, fuse_linear_activation, fuse_linear_addition, join_products
+from .quantized import (
+    fuse_integer_product_bias,
+    fuse_matmul_integer_to_float,
+    fuse_quantized_arithmetic,
+    fuse_quantized_nodes,
+    move_quantized,
+)
+from .reshapes import fold_known_reshapes, fold_known_shapes
+from .simplify import merge_transposes, remove_dead_code, remove_identities, share_subexpressions
 
 SESSION_RULES: tuple[Rewrite, ...] = (
-    RemoveIdentities(),
-    FoldKnownShapes(),
-    FoldConstants(),
-    ShareSubexpressions(),
-    MergeTransposes(),
-    FoldPadIntoConv(),
-    FoldConvBatchNorm(),
-    FuseConvActivation(),
-    FuseConvAddition(),
-    FuseLayerNorm(),
-    FuseGelu(),
-    FuseAttention(),
-    FuseMatMulIntegerToFloat(),
-    FuseQuantizedNodes(),
-    FuseIntegerProductBias(),
-    MoveQuantized(),
-    FuseQuantizedArithmetic(),
-    FuseLinear(),
-    FuseLinearActivation(),
-    FuseLinearAddition(),
-    JoinProducts(),
-    FoldKnownReshapes(),
-    TabulateBytes(),
-    RemoveDeadCode(),
+    remove_identities,
+    fold_known_shapes,
+    fold_constants,
+    share_subexpressions,
+    merge_transposes,
+    fold_pad_into_conv,
+    fold_conv_batch_norm,
+    fuse_conv_activation,
+    fuse_conv_addition,
+    fuse_layer_norm,
+    fuse_gelu,
+    fuse_attention,
+    fuse_matmul_integer_to_float,
+    fuse_quantized_nodes,
+    fuse_integer_product_bias,
+    move_quantized,
+    fuse_quantized_arithmetic,
+    fuse_linear,
+    fuse_linear_activation,
+    fuse_linear_addition,
+    join_products,
+    fold_known_reshapes,
+    tabulate_bytes,
+    remove_dead_code,
 )

@@ -11,49 +11,78 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import Float32
+from ...checks import Float32
+from .. import memory
+from ..arguments import Address, Arguments, Binding, place, size as words_of
 from ..functions import exp
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import (
-    float_word,
-    load_first,
-    load_float32,
-    read_float32,
-    read_int32,
-    store_first,
-    store_float32,
-    word,
-    write_float32,
-    write_int32,
-    write_int64,
-)
-from ..tape.driver import call_operator
-from ..tape.program import Call, Hole, Items
-from ..tape.replay import Crew, Replay
+from ..program.calls import Call, Items
+from ..program.driver import call_operator
+from ..program.kept import Kept, NodeProgram
+from ..program.pool import Threads, own_memory
 from ..vector import LANES, maximum, splat_float32, where_less
-from . import finish as f
-from . import product as p
-from .finish import finish_op
-from .micro import floats
-from .product import product_op
-from .tiling import VECTOR_BYTES, Tiling, first_row
-from .transposing import turn_lines
+from .micro import VECTOR_BYTES, WORD_BYTES, Tiling, first_row, floats
+from .packing import turn_lines
+from .product import FinishArguments, ProductArguments, finish_op, product_call
 
-# Arguments of both operators: addresses, and bytes from one batch, head, row and column to the next.
-(
-    QUERY, QUERY_BATCH, QUERY_HEAD, QUERY_ROW, QUERY_COLUMN,
-    KEYS, KEYS_BATCH, KEYS_HEAD, KEYS_ROW, KEYS_COLUMN,
-    VALUES, VALUES_BATCH, VALUES_HEAD, VALUES_ROW, VALUES_COLUMN,
-    BIAS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COLUMN,
-    OUT, HEADS, ROWS, LENGTH, SIZE, WIDTH, SCALE, NAN_IS_ZERO, PACKED_KEYS, PACKED_VALUES, MULTIPLY, FINISH,
-    TILE_ROWS,
-) = range(33)  # fmt: skip
+
+class TensorArguments(Arguments):
+    """A tensor of four axes: bytes from one batch, head, row and column to the next."""
+
+    address: Address
+    batch: int
+    head: int
+    row: int
+    column: int
+
+
+class HeadsArguments(Arguments):
+    """Keys [size, length] and values [length, width] of every head, packed as left panels of `tile_rows` rows."""
+
+    heads: int
+    length: int
+    size: int
+    width: int
+    tile_rows: int
+    packed_keys: Address
+    packed_values: Address
+
+
+class PackingArguments(HeadsArguments):
+    """What is packed."""
+
+    keys: TensorArguments
+    values: TensorArguments
+
+
+class DenseAttentionArguments(HeadsArguments):
+    """Queries [rows, size] of every head, a bias (0 = none), where results go.
+
+    `product`: what `multiply` is told, but for the operands and their rows. `nan_is_zero`: rows of NaN become 0.
+    """
+
+    query: TensorArguments
+    bias: TensorArguments
+    out: Address
+    rows: int
+    scale: float
+    nan_is_zero: int
+    multiply: Address
+    product: ProductArguments
+
+
 # Left panels that are multiplied at a time.
 _GROUP = 16
-_BLOCK_WORDS = 32
+# What the arguments of a product take, whole cache lines.
+_PRODUCT_BYTES = -(-8 * words_of(ProductArguments) // 64) * 64
 _FLOPS_PER_NANOSECOND = 60.0
-_KEPT = 16
+
+
+_LEFT, _ROWS, _LEFT_PANELS, _LEFT_GROUP, _RIGHT, _WORDS, _OUT = (
+    place(ProductArguments, *path.split("."))
+    for path in ("left", "rows", "cut.left_panels", "cut.left_group", "right", "word_count", "finishing.out")
+)
 
 
 @inline
@@ -68,48 +97,53 @@ def _pack(source: int, line_step: int, word_step: int, lines: int, words: int, t
             turn_lines((at, line_step, height, words, target, 4 * height))
         elif line_step == 4:
             for index in range(words):
-                store_first(target + 4 * index * height, load_first(at + index * word_step, height), height)
+                some = memory.load_first(at + index * word_step, height)
+                memory.store_first(target + 4 * index * height, some, height)
         else:
             for index in range(words):
                 for m in range(height):
-                    write_int32(target + 4 * (index * height + m), read_int32(at + m * line_step + index * word_step))
+                    number = memory.read_int32(at + m * line_step + index * word_step)
+                    memory.write_int32(target + 4 * (index * height + m), number)
 
 
-@native_op
-def pack_keys_and_values(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+@native_op(PackingArguments)
+def pack_keys_and_values(arguments: PackingArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Items are heads of batches, for keys, and again for values."""
-    heads, length = word(arguments, HEADS), word(arguments, LENGTH)
-    size, width, tile_rows = word(arguments, SIZE), word(arguments, WIDTH), word(arguments, TILE_ROWS)
+    heads, length = arguments.heads, arguments.length
+    size, width, tile_rows = arguments.size, arguments.width, arguments.tile_rows
     for item in range(begin, end):
         number, is_value = item // 2, item % 2
         batch = number // heads
         head = number - batch * heads
         if is_value:
-            source = word(arguments, VALUES)
-            source += batch * word(arguments, VALUES_BATCH) + head * word(arguments, VALUES_HEAD)
-            out = word(arguments, PACKED_VALUES) + 4 * number * length * width
-            column, row = word(arguments, VALUES_COLUMN), word(arguments, VALUES_ROW)
-            _pack(source, column, row, width, length, tile_rows, out)
+            values = arguments.values
+            source = values.address + batch * values.batch + head * values.head
+            out = arguments.packed_values + 4 * number * length * width
+            _pack(source, values.column, values.row, width, length, tile_rows, out)
         else:
-            source = word(arguments, KEYS) + batch * word(arguments, KEYS_BATCH) + head * word(arguments, KEYS_HEAD)
-            out = word(arguments, PACKED_KEYS) + 4 * number * length * size
-            _pack(source, word(arguments, KEYS_COLUMN), word(arguments, KEYS_ROW), length, size, tile_rows, out)
+            keys = arguments.keys
+            source = keys.address + batch * keys.batch + head * keys.head
+            out = arguments.packed_keys + 4 * number * length * size
+            _pack(source, keys.column, keys.row, length, size, tile_rows, out)
     return 0
 
 
 @inline
 def _multiply(
-    arguments: int, block: int, left: int, rows: int, right: int, words: int, out: int, row_bytes: int
+    arguments: DenseAttentionArguments, scratch: int, left: int, rows: int, right: int, words: int, out: int
 ) -> None:
     """A product of packed operands with one right panel, written as [rows][columns of the panel]."""
-    panels = -(-rows // word(arguments, TILE_ROWS))
+    panels = -(-rows // arguments.tile_rows)
     group = min(panels, _GROUP)
-    values = (left, rows, panels, group, right, 1, 1, words, word(arguments, FINISH), 0, out, row_bytes, row_bytes // 4)
-    for index in range(len(values)):
-        write_int64(block + 8 * index, values[index])
-    for index in range(len(values), p.FINISH_ARGUMENTS + f.Q + 1):
-        write_int64(block + 8 * index, 0)
-    call_operator(word(arguments, MULTIPLY), block, 0, 0, -(-panels // group), block + 8 * _BLOCK_WORDS)
+    memory.copy_arguments(arguments.product, scratch)
+    memory.write_int64(scratch + _LEFT, left)
+    memory.write_int64(scratch + _ROWS, rows)
+    memory.write_int64(scratch + _LEFT_PANELS, panels)
+    memory.write_int64(scratch + _LEFT_GROUP, group)
+    memory.write_int64(scratch + _RIGHT, right)
+    memory.write_int64(scratch + _WORDS, words)
+    memory.write_int64(scratch + _OUT, out)
+    call_operator(arguments.multiply, scratch, 0, 0, -(-panels // group), scratch + _PRODUCT_BYTES)
 
 
 @inline
@@ -120,24 +154,24 @@ def _softmax(
     largest = splat_float32(-np.inf)
     for key in range(length):
         place, there = scores + key * row_bytes, bias + key * bias_column
-        value = load_float32(place) * scale
+        value = memory.load_float32(place) * scale
         if bias != 0:
             if bias_row == 0:
-                value = value + read_float32(there)
+                value = value + memory.read_float32(there)
             elif bias_row == 4:
-                value = value + load_first(there, rows)
+                value = value + memory.load_first(there, rows)
             else:
-                store_float32(place, value)
+                memory.store_float32(place, value)
                 for lane in range(rows):
-                    term = read_float32(there + lane * bias_row)
-                    write_float32(place + 4 * lane, read_float32(place + 4 * lane) + term)
-                value = load_float32(place)
-        store_float32(place, value)
+                    term = memory.read_float32(there + lane * bias_row)
+                    memory.write_float32(place + 4 * lane, memory.read_float32(place + 4 * lane) + term)
+                value = memory.load_float32(place)
+        memory.store_float32(place, value)
         largest = maximum(largest, value)
     total = splat_float32(0.0)
     for key in range(length):
-        weight = exp(load_float32(scores + key * row_bytes) - largest)
-        store_float32(scores + key * row_bytes, weight)
+        weight = exp(memory.load_float32(scores + key * row_bytes) - largest)
+        memory.store_float32(scores + key * row_bytes, weight)
         total = total + weight
     return total
 
@@ -149,21 +183,21 @@ def attend_op(tiling: Tiling) -> NativeOp:
     row_bytes = vectors * VECTOR_BYTES
     sums_bytes = _GROUP * tiling.rows * row_bytes
 
-    def attend(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        heads, rows, length = word(arguments, HEADS), word(arguments, ROWS), word(arguments, LENGTH)
-        size, width, scale = word(arguments, SIZE), word(arguments, WIDTH), float_word(arguments, SCALE)
+    def attend(arguments: DenseAttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        heads, rows, length = arguments.heads, arguments.rows, arguments.length
+        size, width, scale = arguments.size, arguments.width, arguments.scale
         panels = -(-rows // columns)
-        queries = scratch + 8 * _BLOCK_WORDS + sums_bytes
+        queries = scratch + _PRODUCT_BYTES + sums_bytes
         scores = queries + size * row_bytes
         mixed = scores + length * row_bytes
-        query_row, query_column = word(arguments, QUERY_ROW), word(arguments, QUERY_COLUMN)
+        query_row, query_column, terms = arguments.query.row, arguments.query.column, arguments.bias
         for item in range(begin, end):
             number = item // panels
             first = (item - number * panels) * columns
             count = min(columns, rows - first)
             batch = number // heads
             head = number - batch * heads
-            query = word(arguments, QUERY) + batch * word(arguments, QUERY_BATCH) + head * word(arguments, QUERY_HEAD)
+            query = arguments.query.address + batch * arguments.query.batch + head * arguments.query.head
             for vector in range(vectors):
                 lane = vector * LANES
                 lines = min(max(count - lane, 1), LANES)
@@ -173,47 +207,38 @@ def attend_op(tiling: Tiling) -> NativeOp:
                 else:
                     for index in range(size):
                         for m in range(lines):
-                            value = read_int32(at + m * query_row + index * query_column)
-                            write_int32(queries + index * row_bytes + 4 * (lane + m), value)
-            left = word(arguments, PACKED_KEYS) + 4 * number * length * size
-            _multiply(arguments, scratch, left, length, queries, size, scores, row_bytes)
-            left = word(arguments, PACKED_VALUES) + 4 * number * length * width
-            bias = word(arguments, BIAS)
+                            value = memory.read_int32(at + m * query_row + index * query_column)
+                            memory.write_int32(queries + index * row_bytes + 4 * (lane + m), value)
+            left = arguments.packed_keys + 4 * number * length * size
+            _multiply(arguments, scratch, left, length, queries, size, scores)
+            left = arguments.packed_values + 4 * number * length * width
+            bias = terms.address
             if bias != 0:
-                bias += batch * word(arguments, BIAS_BATCH) + head * word(arguments, BIAS_HEAD)
-                bias += first * word(arguments, BIAS_ROW)
+                bias += batch * terms.batch + head * terms.head + first * terms.row
             totals = mixed + width * row_bytes
             for vector in range(vectors):
-                here = bias + vector * LANES * word(arguments, BIAS_ROW) if bias != 0 else 0
+                here = bias + vector * LANES * terms.row if bias != 0 else 0
                 left_rows = min(max(count - vector * LANES, 0), LANES)
                 total = _softmax(
-                    scores + vector * VECTOR_BYTES, length, row_bytes, scale, here, word(arguments, BIAS_ROW),
-                    word(arguments, BIAS_COLUMN), left_rows,
-                )  # fmt: skip
-                store_float32(totals + vector * VECTOR_BYTES, total)
-            _multiply(arguments, scratch, left, width, scores, length, mixed, row_bytes)
-            out = word(arguments, OUT) + 4 * ((batch * rows + first) * heads + head) * width
+                    scores + vector * VECTOR_BYTES, length, row_bytes, scale, here, terms.row, terms.column, left_rows
+                )
+                memory.store_float32(totals + vector * VECTOR_BYTES, total)
+            _multiply(arguments, scratch, left, width, scores, length, mixed)
+            out = arguments.out + 4 * ((batch * rows + first) * heads + head) * width
             for index in range(width):
                 for vector in range(vectors):
                     place = mixed + index * row_bytes + vector * VECTOR_BYTES
-                    total = load_float32(totals + vector * VECTOR_BYTES)
-                    value = load_float32(place) / total
-                    if word(arguments, NAN_IS_ZERO) != 0:
+                    total = memory.load_float32(totals + vector * VECTOR_BYTES)
+                    value = memory.load_float32(place) / total
+                    if arguments.nan_is_zero != 0:
                         value = where_less(total, np.inf, value, 0.0)
-                    store_float32(place, value)
+                    memory.store_float32(place, value)
             for index in range(0, width, LANES):
                 some = min(LANES, width - index)
                 turn_lines((mixed + index * row_bytes, row_bytes, some, count, out + 4 * index, 4 * heads * width))
         return 0
 
-    attend.__name__ = f"attend_{vectors}"
-    return native_op(attend)
-
-
-def scratch_bytes(tiling: Tiling, length: int, size: int, width: int) -> int:
-    """What `attend_op` needs: arguments and sums of products, queries, scores, results and totals."""
-    row_bytes = tiling.vectors * VECTOR_BYTES
-    return 8 * _BLOCK_WORDS + _GROUP * tiling.rows * row_bytes + (size + length + width + 1) * row_bytes
+    return native_op(DenseAttentionArguments, name=f"attend_{vectors}")(attend)
 
 
 def _queries_last(bias: Float32) -> Float32:
@@ -227,17 +252,14 @@ def _queries_last(bias: Float32) -> Float32:
 class DenseAttention:
     """Runs attention on arrays; the calls for a shape are written once."""
 
-    def __init__(self, crew: Crew, scale: float, *, nan_is_zero: bool = False) -> None:
-        self._crew, self._scale, self._nan_is_zero = crew, float(np.float32(scale)), nan_is_zero
-        self._replays: dict[tuple[Any, ...], Replay] = {}
+    def __init__(self, threads: Threads, scale: float, *, nan_is_zero: bool = False) -> None:
+        self._threads, self._scale, self._nan_is_zero = threads, float(np.float32(scale)), nan_is_zero
+        self._programs: Kept[NodeProgram] = Kept()
 
     def __call__(self, query: Float32, keys: Float32, values: Float32, bias: Float32 | None) -> Float32:
         """query: [B, H, T, size]; keys: [B, H, size, S]; values: [B, H, S, width]; bias: [B, H, T, S] or None.
 
         All float32 with any strides (broadcast views will do); to [B, H, T, width], a view of [B, T, H, width].
-
-        Raises:
-            ValueError: shapes or types do not fit together.
         """
         batch, heads, rows, size = query.shape
         length, width = values.shape[2:]
@@ -253,33 +275,44 @@ class DenseAttention:
             return out.transpose(0, 2, 1, 3)
         if bias is not None and heads > 1 and bias.strides[1] == 0:
             bias = _queries_last(bias)
-        strides = [x.strides for x in given] + [(0, 0, 0, 0) if bias is None else bias.strides]
-        key = (query.shape, values.shape, tuple(strides))
-        replay = self._replays.get(key)
-        if replay is None:
-            if len(self._replays) >= _KEPT:
-                self._replays = {}
-            replay = self._replays[key] = self._made(query.shape, length, width, strides)
-        self._crew.run(replay, {
-            "query": query.ctypes.data, "keys": keys.ctypes.data, "values": values.ctypes.data,
-            "bias": 0 if bias is None else bias.ctypes.data, "out": out.ctypes.data,
-            "packed keys": self._crew.buffer("left", 4 * batch * heads * length * size),
-            "packed values": self._crew.buffer("right", 4 * batch * heads * length * width),
-        })  # fmt: skip
+        strides = (*(x.strides for x in given), (0, 0, 0, 0) if bias is None else bias.strides)
+        program = self._programs.get(self._made, query.shape, values.shape, strides)
+        packed_keys = own_memory("left", 4 * batch * heads * length * size)
+        packed_values = own_memory("right", 4 * batch * heads * length * width)
+        program.run(
+            self._threads, query=query, keys=keys, values=values, bias=bias, out=out, packed_keys=packed_keys,
+            packed_values=packed_values,
+        )  # fmt: skip
         return out.transpose(0, 2, 1, 3)
 
-    def _made(self, shape: tuple[int, ...], length: int, width: int, strides: list[tuple[int, ...]]) -> Replay:
-        batch, heads, rows, size = shape
-        tiling = floats().tiling
-        places: list[Any] = []
-        for name, steps in zip(("query", "keys", "values", "bias"), strides, strict=True):
-            places += [Hole(name), *steps]
-        arguments = (
-            *places, Hole("out"), heads, rows, length, size, width, self._scale, self._nan_is_zero,
-            Hole("packed keys"), Hole("packed values"), product_op(floats()), finish_op(tiling, "copy"), tiling.rows,
+    def _made(
+        self, queries: tuple[int, ...], values: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
+    ) -> NodeProgram:
+        (batch, heads, rows, size), (length, width), tiling = queries, values[2:], floats().tiling
+        names = ("query", "keys", "values", "bias")
+        tensors = {
+            name: TensorArguments(address=Binding(name), batch=steps[0], head=steps[1], row=steps[2], column=steps[3])
+            for name, steps in zip(names, strides, strict=True)
+        }
+        shared: dict[str, Any] = {
+            "heads": heads, "length": length, "size": size, "width": width, "tile_rows": tiling.rows,
+            "packed_keys": Binding("packed_keys"), "packed_values": Binding("packed_values"),
+        }  # fmt: skip
+        packing = PackingArguments(**shared, keys=tensors["keys"], values=tensors["values"])
+        row_bytes = tiling.columns * WORD_BYTES
+        finishing = FinishArguments(out=0, out_stride=row_bytes, width=tiling.columns)
+        # With one right panel; the operands, and how many rows and words they have, are filled in for each product.
+        product: Any = product_call(floats(), 0, 1, 0, 1, 0, finish_op(floats(), "copy"), finishing, threads=1)
+        attending = DenseAttentionArguments(
+            **shared, query=tensors["query"], bias=tensors["bias"], out=Binding("out"), rows=rows, scale=self._scale,
+            nan_is_zero=self._nan_is_zero, multiply=product.op, product=product.arguments,
         )  # fmt: skip
-        packing = Call(pack_keys_and_values, arguments, Items(factor=2 * batch * heads))
-        scratch = scratch_bytes(tiling, length, size, width)
+        # Arguments and sums of products, queries, scores, results and totals.
+        scratch = _PRODUCT_BYTES + (_GROUP * tiling.rows + size + length + width + 1) * row_bytes
         items = Items(factor=batch * heads * -(-rows // tiling.columns))
         flops = 2.0 * batch * heads * rows * length * (size + width)
-        return Replay([[packing], [Call(attend_op(tiling), arguments, items, scratch)]], flops / _FLOPS_PER_NANOSECOND)
+        phases = [
+            [Call(pack_keys_and_values, packing, Items(factor=2 * batch * heads))],
+            [Call(attend_op(tiling), attending, items, scratch)],
+        ]
+        return NodeProgram(phases, flops / _FLOPS_PER_NANOSECOND)

@@ -7,23 +7,65 @@ from typing import Any
 import numpy as np
 
 from ...formats import PAGE_TOKENS
+from ..arguments import Address, Arguments
 from ..lazy import inline
-from ..memory import read_int32, read_int64, word, write_int64
-from ..tape.context import ErrorCode, Word
+from ..memory import read_int32, read_int64, write_int64
+from ..program.calls import Rows
+from ..program.context import ErrorCode, Word
 
-(
-    QUERY, QUERY_STRIDE, KEY, KEY_STRIDE, VALUE, VALUE_STRIDE, OUT, OUT_STRIDE,
-    KEY_PAGES, KEY_BLOCK, VALUE_PAGES, VALUE_BLOCK, NUM_BLOCKS, KV_HEADS, GROUP, HEAD_SIZE, V_HEAD_SIZE, ITEM_BYTES,
-    QUERY_FACTOR, SCORE_CAP, WINDOW, SINKS,
-    COS, SIN, POSITIONS, LONG_COS, LONG_SIN, LONG_POSITIONS, HALF, INTERLEAVED,
-    Q_NORM, K_NORM, EPSILON,
-    MAKE_READY, MULTIPLY_KEYS, ADD_VALUES, ROWS_AT_ONCE, WEIGH, PANELS, LOAD_CHUNK, MULTIPLY_GROUP, ADD_GROUP,
-) = range(42)  # fmt: skip
-# KEY_BLOCK and VALUE_BLOCK are the bytes from a block to the next. QUERY_FACTOR, SCORE_CAP and SINKS are such that
-# scores are in powers of two: softmax takes 2 ** score. From MAKE_READY on there are operators that others call by
-# their address, so that each is small, and compiled once whoever calls it: MAKE_READY is `heads.make_heads_ready`;
-# MULTIPLY_KEYS and ADD_VALUES are `products` of ROWS_AT_ONCE query rows; the others are what `few` and `many` say.
-# PANELS is a table of `panels`.
+
+class AttentionArguments(Arguments):
+    """One layer's attention, for all of its operators.
+
+    Rows of queries, keys and values as they come from the projections; the cache's pages, `key_block` and `value_block`
+    bytes from a block to the next; `group` query heads share a KV head. `query_factor`, `score_cap` and `sinks` are
+    such that scores are in powers of two: softmax takes 2 ** score. Rotary tables of `half` columns for `positions`
+    positions (0 columns: no rotation), those for long sequences beside them; norms per head (0: none).
+
+    Then operators that others call by their address, so that each is small, and compiled once whoever calls it:
+    `make_ready` is `heads.make_heads_ready`; `multiply_keys` and `add_values` are `products` of `rows_at_once` query
+    rows; the others are what `few` and `many` say. `panels` is a table of `panels`.
+    """
+
+    query: Rows
+    key: Rows
+    value: Rows
+    out: Rows
+    key_pages: Address
+    key_block: int
+    value_pages: Address
+    value_block: int
+    num_blocks: int
+    kv_heads: int
+    group: int
+    head_size: int
+    v_head_size: int
+    item_bytes: int
+    query_factor: float
+    score_cap: float
+    window: int
+    sinks: Address
+    cos: Address = None
+    sin: Address = None
+    positions: int = 0
+    long_cos: Address = None
+    long_sin: Address = None
+    long_positions: int = 0
+    half: int = 0
+    interleaved: int = 0
+    q_norm: Address
+    k_norm: Address
+    epsilon: float
+    make_ready: Address
+    multiply_keys: Address = None
+    add_values: Address = None
+    rows_at_once: int = 0
+    weigh: Address = None
+    panels: Address = None
+    load_chunk: Address = None
+    multiply_group: Address = None
+    add_group: Address = None
+
 
 NO_MAXIMUM = np.float32(-3.0e38)  # finite, so that the difference of two of them is zero and not NaN
 
@@ -47,15 +89,15 @@ def context_length(context: int, sequence: int) -> Any:
 
 
 @inline
-def first_visible(arguments: int, position: int) -> Any:
+def first_visible(arguments: AttentionArguments, position: int) -> Any:
     """The first key that a row at this position sees."""
-    window = word(arguments, WINDOW)
+    window = arguments.window
     return max(np.int64(0), position - window + 1) if window > 0 else np.int64(0)
 
 
 @inline
 def list_pages(
-    arguments: int, context: int, sequence: int, first: int, last: int, head: int, keys: int, values: int
+    arguments: AttentionArguments, context: int, sequence: int, first: int, last: int, head: int, keys: int, values: int
 ) -> Any:
     """Write down the addresses of pages [first, last) of a head, of keys and of values each at their place.
 
@@ -65,15 +107,15 @@ def list_pages(
     if last > width:
         return ErrorCode.PAGE.value
     table = read_int64(context + 8 * Word.BLOCK_TABLES) + 4 * sequence * width
-    key_bytes = PAGE_TOKENS * word(arguments, HEAD_SIZE) * word(arguments, ITEM_BYTES)
-    value_bytes = PAGE_TOKENS * word(arguments, V_HEAD_SIZE) * word(arguments, ITEM_BYTES)
-    first_key = word(arguments, KEY_PAGES) + head * key_bytes
-    first_value = word(arguments, VALUE_PAGES) + head * value_bytes
+    key_bytes = PAGE_TOKENS * arguments.head_size * arguments.item_bytes
+    value_bytes = PAGE_TOKENS * arguments.v_head_size * arguments.item_bytes
+    first_key = arguments.key_pages + head * key_bytes
+    first_value = arguments.value_pages + head * value_bytes
     for index in range(first, last):
         block = np.int64(read_int32(table + 4 * index))
-        if block < 0 or block >= word(arguments, NUM_BLOCKS):
+        if block < 0 or block >= arguments.num_blocks:
             return ErrorCode.PAGE.value
         place = 8 * (index - first)
-        write_int64(keys + place, first_key + block * word(arguments, KEY_BLOCK))
-        write_int64(values + place, first_value + block * word(arguments, VALUE_BLOCK))
+        write_int64(keys + place, first_key + block * arguments.key_block)
+        write_int64(values + place, first_value + block * arguments.value_block)
     return 0

@@ -13,40 +13,17 @@ from typing import Any
 import numpy as np
 
 from ...formats import PAGE_TOKENS
+from .. import memory
 from ..functions import exp2_of_negative, tanh
 from ..jit import native_op
 from ..lazy import inline
-from ..memory import (
-    float_word,
-    load_float32,
-    read_float32,
-    read_int32,
-    read_int64,
-    store_first,
-    store_float32,
-    word,
-    write_float32,
-    write_int64,
-)
-from ..tape.context import ErrorCode, Word
-from ..tape.driver import call_operator
+from ..program.calls import row_at
+from ..program.context import ErrorCode, Word
+from ..program.driver import call_operator
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
 from .arguments import (
-    ADD_VALUES,
-    GROUP,
-    HEAD_SIZE,
-    ITEM_BYTES,
-    KV_HEADS,
-    MAKE_READY,
-    MULTIPLY_KEYS,
     NO_MAXIMUM,
-    OUT,
-    OUT_STRIDE,
-    ROWS_AT_ONCE,
-    SCORE_CAP,
-    SINKS,
-    V_HEAD_SIZE,
-    WEIGH,
+    AttentionArguments,
     context_length,
     first_visible,
     list_pages,
@@ -82,14 +59,14 @@ def few_scratch(group: int, head_size: int, v_head_size: int) -> int:
     return _PAGE_LIST_BYTES + (heads + 1) * head_bytes(head_size) + heads * (WEIGHT_BYTES + sums)
 
 
-@native_op
-def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+@native_op(AttentionArguments)
+def attend_pieces(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Attention of a row to a piece of its context: an item is an entry of SPLITS and a KV head."""
-    kv_heads = word(arguments, KV_HEADS)
+    kv_heads = arguments.kv_heads
     for item in range(begin, end):
         split, head = item // kv_heads, item % kv_heads
-        entry = read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
-        row, start = np.int64(read_int32(entry)), np.int64(read_int32(entry + 4)) * PIECE_TOKENS
+        entry = memory.read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
+        row, start = np.int64(memory.read_int32(entry)), np.int64(memory.read_int32(entry + 4)) * PIECE_TOKENS
         position, sequence = position_of(context, row), sequence_of(context, row)
         if position < start or position >= context_length(context, sequence):
             return ErrorCode.POSITION.value
@@ -107,16 +84,9 @@ def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: i
             if status != 0:
                 return status
             status = _attend(
-                arguments,
-                context,
-                row,
-                split,
-                head,
-                pages,
-                low - first * PAGE_TOKENS,
-                high - first * PAGE_TOKENS,
+                arguments, context, row, split, head, pages, low - first * PAGE_TOKENS, high - first * PAGE_TOKENS,
                 scratch,
-            )
+            )  # fmt: skip
             if status != 0:
                 return status
     return 0
@@ -124,82 +94,84 @@ def attend_pieces(arguments: int, context: int, begin: int, end: int, scratch: i
 
 @inline
 def _attend(
-    arguments: int, context: int, row: int, split: int, head: int, pages: int, low: int, high: int, scratch: int
-) -> Any:
+    arguments: AttentionArguments, context: int, row: int, split: int, head: int, pages: int, low: int, high: int,
+    scratch: int,
+) -> Any:  # fmt: skip
     """The row against tokens [low, high) of `pages` pages, whose addresses the scratch begins with."""
-    group, rows = word(arguments, GROUP), word(arguments, ROWS_AT_ONCE)
+    group, rows = arguments.group, arguments.rows_at_once
     heads = (group + rows - 1) // rows * rows
-    query_bytes = head_stride(word(arguments, HEAD_SIZE))
-    value_bytes = 4 * ((word(arguments, V_HEAD_SIZE) + LANES - 1) // LANES * LANES)
+    query_bytes = head_stride(arguments.head_size)
+    value_bytes = 4 * ((arguments.v_head_size + LANES - 1) // LANES * LANES)
     queries = scratch + _PAGE_LIST_BYTES + query_bytes
     weights = queries + heads * query_bytes
     sums = weights + heads * WEIGHT_BYTES
-    status = call_operator(word(arguments, MAKE_READY), arguments, context, row, head, queries)
+    status = call_operator(arguments.make_ready, arguments, context, row, head, queries)
     if status != 0:
         return status
     for i in range(group * query_bytes, heads * query_bytes, 4 * LANES):
-        store_float32(queries + i, splat_float32(0.0))
+        memory.store_float32(queries + i, splat_float32(0.0))
     for i in range(0, heads * value_bytes, 4 * LANES):
-        store_float32(sums + i, splat_float32(0.0))
+        memory.store_float32(sums + i, splat_float32(0.0))
     for i in range(_AHEAD):
-        write_int64(scratch + 8 * (2 * pages + i), read_int64(scratch + 8 * (2 * pages - 1)))
-    multiply = word(arguments, MULTIPLY_KEYS)
+        memory.write_int64(scratch + 8 * (2 * pages + i), memory.read_int64(scratch + 8 * (2 * pages - 1)))
+    multiply = arguments.multiply_keys
     for i in range(pages):
-        page, ahead = read_int64(scratch + 8 * i), read_int64(scratch + 8 * (i + _AHEAD))
+        page, ahead = memory.read_int64(scratch + 8 * i), memory.read_int64(scratch + 8 * (i + _AHEAD))
         for h in range(0, heads, rows):
             scores = weights + h * WEIGHT_BYTES + 4 * PAGE_TOKENS * i
             call_operator(multiply, page, ahead, queries + h * query_bytes, scores, WEIGHT_BYTES)
     partial_bytes = _VALUES + value_bytes
-    partial = read_int64(context + 8 * Word.PARTIALS)
-    partial += (split * word(arguments, KV_HEADS) + head) * group * partial_bytes
+    partial = memory.read_int64(context + 8 * Word.PARTIALS)
+    partial += (split * arguments.kv_heads + head) * group * partial_bytes
     for h in range(group):
         scores = weights + h * WEIGHT_BYTES
-        call_operator(word(arguments, WEIGH), arguments, scores, low, high, partial + h * partial_bytes)
+        call_operator(arguments.weigh, arguments, scores, low, high, partial + h * partial_bytes)
     _add_values(arguments, pages, low, high, rows, heads, value_bytes, scratch, weights, sums)
     for h in range(group):
         for i in range(0, value_bytes, 4 * LANES):
-            store_float32(partial + h * partial_bytes + _VALUES + i, load_float32(sums + h * value_bytes + i))
+            total = memory.load_float32(sums + h * value_bytes + i)
+            memory.store_float32(partial + h * partial_bytes + _VALUES + i, total)
     return 0
 
 
 @inline
 def _add_values(
-    arguments: int, pages: int, low: int, high: int, rows: int, heads: int, value_bytes: int, places: int, weights: int,
-    sums: int,
+    arguments: AttentionArguments, pages: int, low: int, high: int, rows: int, heads: int, value_bytes: int,
+    places: int, weights: int, sums: int,
 ) -> None:  # fmt: skip
     """Weighted values of tokens [low, high): those outside have no part in it, not even 0 * infinity."""
-    token_bytes = word(arguments, V_HEAD_SIZE) * word(arguments, ITEM_BYTES)
-    add = word(arguments, ADD_VALUES)
+    token_bytes = arguments.v_head_size * arguments.item_bytes
+    add = arguments.add_values
     for i in range(pages):
         first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
         last: Any = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS))
-        page = read_int64(places + 8 * (pages + i)) + first * token_bytes
-        ahead = read_int64(places + 8 * (pages + i + _AHEAD)) + first * token_bytes
+        page = memory.read_int64(places + 8 * (pages + i)) + first * token_bytes
+        ahead = memory.read_int64(places + 8 * (pages + i + _AHEAD)) + first * token_bytes
         for h in range(0, heads, rows):
             share = weights + h * WEIGHT_BYTES + 4 * (i * PAGE_TOKENS + first)
             call_operator(add, page, ahead, last - first, share, sums + h * value_bytes)
 
 
-@native_op
-def weigh_piece(arguments: int, scores: int, low: int, high: int, partial: int) -> int:
-    """WEIGH: scores of tokens [low, high) become weights; their maximum and sum go to a partial result."""
-    cap = float_word(arguments, SCORE_CAP)
+@native_op(AttentionArguments)
+def weigh_piece(arguments: AttentionArguments, scores: int, low: int, high: int, partial: int) -> int:
+    """`weigh`: scores of tokens [low, high) become weights; their maximum and sum go to a partial result."""
+    cap = arguments.score_cap
     largest = splat_float32(NO_MAXIMUM)
     for i in range(0, high, LANES):
-        score = load_float32(scores + 4 * i)
+        score = memory.load_float32(scores + 4 * i)
         if cap > 0:
             score = tanh(score) * cap
         score = between(score, i, low, high)
-        store_float32(scores + 4 * i, score)
+        memory.store_float32(scores + 4 * i, score)
         largest = maximum(largest, score)
     top = reduce_max(largest)
     total = splat_float32(0.0)
     for i in range(0, high, LANES):
-        weight = exp2_of_negative(load_float32(scores + 4 * i) - top)
-        store_float32(scores + 4 * i, weight)
+        weight = exp2_of_negative(memory.load_float32(scores + 4 * i) - top)
+        memory.store_float32(scores + 4 * i, weight)
         total = total + weight
-    write_float32(partial + _MAXIMUM, top)
-    write_float32(partial + _SUM, reduce_add(total))
+    memory.write_float32(partial + _MAXIMUM, top)
+    memory.write_float32(partial + _SUM, reduce_add(total))
     return 0
 
 
@@ -217,40 +189,41 @@ def _merge(partial: int, step: int, pieces: int, width: int, sink: float, has_si
     if has_sink:
         top = sink
     for i in range(pieces):
-        top = max(top, read_float32(partial + i * step + _MAXIMUM))
+        top = max(top, memory.read_float32(partial + i * step + _MAXIMUM))
     if has_sink:
         total = _power(sink - top)
     for i in range(pieces):
         place = partial + i * step
-        share = _power(read_float32(place + _MAXIMUM) - top)
-        total += read_float32(place + _SUM) * share
-        write_float32(place + _SUM, share)
+        share = _power(memory.read_float32(place + _MAXIMUM) - top)
+        total += memory.read_float32(place + _SUM) * share
+        memory.write_float32(place + _SUM, share)
     for j in range(0, width, LANES):
         value = splat_float32(0.0)
         for i in range(pieces):
             place = partial + i * step
-            value = multiply_add(load_float32(place + _VALUES + 4 * j), read_float32(place + _SUM), value)
-        store_first(out + 4 * j, value / total, min(width - j, LANES))
+            value = multiply_add(memory.load_float32(place + _VALUES + 4 * j), memory.read_float32(place + _SUM), value)
+        memory.store_first(out + 4 * j, value / total, min(width - j, LANES))
 
 
-@native_op
-def merge_pieces(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+@native_op(AttentionArguments)
+def merge_pieces(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Pieces become rows: the item of a row's first piece and a KV head does it, those of the others do nothing."""
-    kv_heads, group = word(arguments, KV_HEADS), word(arguments, GROUP)
-    width, sinks = word(arguments, V_HEAD_SIZE), word(arguments, SINKS)
+    kv_heads, group = arguments.kv_heads, arguments.group
+    width, sinks = arguments.v_head_size, arguments.sinks
     partial_bytes = _VALUES + 4 * ((width + LANES - 1) // LANES * LANES)
     step = kv_heads * group * partial_bytes
     for item in range(begin, end):
         split, head = item // kv_heads, item % kv_heads
-        entry = read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
-        if read_int32(entry + 4) == 0:
-            row = np.int64(read_int32(entry))
+        entry = memory.read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
+        if memory.read_int32(entry + 4) == 0:
+            row = np.int64(memory.read_int32(entry))
             position = position_of(context, row)
             first = first_visible(arguments, position) // PIECE_TOKENS
             pieces = position // PIECE_TOKENS + 1 - first
-            partials = read_int64(context + 8 * Word.PARTIALS) + (split + first) * step + head * group * partial_bytes
-            out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE) + 4 * head * group * width
+            partials = memory.read_int64(context + 8 * Word.PARTIALS) + (split + first) * step
+            partials += head * group * partial_bytes
+            out = row_at(arguments.out, row) + 4 * head * group * width
             for h in range(group):
-                sink = read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
+                sink = memory.read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
                 _merge(partials + h * partial_bytes, step, pieces, width, sink, sinks != 0, out + 4 * h * width)
     return 0

@@ -1,51 +1,25 @@
 """One head of one token, made ready: RMS norm (Zhang & Sennrich 2019) where the model has it, then rotary position
 embedding (Su et al. 2021), then a factor. Queries are turned where they are used and keys where they are stored, so
-that neither needs memory of its own.
+that neither needs memory of its own. New keys and values go into their pages: one item is one head of one token.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from ..jit import native_op
+from ...formats import PAGE_TOKENS
+from .. import memory
+from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import (
-    float_word,
-    load_first,
-    load_float32,
-    read_float32,
-    read_int32,
-    read_int64,
-    store_float32,
-    word,
-    write_float32,
-)
-from ..tape.context import ErrorCode, Word
+from ..program.calls import Rows, row_at
+from ..program.context import ErrorCode, Word
+from ..program.driver import call_operator
 from ..vector import LANES, multiply_add, reduce_add, splat_float32
-from .arguments import (
-    COS,
-    EPSILON,
-    GROUP,
-    HALF,
-    HEAD_SIZE,
-    INTERLEAVED,
-    K_NORM,
-    KEY,
-    KEY_STRIDE,
-    LONG_COS,
-    LONG_POSITIONS,
-    LONG_SIN,
-    POSITIONS,
-    Q_NORM,
-    QUERY,
-    QUERY_FACTOR,
-    QUERY_STRIDE,
-    SIN,
-    position_of,
-    sequence_of,
-)
+from .arguments import AttentionArguments, position_of, sequence_of
 
 
 def head_bytes(size: int) -> int:
@@ -57,68 +31,72 @@ def head_bytes(size: int) -> int:
 head_stride = inline(head_bytes)
 
 
-@native_op
-def make_heads_ready(arguments: int, context: int, row: int, head: int, out: int) -> int:
+@native_op(AttentionArguments)
+def make_heads_ready(arguments: AttentionArguments, context: int, row: int, head: int, out: int) -> int:
     """Called by the other operators: the query heads of KV head `head` of a row, or its key if `head` is -1 - KV head.
 
     Heads are written from `out` on, `head_bytes` apart, zeros behind each; so many bytes before `out` are written too.
     """
-    size, half = word(arguments, HEAD_SIZE), word(arguments, HALF)
+    size, half = arguments.head_size, arguments.half
     stride = head_stride(size)
     position, cos, sin = position_of(context, row), np.int64(0), np.int64(0)
     if half > 0:
-        is_long = word(arguments, LONG_COS) != 0
+        is_long = arguments.long_cos != 0
         if is_long:
-            is_long = read_int32(read_int64(context + 8 * Word.ROPE_TABLE) + 4 * sequence_of(context, row)) != 0
-        if position < 0 or position >= word(arguments, LONG_POSITIONS if is_long else POSITIONS):
+            tables = memory.read_int64(context + 8 * Word.ROPE_TABLE)
+            is_long = memory.read_int32(tables + 4 * sequence_of(context, row)) != 0
+        if position < 0 or position >= (arguments.long_positions if is_long else arguments.positions):
             return ErrorCode.ROTARY_POSITION.value
-        cos = word(arguments, LONG_COS if is_long else COS) + 4 * half * position
-        sin = word(arguments, LONG_SIN if is_long else SIN) + 4 * half * position
+        cos = (arguments.long_cos if is_long else arguments.cos) + 4 * half * position
+        sin = (arguments.long_sin if is_long else arguments.sin) + 4 * half * position
     if head < 0:
-        source = word(arguments, KEY) + row * word(arguments, KEY_STRIDE) + 4 * (-1 - head) * size
-        count, norm, factor = np.int64(1), word(arguments, K_NORM), np.float32(1.0)
+        source = row_at(arguments.key, row) + 4 * (-1 - head) * size
+        count: Any = np.int64(1)
+        norm, factor = arguments.k_norm, np.float32(1.0)
     else:
-        count, norm, factor = word(arguments, GROUP), word(arguments, Q_NORM), float_word(arguments, QUERY_FACTOR)
-        source = word(arguments, QUERY) + row * word(arguments, QUERY_STRIDE) + 4 * head * count * size
+        count, norm, factor = arguments.group, arguments.q_norm, np.float32(arguments.query_factor)
+        source = row_at(arguments.query, row) + 4 * head * count * size
     for index in range(count):
         _make_ready(arguments, source + 4 * index * size, norm, factor, cos, sin, out - stride, out + index * stride)
     return 0
 
 
 @inline
-def _make_ready(arguments: int, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int) -> None:
+def _make_ready(
+    arguments: AttentionArguments, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int
+) -> None:
     """Norm (if the address of its weight is not 0), rotation (if there are tables) and factor of one head."""
-    size, half = word(arguments, HEAD_SIZE), word(arguments, HALF)
+    size, half = arguments.head_size, arguments.half
     for i in range(0, size, LANES):
-        store_float32(work + 4 * i, load_first(source + 4 * i, min(size - i, LANES)))
+        memory.store_float32(work + 4 * i, memory.load_first(source + 4 * i, min(size - i, LANES)))
     end = (size + LANES - 1) // LANES * LANES
-    store_float32(work + 4 * end, splat_float32(0.0))
-    store_float32(out + 4 * (end - LANES), splat_float32(0.0))
-    store_float32(out + 4 * end, splat_float32(0.0))
+    memory.store_float32(work + 4 * end, splat_float32(0.0))
+    memory.store_float32(out + 4 * (end - LANES), splat_float32(0.0))
+    memory.store_float32(out + 4 * end, splat_float32(0.0))
     if norm != 0:
-        _normalize(work, norm, size, float_word(arguments, EPSILON))
+        _normalize(work, norm, size, arguments.epsilon)
     if half > 0:
-        if word(arguments, INTERLEAVED) != 0:
+        if arguments.interleaved != 0:
             _rotate_neighbours(work, cos, sin, half, out)
         else:
             _rotate_halves(work, cos, sin, half, out)
     # Vectors of the rotation may reach behind it, so that the rest comes after it.
     for i in range(2 * half, size, LANES):
-        store_float32(out + 4 * i, load_float32(work + 4 * i))
+        memory.store_float32(out + 4 * i, memory.load_float32(work + 4 * i))
     for i in range(0, size, LANES):
-        store_float32(out + 4 * i, load_float32(out + 4 * i) * factor)
+        memory.store_float32(out + 4 * i, memory.load_float32(out + 4 * i) * factor)
 
 
 @inline
 def _normalize(x: int, weight: int, size: int, epsilon: float) -> None:
     squares = splat_float32(0.0)
     for i in range(0, size, LANES):
-        value = load_float32(x + 4 * i)
+        value = memory.load_float32(x + 4 * i)
         squares = multiply_add(value, value, squares)
     inverse = np.float32(1.0) / np.float32(math.sqrt(reduce_add(squares) / np.float32(size) + epsilon))
     for i in range(0, size, LANES):
-        normed = load_float32(x + 4 * i) * inverse * load_first(weight + 4 * i, min(size - i, LANES))
-        store_float32(x + 4 * i, normed)
+        normed = memory.load_float32(x + 4 * i) * inverse * memory.load_first(weight + 4 * i, min(size - i, LANES))
+        memory.store_float32(x + 4 * i, normed)
 
 
 @inline
@@ -126,22 +104,78 @@ def _rotate_halves(x: int, cos: int, sin: int, half: int, out: int) -> None:
     """Pairs are (0, half), (1, half + 1), ..."""
     for i in range(0, half, LANES):
         count = min(half - i, LANES)
-        first, second = load_float32(x + 4 * i), load_float32(x + 4 * (half + i))
-        cosine, sine = load_first(cos + 4 * i, count), load_first(sin + 4 * i, count)
-        store_float32(out + 4 * i, first * cosine - second * sine)
+        first, second = memory.load_float32(x + 4 * i), memory.load_float32(x + 4 * (half + i))
+        cosine, sine = memory.load_first(cos + 4 * i, count), memory.load_first(sin + 4 * i, count)
+        memory.store_float32(out + 4 * i, first * cosine - second * sine)
     # After the first halves, because their last vector may reach into the second ones.
     for i in range(0, half, LANES):
         count = min(half - i, LANES)
-        first, second = load_float32(x + 4 * i), load_float32(x + 4 * (half + i))
-        cosine, sine = load_first(cos + 4 * i, count), load_first(sin + 4 * i, count)
-        store_float32(out + 4 * (half + i), second * cosine + first * sine)
+        first, second = memory.load_float32(x + 4 * i), memory.load_float32(x + 4 * (half + i))
+        cosine, sine = memory.load_first(cos + 4 * i, count), memory.load_first(sin + 4 * i, count)
+        memory.store_float32(out + 4 * (half + i), second * cosine + first * sine)
 
 
 @inline
 def _rotate_neighbours(x: int, cos: int, sin: int, half: int, out: int) -> None:
     """Pairs are (0, 1), (2, 3), ..."""
     for i in range(half):
-        first, second = read_float32(x + 8 * i), read_float32(x + 8 * i + 4)
-        cosine, sine = read_float32(cos + 4 * i), read_float32(sin + 4 * i)
-        write_float32(out + 8 * i, first * cosine - second * sine)
-        write_float32(out + 8 * i + 4, second * cosine + first * sine)
+        first, second = memory.read_float32(x + 8 * i), memory.read_float32(x + 8 * i + 4)
+        cosine, sine = memory.read_float32(cos + 4 * i), memory.read_float32(sin + 4 * i)
+        memory.write_float32(out + 8 * i, first * cosine - second * sine)
+        memory.write_float32(out + 8 * i + 4, second * cosine + first * sine)
+
+
+_AHEAD = 4  # rows
+_LINE = 64
+
+
+@inline
+def _fetch(rows: Rows, row: int, column: int, width: int) -> None:
+    """Ask for a part of a row, which may lie behind the last."""
+    place = row_at(rows, row) + 4 * column
+    for i in range(0, 4 * width, _LINE):
+        memory.prefetch(place + i)
+
+
+def store_scratch(head_size: int) -> int:
+    """Bytes of scratch that `store_op` needs."""
+    return 2 * head_bytes(head_size)
+
+
+@cache
+def store_op(half: bool) -> NativeOp:
+    """Norm and rotate keys, and store keys and values at the step's SLOTS; float16 rounds to nearest even."""
+    item_bytes = 2 if half else 4
+    write, store = (memory.write_half, memory.store_half) if half else (memory.write_float32, memory.store_float32)
+
+    def store_kv(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        blocks, rows = arguments.num_blocks, memory.read_int64(context + 8 * Word.TOKENS)
+        size, v_size = arguments.head_size, arguments.v_head_size
+        ready = scratch + head_stride(size)
+        for item in range(begin, end):
+            # Neighbouring tokens of a head follow each other: they share the lines of a page of keys.
+            row, head = item % rows, item // rows
+            slot = memory.read_int64(memory.read_int64(context + 8 * Word.SLOTS) + 8 * row)
+            if slot < 0 or slot >= blocks * PAGE_TOKENS:
+                return ErrorCode.SLOT.value
+            status: int = call_operator(arguments.make_ready, arguments, context, row, -1 - head, ready)
+            if status != 0:
+                return status
+            block, token = slot // PAGE_TOKENS, slot % PAGE_TOKENS
+            column = arguments.key_pages + block * arguments.key_block
+            column += (head * size * PAGE_TOKENS + token) * item_bytes
+            for i in range(size):
+                write(column + i * PAGE_TOKENS * item_bytes, memory.read_float32(ready + 4 * i))
+            source = row_at(arguments.value, row) + 4 * head * v_size
+            line = arguments.value_pages + block * arguments.value_block
+            line += (head * PAGE_TOKENS + token) * v_size * item_bytes
+            whole = v_size // LANES * LANES
+            for i in range(0, whole, LANES):
+                store(line + i * item_bytes, memory.load_float32(source + 4 * i))
+            for i in range(whole, v_size):
+                write(line + i * item_bytes, memory.read_float32(source + 4 * i))
+            _fetch(arguments.key, row + _AHEAD, head * size, size)
+            _fetch(arguments.value, row + _AHEAD, head * v_size, v_size)
+        return 0
+
+    return native_op(AttentionArguments, name=f"store_kv_{'float16' if half else 'float32'}")(store_kv)

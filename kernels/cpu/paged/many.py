@@ -12,8 +12,8 @@ Products are computed in tiles of bfloat16 or in float32 vectors, by functions o
 - load_keys(arguments, scratch, page): a page becomes a part of KEYS. load_values(arguments, scratch): the USABLE values
   become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
 - store_weights(scores, page, first, second): a row's weights for a page. weight_of(scores, token) reads one.
-- MULTIPLY_GROUP(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
-- ADD_GROUP(arguments, scratch, row, pages, -): its weighted values are added to SUMS.
+- `multiply_group`(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
+- `add_group`(arguments, scratch, row, pages, -): its weighted values are added to SUMS.
 """
 
 from __future__ import annotations
@@ -24,77 +24,19 @@ from typing import Any
 import numpy as np
 
 from ...formats import PAGE_TOKENS
+from .. import memory
 from ..functions import exp2_of_negative, rough_exp2_of_negative, tanh
 from ..isa import isa
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import (
-    float_word,
-    load_first,
-    load_first_half,
-    load_float32,
-    prefetch,
-    read_float32,
-    read_int32,
-    read_int64,
-    read_uint8,
-    store_first,
-    store_float32,
-    word,
-    write_float32,
-    write_int8,
-)
-from ..tape.context import ErrorCode, Word
-from ..tape.driver import call_operator
+from ..program.calls import row_at
+from ..program.context import ErrorCode, Word
+from ..program.driver import call_operator
 from ..tiles import configure_tiles, release_tiles
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
 from . import tile_products, vector_products
-from .arguments import (
-    ADD_GROUP,
-    GROUP,
-    HEAD_SIZE,
-    ITEM_BYTES,
-    KV_HEADS,
-    LOAD_CHUNK,
-    MAKE_READY,
-    MULTIPLY_GROUP,
-    NO_MAXIMUM,
-    OUT,
-    OUT_STRIDE,
-    PANELS,
-    QUERY,
-    QUERY_STRIDE,
-    ROWS_AT_ONCE,
-    SCORE_CAP,
-    SINKS,
-    V_HEAD_SIZE,
-    WEIGH,
-    context_length,
-    first_visible,
-    list_pages,
-    position_of,
-)
-from .panels import (
-    BEGIN,
-    CHUNK_PAGES,
-    CHUNK_TOKENS,
-    CONFIG,
-    LEFT_OUT,
-    MAXIMA,
-    PAGES,
-    POSITION,
-    READY,
-    ROWS,
-    SCORE_BYTES,
-    SUM_BYTES,
-    SUMS,
-    TOTALS,
-    USABLE,
-    open_panels,
-    panel,
-    scores_of,
-    set_panel,
-)
+from .arguments import NO_MAXIMUM, AttentionArguments, context_length, first_visible, list_pages, position_of
+from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_place
 from .products import any_above, between, most_rows
 
 BLOCK_WORDS = 3  # of an entry of ROW_BLOCKS
@@ -112,44 +54,44 @@ def many_rows(half: bool) -> int:
 
 
 @inline
-def _start_row(arguments: int, scratch: int, r: int, q_head: int) -> None:
+def _start_row(arguments: AttentionArguments, scratch: int, r: int, q_head: int) -> None:
     """A softmax that is empty, or holds the head's sink (of value zero)."""
-    sums, stride = panel(scratch, SUMS), panel(scratch, SUM_BYTES)
-    total, largest = panel(scratch, TOTALS) + 4 * LANES * r, panel(scratch, MAXIMA) + 4 * r
+    sums, stride = panel(scratch, Panel.SUMS), panel(scratch, Panel.SUM_BYTES)
+    total, largest = panel(scratch, Panel.TOTALS) + 4 * LANES * r, panel(scratch, Panel.MAXIMA) + 4 * r
     for i in range(r * stride, (r + 1) * stride, 4 * LANES):
-        store_float32(sums + i, splat_float32(0.0))
-    store_float32(total, splat_float32(0.0))
-    write_float32(largest, NO_MAXIMUM)
-    sinks = word(arguments, SINKS)
+        memory.store_float32(sums + i, splat_float32(0.0))
+    memory.store_float32(total, splat_float32(0.0))
+    memory.write_float32(largest, NO_MAXIMUM)
+    sinks = arguments.sinks
     if sinks != 0:
-        write_float32(total, np.float32(1.0))
-        write_float32(largest, read_float32(sinks + 4 * q_head))
+        memory.write_float32(total, np.float32(1.0))
+        memory.write_float32(largest, memory.read_float32(sinks + 4 * q_head))
 
 
 @inline
 def _cap_and_mask(scores: int, pages: int, cap: float, low: int, high: int) -> None:
     """A row's scores as the model caps them, -inf outside [low, high)."""
     for i in range(0, pages * PAGE_TOKENS, LANES):
-        score = load_float32(scores + 4 * i)
+        score = memory.load_float32(scores + 4 * i)
         if cap > 0:
             score = tanh(score) * cap
-        store_float32(scores + 4 * i, between(score, i, low, high))
+        memory.store_float32(scores + 4 * i, between(score, i, low, high))
 
 
 @inline
 def _finish_row(scratch: int, r: int, width: int, out: int) -> None:
-    sums = panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
-    inverse = np.float32(1.0) / reduce_add(load_float32(panel(scratch, TOTALS) + 4 * LANES * r))
+    sums = panel(scratch, Panel.SUMS) + r * panel(scratch, Panel.SUM_BYTES)
+    inverse = np.float32(1.0) / reduce_add(memory.load_float32(panel(scratch, Panel.TOTALS) + 4 * LANES * r))
     for i in range(0, width, LANES):
-        store_first(out + 4 * i, load_float32(sums + 4 * i) * inverse, min(width - i, LANES))
+        memory.store_first(out + 4 * i, memory.load_float32(sums + 4 * i) * inverse, min(width - i, LANES))
 
 
 @inline
-def _pages_seen(arguments: int, scratch: int, first: int) -> Any:
+def _pages_seen(arguments: AttentionArguments, scratch: int, first: int) -> Any:
     """How many pages of the chunk, from its beginning on, a group of rows is multiplied with; 0 if it sees none."""
-    group, rows = word(arguments, GROUP), panel(scratch, ROWS)
-    position, begin = panel(scratch, POSITION), panel(scratch, BEGIN)
-    last = min(first + word(arguments, ROWS_AT_ONCE), rows)
+    group, rows = arguments.group, panel(scratch, Panel.ROWS)
+    position, begin = panel(scratch, Panel.POSITION), panel(scratch, Panel.BEGIN)
+    last = min(first + arguments.rows_at_once, rows)
     lowest, highest = position + first // group, position + (last - 1) // group
     if first >= rows or begin > highest or begin + CHUNK_TOKENS <= first_visible(arguments, lowest):
         return np.int64(0)
@@ -167,21 +109,21 @@ def _check(context: int, sequence: int, row: int, count: int) -> Any:
 
 @cache
 def load_chunk_op(half: bool) -> NativeOp:
-    """LOAD_CHUNK(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of a chunk; tokens [low, high) are seen.
+    """`load_chunk`(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of a chunk; tokens [low, high) are seen.
 
     Values that are not finite are left out of VALUES, because 0 * infinity would reach the rows that do not see them.
     """
     tiles = uses_tiles(half)
     load_keys = tile_products.load_keys if tiles else vector_products.load_keys_of(half)
     load_values = tile_products.load_values if tiles else vector_products.load_values_of(half)
-    load, item_bytes = (load_first_half, 2) if half else (load_first, 4)
+    load, item_bytes = (memory.load_first_half, 2) if half else (memory.load_first, 4)
 
-    def load_chunk(arguments: int, scratch: int, low: int, high: int, unused: int) -> int:
+    def load_chunk(arguments: AttentionArguments, scratch: int, low: int, high: int, unused: int) -> int:
         for page in range(low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1):
             load_keys(arguments, scratch, page)
-        usable, width = panel(scratch, USABLE), word(arguments, V_HEAD_SIZE)
+        usable, width = panel(scratch, Panel.USABLE), arguments.v_head_size
         for token in range(CHUNK_TOKENS):
-            write_int8(usable + token, np.int8(low <= token < high))
+            memory.write_int8(usable + token, np.int8(low <= token < high))
         left_out, is_finite = 0, False
         while not is_finite:
             is_finite = reduce_add(load_values(arguments, scratch)) == 0
@@ -190,75 +132,67 @@ def load_chunk_op(half: bool) -> NativeOp:
                 for token in range(low, high):
                     probe = splat_float32(0.0)
                     for i in range(0, width, LANES):
-                        place = _value_place(arguments, scratch, token) + i * item_bytes
+                        place = value_place(arguments, scratch, token) + i * item_bytes
                         probe = probe + load(place, min(width - i, LANES)) * 0.0
-                    write_int8(usable + token, np.int8(reduce_add(probe) == 0))
-        set_panel(scratch, LEFT_OUT, left_out)
+                    memory.write_int8(usable + token, np.int8(reduce_add(probe) == 0))
+        set_panel(scratch, Panel.LEFT_OUT, left_out)
         return 0
 
-    load_chunk.__name__ = f"load_chunk_{_kind(half)}"
-    return native_op(load_chunk)
-
-
-@inline
-def _value_place(arguments: int, scratch: int, token: int) -> Any:
-    """Address of a token's values in the cache."""
-    page = read_int64(panel(scratch, PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
-    return page + token % PAGE_TOKENS * word(arguments, V_HEAD_SIZE) * word(arguments, ITEM_BYTES)
+    return native_op(AttentionArguments, name=f"load_chunk_{_kind(half)}")(load_chunk)
 
 
 @cache
 def weigh_rows_op(half: bool) -> NativeOp:
-    """WEIGH(arguments, scratch, row, end, pages): scores of rows [row, end) of a group, for the first pages of a chunk,
+    """`weigh`(arguments, scratch, row, end, pages): scores of rows [row, end) of a group, for a chunk's first pages,
     become weights, and their running softmax takes them in.
     """
     tiles = uses_tiles(half)
     products: Any = tile_products if tiles else vector_products
     store_weights, weight_of = products.store_weights, products.weight_of
     weigh_score = rough_exp2_of_negative if tiles else exp2_of_negative
-    load, item_bytes = (load_first_half, 2) if half else (load_first, 4)
+    load, item_bytes = (memory.load_first_half, 2) if half else (memory.load_first, 4)
 
     @inline
     def weigh(scratch: int, scores: int, r: int, pages: int) -> None:
         largest = splat_float32(NO_MAXIMUM)
         for i in range(0, pages * PAGE_TOKENS, 2 * LANES):
-            pair = maximum(load_float32(scores + 4 * i), load_float32(scores + 4 * i + 4 * LANES))
+            pair = maximum(memory.load_float32(scores + 4 * i), memory.load_float32(scores + 4 * i + 4 * LANES))
             largest = maximum(largest, pair)
-        top_at, total_at = panel(scratch, MAXIMA) + 4 * r, panel(scratch, TOTALS) + 4 * LANES * r
-        top, total = read_float32(top_at), load_float32(total_at)
+        top_at, total_at = panel(scratch, Panel.MAXIMA) + 4 * r, panel(scratch, Panel.TOTALS) + 4 * LANES * r
+        top, total = memory.read_float32(top_at), memory.load_float32(total_at)
         if any_above(largest, top):
             new = reduce_max(largest)
             shrink = exp2_of_negative(splat_float32(top - new))
             total = total * shrink
-            sums, stride = panel(scratch, SUMS), panel(scratch, SUM_BYTES)
+            sums, stride = panel(scratch, Panel.SUMS), panel(scratch, Panel.SUM_BYTES)
             for i in range(r * stride, (r + 1) * stride, 4 * LANES):
-                store_float32(sums + i, load_float32(sums + i) * shrink)
+                memory.store_float32(sums + i, memory.load_float32(sums + i) * shrink)
             top = new
-            write_float32(top_at, top)
+            memory.write_float32(top_at, top)
         for page in range(pages):
             place = scores + 4 * PAGE_TOKENS * page
-            first = weigh_score(load_float32(place) - top)
-            second = weigh_score(load_float32(place + 4 * LANES) - top)
+            first = weigh_score(memory.load_float32(place) - top)
+            second = weigh_score(memory.load_float32(place + 4 * LANES) - top)
             total = total + (first + second)
             store_weights(scores, page, first, second)
-        store_float32(total_at, total)
+        memory.store_float32(total_at, total)
 
     @inline
-    def add_left_out(arguments: int, scratch: int, scores: int, r: int, low: int, high: int) -> None:
+    def add_left_out(arguments: AttentionArguments, scratch: int, scores: int, r: int, low: int, high: int) -> None:
         """The values that were left out of VALUES, for a row that sees tokens [low, high) of the chunk."""
-        width, sums = word(arguments, V_HEAD_SIZE), panel(scratch, SUMS) + r * panel(scratch, SUM_BYTES)
+        width, sums = arguments.v_head_size, panel(scratch, Panel.SUMS) + r * panel(scratch, Panel.SUM_BYTES)
         first: Any = max(low, np.int64(0))
         last: Any = min(high, np.int64(CHUNK_TOKENS))
         for token in range(first, last):
-            if read_uint8(panel(scratch, USABLE) + token) == 0:
+            if memory.read_uint8(panel(scratch, Panel.USABLE) + token) == 0:
                 share = weight_of(scores, token)
                 for i in range(0, width, LANES):
-                    value = load(_value_place(arguments, scratch, token) + i * item_bytes, min(width - i, LANES))
-                    store_float32(sums + 4 * i, multiply_add(value, share, load_float32(sums + 4 * i)))
+                    value = load(value_place(arguments, scratch, token) + i * item_bytes, min(width - i, LANES))
+                    memory.store_float32(sums + 4 * i, multiply_add(value, share, memory.load_float32(sums + 4 * i)))
 
-    def weigh_rows(arguments: int, scratch: int, row: int, end: int, pages: int) -> int:
-        group, cap, begin = word(arguments, GROUP), float_word(arguments, SCORE_CAP), panel(scratch, BEGIN)
-        position, left_out = panel(scratch, POSITION), panel(scratch, LEFT_OUT) != 0
+    def weigh_rows(arguments: AttentionArguments, scratch: int, row: int, end: int, pages: int) -> int:
+        group, cap, begin = arguments.group, arguments.score_cap, panel(scratch, Panel.BEGIN)
+        position, left_out = panel(scratch, Panel.POSITION), panel(scratch, Panel.LEFT_OUT) != 0
         lowest, highest = position + row // group, position + (end - 1) // group
         is_cut = begin + pages * PAGE_TOKENS > lowest + 1 or begin < first_visible(arguments, highest)
         scores = scores_of(arguments, scratch, row)
@@ -273,8 +207,7 @@ def weigh_rows_op(half: bool) -> NativeOp:
             scores += SCORE_BYTES
         return 0
 
-    weigh_rows.__name__ = f"weigh_rows_{_kind(half)}"
-    return native_op(weigh_rows)
+    return native_op(AttentionArguments, name=f"weigh_rows_{_kind(half)}")(weigh_rows)
 
 
 def _kind(half: bool) -> str:
@@ -282,16 +215,16 @@ def _kind(half: bool) -> str:
 
 
 @inline
-def _attend_chunk(arguments: int, scratch: int) -> None:
+def _attend_chunk(arguments: AttentionArguments, scratch: int) -> None:
     """The rows of a block against a chunk, a group of rows at a time, whose scores stay in the first-level cache."""
-    at_once, rows = word(arguments, ROWS_AT_ONCE), panel(scratch, ROWS)
-    before_chunk = max(np.int64(0), panel(scratch, BEGIN) - panel(scratch, POSITION)) * word(arguments, GROUP)
+    at_once, rows = arguments.rows_at_once, panel(scratch, Panel.ROWS)
+    before_chunk = max(np.int64(0), panel(scratch, Panel.BEGIN) - panel(scratch, Panel.POSITION)) * arguments.group
     first = before_chunk // at_once * at_once
     pages = _pages_seen(arguments, scratch, first)
     while pages > 0:
-        call_operator(word(arguments, MULTIPLY_GROUP), arguments, scratch, first, 0, pages)
-        call_operator(word(arguments, WEIGH), arguments, scratch, first, min(first + at_once, rows), pages)
-        call_operator(word(arguments, ADD_GROUP), arguments, scratch, first, pages, 0)
+        call_operator(arguments.multiply_group, arguments, scratch, first, 0, pages)
+        call_operator(arguments.weigh, arguments, scratch, first, min(first + at_once, rows), pages)
+        call_operator(arguments.add_group, arguments, scratch, first, pages, 0)
         first += at_once
         pages = _pages_seen(arguments, scratch, first)
 
@@ -307,14 +240,16 @@ def _attend_blocks(tiles: bool) -> NativeOp:
     load_queries, clear_queries = products.load_queries, products.clear_queries
 
     @inline
-    def attend(arguments: int, context: int, sequence: int, row: int, count: int, head: int, scratch: int) -> Any:
-        group, ready = word(arguments, GROUP), panel(scratch, READY)
-        query_bytes, stride = 4 * group * word(arguments, HEAD_SIZE), word(arguments, QUERY_STRIDE)
+    def attend(
+        arguments: AttentionArguments, context: int, sequence: int, row: int, count: int, head: int, scratch: int
+    ) -> Any:
+        group, ready = arguments.group, panel(scratch, Panel.READY)
+        query_bytes = 4 * group * arguments.head_size
         for token in range(count):
-            ahead = word(arguments, QUERY) + (row + token + _TOKENS_AHEAD) * stride + head * query_bytes
+            ahead = row_at(arguments.query, row + token + _TOKENS_AHEAD) + head * query_bytes
             for i in range(0, query_bytes, 4 * LANES):
-                prefetch(ahead + i)
-            status = call_operator(word(arguments, MAKE_READY), arguments, context, row + token, head, ready)
+                memory.prefetch(ahead + i)
+            status = call_operator(arguments.make_ready, arguments, context, row + token, head, ready)
             if status != 0:
                 return status
             load_queries(arguments, scratch, token * group)
@@ -322,36 +257,36 @@ def _attend_blocks(tiles: bool) -> NativeOp:
                 _start_row(arguments, scratch, token * group + h, head * group + h)
         clear_queries(arguments, scratch, count * group)
         position = position_of(context, row)
-        set_panel(scratch, ROWS, count * group)
-        set_panel(scratch, POSITION, position)
+        set_panel(scratch, Panel.ROWS, count * group)
+        set_panel(scratch, Panel.POSITION, position)
         seen, end = first_visible(arguments, position), position + count
         for begin in range(seen // CHUNK_TOKENS * CHUNK_TOKENS, end, CHUNK_TOKENS):
             low, high = max(seen - begin, np.int64(0)), min(end - begin, np.int64(CHUNK_TOKENS))
             page, last = low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1
-            keys, first_page = panel(scratch, PAGES) + 8 * page, begin // PAGE_TOKENS
+            keys, first_page = panel(scratch, Panel.PAGES) + 8 * page, begin // PAGE_TOKENS
             status = list_pages(
                 arguments, context, sequence, first_page + page, first_page + last, head, keys, keys + 8 * CHUNK_PAGES
             )
             if status != 0:
                 return status
-            set_panel(scratch, BEGIN, begin)
-            call_operator(word(arguments, LOAD_CHUNK), arguments, scratch, low, high, 0)
+            set_panel(scratch, Panel.BEGIN, begin)
+            call_operator(arguments.load_chunk, arguments, scratch, low, high, 0)
             _attend_chunk(arguments, scratch)
-        width = word(arguments, V_HEAD_SIZE)
+        width = arguments.v_head_size
         for r in range(count * group):
-            out = word(arguments, OUT) + (row + r // group) * word(arguments, OUT_STRIDE)
+            out = row_at(arguments.out, row + r // group)
             _finish_row(scratch, r, width, out + 4 * (head * group + r % group) * width)
         return 0
 
-    def attend_blocks(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        kv_heads, status = word(arguments, KV_HEADS), 0
-        open_panels(word(arguments, PANELS), scratch)
+    def attend_blocks(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        kv_heads, status = arguments.kv_heads, 0
+        open_panels(arguments.panels, scratch)
         if tiles:
-            configure_tiles(panel(scratch, CONFIG))
+            configure_tiles(panel(scratch, Panel.CONFIG))
         for item in range(begin, end):
-            entry = read_int64(context + 8 * Word.ROW_BLOCKS) + 4 * BLOCK_WORDS * (item // kv_heads)
-            sequence, row = np.int64(read_int32(entry)), np.int64(read_int32(entry + 4))
-            count = np.int64(read_int32(entry + 8))
+            entry = memory.read_int64(context + 8 * Word.ROW_BLOCKS) + 4 * BLOCK_WORDS * (item // kv_heads)
+            sequence, row = np.int64(memory.read_int32(entry)), np.int64(memory.read_int32(entry + 4))
+            count = np.int64(memory.read_int32(entry + 8))
             if status == 0:
                 status = _check(context, sequence, row, count)
             if status == 0:
@@ -360,5 +295,4 @@ def _attend_blocks(tiles: bool) -> NativeOp:
             release_tiles()
         return status
 
-    attend_blocks.__name__ = f"attend_blocks_{'tiles' if tiles else 'vectors'}"
-    return native_op(attend_blocks)
+    return native_op(AttentionArguments, name=f"attend_blocks_{'tiles' if tiles else 'vectors'}")(attend_blocks)

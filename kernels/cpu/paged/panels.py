@@ -6,6 +6,7 @@ the names below, so they are compiled once for all sizes.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from ...formats import PAGE_TOKENS
 from ..lazy import inline
-from ..memory import read_int64, word, write_int64
-from ..tiles import TILE_ROWS, tile_config
+from ..memory import read_int64, write_int64
+from ..tiles import TILE_CONFIG, TILE_ROWS
 from ..vector import LANES
-from .arguments import ROWS_AT_ONCE
+from .arguments import AttentionArguments
 from .heads import head_bytes
 
 CHUNK_TOKENS = 128
@@ -25,25 +26,32 @@ BLOCK_TOKENS = 128  # of a sequence, that share the conversion of keys and value
 SCORE_BYTES = 4 * CHUNK_TOKENS  # of a row
 MOST_ROWS = 2 * TILE_ROWS  # that are multiplied at once
 
-(
-    PAGES,  # addresses of the chunk's pages: of keys, then of values
-    USABLE,  # a byte per token of the chunk: the block sees it, and its values are finite
-    READY,  # query heads of a token
-    QUERIES, KEYS, VALUES,
-    SCORES,  # of a group of rows, which become its weights
-    SUMS,  # weighted values of each row so far
-    MAXIMA,  # of each row so far
-    TOTALS,  # of each row's weights so far: a vector, whose lanes have a sum each
-    CONFIG,  # for configure_tiles
-    QUERY_BYTES,  # of a row of queries, or of a row of tiles of them
-    SUM_BYTES,  # of a row of SUMS
-    STEPS,  # tiles that a head takes
-    ROWS,  # of the block that is worked on
-    POSITION,  # of its first row
-    BEGIN,  # position of the chunk's first token
-    LEFT_OUT,  # not 0: some of the seen tokens are not USABLE
-) = range(18)  # fmt: skip
-_ADDRESSES, _WORDS = CONFIG, ROWS
+
+class Panel(IntEnum):
+    """Words of the table."""
+
+    PAGES = 0  # addresses of the chunk's pages: of keys, then of values
+    USABLE = 1  # a byte per token of the chunk: the block sees it, and its values are finite
+    READY = 2  # query heads of a token
+    QUERIES = 3
+    KEYS = 4
+    VALUES = 5
+    SCORES = 6  # of a group of rows, which become its weights
+    SUMS = 7  # weighted values of each row so far
+    MAXIMA = 8  # of each row so far
+    TOTALS = 9  # of each row's weights so far: a vector, whose lanes have a sum each
+    CONFIG = 10  # for configure_tiles
+    QUERY_BYTES = 11  # of a row of queries, or of a row of tiles of them
+    SUM_BYTES = 12  # of a row of SUMS
+    STEPS = 13  # tiles that a head takes
+    ROWS = 14  # of the block that is worked on
+    POSITION = 15  # of its first row
+    BEGIN = 16  # position of the chunk's first token
+    LEFT_OUT = 17  # not 0: some of the seen tokens are not USABLE
+
+
+# The words before CONFIG are addresses in the scratch, those before ROWS are the same for all blocks.
+_ADDRESSES, _WORDS = Panel.CONFIG, Panel.ROWS
 _HEADER_BYTES = 192
 # Heads are padded to whole pairs of tiles.
 _PADDING = 2 * LANES
@@ -65,23 +73,24 @@ class Panels:
         self.v_head_size = values
         steps = head // _PADDING
         query_bytes = max(head_bytes(head_size), 4 * head)
-        self._tiles = tile_config()
         self._end = _HEADER_BYTES
-        words = [
-            self._add(16 * CHUNK_PAGES),
-            self._add(CHUNK_TOKENS),
-            self._add((group + 1) * head_bytes(head_size)) + head_bytes(head_size),
-            self._add(rows * query_bytes),
-            self._add(4 * CHUNK_TOKENS * head),
-            self._add(4 * CHUNK_TOKENS * values),
-            self._add(MOST_ROWS * SCORE_BYTES),
-            self._add(4 * rows * values),
-            self._add(4 * rows),
-            self._add(4 * LANES * rows),
-        ]
-        self.table: NDArray[np.int64] = np.array(
-            [*words, self._tiles.ctypes.data, head_bytes(head_size), 4 * values, steps], np.int64
-        )
+        words = {
+            Panel.PAGES: self._add(16 * CHUNK_PAGES),
+            Panel.USABLE: self._add(CHUNK_TOKENS),
+            Panel.READY: self._add((group + 1) * head_bytes(head_size)) + head_bytes(head_size),
+            Panel.QUERIES: self._add(rows * query_bytes),
+            Panel.KEYS: self._add(4 * CHUNK_TOKENS * head),
+            Panel.VALUES: self._add(4 * CHUNK_TOKENS * values),
+            Panel.SCORES: self._add(MOST_ROWS * SCORE_BYTES),
+            Panel.SUMS: self._add(4 * rows * values),
+            Panel.MAXIMA: self._add(4 * rows),
+            Panel.TOTALS: self._add(4 * LANES * rows),
+            Panel.CONFIG: TILE_CONFIG.ctypes.data,
+            Panel.QUERY_BYTES: head_bytes(head_size),
+            Panel.SUM_BYTES: 4 * values,
+            Panel.STEPS: steps,
+        }
+        self.table: NDArray[np.int64] = np.array([words[Panel(index)] for index in range(_WORDS)], np.int64)
         self.bytes = self._end
 
     def _add(self, size: int) -> int:
@@ -114,7 +123,14 @@ def set_panel(scratch: int, name: int, value: int) -> None:
 
 
 @inline
-def scores_of(arguments: int, scratch: int, row: int) -> Any:
+def value_place(arguments: AttentionArguments, scratch: int, token: int) -> Any:
+    """The address of a token's values in the cache."""
+    page = read_int64(panel(scratch, Panel.PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
+    return page + token % PAGE_TOKENS * arguments.v_head_size * arguments.item_bytes
+
+
+@inline
+def scores_of(arguments: AttentionArguments, scratch: int, row: int) -> Any:
     """Scores, which become weights, of a row of the group that is worked on."""
-    at_once = word(arguments, ROWS_AT_ONCE)
-    return panel(scratch, SCORES) + row % at_once * SCORE_BYTES
+    at_once = arguments.rows_at_once
+    return panel(scratch, Panel.SCORES) + row % at_once * SCORE_BYTES

@@ -1,189 +1,252 @@
-"""The calls of one attention layer, for a tape."""
+"""Attention in programs: the calls of one layer, and how the rows of a step are cut into work for all layers."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import Float32, check
+from ...executor import StepContext
 from ...formats import PagedLayer
-from ..checks import Float32, check
+from ...records import Attention, Rope
 from ..jit import NativeOp
-from ..tape.context import Word
-from ..tape.program import Call, Items, Phases, Rows
+from ..program.calls import Call, Items, Phases, Rows
+from ..program.context import ContextTable, Word
 from . import tile_products, vector_products
-from .few import WEIGHT_BYTES, attend_pieces, few_rows, few_scratch, merge_pieces, weigh_piece
-from .heads import make_heads_ready
-from .many import load_chunk_op, many_op, many_rows, uses_tiles, weigh_rows_op
-from .panels import SCORE_BYTES, Panels
+from .arguments import AttentionArguments
+from .few import (
+    PIECE_TOKENS,
+    SPLIT_WORDS,
+    WEIGHT_BYTES,
+    attend_pieces,
+    few_rows,
+    few_scratch,
+    merge_pieces,
+    weigh_piece,
+)
+from .heads import make_heads_ready, store_op, store_scratch
+from .many import BLOCK_WORDS, load_chunk_op, many_op, many_rows, uses_tiles, weigh_rows_op
+from .panels import BLOCK_TOKENS, SCORE_BYTES, Panels
 from .products import add_values_op, multiply_keys_op
-from .store import store_op, store_scratch
+
+Int32: TypeAlias = NDArray[np.int32]
+Int64: TypeAlias = NDArray[np.int64]
+
+
+def few_splits(positions: Int64) -> Int32:
+    """The pieces that the contexts of these rows are cut into, whatever a layer's window.
+
+    Args:
+        positions: int64 [FEW].
+
+    Returns:
+        int32 [FEW_SPLITS, 2]: row, and number of the piece in the row's context. Pieces of a row follow each other.
+    """
+    # A bad position has a piece too, which refuses it.
+    pieces = [max(position // PIECE_TOKENS, 0) + 1 for position in positions.tolist()]
+    splits = [(row, piece) for row, count in enumerate(pieces) for piece in range(count)]
+    return np.array(splits, np.int32).reshape(-1, SPLIT_WORDS)
+
+
+def row_blocks(positions: Int64, query_start: Int32, few_sequences: int) -> Int32:
+    """The blocks of neighbouring tokens that the MANY rows are cut into; those with the longest context come first.
+
+    Args:
+        positions: int64 [T]. query_start: int32 [S + 1].
+
+    Returns:
+        int32 [MANY_BLOCKS, 3]: sequence, first row, number of rows.
+    """
+    if few_sequences == len(query_start) - 1:
+        return np.empty((0, BLOCK_WORDS), np.int32)
+    starts = query_start[few_sequences:].astype(np.int64)
+    blocks = -(-np.diff(starts) // BLOCK_TOKENS)
+    sequences = np.repeat(np.arange(len(blocks)), blocks)
+    numbers = np.arange(len(sequences)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    first = starts[sequences] + numbers * BLOCK_TOKENS
+    result = np.empty((len(sequences), BLOCK_WORDS), np.int32)
+    result[:, 0] = sequences + few_sequences
+    result[:, 1] = first
+    result[:, 2] = np.minimum(starts[sequences + 1] - first, BLOCK_TOKENS)
+    return result[np.argsort(-positions[first], kind="stable")]
+
+
+# Looked up once: in Python 3.11 that costs more than writing the word.
+_COUNTS = (
+    Word.TOKENS, Word.FEW, Word.MANY, Word.WANTED, Word.TABLE_WIDTH, Word.FEW_SPLITS, Word.MANY_BLOCKS,
+)  # fmt: skip
+_ARRAYS = (
+    Word.TOKEN_IDS, Word.POSITIONS, Word.CONTEXT_LENGTHS, Word.BLOCK_TABLES, Word.SLOTS,
+    Word.WANTED_ROWS, Word.ROPE_TABLE, Word.SEQUENCE_OF_ROW, Word.SPLITS, Word.ROW_BLOCKS,
+)  # fmt: skip
+
+
+def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) -> None:
+    """Write a step into the table that its programs read.
+
+    Args:
+        floats_per_split: the greatest `partial_floats` of all layers.
+    """
+    starts, few_sequences = step.cu_seqlens_q, step.num_decode_sequences
+    tokens, few = len(step.tokens), int(starts[few_sequences])
+    splits = few_splits(step.positions[:few])
+    blocks = row_blocks(step.positions, starts, few_sequences)
+    lengths = starts[1:] - starts[:-1]
+    counts = (
+        tokens, few, tokens - few, len(step.logits_indices), step.block_tables.shape[1], len(splits), len(blocks),
+    )  # fmt: skip
+    for word, count in zip(_COUNTS, counts, strict=True):
+        table.count(word, count)
+    sequences = np.arange(len(lengths), dtype=np.int32)
+    arrays: tuple[NDArray[Any], ...] = (
+        step.tokens, step.positions, step.context_lens, step.block_tables, step.slot_mapping,
+        step.logits_indices, step.rope_table, sequences.repeat(lengths), splits, blocks,
+    )  # fmt: skip
+    for word, array in zip(_ARRAYS, arrays, strict=True):
+        table.array(word, array)
+    table.room(Word.PARTIALS, len(splits) * floats_per_split, np.float32)
+
 
 _LOG2_E = 1 / math.log(2)
 _LINE = 64
 
 
-@dataclass(frozen=True)
-class Rope:
-    """Rotary tables; rotary_dim, at most the head size, is twice their width.
-
-    Attributes:
-        cos, sin: float32 [positions, rotary_dim / 2].
-        long_cos, long_sin: the same for the sequences whose ROPE_TABLE is not 0; None = they use the others too.
-        interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ...
-    """
-
-    cos: Float32
-    sin: Float32
-    long_cos: Float32 | None = None
-    long_sin: Float32 | None = None
-    interleaved: bool = False
-
-    def check(self, head_size: int) -> None:
-        """The tables fit each other and the head.
-
-        Raises:
-            ValueError: they do not.
-        """
-        half = self.cos.shape[-1]
-        check("cos", self.cos, (None, None))
-        check("sin", self.sin, self.cos.shape)
-        if self.long_cos is not None or self.long_sin is not None:
-            if self.long_cos is None or self.long_sin is None:
-                raise ValueError("long_cos and long_sin are given together or not at all")
-            check("long_cos", self.long_cos, (None, half))
-            check("long_sin", self.long_sin, self.long_cos.shape)
-        if not 0 < 2 * half <= head_size:
-            raise ValueError(f"cos has {half} columns, expected at most half of the head size {head_size}")
-
-
 def attention_phases(
-    query: Rows,
-    key: Rows,
-    value: Rows,
-    out: Rows,
-    layer: PagedLayer,
-    *,
-    heads: int,
-    scale: float = 0.0,
-    softcap: float = 0.0,
-    window: int = -1,
-    sinks: Float32 | None = None,
-    smooth_softmax: bool = False,
-    rope: Rope | None = None,
-    q_norm: Float32 | None = None,
-    k_norm: Float32 | None = None,
-    epsilon: float = 1e-6,
+    record: Attention, rows: Sequence[Rows], out: Rows, layer: PagedLayer, constant: Callable[[str], Float32 | None]
 ) -> Phases:
-    """Keys and values into the layer's pages at SLOTS, then softmax(q k * scale) v of every row over its sequence.
+    """What `records.Attention` says, as calls. FEW rows are computed in float32. So are MANY rows if the pages are
+    float32, or without AMX; with it, and pages of float16, their products take bfloat16 and sum in float32.
 
-    Queries and keys are normed and rotated on the way and never change in place. The step's context must hold what
-    `steps.prepare_context` writes. FEW rows are computed in float32. So are MANY rows if the pages are float32, or
-    without AMX; with it, and pages of float16, their products take bfloat16 and sum in float32.
+    Operators refuse (`program.context.ErrorCode`) slots, positions and pages that lead outside the cache or the tables.
 
     Args:
-        query: [T, heads * head_size]; key: [T, kv_heads * head_size]; value: [T, kv_heads * v_head_size]; they may be
-            columns of one packed projection. out: [T, heads * v_head_size].
-        layer: the pages; its shape says the KV heads and head sizes. Query heads h * group to (h + 1) * group - 1 use
-            KV head h.
-        scale: factor on scores; 0 = 1 / sqrt(head_size).
-        softcap: scores become softcap * tanh(score / softcap); 0 = off.
-        window: a row sees its own token and window - 1 before it; -1 = all before it.
-        sinks: float32 [heads], a score per head that takes part in the softmax with a value of zero.
-        smooth_softmax: a sink of 0 for every head.
-        q_norm, k_norm: float32 [head_size], weights of an RMS norm per head before the rotation; epsilon: its.
-
-    Operators refuse (`tape.context.ErrorCode`) slots, positions and pages that lead outside the cache or the tables.
-
-    Raises:
-        ValueError: a shape, type or number does not fit.
+        rows: queries [T, heads * head_size], keys [T, kv_heads * head_size] and values [T, kv_heads * v_head_size],
+            which never change; they may be columns of one packed projection.
+        out: [T, heads * v_head_size].
+        layer: the pages; query heads h * group to (h + 1) * group - 1 use KV head h.
+        constant: what a name stands for, contiguous; None for "".
     """
-    kv_heads, head_size, v_head_size = layer.kv_heads, layer.head_size, layer.v_head_size
+    found = [constant(name) for name in (record.sinks, record.q_norm, record.k_norm)]
+    sinks, q_norm, k_norm = (None if one is None else one.reshape(-1) for one in found)
+    _check(record, (*rows, out), layer, {"sinks": sinks, "q_norm": q_norm, "k_norm": k_norm})
+    if sinks is None and record.smooth_softmax:
+        sinks = np.zeros(record.heads, np.float32)
+    scale, group = record.scale or 1 / math.sqrt(layer.head_size), record.heads // layer.kv_heads
+    shared: dict[str, Any] = {
+        **dict(zip(("query", "key", "value"), rows, strict=True)),
+        "out": out,
+        "key_pages": layer.keys,
+        "key_block": layer.keys.strides[0],
+        "value_pages": layer.values,
+        "value_block": layer.values.strides[0],
+        "num_blocks": layer.num_blocks,
+        "kv_heads": layer.kv_heads,
+        "group": group,
+        "head_size": layer.head_size,
+        "v_head_size": layer.v_head_size,
+        "item_bytes": layer.keys.itemsize,
+        "query_factor": scale / record.softcap if record.softcap else scale * _LOG2_E,
+        "score_cap": record.softcap * _LOG2_E,
+        "window": record.window,
+        "sinks": None if sinks is None else np.ascontiguousarray(sinks * np.float32(_LOG2_E)),
+        "q_norm": q_norm,
+        "k_norm": k_norm,
+        "epsilon": record.epsilon,
+        "make_ready": make_heads_ready,
+        **({} if record.rope is None else _rope_arguments(record.rope, layer.head_size, constant)),
+    }
+    return _phases(shared, layer, group)
+
+
+def _rope_arguments(rope: Rope, head_size: int, constant: Callable[[str], Float32 | None]) -> dict[str, Any]:
+    """Those of AttentionArguments that say how to rotate."""
+    cos, sin = constant(rope.cos), constant(rope.sin)
+    long_cos, long_sin = constant(rope.long_cos), constant(rope.long_sin)
+    assert cos is not None and sin is not None
+    half = cos.shape[-1]
+    check("cos", cos, (None, None))
+    check("sin", sin, cos.shape)
+    if (long_cos is None) != (long_sin is None):
+        raise ValueError("long_cos and long_sin are given together or not at all")
+    if long_cos is not None and long_sin is not None:
+        check("long_cos", long_cos, (None, half))
+        check("long_sin", long_sin, long_cos.shape)
+    if not 0 < 2 * half <= head_size:
+        raise ValueError(f"cos has {half} columns, expected at most half of the head size {head_size}")
+    return {
+        "cos": cos,
+        "sin": sin,
+        "positions": len(cos),
+        "long_cos": long_cos,
+        "long_sin": long_sin,
+        "long_positions": 0 if long_cos is None else len(long_cos),
+        "half": half,
+        "interleaved": rope.interleaved,
+    }
+
+
+def _check(record: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapping[str, Float32 | None]) -> None:
+    heads, kv_heads, head_size, v_head_size = record.heads, layer.kv_heads, layer.head_size, layer.v_head_size
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"there are {heads} query heads, expected a multiple of the cache's {kv_heads} KV heads")
-    if window == 0 or window < -1:
-        raise ValueError(f"window is {window}, expected -1 or a positive number of tokens")
-    if softcap < 0:
-        raise ValueError(f"softcap is {softcap}, expected 0 or a positive number")
-    for name, given, width in (
-        ("query", query, heads * head_size),
-        ("key", key, kv_heads * head_size),
-        ("value", value, kv_heads * v_head_size),
-        ("out", out, heads * v_head_size),
-    ):
+    if record.window == 0 or record.window < -1:
+        raise ValueError(f"window is {record.window}, expected -1 or a positive number of tokens")
+    if record.softcap < 0:
+        raise ValueError(f"softcap is {record.softcap}, expected 0 or a positive number")
+    widths = (heads * head_size, kv_heads * head_size, kv_heads * v_head_size, heads * v_head_size)
+    for name, given, width in zip(("query", "key", "value", "out"), rows, widths, strict=True):
         if given.width != width:
             raise ValueError(f"{name} has rows of {given.width} numbers, expected {width}")
-    for name, vector, length in (("sinks", sinks, heads), ("q_norm", q_norm, head_size), ("k_norm", k_norm, head_size)):
+    for name, vector in vectors.items():
         if vector is not None:
-            check(name, vector, (length,))
-    if rope is not None:
-        rope.check(head_size)
-    if sinks is None and smooth_softmax:
-        sinks = np.zeros(heads, np.float32)
-    if sinks is not None:
-        sinks = np.ascontiguousarray(sinks * np.float32(_LOG2_E))
-    scale = scale or 1 / math.sqrt(head_size)
-    group, half = heads // kv_heads, layer.keys.dtype == np.float16
-    arguments: tuple[Any, ...] = (
-        query.address, query.stride, key.address, key.stride, value.address, value.stride, out.address, out.stride,
-        _address(layer.keys), layer.keys.strides[0], _address(layer.values), layer.values.strides[0], layer.num_blocks,
-        kv_heads, group, head_size, v_head_size, layer.keys.itemsize,
-        float(scale / softcap if softcap else scale * _LOG2_E), float(softcap * _LOG2_E), window, _address(sinks),
-        *_rope_arguments(rope), _address(q_norm), _address(k_norm), float(epsilon), make_heads_ready,
-    )  # fmt: skip
-    panels, rows = Panels(group, head_size, v_head_size), few_rows(group)
-    few = (
-        multiply_keys_op(rows, head_size, half, True),
-        add_values_op(rows, v_head_size, half, True, WEIGHT_BYTES),
-        rows,
-        weigh_piece,
-    )
-    held = (query, key, value, out, layer, sinks, rope, q_norm, k_norm, panels)
+            check(name, vector, (heads if name == "sinks" else head_size,))
 
-    def call(op: NativeOp, own: tuple[Any, ...], counted: Word, scratch: int, label: str) -> Call:
+
+def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
+    """The calls, from what all of their arguments have in common."""
+    head_size, v_head_size, half = layer.head_size, layer.v_head_size, layer.keys.dtype == np.float16
+    panels, rows = Panels(group, head_size, v_head_size), few_rows(group)
+    few = {
+        "multiply_keys": multiply_keys_op(rows, head_size, half, True),
+        "add_values": add_values_op(rows, v_head_size, half, True, WEIGHT_BYTES),
+        "rows_at_once": rows,
+        "weigh": weigh_piece,
+    }
+
+    def call(op: NativeOp, own: Mapping[str, Any], counted: Word, scratch: int) -> Call:
         scratch = -(-scratch // _LINE) * _LINE
-        return Call(op, (*arguments, *own), Items(counted, kv_heads), scratch, held, label)
+        return Call(op, AttentionArguments(**shared, **own), Items(counted, layer.kv_heads), scratch)
 
     few_bytes = few_scratch(group, head_size, v_head_size)
+    many = many_operators(panels, head_size, half)
     return [
-        [call(store_op(half), (), Word.TOKENS, store_scratch(head_size), "store keys and values")],
+        [call(store_op(half), {}, Word.TOKENS, store_scratch(head_size))],
         [
-            call(attend_pieces, few, Word.FEW_SPLITS, few_bytes, "attention of few rows"),
-            call(
-                many_op(half), _many(panels, head_size, half), Word.MANY_BLOCKS, panels.bytes, "attention of many rows"
-            ),
+            call(attend_pieces, few, Word.FEW_SPLITS, few_bytes),
+            call(many_op(half), many, Word.MANY_BLOCKS, panels.bytes),
         ],
-        [call(merge_pieces, (), Word.FEW_SPLITS, 0, "merge attention")],
+        [call(merge_pieces, {}, Word.FEW_SPLITS, 0)],
     ]
 
 
-def _many(panels: Panels, head_size: int, half: bool) -> tuple[Any, ...]:
-    """MULTIPLY_KEYS to ADD_GROUP for `many`."""
-    rows, own = many_rows(half), (weigh_rows_op(half), _address(panels.table), load_chunk_op(half))
+def many_operators(panels: Panels, head_size: int, half: bool) -> dict[str, Any]:
+    """The operators that those of many rows call."""
+    rows = many_rows(half)
+    own = {
+        "rows_at_once": rows,
+        "weigh": weigh_rows_op(half),
+        "panels": panels.table,
+        "load_chunk": load_chunk_op(half),
+    }
     if uses_tiles(half):
-        return 0, 0, rows, *own, tile_products.multiply_tile_group, tile_products.add_tile_group
-    return (
-        multiply_keys_op(rows, head_size, False, False),
-        add_values_op(rows, panels.v_head_size, False, False, SCORE_BYTES),
-        rows,
-        *own,
-        vector_products.multiply_vector_group,
-        vector_products.add_vector_group,
-    )
-
-
-def _address(array: NDArray[Any] | None) -> int:
-    return 0 if array is None else int(array.ctypes.data)
-
-
-def _rope_arguments(rope: Rope | None) -> tuple[int, ...]:
-    """COS to INTERLEAVED."""
-    if rope is None:
-        return (0,) * 8
-    long = (_address(rope.long_cos), _address(rope.long_sin), 0 if rope.long_cos is None else len(rope.long_cos))
-    return (
-        _address(rope.cos), _address(rope.sin), len(rope.cos), *long, rope.cos.shape[1], int(rope.interleaved)
-    )  # fmt: skip
+        return own | {"multiply_group": tile_products.multiply_tile_group, "add_group": tile_products.add_tile_group}
+    return own | {
+        "multiply_keys": multiply_keys_op(rows, head_size, False, False),
+        "add_values": add_values_op(rows, panels.v_head_size, False, False, SCORE_BYTES),
+        "multiply_group": vector_products.multiply_vector_group,
+        "add_group": vector_products.add_vector_group,
+    }

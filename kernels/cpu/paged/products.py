@@ -7,24 +7,19 @@ once for all sizes. It is one intrinsic, written for its sizes so that all sums 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
 from ...formats import PAGE_TOKENS
-from ..half import float_from_half, has_half_instructions
+from ..emit import FLOAT, FLOAT_VECTOR, INT1, INT16, INT32, INT64, LANES, Emitter, constant, numbers
 from ..isa import isa
 from ..jit import NativeOp, native_op
-from ..lazy import cgutils, intrinsic, types
-from ..memory import load_masked
-from ..vector import FLOAT32, LANES
+from ..lazy import FLOATS, intrinsic
 from .heads import head_bytes
 
-_POINTER, _FLOAT, _INT16 = ir.PointerType(), ir.FloatType(), ir.IntType(16)
-_INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 _LINE = 64
 _PAGE_VECTORS = PAGE_TOKENS // LANES
 # Vectors of LANES numbers that a loop may keep: 32 registers hold one each with AVX-512, 16 hold half of one with AVX2.
@@ -37,82 +32,21 @@ def most_rows() -> int:
     return _SUMS[isa()] // _PAGE_VECTORS
 
 
-@contextmanager
-def loop(builder: Any, begin: Any, end: Any, step: int, carried: Sequence[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """A loop that runs at least once; the body replaces the items of the yielded list by their next values."""
-    before = builder.basic_block
-    body, after = builder.append_basic_block("loop"), builder.append_basic_block("loop.end")
-    builder.branch(body)
-    builder.position_at_end(body)
-    index = builder.phi(_INT64)
-    index.add_incoming(begin, before)
-    phis = [builder.phi(value.type) for value in carried]
-    values = list(phis)
-    yield index, values
-    following = builder.add(index, _INT64(step))
-    index.add_incoming(following, builder.basic_block)
-    for phi, first, last in zip(phis, carried, values, strict=True):
-        phi.add_incoming(first, before)
-        phi.add_incoming(last, builder.basic_block)
-    builder.cbranch(builder.icmp_signed("<", following, end), body, after)
-    builder.position_at_end(after)
+def _load(e: Emitter, address: Any, half: bool, lanes: int = LANES) -> Any:
+    """A vector of float32 or float16 numbers as float32, zeros after the first `lanes`."""
+    type_ = ir.VectorType(INT16, LANES) if half else FLOAT_VECTOR
+    if lanes < LANES:
+        mask = ir.Constant(ir.VectorType(INT1, LANES), [int(i < lanes) for i in range(LANES)])
+        value = e.load_masked(address, type_, mask)
+    else:
+        value = e.load(address, type_)
+    return e.from_half(value) if half else value
 
 
-class _Emitter:
-    """LLVM IR for memory at addresses, of numbers that are float32 or float16."""
-
-    def __init__(self, context: Any, builder: Any, half: bool = False) -> None:
-        self.builder = builder
-        self.item = 2 if half else 4
-        self._half = half
-        self._native = has_half_instructions(context)
-        self._vector = ir.VectorType(_FLOAT, LANES)
-
-    def zeros(self, count: int) -> list[Any]:
-        return [ir.Constant(self._vector, None)] * count
-
-    def at(self, address: Any, offset: Any) -> Any:
-        return self.builder.add(address, _INT64(offset) if isinstance(offset, int) else offset)
-
-    def times(self, index: Any, factor: int) -> Any:
-        return self.builder.mul(index, _INT64(factor))
-
-    def load(self, address: Any, lanes: int = LANES) -> Any:
-        """A vector of numbers as float32, zeros after the first `lanes`."""
-        type_ = ir.VectorType(_INT16 if self._half else _FLOAT, LANES)
-        if lanes < LANES:
-            mask = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [int(i < lanes) for i in range(LANES)])
-            value = load_masked(self.builder, address, type_, mask)
-        else:
-            value = self.builder.load(self.builder.inttoptr(address, _POINTER), typ=type_, align=1)
-        return float_from_half(self.builder, value, self._native) if self._half else value
-
-    def load_sum(self, address: Any) -> Any:
-        return self.builder.load(self.builder.inttoptr(address, _POINTER), typ=self._vector, align=1)
-
-    def store(self, value: Any, address: Any) -> None:
-        self.builder.store(value, self.builder.inttoptr(address, _POINTER), align=1)
-
-    def repeated(self, address: Any) -> Any:
-        """The float32 at an address in every lane."""
-        number = self.builder.load(self.builder.inttoptr(address, _POINTER), typ=_FLOAT, align=1)
-        first = self.builder.insert_element(ir.Constant(self._vector, ir.Undefined), number, _INT32(0))
-        return self.builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES))
-
-    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(self._vector, [self._vector] * 3), f"llvm.fmuladd.v{LANES}f32"
-        )
-        return self.builder.call(function, [a, b, c])
-
-    def prefetch(self, address: Any, size: int) -> None:
-        """Ask the second-level cache for the lines of `size` bytes; the first has room for few requests at a time."""
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(ir.VoidType(), [_POINTER, _INT32, _INT32, _INT32]), "llvm.prefetch.p0"
-        )
-        for line in range(0, size, _LINE):
-            place = self.builder.inttoptr(self.at(address, line), _POINTER)
-            self.builder.call(function, [place, _INT32(0), _INT32(2), _INT32(1)])
+def _fetch(e: Emitter, address: Any, size: int) -> None:
+    """Ask the second-level cache for the lines of `size` bytes; the first has room for few requests at a time."""
+    for line in range(0, size, _LINE):
+        e.prefetch(e.at(address, line), 2)
 
 
 @cache
@@ -124,31 +58,30 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
     unrolled = next(count for count in (_UNROLLED, 2, 1) if head_size % count == 0)
     query_bytes = head_bytes(head_size)
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        emit = _Emitter(context, builder, half)
-        page, ahead, queries, scores, stride = args
-        line = PAGE_TOKENS * emit.item
-        sums: list[Any]
-        with loop(builder, _INT64(0), _INT64(head_size), unrolled, emit.zeros(rows * _PAGE_VECTORS)) as (i, sums):
-            offset, column = emit.times(i, line), emit.at(queries, emit.times(i, 4))
+    item = 2 if half else 4
+    line = PAGE_TOKENS * item
+
+    def emit(e: Emitter, page: Any, ahead: Any, queries: Any, scores: Any, stride: Any) -> None:
+        b, zeros = e.builder, [constant(FLOAT_VECTOR, 0.0)] * (rows * _PAGE_VECTORS)
+        with e.loop(INT64(head_size), zeros, unrolled) as (i, sums):
+            offset, column = b.mul(i, INT64(line)), e.at(queries, b.mul(i, INT64(4)))
             for k in range(unrolled):
                 if prefetching:
-                    emit.prefetch(emit.at(emit.at(ahead, offset), k * line), line)
-                place = emit.at(emit.at(page, offset), k * line)
-                keys = [emit.load(emit.at(place, part * LANES * emit.item)) for part in range(_PAGE_VECTORS)]
+                    _fetch(e, e.at(e.at(ahead, offset), k * line), line)
+                place = e.at(e.at(page, offset), k * line)
+                keys = [_load(e, e.at(place, part * LANES * item), half) for part in range(_PAGE_VECTORS)]
                 for row in range(rows):
-                    query = emit.repeated(emit.at(column, row * query_bytes + 4 * k))
+                    query = e.splat(e.load(e.at(column, row * query_bytes + 4 * k), FLOAT))
                     for part in range(_PAGE_VECTORS):
                         index = row * _PAGE_VECTORS + part
-                        sums[index] = emit.multiply_add(keys[part], query, sums[index])
+                        sums[index] = e.fast_multiply_add(keys[part], query, sums[index])
         for row in range(rows):
             for part in range(_PAGE_VECTORS):
-                place = emit.at(emit.at(scores, emit.times(stride, row)), 4 * part * LANES)
-                emit.store(sums[row * _PAGE_VECTORS + part], place)
-        return context.get_dummy_value()
+                place = e.at(e.at(scores, b.mul(stride, INT64(row))), 4 * part * LANES)
+                e.store(sums[row * _PAGE_VECTORS + part], place)
 
     name = f"multiply_keys_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{head_size}"
-    return _operator(name, lower)
+    return _operator(name, emit)
 
 
 @cache
@@ -161,86 +94,59 @@ def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: 
     vectors = -(-width // LANES)
     columns_at_once = max(1, _SUMS[isa()] // rows)
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        emit = _Emitter(context, builder, half)
-        page, ahead, count, weights, sums = args
+    item = 2 if half else 4
+
+    def emit(e: Emitter, page: Any, ahead: Any, count: Any, weights: Any, sums: Any) -> None:
+        b = e.builder
         for column in range(0, vectors, columns_at_once):
             columns = range(column, min(column + columns_at_once, vectors))
-            places = [emit.at(sums, 4 * LANES * (row * vectors + j)) for row in range(rows) for j in columns]
-            totals: list[Any]
-            with loop(builder, _INT64(0), count, 1, [emit.load_sum(place) for place in places]) as (t, totals):
-                offset = emit.times(t, width * emit.item)
+            places = [e.at(sums, 4 * LANES * (row * vectors + j)) for row in range(rows) for j in columns]
+            with e.loop(count, [e.load(place, FLOAT_VECTOR) for place in places]) as (t, totals):
+                offset = b.mul(t, INT64(width * item))
                 if prefetching:
-                    start, size = column * LANES * emit.item, len(columns) * LANES * emit.item
-                    emit.prefetch(emit.at(emit.at(ahead, offset), start), size)
-                values = [
-                    emit.load(emit.at(emit.at(page, offset), j * LANES * emit.item), min(LANES, width - j * LANES))
-                    for j in columns
-                ]
+                    _fetch(e, e.at(e.at(ahead, offset), column * LANES * item), len(columns) * LANES * item)
+                at = e.at(page, offset)
+                values = [_load(e, e.at(at, j * LANES * item), half, min(LANES, width - j * LANES)) for j in columns]
                 for row in range(rows):
-                    weight = emit.repeated(emit.at(emit.at(weights, row * stride), emit.times(t, 4)))
-                    for k in range(len(columns)):
+                    place = e.at(e.at(weights, row * stride), b.mul(t, INT64(4)))
+                    weight = e.splat(e.load(place, FLOAT))
+                    for k, value in enumerate(values):
                         index = row * len(columns) + k
-                        totals[index] = emit.multiply_add(values[k], weight, totals[index])
+                        totals[index] = e.fast_multiply_add(value, weight, totals[index])
             for place, total in zip(places, totals, strict=True):
-                emit.store(total, place)
-        return context.get_dummy_value()
+                e.store(total, place)
 
     name = f"add_values_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{width}_{stride}"
-    return _operator(name, lower)
+    return _operator(name, emit)
 
 
 def _kind(half: bool) -> str:
     return "float16" if half else "float32"
 
 
-def _operator(name: str, lower: Callable[..., Any]) -> NativeOp:
-    """A native operator whose five arguments go to LLVM IR."""
-
-    def body(typing_context: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
-        return types.void(*[types.int64] * 5), lower
-
-    emitted = intrinsic(body)
+def _operator(name: str, emit: Callable[..., None]) -> NativeOp:
+    """A native operator whose five arguments go to LLVM instructions."""
+    emitted = intrinsic(None, *["int64"] * 5)(emit)
 
     def operator(a: int, b: int, c: int, d: int, e: int) -> int:
         emitted(a, b, c, d, e)
         return 0
 
-    operator.__name__ = name
-    return native_op(operator)
+    return native_op(None, name=name)(operator)
 
 
-@intrinsic
-def between(typing_context: Any, vector: Any, lane: Any, first: Any, last: Any) -> Any:
+@intrinsic(FLOATS, FLOATS, "int64", "int64", "int64")
+def between(e: Emitter, vector: Any, lane: Any, first: Any, last: Any) -> Any:
     """The vector where lane + its own number is in [first, last), -inf elsewhere."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector, lane, first, last = args
-        wide = ir.VectorType(_INT32, LANES)
-        numbers = ir.Constant(wide, list(range(LANES)))
-
-        def repeated(number: Any) -> Any:
-            one = builder.insert_element(ir.Constant(wide, ir.Undefined), builder.trunc(number, _INT32), _INT32(0))
-            return builder.shuffle_vector(one, one, ir.Constant(wide, [0] * LANES))
-
-        seen = builder.and_(
-            builder.icmp_signed(">=", numbers, repeated(builder.sub(first, lane))),
-            builder.icmp_signed("<", numbers, repeated(builder.sub(last, lane))),
-        )
-        return builder.select(seen, vector, ir.Constant(vector.type, [float("-inf")] * LANES))
-
-    return FLOAT32(FLOAT32, types.int64, types.int64, types.int64), lower
+    b, lanes = e.builder, numbers(*range(LANES))
+    low, high = (e.splat(b.trunc(b.sub(end, lane), INT32)) for end in (first, last))
+    seen = b.and_(b.icmp_signed(">=", lanes, low), b.icmp_signed("<", lanes, high))
+    return b.select(seen, vector, constant(vector.type, float("-inf")))
 
 
-@intrinsic
-def any_above(typing_context: Any, vector: Any, number: Any) -> Any:
+@intrinsic("boolean", FLOATS, "float32")
+def any_above(e: Emitter, vector: Any, number: Any) -> Any:
     """Whether any lane is greater than a number."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        one = builder.insert_element(ir.Constant(args[0].type, ir.Undefined), args[1], _INT32(0))
-        mask = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
-        above = builder.fcmp_ordered(">", args[0], builder.shuffle_vector(one, one, mask))
-        bits = builder.bitcast(above, ir.IntType(LANES))
-        return builder.icmp_unsigned("!=", bits, ir.IntType(LANES)(0))
-
-    return types.boolean(FLOAT32, types.float32), lower
+    above = e.builder.fcmp_ordered(">", vector, e.splat(number))
+    bits = e.builder.bitcast(above, ir.IntType(LANES))
+    return e.builder.icmp_unsigned("!=", bits, bits.type(0))

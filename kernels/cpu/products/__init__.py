@@ -2,5 +2,5 @@
 
 `packing` lays weights out, `activations` rounds rows to the integers that the kernels multiply, `few` multiplies few
 rows (decoding: bound by memory), `many` multiplies long chunks (prefill: bound by arithmetic), `dot` is what differs
-between instruction sets, and `calls` puts it all on a tape.
+between instruction sets, and `calls` makes calls of it all.
 """

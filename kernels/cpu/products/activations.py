@@ -1,4 +1,4 @@
-"""Activations rounded to 8 bits per row and block of columns, as com.microsoft::MatMulNBits does at accuracy level 4.
+"""Activations rounded to 8 bits per row and block of columns.
 
 scale = max |x| / 127 of the block, integer = x / scale rounded to nearest even: symmetric, within [-127, 127].
 Infinities and NaNs make a block's scale NaN, and with it all results of the row.
@@ -6,32 +6,30 @@ Infinities and NaNs make a block's scale NaN, and with it all results of the row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...block_matrix import BlockMatrix, RecordLayout
+from ...formats import BlockMatrix, RecordLayout
+from ..arguments import Address, Arguments, Binding, Held
+from ..functions import rounded
 from ..jit import native_op
 from ..lazy import inline
-from ..memory import load_first, store_as_int8, store_float32, word, write_float32, write_int32
-from ..tape.context import Word
-from ..tape.program import Call, Items, Rows
+from ..memory import load_first, read_int32, store_bytes, store_float32, write_float32, write_int32
+from ..program.calls import Call, Items, Rows, row_at
+from ..program.context import Word
 from ..vector import LANES, maximum, reduce_add, reduce_max, splat_float32
+from .dense import DenseMatrix, Matrix
 
 _LINE = 64
 # Columns that one item quantises: a wide row is shared out.
 _ITEM_COLUMNS = 1024
 _LARGEST = 127.0
-# Adding and taking away 1.5 * 2 ** 23 rounds a float32 to a whole number, ties to even.
-_ROUND = np.float32(12582912.0)
 # 127 / x overflows for numbers below this; they are multiplied by _BOOST first.
 _SMALL, _BOOST = np.float32(2.0**-100), np.float32(2.0**100)
 
 
-@dataclass(frozen=True)
-class Quantized:
+class Quantized(Arguments, kw_only=False):
     """Rows of 8-bit activations in memory: integers, then per block a float32 scale, then per block a correction.
 
     The correction is what the product adds for a block: minus the default zero point times the sum of the integers
@@ -44,13 +42,13 @@ class Quantized:
         counted: which count of the context says how many rows there are.
     """
 
-    address: int
+    address: Address
     stride: int
     blocks: int
     block_size: int
     zero_point: int
     counted: Word
-    held: Any
+    held: Held = None
 
     @property
     def scales(self) -> int:
@@ -74,24 +72,57 @@ def default_zero_point(layout: RecordLayout) -> int:
     return 0 if layout.zero_points else 1 << (layout.bits - 1)
 
 
-def quantized_size(matrix: BlockMatrix, max_rows: int) -> int:
-    """Bytes of memory for the activations that a matrix multiplies; kernels read a line beyond the last row."""
-    return max_rows * _stride(matrix) + _LINE
+# Rows that a matrix multiplies: rounded to 8 bits, or float32 and filled up with zeros.
+Inputs = Quantized | Rows
 
 
-def quantized_in(memory: NDArray[np.uint8], matrix: BlockMatrix, counted: Word) -> Quantized:
-    """Activations for a matrix, in this memory."""
+def input_bytes(matrix: Matrix, rows: int, *, exact: bool) -> int:
+    """Memory for so many rows that a matrix multiplies; kernels read a line beyond the last one."""
+    return rows * _stride(matrix, exact) + _LINE
+
+
+def inputs_at(address: int | Binding, matrix: Matrix, counted: Word, held: Any = None, *, exact: bool) -> Inputs:
+    """Rows that a matrix multiplies, in the memory at this address; `exact`: in float32, as for all dense ones."""
+    stride = _stride(matrix, exact)
+    if exact or isinstance(matrix, DenseMatrix):
+        return Rows(address, stride, matrix.padded_columns, counted, held)
     zero_point = default_zero_point(matrix.layout)
-    block_size = matrix.layout.block_size
-    return Quantized(memory.ctypes.data, _stride(matrix), matrix.blocks, block_size, zero_point, counted, memory)
+    return Quantized(address, stride, matrix.blocks, matrix.layout.block_size, zero_point, counted, held)
 
 
-def _stride(matrix: BlockMatrix) -> int:
+def _stride(matrix: Matrix, exact: bool) -> int:
+    if exact or isinstance(matrix, DenseMatrix):
+        return -(-4 * matrix.padded_columns // _LINE) * _LINE
     return -(-matrix.blocks * (matrix.layout.block_size + 8) // _LINE) * _LINE
 
 
-(X, X_STRIDE, COLUMNS, OUT, OUT_STRIDE, BLOCKS, BLOCK_SIZE, ZERO_POINT, PIECES, PIECE_BLOCKS) = range(10)
-WIDTH = BLOCKS
+def whole_rows(rows: Inputs) -> Rows:
+    """Rows as they lie in memory, with what fills them up, four bytes as a number."""
+    return Rows(rows.address, rows.stride, rows.stride // 4, rows.counted, rows.held)
+
+
+def input_call(x: Rows, out: Inputs, *, times: int = 1) -> Call:
+    """Make rows what a matrix multiplies: `times` of them per unit of what they are counted in."""
+    if isinstance(out, Quantized):
+        return quantize_call(x, out, times=times)
+    return widen_call(x, whole_rows(out), times=times)
+
+
+class QuantizeArguments(Arguments):
+    """Rows, and what they become; an item is one of so many pieces of a row, of `piece_blocks` blocks."""
+
+    x: Rows
+    out: Quantized
+    pieces: int
+    piece_blocks: int
+
+
+class WidenArguments(Arguments):
+    """Rows that become wider ones. `sources`: 0, or the int32 numbers of those that do."""
+
+    x: Rows
+    out: Rows
+    sources: Address
 
 
 @inline
@@ -108,9 +139,9 @@ def _quantize_block(x: int, columns: int, block_size: int, out: int, scale: int,
     total = splat_float32(0.0)
     for first in range(0, block_size, LANES):
         scaled = load_first(x + 4 * first, columns - first) * boost * inverse
-        rounded = (scaled + _ROUND) - _ROUND
-        store_as_int8(out + first, rounded)
-        total = total + rounded
+        whole = rounded(scaled)
+        store_bytes(out + first, whole)
+        total = total + whole
     write_float32(scale, np.float32(magnitude / np.float32(_LARGEST)) + reduce_add(poison))
     if zero == 0:
         write_float32(correction, reduce_add(total))
@@ -118,62 +149,47 @@ def _quantize_block(x: int, columns: int, block_size: int, out: int, scale: int,
         write_int32(correction, np.int32(-zero * reduce_add(total)))
 
 
-@native_op
-def quantize(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+@native_op(QuantizeArguments)
+def quantize(arguments: QuantizeArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Items [begin, end): each some blocks of a row. Columns beyond x are zeros."""
-    blocks, block_size = word(arguments, BLOCKS), word(arguments, BLOCK_SIZE)
-    pieces, piece_blocks = word(arguments, PIECES), word(arguments, PIECE_BLOCKS)
+    blocks, block_size, zero_point = arguments.out.blocks, arguments.out.block_size, arguments.out.zero_point
+    pieces, piece_blocks = arguments.pieces, arguments.piece_blocks
     for item in range(begin, end):
         row, piece = item // pieces, item % pieces
-        x = word(arguments, X) + row * word(arguments, X_STRIDE)
-        out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
+        x, out = row_at(arguments.x, row), row_at(arguments.out, row)
         scales = out + blocks * block_size
         for block in range(piece * piece_blocks, min(blocks, (piece + 1) * piece_blocks)):
             first = block * block_size
-            columns = min(block_size, max(0, word(arguments, COLUMNS) - first))
+            columns = min(block_size, max(0, arguments.x.width - first))
             places = scales + 4 * block, scales + 4 * (blocks + block)
-            _quantize_block(
-                x + 4 * first, columns, block_size, out + first, places[0], places[1], word(arguments, ZERO_POINT)
-            )
+            _quantize_block(x + 4 * first, columns, block_size, out + first, *places, zero_point)
     return 0
 
 
-def quantize_call(x: Rows, out: Quantized) -> Call:
-    """Round rows to 8 bits.
-
-    Raises:
-        ValueError: x has more columns than the blocks.
-    """
+def quantize_call(x: Rows, out: Quantized, *, times: int = 1) -> Call:
+    """Round rows to 8 bits: `times` of them per unit of what they are counted in."""
     if x.width > out.scales:
         raise ValueError(f"x has {x.width} columns, {out.blocks} blocks of {out.block_size} hold {out.scales}")
     piece_blocks = max(1, _ITEM_COLUMNS // out.block_size)
     pieces = -(-out.blocks // piece_blocks)
-    arguments = (
-        x.address, x.stride, x.width, out.address, out.stride, out.blocks, out.block_size, out.zero_point, pieces,
-        piece_blocks,
-    )  # fmt: skip
-    return Call(quantize, arguments, Items(out.counted, pieces), held=(x.held, out.held))
+    arguments = QuantizeArguments(x=x, out=out, pieces=pieces, piece_blocks=piece_blocks)
+    return Call(quantize, arguments, Items(out.counted, times * pieces))
 
 
-@native_op
-def widen(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-    """Rows [begin, end) copied, with zeros up to a larger width (a multiple of LANES)."""
-    columns, width = word(arguments, COLUMNS), word(arguments, WIDTH)
+@native_op(WidenArguments)
+def widen(arguments: WidenArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Items are rows of the result. Numbers are moved as they are, so rows may hold other things than float32."""
+    columns, width, sources = arguments.x.width, arguments.out.width, arguments.sources
     for row in range(begin, end):
-        x = word(arguments, X) + row * word(arguments, X_STRIDE)
-        out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
+        x = row_at(arguments.x, np.int64(read_int32(sources + 4 * row)) if sources != 0 else row)
+        out = row_at(arguments.out, row)
         for first in range(0, width, LANES):
             store_float32(out + 4 * first, load_first(x + 4 * first, max(0, columns - first)))
     return 0
 
 
-def widen_call(x: Rows, out: Rows) -> Call:
-    """Copy rows into wider ones, zeros behind them.
-
-    Raises:
-        ValueError: out is narrower, or no multiple of LANES.
-    """
+def widen_call(x: Rows, out: Rows, *, times: int = 1, sources: int | Binding | None = None) -> Call:
+    """out[i] = x[i], or x[sources[i]], zeros behind: `times` of them per unit of what x is counted in."""
     if out.width < x.width or out.width % LANES:
         raise ValueError(f"x has {x.width} columns, out {out.width}: expected more, and a multiple of {LANES}")
-    arguments = (x.address, x.stride, x.width, out.address, out.stride, out.width)
-    return Call(widen, arguments, Items(x.counted), held=(x.held, out.held))
+    return Call(widen, WidenArguments(x=x, out=out, sources=sources), Items(x.counted, times))

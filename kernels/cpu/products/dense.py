@@ -8,10 +8,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...block_matrix import num_tiles
-from ...formats import TILE_ROWS, FormatError
-from ..large import huge_array
-from .float_kernel import DENSE_COLUMNS, ITEM_BYTES, DenseType
+from ...formats import TILE_ROWS, BlockMatrix, FormatError, num_tiles
+from ...large import huge_array
+from .micro_kernels import DENSE_COLUMNS, ITEM_BYTES, DenseType
 
 _PACK_TILES = 64
 
@@ -51,24 +50,39 @@ class DenseMatrix:
         return self.data.nbytes
 
 
-def pack_dense(weight: NDArray[Any], *, transposed: bool = False) -> DenseMatrix:
-    """Pack [columns, rows], as MatMul has its second input, or [rows, columns] if `transposed`.
+Matrix = BlockMatrix | DenseMatrix
 
-    Raises:
-        FormatError: not a matrix of float32, float16 or bfloat16.
-    """
-    if weight.ndim != 2 or weight.dtype.name not in ITEM_BYTES:
-        raise FormatError(
-            f"weight is {weight.dtype} {list(weight.shape)}, expected a matrix of {', '.join(ITEM_BYTES)}"
-        )
-    type_ = cast(DenseType, weight.dtype.name)
-    bits = weight.view(np.uint32 if ITEM_BYTES[type_] == 4 else np.uint16)
+
+def pack_dense(weight: NDArray[Any], *, transposed: bool = False) -> DenseMatrix:
+    """Pack [columns, rows], as MatMul has its second input, or [rows, columns] if `transposed`."""
+    if weight.ndim != 2:
+        raise FormatError(f"weight is {weight.dtype} {list(weight.shape)}, expected a matrix")
+    type_, bits = dense_bits(weight)
     rows_first = bits if transposed else bits.T
     rows, columns = rows_first.shape
-    padded = -(-columns // DENSE_COLUMNS) * DENSE_COLUMNS
-    data = huge_array((num_tiles(rows), padded, TILE_ROWS), bits.dtype)
+    data = huge_array(dense_shape(rows, columns), bits.dtype)
+    fill_dense(data, rows_first)
+    return DenseMatrix(rows, columns, type_, data)
+
+
+def dense_bits(weight: NDArray[Any]) -> tuple[DenseType, NDArray[Any]]:
+    """The type of some weights, and their bits as unsigned integers."""
+    if weight.dtype.name not in ITEM_BYTES:
+        raise FormatError(f"weight is {weight.dtype} {list(weight.shape)}, expected {', '.join(ITEM_BYTES)}")
+    type_ = cast(DenseType, weight.dtype.name)
+    return type_, weight.view(np.uint32 if ITEM_BYTES[type_] == 4 else np.uint16)
+
+
+def dense_shape(rows: int, columns: int) -> tuple[int, int, int]:
+    """[tiles, padded columns, 16] of a matrix [rows, columns]."""
+    return num_tiles(rows), -(-columns // DENSE_COLUMNS) * DENSE_COLUMNS, TILE_ROWS
+
+
+def fill_dense(data: NDArray[Any], bits: NDArray[Any]) -> None:
+    """Write a matrix [rows, columns] into zeros of its `dense_shape`."""
+    rows, columns = bits.shape
     for tile in range(0, -(-rows // TILE_ROWS), _PACK_TILES):
-        part = rows_first[tile * TILE_ROWS : (tile + _PACK_TILES) * TILE_ROWS]
+        part = bits[tile * TILE_ROWS : (tile + _PACK_TILES) * TILE_ROWS]
         whole = len(part) // TILE_ROWS
         if whole:
             data[tile : tile + whole, :columns] = (
@@ -76,4 +90,3 @@ def pack_dense(weight: NDArray[Any], *, transposed: bool = False) -> DenseMatrix
             )
         if rest := len(part) % TILE_ROWS:
             data[tile + whole, :columns, :rest] = part[whole * TILE_ROWS :].T
-    return DenseMatrix(rows, columns, type_, data)

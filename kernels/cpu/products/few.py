@@ -8,37 +8,31 @@ result is the same however many rows there are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...block_matrix import BLOCKS_PER_RECORD, TILES_TOGETHER, RecordLayout
-from ...formats import TILE_ROWS
+from ...formats import BLOCKS_PER_RECORD, TILE_ROWS, TILES_TOGETHER, RecordLayout
+from ..arguments import Address, Arguments
 from ..emit import FLOAT_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
+from ..functions import UNARY, sigmoid
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import load_first, load_float32, store_first, word
-from ..rowwise.unary import UNARY
+from ..memory import load_float32, store_first, word
+from ..program.calls import Rows, row_at
 from ..tiles import configure_tiles, release_tiles
-from .few_tiles import (
-    CONFIGURATION_BYTES,
-    MIN_ROWS,
-    SHAPES,
-    configurations,
-    scratch_bytes,
-    supported,
-    tiles_kernel,
-    turn_kernel,
-    turned_bytes,
-)
-from .integer_kernel import IntegerBlocks
-from .steps import Kind, Step
+from ..vector import maximum, minimum
+from . import few_tiles
+from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, Step
+from .terms import TermsArguments, addend_of, with_terms
 
+# What a weight and an activation are; `step` adds the products of a step along the columns to sums [row][tile].
+Kind = Dense | FloatBlocks | IntegerBlocks
 # Streams of tiles that a call works on: four of a matrix, or two each of a gate and what it gates.
 STREAMS = TILES_TOGETHER
+# The gate that has parameters; all others are keys of UNARY, of x alone.
+SWIGLU = "swiglu"
 # Rows at once -> tiles at once.
 _SHAPES = {1: 4, 2: 4, 4: 2, 8: 1}
 _PREFETCH_BYTES = 2048
@@ -53,145 +47,171 @@ _BYTES_TOGETHER = 1 << 20
 # Groups that tiles multiply at once, before their sums are written.
 _RUN_GROUPS = 8
 
-# Arguments of the operators.
-(
-    ROWS_WORD, WEIGHTS, GATED_WEIGHTS, TILE_STRIDE, RECORDS, X, X_STRIDE, SCALES, CORRECTIONS, OUT, OUT_STRIDE, WIDTH,
-    BIAS, GATED_BIAS, ADDEND, ADDEND_STRIDE, CONFIGURATIONS, TILE_SCRATCH, TURNED_BYTES, TOGETHER,
-) = range(20)  # fmt: skip
+
+class TileArguments(Arguments):
+    """What rows that meet tiles need: what tiles are configured with, and where things lie in the scratch memory."""
+
+    configurations: Address = 0
+    scratch: int = 0
+    turned_bytes: int = 0
+    together: int = 0
 
 
-def _micro_kernel(kind: Kind, rows: int, tiles: int) -> Any:
-    """Sums of `tiles` tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
+class SwigluArguments(Arguments):
+    """g sigmoid(alpha g) (u + beta), with g = min(gate, limit) and u = gated, limited to [-limit, limit]."""
 
-    Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; the last
-    row, which stands in for those behind it; offsets of scales and corrections in a row; the address of the results;
-    the bytes from the end of a tile to the one that its stream goes on with.
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = math.inf
+
+
+class ProductArguments(Arguments):
+    """Activations, tiles of one matrix or two, what is added before the gate; see `calls`.
+
+    `tile_stride`: bytes from a tile to the next. `scales`, `corrections`: where they begin in a row of activations.
     """
-    per_record = kind.steps_per_record
-    lines = -(-kind.record_bytes // (_LINE * per_record))
-    records_ahead = -(-_PREFETCH_BYTES // kind.record_bytes)
+
+    x: Rows
+    scales: int
+    corrections: int
+    weights: Address
+    gated_weights: Address
+    tile_stride: int
+    records: int
+    out: Rows
+    terms: TermsArguments
+    gated_terms: TermsArguments
+    tiles: TileArguments
+    swiglu: SwigluArguments = SwigluArguments()
+
+
+def _micro_kernel(kind: Kind, rows: int, beside: int) -> Any:
+    """Sums of a group's STREAMS tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
+
+    Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
+    of scales and corrections in a row; the address of the results; the bytes of a tile; the last row, which stands in
+    for those behind it.
+
+    Args:
+        beside: tiles of the group behind one of them, before the next group.
+    """
+    tiles = _SHAPES[rows]
+    ahead = {1: 0, 2: 1, STREAMS: beside}[tiles]  # tiles from the end of one to that which its stream goes on with
 
     def emit(e: Emitter, *values: Any) -> None:
+        streams, (records, x, stride, scales, corrections, out, tile, last) = values[:STREAMS], values[STREAMS:]
         b = e.builder
-        streams, (records, x, stride, last, scales, corrections, out, to_next) = values[:tiles], values[tiles:]
         row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows - 1)]
         row_at.append(e.at(x, b.mul(stride, last)))
-        steps = b.mul(records, INT64(per_record))
-        with e.loop(steps, [constant(FLOAT_VECTOR, 0.0)] * (rows * tiles)) as (index, sums, following):
-            part = b.and_(index, INT64(per_record - 1))  # a power of two
-            record = b.lshr(index, INT64(per_record.bit_length() - 1))
-            offset = b.mul(record, INT64(kind.record_bytes))
-            at = [e.at(stream, offset) for stream in streams]
-            asked = e.at(record, records_ahead)
-            moved = b.select(b.icmp_signed("<", asked, records), INT64(0), to_next)
-            ahead = e.at(moved, b.mul(part, INT64(kind.record_bytes // per_record // _LINE * _LINE)))
-            for address in at:
-                for line in range(lines):
-                    e.prefetch(e.at(e.at(address, ahead), _LINE * line + records_ahead * kind.record_bytes))
-            sums = kind.step(e, Step(index, part, at, row_at, scales, corrections), sums)
-            following(*sums)
-        for m in range(rows):
-            for t in range(tiles):
-                e.store(sums[m * tiles + t], e.at(out, m * _ROW_BYTES + t * _VECTOR_BYTES))
+        to_next = b.mul(tile, INT64(ahead))
+        for first in range(0, STREAMS, tiles):
+            some, target = streams[first : first + tiles], e.at(out, first * _VECTOR_BYTES)
+            _emit_pass(e, kind, some, records, row_at, scales, corrections, target, to_next)
 
     return micro_kernel(emit)
 
 
-@inline
-def _with_bias(sums: Any, bias: int, column: int, left: int) -> Any:
-    return sums + load_first(bias + 4 * column, left) if bias != 0 else sums
+def _emit_pass(
+    e: Emitter, kind: Kind, streams: Sequence[Any], records: Any, row_at: list[Any], scales: Any, corrections: Any,
+    out: Any, to_next: Any,
+) -> None:  # fmt: skip
+    """The loop over the steps of some tiles."""
+    b, per_record, tiles = e.builder, kind.steps_per_record, len(streams)
+    lines = -(-kind.record_bytes // (_LINE * per_record))
+    records_ahead = -(-_PREFETCH_BYTES // kind.record_bytes)
+    steps = b.mul(records, INT64(per_record))
+    with e.loop(steps, [constant(FLOAT_VECTOR, 0.0)] * (len(row_at) * tiles)) as (index, sums):
+        part = b.and_(index, INT64(per_record - 1))  # a power of two
+        record = b.lshr(index, INT64(per_record.bit_length() - 1))
+        offset = b.mul(record, INT64(kind.record_bytes))
+        at = [e.at(stream, offset) for stream in streams]
+        asked = e.at(record, records_ahead)
+        moved = b.select(b.icmp_signed("<", asked, records), INT64(0), to_next)
+        ahead = e.at(moved, b.mul(part, INT64(kind.record_bytes // per_record // _LINE * _LINE)))
+        for address in at:
+            for line in range(lines):
+                e.prefetch(e.at(e.at(address, ahead), _LINE * line + records_ahead * kind.record_bytes))
+        sums[:] = kind.step(e, Step(index, part, at, row_at, scales, corrections), sums)
+    for m in range(len(row_at)):
+        for t in range(tiles):
+            e.store(sums[m * tiles + t], e.at(out, m * _ROW_BYTES + t * _VECTOR_BYTES))
 
 
 @inline
-def _write(arguments: int, scratch: int, group: int, row: int, count: int) -> None:
-    """out = sums + bias + addend, for columns that exist."""
-    width, bias, addend = word(arguments, WIDTH), word(arguments, BIAS), word(arguments, ADDEND)
-    for m in range(count):
-        out = word(arguments, OUT) + (row + m) * word(arguments, OUT_STRIDE)
-        for stream in range(STREAMS):
-            column = (group * STREAMS + stream) * TILE_ROWS
-            left = width - column
-            if left > 0:
-                value = load_float32(scratch + m * _ROW_BYTES + stream * _VECTOR_BYTES)
-                value = _with_bias(value, bias, column, left)
-                if addend != 0:
-                    there = addend + (row + m) * word(arguments, ADDEND_STRIDE)
-                    value = value + load_first(there + 4 * column, left)
-                store_first(out + 4 * column, value, left)
+def _swiglu(gate: Any, gated: Any, parameters: SwigluArguments) -> Any:
+    limit = parameters.limit
+    gate, gated = minimum(gate, limit), maximum(minimum(gated, limit), -limit)
+    return gate * sigmoid(gate * parameters.alpha) * (gated + parameters.beta)
 
 
-def _gated_writer(activate: Any) -> Any:
+def _gate(name: str) -> Any:
+    """What a gate computes of two vectors, with the parameters of SWIGLU; without a gate the first as it is."""
+    if name == SWIGLU:
+        return _swiglu
+    if not name:
+        return inline(lambda sums, gated, parameters: sums)
+    activate = UNARY[name].function
+    return inline(lambda gate, gated, parameters: activate(gate, 0.0, 0.0) * gated)
+
+
+def _writer(name: str) -> Any:
+    combine, is_gated, beside = _gate(name), name != "", STREAMS // 2 if name else STREAMS
+
     @inline
-    def write(arguments: int, scratch: int, group: int, row: int, count: int) -> None:
-        """out = activation(gate) * gated: the first two streams are the gate's."""
-        width, half = word(arguments, WIDTH), STREAMS // 2
+    def write(arguments: ProductArguments, scratch: int, group: int, row: int, count: int) -> None:
+        """out = sums, or gate(gate's sums, gated sums), each with bias and addend: the gate's streams come first."""
+        width = arguments.out.width
         for m in range(count):
-            out = word(arguments, OUT) + (row + m) * word(arguments, OUT_STRIDE)
-            for stream in range(half):
-                column = (group * half + stream) * TILE_ROWS
+            out, addend = row_at(arguments.out, row + m), addend_of(arguments.terms, row + m)
+            for stream in range(beside):
+                column = (group * beside + stream) * TILE_ROWS
                 left = width - column
                 if left > 0:
                     place = scratch + m * _ROW_BYTES + stream * _VECTOR_BYTES
-                    gate = _with_bias(load_float32(place), word(arguments, BIAS), column, left)
-                    gated = load_float32(place + half * _VECTOR_BYTES)
-                    gated = _with_bias(gated, word(arguments, GATED_BIAS), column, left)
-                    store_first(out + 4 * column, activate(gate, 0.0, 0.0) * gated, left)
+                    value = with_terms(load_float32(place), arguments.terms.bias, addend, column, left)
+                    gated = value
+                    if is_gated:
+                        gated_addend = addend_of(arguments.gated_terms, row + m)
+                        gated = load_float32(place + beside * _VECTOR_BYTES)
+                        gated = with_terms(gated, arguments.gated_terms.bias, gated_addend, column, left)
+                    store_first(out + 4 * column, combine(value, gated, arguments.swiglu), left)
 
     return write
 
 
 def _by_vectors(kind: Kind, gate: str, largest: int) -> Any:
-    """Products of a group's tiles a, b, c, d with the first rows, `largest` (4 or 8) or fewer.
+    """Products of a group's tiles with the first rows, `largest` (4 or 8) or fewer: most rows that fit, first.
 
-    Returns how many rows it took.
+    Called with what the micro-kernels take, but for the last row, and the number of rows; returns how many it took.
     """
-    beside = (STREAMS // 2 if gate else STREAMS) - 1  # tiles of the group behind one of them, before the next group
-    one, two = (_micro_kernel(kind, rows, _SHAPES[rows]) for rows in (1, 2))
+    chosen: Any = None
+    for rows in (rows for rows in sorted(_SHAPES) if rows <= largest):
+        kernel = _micro_kernel(kind, rows, (STREAMS // 2 if gate else STREAMS) - 1)
+        chosen = _rows_or_fewer(kernel, rows, chosen)
+    return chosen
+
+
+def _rows_or_fewer(kernel: Any, rows: int, fewer: Any) -> Any:
+    """Of three rows the last is taken twice, of five to seven none."""
+    if fewer is None:
+
+        @inline
+        def take_one(values: Any, left: int) -> int:
+            kernel((*values, 0))
+            return 1
+
+        return take_one
+    least = 3 if rows == 4 else rows
 
     @inline
-    def up_to_two(
-        a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
-        out: int, tile: int,
-    ) -> int:  # fmt: skip
-        to_next = beside * tile
-        if rows >= 2:
-            two((a, b, c, d, records, x, stride, 1, scales, corrections, out, to_next))
-            return 2
-        one((a, b, c, d, records, x, stride, 0, scales, corrections, out, to_next))
-        return 1
-
-    four = _micro_kernel(kind, 4, _SHAPES[4])
-
-    @inline
-    def up_to_four(
-        a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
-        out: int, tile: int,
-    ) -> Any:  # fmt: skip
-        if rows >= 3:  # the last of three is taken twice
-            last = min(rows, 4) - 1
-            four((a, b, records, x, stride, last, scales, corrections, out, tile))
-            four((c, d, records, x, stride, last, scales, corrections, out + 2 * _VECTOR_BYTES, tile))
+    def take(values: Any, left: int) -> Any:
+        if left >= least:
+            last = min(left, rows) - 1
+            kernel((*values, last))
             return last + 1
-        return up_to_two(a, b, c, d, records, x, rows, stride, scales, corrections, out, tile)
+        return fewer(values, left)
 
-    if largest == 4:
-        return up_to_four
-    eight = _micro_kernel(kind, 8, _SHAPES[8])
-
-    @inline
-    def up_to_eight(
-        a: int, b: int, c: int, d: int, records: int, x: int, rows: int, stride: int, scales: int, corrections: int,
-        out: int, tile: int,
-    ) -> Any:  # fmt: skip
-        if rows >= 8:
-            eight((a, records, x, stride, 7, scales, corrections, out, 0))
-            eight((b, records, x, stride, 7, scales, corrections, out + _VECTOR_BYTES, 0))
-            eight((c, records, x, stride, 7, scales, corrections, out + 2 * _VECTOR_BYTES, 0))
-            eight((d, records, x, stride, 7, scales, corrections, out + 3 * _VECTOR_BYTES, 0))
-            return 8
-        return up_to_four(a, b, c, d, records, x, rows, stride, scales, corrections, out, tile)
-
-    return up_to_eight
+    return take
 
 
 def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
@@ -199,43 +219,44 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
 
     Returns how many rows it took. Weights that several blocks of rows need come in parts that stay in the cache.
     """
-    half, whole, turn = tiles_kernel(layout, SHAPES[0]), tiles_kernel(layout, SHAPES[1]), turn_kernel()
+    half, whole = (few_tiles.tiles_kernel(layout, rows) for rows in few_tiles.SHAPES)
+    turn = few_tiles.turn_kernel()
     side_by_side = STREAMS // 2 if gate else STREAMS
     points = layout.zero_points
 
     @inline
     def multiply(count: int, values: Any) -> None:
-        if count <= SHAPES[0]:
+        if count <= few_tiles.SHAPES[0]:
             half(values)
         else:
             whole(values)
 
     @inline
-    def by_tiles(arguments: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
+    def by_tiles(arguments: ProductArguments, all_rows: int, begin: int, end: int, scratch: int) -> int:
         left = all_rows % TILE_ROWS
-        rows = all_rows - left if left < MIN_ROWS else all_rows
-        records, tile, stride = word(arguments, RECORDS), word(arguments, TILE_STRIDE), word(arguments, X_STRIDE)
-        scales = scratch + word(arguments, TILE_SCRATCH)
-        corrections = scales + word(arguments, TURNED_BYTES)
-        sums = corrections + word(arguments, TURNED_BYTES)
-        for first in range(begin, end, word(arguments, TOGETHER)):
-            last = min(first + word(arguments, TOGETHER), end)
+        rows = all_rows - left if left < few_tiles.MIN_ROWS else all_rows
+        records, tile, stride = arguments.records, arguments.tile_stride, arguments.x.stride
+        scales = scratch + arguments.tiles.scratch
+        corrections = scales + arguments.tiles.turned_bytes
+        sums = corrections + arguments.tiles.turned_bytes
+        for first in range(begin, end, arguments.tiles.together):
+            last = min(first + arguments.tiles.together, end)
             for row in range(0, rows, TILE_ROWS):
                 count = min(TILE_ROWS, rows - row)
-                configure_tiles(word(arguments, CONFIGURATIONS) + CONFIGURATION_BYTES * count)
-                x = word(arguments, X) + row * stride
+                configure_tiles(arguments.tiles.configurations + few_tiles.CONFIGURATION_BYTES * count)
+                x = row_at(arguments.x, row)
                 blocks = BLOCKS_PER_RECORD * records
-                turn((x + word(arguments, SCALES), stride, count, blocks, scales))
+                turn((x + arguments.scales, stride, count, blocks, scales))
                 if points:
-                    turn((x + word(arguments, CORRECTIONS), stride, count, blocks, corrections))
+                    turn((x + arguments.corrections, stride, count, blocks, corrections))
                 for run in range(first, last, _RUN_GROUPS):
                     groups = min(_RUN_GROUPS, last - run)
                     tiles, offset = groups * side_by_side, run * side_by_side * tile
-                    weights = word(arguments, WEIGHTS) + offset
+                    weights = arguments.weights + offset
                     multiply(count, (weights, tiles, records, x, stride, scales, corrections, scratch, sums,
                                      side_by_side, _ROW_BYTES, _GROUP_BYTES))  # fmt: skip
                     if gate:
-                        gated = word(arguments, GATED_WEIGHTS) + offset
+                        gated = arguments.gated_weights + offset
                         multiply(count, (gated, tiles, records, x, stride, scales, corrections, scratch,
                                          sums + side_by_side * _VECTOR_BYTES, side_by_side, _ROW_BYTES,
                                          _GROUP_BYTES))  # fmt: skip
@@ -250,67 +271,60 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
 
 
 @inline
-def _no_tiles(arguments: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
+def _no_tiles(arguments: ProductArguments, all_rows: int, begin: int, end: int, scratch: int) -> int:
     return 0
 
 
 def _has_tiles(kind: Kind) -> bool:
-    return isinstance(kind, IntegerBlocks) and kind.isa == "amx" and supported(kind.layout)
+    return isinstance(kind, IntegerBlocks) and kind.isa == "amx" and few_tiles.supported(kind.layout)
 
 
-@dataclass(frozen=True)
-class TileMemory:
-    """What `few_op` needs of a product whose rows meet tiles: its last arguments, what they point to, and scratch."""
-
-    arguments: tuple[int, ...]
-    held: NDArray[np.uint8] | None
-    scratch: int
-
-
-def tile_memory(kind: Kind, records: int) -> TileMemory:
-    """For tiles of so many records; where there are no tiles, nothing but the scratch memory of vectors."""
+def tile_memory(kind: Kind, records: int) -> tuple[TileArguments, int]:
+    """What `few_op` needs for tiles of so many records, and bytes of scratch memory: where there are no tiles, only
+    that of vectors.
+    """
     if not _has_tiles(kind):
-        return TileMemory((0, 0, 0, 0), None, SCRATCH_BYTES)
+        return TileArguments(), SCRATCH_BYTES
     assert isinstance(kind, IntegerBlocks)
-    table = configurations(kind.layout)
-    first = max(SCRATCH_BYTES, scratch_bytes(kind.layout))
-    turned = turned_bytes(BLOCKS_PER_RECORD * records)
+    table = few_tiles.configurations(kind.layout)
+    first = max(SCRATCH_BYTES, few_tiles.scratch_bytes(kind.layout))
+    turned = few_tiles.turned_bytes(BLOCKS_PER_RECORD * records)
     together = max(1, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes))
-    arguments = (table.ctypes.data, first, turned, together)
-    return TileMemory(arguments, table, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES)
+    arguments = TileArguments(configurations=table, scratch=first, turned_bytes=turned, together=together)
+    return arguments, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES
 
 
 @cache
 def few_op(kind: Kind, gate: str) -> NativeOp:
-    """The operator for a kind of product: items are groups of STREAMS tiles. A gate is a key of UNARY, or ""."""
-    write = _gated_writer(UNARY[gate].function) if gate else _write
+    """The operator for a kind of product: items are groups of STREAMS tiles. Gates: keys of UNARY, SWIGLU, or ""."""
+    write = _writer(gate)
     if _has_tiles(kind):
         assert isinstance(kind, IntegerBlocks)
         by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, gate, 4)
     else:
         by_tiles, by_vectors = _no_tiles, _by_vectors(kind, gate, 8)
 
-    def few(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        rows = word(context, word(arguments, ROWS_WORD))
-        stride, records = word(arguments, X_STRIDE), word(arguments, RECORDS)
-        scales, corrections = word(arguments, SCALES), word(arguments, CORRECTIONS)
-        tile = word(arguments, TILE_STRIDE)
+    def few(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows = word(context, arguments.x.counted)
+        stride, records = arguments.x.stride, arguments.records
+        scales, corrections = arguments.scales, arguments.corrections
+        tile = arguments.tile_stride
         done = by_tiles(arguments, rows, begin, end, scratch)
         for group in range(begin, end if done < rows else begin):
             if gate:
-                a = word(arguments, WEIGHTS) + 2 * group * tile
-                c = word(arguments, GATED_WEIGHTS) + 2 * group * tile
+                a = arguments.weights + 2 * group * tile
+                c = arguments.gated_weights + 2 * group * tile
             else:
-                a = word(arguments, WEIGHTS) + STREAMS * group * tile
+                a = arguments.weights + STREAMS * group * tile
                 c = a + 2 * tile
             b, d = a + tile, c + tile
             row = done
             while row < rows:
-                x = word(arguments, X) + row * stride
-                count = by_vectors(a, b, c, d, records, x, rows - row, stride, scales, corrections, scratch, tile)
+                x = row_at(arguments.x, row)
+                values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile)
+                count = by_vectors(values, rows - row)
                 write(arguments, scratch, group, row, count)
                 row += count
         return 0
 
-    few.__name__ = f"few_{kind.name}{'_' * bool(gate)}{gate}"
-    return native_op(few)
+    return native_op(ProductArguments, name=f"few_{kind.name}{'_' * bool(gate)}{gate}")(few)

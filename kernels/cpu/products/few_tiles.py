@@ -13,6 +13,7 @@ something.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -21,13 +22,11 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ...block_matrix import BLOCKS_PER_RECORD, GROUP_BYTES, TILES_TOGETHER, RecordLayout
-from ...formats import TILE_ROWS
-from ..emit import FLOAT, FLOAT_VECTOR, INT8, INT32, INT32_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
-from ..large import huge_array
-from ..tiles import TILE_BYTES, TILE_ROW_BYTES
-from .integer_kernel import factor
-from .tile_ops import add_byte_product, clear_tile, load_tile, store_tile
+from ...formats import BLOCKS_PER_RECORD, GROUP_BYTES, TILE_ROWS, TILES_TOGETHER, RecordLayout
+from ...large import huge_array
+from ..emit import FLOAT, FLOAT_VECTOR, INT8, INT32_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
+from ..tiles import TILE_BYTES, TILE_ROW_BYTES, add_byte_product, clear_tile, load_tile, store_tile
+from .micro_kernels import factor
 
 # Fewer rows take less time without tiles.
 MIN_ROWS = 5
@@ -96,32 +95,14 @@ def turn_kernel() -> Any:
             row = b.select(b.icmp_signed("<", INT64(m), last), INT64(m), last)
             row_at.append(e.at(numbers, b.mul(row, stride)))
         count = b.lshr(b.add(blocks, INT64(LANES - 1)), INT64(4))
-        with e.loop(count, []) as (index, _, following):
+        with e.loop(count) as (index, _):
             offset = b.shl(index, INT64(6))
-            vectors = _transposed(e, [e.load(e.at(row, offset), INT32_VECTOR) for row in row_at])
+            vectors = e.transposed([e.load(e.at(row, offset), INT32_VECTOR) for row in row_at])
             target = e.at(out, b.shl(offset, INT64(4)))
             for place, vector in enumerate(vectors):
                 e.store(vector, e.at(target, place * TILE_ROW_BYTES), align=64)
-            following()
 
     return micro_kernel(emit)
-
-
-def _transposed(e: Emitter, vectors: list[Any]) -> list[Any]:
-    """Sixteen vectors of sixteen lanes turned: ever smaller squares beside the diagonal change places."""
-    vectors = list(vectors)
-    mask = ir.VectorType(INT32, LANES)
-    size = LANES // 2
-    while size:
-        for i in range(LANES):
-            if i & size == 0:
-                a, c = vectors[i], vectors[i + size]
-                upper = [lane if lane & size == 0 else LANES + lane - size for lane in range(LANES)]
-                lower = [lane + size if lane & size == 0 else LANES + lane for lane in range(LANES)]
-                vectors[i] = e.builder.shuffle_vector(a, c, ir.Constant(mask, upper))
-                vectors[i + size] = e.builder.shuffle_vector(a, c, ir.Constant(mask, lower))
-        size //= 2
-    return vectors
 
 
 def _records_together(layout: RecordLayout) -> int:
@@ -145,55 +126,57 @@ def tiles_kernel(layout: RecordLayout, rows: int) -> Any:
     """
 
     def emit(e: Emitter, *values: Any) -> None:
-        _Tiles(e, layout, rows, *values).emit()
+        _Tiles(e, layout, rows, _Given(*values)).emit()
 
     return micro_kernel(emit)
+
+
+# Arguments of the micro-kernel, see `tiles_kernel`.
+_Given = namedtuple(
+    "_Given", "weights tiles records x stride scales corrections scratch out side_by_side row_bytes group_bytes"
+)
 
 
 class _Tiles:
     """What `tiles_kernel` emits."""
 
-    def __init__(
-        self, e: Emitter, layout: RecordLayout, rows: int, weights: Any, tiles: Any, records: Any, x: Any, stride: Any,
-        scales: Any, corrections: Any, scratch: Any, out: Any, side_by_side: Any, row_bytes: Any, group_bytes: Any,
-    ) -> None:  # fmt: skip
-        self.e, self.layout, self.rows = e, layout, rows
-        self.weights, self.tiles, self.records, self.x, self.stride = weights, tiles, records, x, stride
-        self.scales, self.corrections, self.scratch, self.out = scales, corrections, scratch, out
-        self.side_by_side, self.row_bytes, self.group_bytes = side_by_side, row_bytes, group_bytes
+    def __init__(self, e: Emitter, layout: RecordLayout, rows: int, given: _Given) -> None:
+        self.e, self.layout, self.rows, self.given = e, layout, rows, given
         self.columns = tile_columns(layout)
         self.together = _records_together(layout)
         self.unpacked_bytes = BLOCKS_PER_RECORD * layout.block_size * TILE_ROWS
-        self.products = e.at(scratch, self.together * self.unpacked_bytes)
+        self.products = e.at(given.scratch, self.together * self.unpacked_bytes)
 
     def emit(self) -> None:
         e, b = self.e, self.e.builder
-        times = b.lshr(b.add(self.records, INT64(self.together - 1)), INT64(self.together.bit_length() - 1))
-        with e.loop(self.tiles, [self.weights, self.out]) as (tile, (begin, out), following_tile):
-            sums = [constant(FLOAT_VECTOR, 0.0)] * self.rows
-            with e.loop(times, [begin, *sums]) as (time, (records, *sums), following):
+        times = b.lshr(b.add(self.given.records, INT64(self.together - 1)), INT64(self.together.bit_length() - 1))
+        with e.loop(self.given.tiles, [self.given.weights, self.given.out]) as (tile, state):
+            begin, out = state
+            zeros = [constant(FLOAT_VECTOR, 0.0)] * self.rows
+            with e.loop(times, [begin, *zeros]) as (time, inner):
+                records, *sums = inner
                 first = b.mul(time, INT64(self.together))
-                left = b.sub(self.records, first)
+                left = b.sub(self.given.records, first)
                 count = b.select(b.icmp_signed("<", left, INT64(self.together)), left, INT64(self.together))
                 self._unpack(records, count)
                 self._multiply(begin, first, count)
                 sums = self._scale(records, first, count, sums)
                 records = e.at(records, b.mul(count, INT64(self.layout.nbytes)))
-                following(records, *sums)
+                inner[:] = records, *sums
             for m, total in enumerate(sums):
-                e.store(total, e.at(out, b.mul(self.row_bytes, INT64(m))))
-            ends = b.and_(b.add(tile, INT64(1)), b.sub(self.side_by_side, INT64(1)))
-            beside = b.mul(b.sub(self.side_by_side, INT64(1)), INT64(TILE_ROW_BYTES))
-            to_group = b.sub(self.group_bytes, beside)
+                e.store(total, e.at(out, b.mul(self.given.row_bytes, INT64(m))))
+            ends = b.and_(b.add(tile, INT64(1)), b.sub(self.given.side_by_side, INT64(1)))
+            beside = b.mul(b.sub(self.given.side_by_side, INT64(1)), INT64(TILE_ROW_BYTES))
+            to_group = b.sub(self.given.group_bytes, beside)
             moved = b.select(b.icmp_signed("==", ends, INT64(0)), to_group, INT64(TILE_ROW_BYTES))
-            following_tile(records, e.at(out, moved))
+            state[:] = records, e.at(out, moved)
 
     def _unpack(self, records: Any, count: Any) -> None:
         """Integers of `count` records as bytes in scratch memory, as rows of tiles."""
         e, b, layout = self.e, self.e.builder, self.layout
         per_vector = 8 // layout.bits
         vectors = _SUB_BLOCK_BYTES // GROUP_BYTES // per_vector
-        with e.loop(count, []) as (index, _, following):
+        with e.loop(count) as (index, _):
             record = e.at(records, b.mul(index, INT64(layout.nbytes)))
             unpacked = self._unpacked(index)
             for sub_block in range(BLOCKS_PER_RECORD * layout.sub_blocks):
@@ -204,7 +187,6 @@ class _Tiles:
                     for half in range(per_vector):
                         value = self._centred(integers, half)
                         e.store(value, e.at(target, (half * vectors + vector) * GROUP_BYTES), align=64)
-            following()
 
     def _centred(self, integers: Any, half: int) -> Any:
         """Signed bytes, the default zero point taken away; unsigned ones if blocks bring zero points of their own."""
@@ -228,22 +210,21 @@ class _Tiles:
         for block in range(BLOCKS_PER_RECORD):
             self._multiply_block(begin, first, INT64(0), block)
         others = b.sub(count, INT64(1))
-        with b.if_then(b.icmp_signed(">", others, INT64(0))), self.e.loop(others, []) as (before, _, following):
+        with b.if_then(b.icmp_signed(">", others, INT64(0))), self.e.loop(others) as (before, _):
             for block in range(BLOCKS_PER_RECORD):
                 self._store(before, block)
                 self._multiply_block(begin, first, self.e.at(before, 1), block)
-            following()
         for block in range(BLOCKS_PER_RECORD):
             self._store(others, block)
 
     def _multiply_block(self, begin: Any, first: Any, index: Any, block: int) -> None:
         e, b, size = self.e, self.e.builder, self.layout.block_size
         place, unpacked = e.at(first, index), self._unpacked(index)
-        x = e.at(self.x, b.mul(place, INT64(BLOCKS_PER_RECORD * size)))
+        x = e.at(self.given.x, b.mul(place, INT64(BLOCKS_PER_RECORD * size)))
         clear_tile(e, _SUMS[block])
         for column in range(block * size, (block + 1) * size, self.columns):
             load_tile(e, _WEIGHTS[block], e.at(unpacked, column * TILE_ROWS))
-            load_tile(e, _ROWS[block], e.at(x, column), self.stride)
+            load_tile(e, _ROWS[block], e.at(x, column), self.given.stride)
             add_byte_product(e, _SUMS[block], _ROWS[block], _WEIGHTS[block], signed=not self.layout.zero_points)
         self._ask_later(begin, place, block)
 
@@ -253,8 +234,7 @@ class _Tiles:
     def _scale(self, records: Any, first: Any, count: Any, sums: list[Any]) -> list[Any]:
         """The sums, and the products of `count` records scaled."""
         e, b, layout = self.e, self.e.builder, self.layout
-        with e.loop(count, sums) as (index, carried, following):
-            sums = list(carried)
+        with e.loop(count, sums) as (index, sums):
             record = e.at(records, b.mul(index, INT64(layout.nbytes)))
             numbers = b.mul(e.at(first, index), INT64(BLOCKS_PER_RECORD * TILE_ROW_BYTES))
             asked = self._ask_soon(record)
@@ -262,7 +242,7 @@ class _Tiles:
                 factors, offset = e.at(record, block * layout.factor_bytes), e.at(numbers, block * TILE_ROW_BYTES)
                 weight_scale = factor(e, e.at(factors, layout.scales), layout)
                 points = b.fneg(factor(e, e.at(factors, layout.points), layout)) if layout.zero_points else None
-                scales, corrections = e.at(self.scales, offset), e.at(self.corrections, offset)
+                scales, corrections = e.at(self.given.scales, offset), e.at(self.given.corrections, offset)
                 products = self._products(index, block)
                 for m in range(self.rows):
                     integers = e.load(e.at(products, m * TILE_ROW_BYTES), INT32_VECTOR, align=64)
@@ -272,11 +252,10 @@ class _Tiles:
                     scale = b.fmul(e.splat(e.load(e.at(scales, 4 * m), FLOAT)), weight_scale)
                     sums[m] = e.multiply_add(value, scale, sums[m])
                     next(asked)
-            following(*sums)
         return sums
 
     def _unpacked(self, index: Any) -> Any:
-        return self.e.at(self.scratch, self.e.builder.mul(index, INT64(self.unpacked_bytes)))
+        return self.e.at(self.given.scratch, self.e.builder.mul(index, INT64(self.unpacked_bytes)))
 
     def _products(self, index: Any, block: int) -> Any:
         e = self.e
@@ -299,8 +278,8 @@ class _Tiles:
         """
         e, b, size = self.e, self.e.builder, INT64(self.layout.nbytes)
         streams = TILES_TOGETHER.bit_length() - 1
-        quarter = b.mul(b.and_(place, INT64(TILES_TOGETHER - 1)), b.lshr(self.records, INT64(streams)))
-        record = b.add(self.records, b.add(quarter, b.lshr(place, INT64(streams))))
+        quarter = b.mul(b.and_(place, INT64(TILES_TOGETHER - 1)), b.lshr(self.given.records, INT64(streams)))
+        record = b.add(self.given.records, b.add(quarter, b.lshr(place, INT64(streams))))
         later, lines = e.at(begin, b.mul(record, size)), self.layout.nbytes // _LINE
         for line in range(block * lines // BLOCKS_PER_RECORD, (block + 1) * lines // BLOCKS_PER_RECORD):
             e.prefetch(e.at(later, line * _LINE), 2)

@@ -6,18 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from ...block_matrix import BLOCKS_PER_RECORD, GROUP_BYTES, BlockMatrix
-from ...formats import TILE_ROWS
+from ...formats import BLOCKS_PER_RECORD, GROUP_BYTES, TILE_ROWS, BlockMatrix
+from ..arguments import Address, Arguments
 from ..jit import native_op
 from ..lazy import inline
 from ..memory import read_float32, read_half, read_int64, read_uint8, word, write_float32
-from ..tape.context import ErrorCode, Word
-from ..tape.program import Call, Items, Rows
+from ..program.calls import Call, Items, Rows, row_at
+from ..program.context import ErrorCode, Word
+from .packing import LayoutArguments, layout_arguments
 
-(
-    TABLE, ROWS, RECORDS, RECORD_BYTES, BITS, BLOCK_SIZE, SUB_BLOCK, WIDE, ZERO_POINTS, SCALE_OFFSET, POINT_OFFSET,
-    OUT, OUT_STRIDE, WIDTH, INDICES,
-) = range(15)  # fmt: skip
+
+class BlockRowsArguments(Arguments):
+    """A packed table and the rows taken from it; `indices`: a word of the context."""
+
+    table: Address
+    rows: int
+    records: int
+    layout: LayoutArguments
+    out: Rows
+    indices: int
+
+
 _OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
 
 
@@ -26,29 +35,29 @@ def _factor(address: int, lane: int, wide: int) -> Any:
     return read_float32(address + 4 * lane) if wide else read_half(address + 2 * lane)
 
 
-@native_op
-def gather_block_rows(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
+@native_op(BlockRowsArguments)
+def gather_block_rows(arguments: BlockRowsArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """out[i] = table[indices[i]], dequantised, for i in [begin, end)."""
-    bits, block_size, sub_block = word(arguments, BITS), word(arguments, BLOCK_SIZE), word(arguments, SUB_BLOCK)
-    wide, width = word(arguments, WIDE), word(arguments, WIDTH)
+    layout, width = arguments.layout, arguments.out.width
+    bits, block_size, sub_block, wide = layout.bits, layout.block_size, layout.sub_block, layout.wide
     factor_bytes = TILE_ROWS * (4 if wide else 2)
     block_bytes = TILE_ROWS * block_size * bits // 8
     # With 4 bits, the second half of a sub-block lies in the high nibbles of the first.
     half = sub_block // 2 if bits == 4 else sub_block
     for index in range(begin, end):
-        row = read_int64(word(context, word(arguments, INDICES)) + 8 * index)
-        if row < 0 or row >= word(arguments, ROWS):
+        row = read_int64(word(context, arguments.indices) + 8 * index)
+        if row < 0 or row >= arguments.rows:
             return _OUTSIDE
         tile, lane = row // TILE_ROWS, row % TILE_ROWS
-        first_record = word(arguments, TABLE) + tile * word(arguments, RECORDS) * word(arguments, RECORD_BYTES)
-        out = word(arguments, OUT) + index * word(arguments, OUT_STRIDE)
+        first_record = arguments.table + tile * arguments.records * layout.nbytes
+        out = row_at(arguments.out, index)
         for block in range(-(-width // block_size)):
             part = block % BLOCKS_PER_RECORD
-            record = first_record + block // BLOCKS_PER_RECORD * word(arguments, RECORD_BYTES)
-            scale = _factor(record + word(arguments, SCALE_OFFSET) + part * factor_bytes, lane, wide)
+            record = first_record + block // BLOCKS_PER_RECORD * layout.nbytes
+            scale = _factor(record + layout.scales + part * factor_bytes, lane, wide)
             point = np.float32(1 << (bits - 1))
-            if word(arguments, ZERO_POINTS):
-                point = _factor(record + word(arguments, POINT_OFFSET) + part * factor_bytes, lane, wide)
+            if layout.zero_points:
+                point = _factor(record + layout.points + part * factor_bytes, lane, wide)
             integers = record + part * block_bytes + 4 * lane
             for i in range(min(block_size, width - block * block_size)):
                 sub, within = i // sub_block, i % sub_block
@@ -61,17 +70,11 @@ def gather_block_rows(arguments: int, context: int, begin: int, end: int, scratc
 
 
 def gather_blocks(table: BlockMatrix, out: Rows, indices: Word = Word.TOKEN_IDS) -> Call:
-    """out[i] = table[indices[i]] as float32; a walk with an index outside the table fails (INDEX_OUTSIDE_TABLE).
-
-    Raises:
-        ValueError: out is not as wide as the table.
-    """
+    """out[i] = table[indices[i]] as float32; a walk with an index outside the table fails (INDEX_OUTSIDE_TABLE)."""
     if out.width != table.columns:
         raise ValueError(f"out has {out.width} columns, the table {table.columns}")
-    layout = table.layout
-    arguments = (
-        table.data.ctypes.data, table.rows, table.records, layout.nbytes, layout.bits, layout.block_size,
-        layout.sub_block, int(layout.wide), int(layout.zero_points), layout.scales, layout.points, out.address,
-        out.stride, out.width, indices,
+    arguments = BlockRowsArguments(
+        table=table.data, rows=table.rows, records=table.records, layout=layout_arguments(table.layout), out=out,
+        indices=indices,
     )  # fmt: skip
-    return Call(gather_block_rows, arguments, Items(out.counted), held=(table, out.held))
+    return Call(gather_block_rows, arguments, Items(out.counted))

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import Address, Arguments
+from ..functions import UNARY
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import load_first, load_float32, read_float32, store_first, word
-from ..rowwise.unary import UNARY
+from ..memory import load_float32, read_float32, store_first, word
+from ..program.calls import Rows, row_at
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles
+from .bfloat_tiles import PAIR_ROWS, RowTiles, Weights
 from .many_kernel import (
     CHUNK_STEPS,
     PANEL_BYTES,
@@ -29,8 +32,7 @@ from .many_kernel import (
     span_kernel,
     store_sums_kernel,
 )
-from .tile_rows import PAIR_ROWS
-from .tile_weights import Weights
+from .terms import TermsArguments, addend_of, with_terms
 
 BLOCK_ROWS = ROW_PAIRS * PAIR_ROWS
 # Columns of a span: 128 rows of them take half a megabyte.
@@ -45,10 +47,23 @@ SCRATCH_BYTES = _NOWHERE + SUMS_BYTES
 # The table: what tiles are configured with, then zeros.
 TABLE_ZEROS = 64
 
-(
-    ROWS_WORD, FIRST_WORD, FIRST, SECOND, PAIR_BYTES, STEPS, SPAN, ROWS, POWERS, OUT, OUT_STRIDE, WIDTH, BIAS,
-    SECOND_BIAS, ADDEND, ADDEND_STRIDE, TABLE,
-) = range(17)  # fmt: skip
+
+class ManyArguments(Arguments):
+    """Row tiles, pairs of weight tiles, and what is added to their products.
+
+    `span`: steps along the columns that a pair's sums are kept in registers for. `table`: TABLE_ZEROS.
+    """
+
+    x: RowTiles
+    first: Address
+    second: Address
+    pair_bytes: int
+    steps: int
+    span: int
+    out: Rows
+    terms: TermsArguments
+    gated_terms: TermsArguments
+    table: Address
 
 
 def span_steps(steps: int) -> int:
@@ -57,137 +72,151 @@ def span_steps(steps: int) -> int:
     return -(-steps // (spans * CHUNK_STEPS)) * CHUNK_STEPS
 
 
-@inline
-def _scaled(sums: int, unscale: float, power: float, bias: int, column: int, left: int) -> Any:
-    value = load_float32(sums) * unscale * power
-    return value + load_first(bias + 4 * column, left) if bias != 0 else value
+def _writer(unscale: Any, gate: str) -> Any:
+    activate, tiles = UNARY[gate or "copy"].function, 1 if gate else 2
 
-
-def _plain_writer(unscale: Any) -> Any:
     @inline
-    def write(arguments: int, row: int, sums: int, power: float, pair: int) -> None:
-        """out = sums + bias + addend, for columns that exist."""
-        for tile in range(2):
-            column = (2 * pair + tile) * TILE_ROWS
-            left = word(arguments, WIDTH) - column
+    def write(arguments: ManyArguments, row: int, sums: int, power: float, pair: int) -> None:
+        """out = sums, or activation(gate) * gated, each with its bias and addend, for columns that exist."""
+        terms, gated_terms = arguments.terms, arguments.gated_terms
+        for tile in range(tiles):
+            column = (tiles * pair + tile) * TILE_ROWS
+            left = arguments.out.width - column
             if left > 0:
-                value = _scaled(sums + tile * TILE_BYTES, unscale, power, word(arguments, BIAS), column, left)
-                if word(arguments, ADDEND) != 0:
-                    there = word(arguments, ADDEND) + row * word(arguments, ADDEND_STRIDE)
-                    value = value + load_first(there + 4 * column, left)
-                store_first(word(arguments, OUT) + row * word(arguments, OUT_STRIDE) + 4 * column, value, left)
+                value = load_float32(sums + tile * TILE_BYTES) * unscale * power
+                value = with_terms(value, terms.bias, addend_of(terms, row), column, left)
+                if tiles == 1:
+                    gated = load_float32(sums + TILE_BYTES) * unscale * power
+                    gated = with_terms(gated, gated_terms.bias, addend_of(gated_terms, row), column, left)
+                    value = activate(value, 0.0, 0.0) * gated
+                store_first(row_at(arguments.out, row) + 4 * column, value, left)
 
     return write
 
 
-def _gated_writer(unscale: Any, activate: Any) -> Any:
-    @inline
-    def write(arguments: int, row: int, sums: int, power: float, pair: int) -> None:
-        """out = activation(gate) * gated."""
-        column = pair * TILE_ROWS
-        left = word(arguments, WIDTH) - column
-        gate = _scaled(sums, unscale, power, word(arguments, BIAS), column, left)
-        gated = _scaled(sums + TILE_BYTES, unscale, power, word(arguments, SECOND_BIAS), column, left)
-        there = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
-        store_first(there + 4 * column, activate(gate, 0.0, 0.0) * gated, left)
-
-    return write
-
-
-@cache
-def many_op(weights: Weights, gate: str) -> NativeOp:
-    """The operator for a kind of weights: items are pairs of tiles. A gate is a key of UNARY, or ""."""
-    one, two, four = (span_kernel(weights, pairs) for pairs in (1, 2, 4))
-    dequantise, store_sums = dequantise_kernel(weights), store_sums_kernel()
-    unscale = np.float32(weights.unscale)
-    write = _gated_writer(unscale, UNARY[gate].function) if gate else _plain_writer(unscale)
+def _block_writer(write: Any) -> Any:
+    """Writes the results of a block of rows and a pair."""
 
     @inline
-    def write_block(arguments: int, context: int, row: int, rows: int, sums: int, pair: int) -> None:
-        first = word(context, word(arguments, FIRST_WORD)) + row
-        powers = word(arguments, POWERS) + 4 * row
+    def write_block(arguments: ManyArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
+        first = word(context, arguments.x.first) + row
+        powers = arguments.x.powers + 4 * row
         for index in range(rows):
             tile = index // TILE_ROWS  # sums: [pair of row tiles][row tile][weight tile]
             place = sums + tile * 2 * TILE_BYTES + index % TILE_ROWS * TILE_ROW_BYTES
             write(arguments, first + index, place, read_float32(powers + 4 * index), pair)
 
+    return write_block
+
+
+@inline
+def _place_of_sums(arguments: ManyArguments, scratch: int, number: int) -> Any:
+    """Where the sums of the n-th pair of some wait: with spans all do, else one while the next is multiplied."""
+    return scratch + _SUMS + (number if arguments.span < arguments.steps else number & 1) * _PAIR_SUMS
+
+
+@inline
+def _share_of_next_block(first: int, size: int, share: int, pairs_left: int) -> Any:
+    """The part of the next block's row tiles to ask for meanwhile: only during the last pairs. (begin, end), or 0."""
+    left = (size + share - 1) // share - pairs_left
+    if size <= 0 or left < 0:
+        return 0, 0
+    begin = first + left * share
+    return begin, min(begin + share, first + size) - 2 * TILE_ROW_BYTES
+
+
+def _span_multiplier(weights: Weights) -> Any:
+    """The micro-kernel for a number of pairs of row tiles."""
+    one, two, four = (span_kernel(weights, pairs) for pairs in (1, 2, 4))
+
     @inline
-    def multiply_block(arguments: int, context: int, row: int, rows: int, begin: int, end: int, scratch: int) -> None:
-        """Pairs [begin, end) with a block of rows, all columns."""
-        all_steps, span, table = word(arguments, STEPS), word(arguments, SPAN), word(arguments, TABLE)
-        row_tile = all_steps * STEP_TILES * TILE_BYTES
-        row_pairs = -(-rows // PAIR_ROWS)
-        block = word(arguments, ROWS) + row // TILE_ROWS * row_tile
+    def multiply(row_pairs: int, values: Any) -> None:
+        if row_pairs == ROW_PAIRS:
+            four(values)
+        elif row_pairs > 1:
+            two(values)
+        else:
+            one(values)
+
+    return multiply
+
+
+def _block_multiplier(weights: Weights, out_columns: int, write_block: Any) -> Any:
+    """Pairs with a block of rows, all columns; `out_columns`: bytes that a pair has of a row of results."""
+    multiply, dequantise, store_sums = _span_multiplier(weights), dequantise_kernel(weights), store_sums_kernel()
+
+    @inline
+    def multiply_block(
+        arguments: ManyArguments, context: int, row: int, rows: int, begin: int, end: int, scratch: int
+    ) -> None:
+        all_steps, span, pair_bytes = arguments.steps, arguments.span, arguments.pair_bytes
+        row_tile, row_pairs = all_steps * STEP_TILES * TILE_BYTES, -(-rows // PAIR_ROWS)
+        block = arguments.x.address + row // TILE_ROWS * row_tile
         block_end = block + 2 * row_pairs * row_tile
-        more = min(word(context, word(arguments, ROWS_WORD)) - row - rows, BLOCK_ROWS)
+        more = min(word(context, arguments.x.counted) - row - rows, BLOCK_ROWS)
         following = -(-more // PAIR_ROWS) * 2 * row_tile
-        out_stride = word(arguments, OUT_STRIDE)
-        first_out = word(arguments, OUT) + (word(context, word(arguments, FIRST_WORD)) + row) * out_stride
-        out_columns = 2 * TILE_ROW_BYTES if gate == "" else TILE_ROW_BYTES
-        panel, other = scratch, scratch + PANEL_BYTES
-        first = word(arguments, FIRST) + begin * word(arguments, PAIR_BYTES)
-        second = word(arguments, SECOND) + begin * word(arguments, PAIR_BYTES)
+        out_stride = arguments.out.stride
+        first_out = row_at(arguments.out, word(context, arguments.x.first) + row)
+        zeros, panel, other = arguments.table + TABLE_ZEROS, scratch, scratch + PANEL_BYTES
+        first, second = arguments.first + begin * pair_bytes, arguments.second + begin * pair_bytes
         dequantise((first, second, 0, panel, 0, min(CHUNK_STEPS, all_steps)))
         previous = scratch + _NOWHERE
         waiting = -1  # the pair whose sums are complete but not written
         for step in range(0, all_steps, span):
             steps = min(span, all_steps - step)
+            is_last = step + steps == all_steps
             for pair in range(begin, end):
-                place = pair - begin if span < all_steps else (pair - begin) & 1
-                sums = scratch + _SUMS + place * _PAIR_SUMS
-                first = word(arguments, FIRST) + pair * word(arguments, PAIR_BYTES)
-                second = word(arguments, SECOND) + pair * word(arguments, PAIR_BYTES)
+                sums = _place_of_sums(arguments, scratch, pair - begin)
+                first, second = arguments.first + pair * pair_bytes, arguments.second + pair * pair_bytes
                 next_pair, next_step = pair + 1, step
                 if next_pair == end:
                     next_pair, next_step = begin, (step + steps) % all_steps
-                next_first = word(arguments, FIRST) + next_pair * word(arguments, PAIR_BYTES)
-                next_second = word(arguments, SECOND) + next_pair * word(arguments, PAIR_BYTES)
-                is_last = step + steps == all_steps
-                out = first_out + pair * out_columns
-                zeros = table + TABLE_ZEROS
-                # The next block's row tiles are asked for during the last pairs, results during the last span.
-                ahead = ahead_end = zeros
-                share = row_pairs * steps * 2 * TILE_ROW_BYTES
-                left = (following + share - 1) // share - (end - pair)
-                if is_last and following > 0 and left >= 0:
-                    ahead = block_end + left * share
-                    ahead_end = min(ahead + share, block_end + following) - 2 * TILE_ROW_BYTES
-                out_end = out + rows * out_stride
-                if not is_last:
-                    out = out_end = zeros
-                values = (
+                next_first = arguments.first + next_pair * pair_bytes
+                next_second = arguments.second + next_pair * pair_bytes
+                # Results, and the next block's row tiles, are asked for during the last span.
+                out, out_end, ahead, ahead_end = zeros, zeros, np.int64(0), np.int64(0)
+                if is_last:
+                    out = first_out + pair * out_columns
+                    out_end = out + rows * out_stride
+                    share = row_pairs * steps * 2 * TILE_ROW_BYTES
+                    ahead, ahead_end = _share_of_next_block(block_end, following, share, end - pair)
+                if ahead == 0:
+                    ahead = ahead_end = zeros
+                multiply(row_pairs, (
                     block + step * STEP_BYTES, row_tile, steps, row_pairs, panel, other, first, second, step,
                     next_first, next_second, next_step, all_steps - 1, sums, 1 if step == 0 else 0,
                     zeros, previous, out, out_stride, out_end, ahead, ahead_end,
-                )  # fmt: skip
-                if row_pairs == ROW_PAIRS:
-                    four(values)
-                elif row_pairs > 1:
-                    two(values)
-                else:
-                    one(values)
+                ))  # fmt: skip
                 chunks = -(-steps // CHUNK_STEPS)
                 if chunks & 1:
                     panel, other = other, panel
                 # A short chunk has dequantised less of the next one than that needs.
-                done = steps - (chunks - 1) * CHUNK_STEPS
-                wanted = min(CHUNK_STEPS, all_steps - next_step)
+                done, wanted = steps - (chunks - 1) * CHUNK_STEPS, min(CHUNK_STEPS, all_steps - next_step)
                 if done < wanted:
                     dequantise((next_first, next_second, next_step, panel, done, wanted))
                 previous = sums + (row_pairs - 1) * SUMS_BYTES
                 if waiting >= 0:
-                    place = waiting - begin if span < all_steps else (waiting - begin) & 1
-                    write_block(arguments, context, row, rows, scratch + _SUMS + place * _PAIR_SUMS, waiting)
+                    there = _place_of_sums(arguments, scratch, waiting - begin)
+                    write_block(arguments, context, row, rows, there, waiting)
                 if is_last:
                     waiting = pair
         store_sums((previous,))
-        place = waiting - begin if span < all_steps else (waiting - begin) & 1
-        write_block(arguments, context, row, rows, scratch + _SUMS + place * _PAIR_SUMS, waiting)
+        write_block(arguments, context, row, rows, _place_of_sums(arguments, scratch, waiting - begin), waiting)
 
-    def many(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        rows = word(context, word(arguments, ROWS_WORD))
-        configure_tiles(word(arguments, TABLE))
-        together = _WAITING_PAIRS if word(arguments, SPAN) < word(arguments, STEPS) else end - begin
+    return multiply_block
+
+
+@cache
+def many_op(weights: Weights, gate: str) -> NativeOp:
+    """The operator for a kind of weights: items are pairs of tiles. A gate is a key of UNARY, or ""."""
+    unscale = np.float32(weights.unscale)
+    write = _writer(unscale, gate)
+    multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), _block_writer(write))
+
+    def many(arguments: ManyArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows = word(context, arguments.x.counted)
+        configure_tiles(arguments.table)
+        together = _WAITING_PAIRS if arguments.span < arguments.steps else end - begin
         for first in range(begin, end, together):
             last = min(end, first + together)
             for row in range(0, rows, BLOCK_ROWS):
@@ -195,5 +224,4 @@ def many_op(weights: Weights, gate: str) -> NativeOp:
         release_tiles()
         return 0
 
-    many.__name__ = f"many_{weights.name}{'_' * bool(gate)}{gate}"
-    return native_op(many)
+    return native_op(ManyArguments, name=f"many_{weights.name}{'_' * bool(gate)}{gate}")(many)

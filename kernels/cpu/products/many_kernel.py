@@ -11,18 +11,17 @@ are then long finished, and no product waits. Sums are added in the order of col
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ...block_matrix import RecordLayout
-from ...formats import TILE_ROWS
+from ...formats import TILE_ROWS, RecordLayout
 from ..emit import INT64, Emitter, micro_kernel
-from ..tiles import TILE_BYTES, TILE_ROW_BYTES
-from .tile_ops import add_bfloat_product, load_tile, store_tile
-from .tile_rows import TILE_COLUMNS
-from .tile_weights import QUARTERS, Weights, quarter_bytes, quarter_stride
+from ..tiles import TILE_BYTES, TILE_ROW_BYTES, add_bfloat_product, load_tile, store_tile
+from .bfloat_tiles import QUARTERS, TILE_COLUMNS, Weights, quarter_bytes, quarter_stride
 
 # A step is two tiles of columns: in records of blocks of 32, one record.
 STEP_TILES = 2
@@ -106,7 +105,7 @@ def dequantise_kernel(weights: Weights) -> Any:
 
     def emit(e: Emitter, first: Any, second: Any, step: Any, panel: Any, begin: Any, end: Any) -> None:
         b = e.builder
-        with e.loop(b.sub(end, begin), []) as (index, _, following):
+        with e.loop(b.sub(end, begin)) as (index, _):
             place = b.add(index, begin)
             moved = b.mul(place, INT64(STEP_BYTES))
             for tile, address in enumerate((first, second)):
@@ -115,46 +114,33 @@ def dequantise_kernel(weights: Weights) -> Any:
                 source = _Source(integers, (scales[0], scales[1]), target)
                 for _ in _dequantise(e, weights, [(source, [INT64(quarter) for quarter in range(QUARTERS)])]):
                     pass
-            following()
 
     return micro_kernel(emit)
 
 
-@dataclass
-class _Span:
-    """Arguments of the micro-kernel.
-
-    rows: address of the first row tile of the span, row_tile: bytes from one to the next below it.
-    steps: of the span. pairs: of row tiles.
-    panel: where the span's first chunk is. other: the other panel.
-    first, second: the pair's tiles. step: the first of the span. next_*: what is multiplied after this span.
-    last_step: of the matrix. sums: of the pair, [row pair] SUMS_BYTES. fresh: 1 if sums begin at zero.
-    zeros: address of 64 zeros. previous: where the sums go that the tile registers hold.
-    out, out_stride, out_end: rows to be asked for. ahead, ahead_end: memory to be asked for.
-    """
-
-    rows: Any
-    row_tile: Any
-    steps: Any
-    pairs: Any
-    panel: Any
-    other: Any
-    first: Any
-    second: Any
-    step: Any
-    next_first: Any
-    next_second: Any
-    next_step: Any
-    last_step: Any
-    sums: Any
-    fresh: Any
-    zeros: Any
-    previous: Any
-    out: Any
-    out_stride: Any
-    out_end: Any
-    ahead: Any
-    ahead_end: Any
+# Arguments of the micro-kernel.
+# rows: address of the first row tile of the span, row_tile: bytes from one to the next below it.
+# steps: of the span. pairs: of row tiles.
+# panel: where the span's first chunk is. other: the other panel.
+# first, second: the pair's tiles. step: the first of the span. next_*: what is multiplied after this span.
+# last_step: of the matrix. sums: of the pair, [row pair] SUMS_BYTES. fresh: 1 if sums begin at zero.
+# zeros: address of 64 zeros. previous: where the sums go that the tile registers hold.
+# out, out_stride, out_end: rows to be asked for. ahead, ahead_end: memory to be asked for.
+_Span = namedtuple(
+    "_Span",
+    "rows row_tile steps pairs panel other first second step next_first next_second next_step last_step sums fresh "
+    "zeros previous out out_stride out_end ahead ahead_end",
+)
+# Values of a chunk of the span.
+# panel: what is multiplied. other: where the next chunk goes meanwhile. count: of steps. is_first: of the span.
+# rows: address of its first row tile. first, second, step: what is dequantised: a chunk further. asked_*: what is
+# asked for: two chunks further.
+# sums, sums_tile, sums_stride: where its sums begin (zeros, or the pair's), bytes from a tile and from a row to the
+# next.
+_Chunk = namedtuple(
+    "_Chunk",
+    "panel other count is_first rows first second step asked_first asked_second asked_step sums sums_tile sums_stride",
+)
 
 
 @cache
@@ -163,137 +149,140 @@ def span_kernel(weights: Weights, pairs: int) -> Any:
 
     The quarters of a chunk are shared out evenly among the pairs; of three, the last one repeats the second's.
     """
-    quarters = _PAIR_QUARTERS // pairs
+    return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values)).emit())
 
-    def emit(e: Emitter, *values: Any) -> None:
-        b, span = e.builder, _Span(*values)
-        steps = Steps(weights.layout)
 
-        def choose(condition: Any, a: Any, c: Any) -> Any:
-            return b.select(condition, a, c)
+@dataclass
+class _SpanWriter:
+    """What `span_kernel` emits."""
 
+    e: Emitter
+    weights: Weights
+    pairs: int
+    span: _Span
+
+    def emit(self) -> None:
+        e, b, span = self.e, self.e.builder, self.span
         chunks = b.lshr(b.add(span.steps, INT64(CHUNK_STEPS - 1)), INT64(CHUNK_STEPS.bit_length() - 1))
-        carried = [span.panel, span.other, span.previous, span.out, span.ahead]
-        with e.loop(chunks, carried) as (chunk, state, following_chunk):
-            panel, other, previous, out, ahead = state
-            done = b.mul(chunk, INT64(CHUNK_STEPS))
-            left = b.sub(span.steps, done)
-            last = b.icmp_signed("<=", left, INT64(CHUNK_STEPS))
-            last_but_one = b.icmp_signed("<=", left, INT64(2 * CHUNK_STEPS))
-            count = choose(last, left, INT64(CHUNK_STEPS))
-            here = b.add(span.step, done)
-            # What is dequantised during this chunk, and what is asked for: one and two chunks further.
-            first, second = choose(last, span.next_first, span.first), choose(last, span.next_second, span.second)
-            step = choose(last, span.next_step, e.at(here, CHUNK_STEPS))
-            asked_first = choose(last_but_one, span.next_first, span.first)
-            asked_second = choose(last_but_one, span.next_second, span.second)
-            asked_step = choose(last_but_one, span.next_step, e.at(here, 2 * CHUNK_STEPS))
-            asked_step = choose(last, e.at(span.next_step, CHUNK_STEPS), asked_step)
-            first_chunk = b.icmp_signed("==", chunk, INT64(0))
-            zero = b.and_(first_chunk, b.icmp_signed("!=", span.fresh, INT64(0)))
-            sums_at = choose(zero, span.zeros, span.sums)
-            sums_tile = choose(zero, INT64(0), INT64(TILE_BYTES))
-            sums_stride = choose(zero, INT64(0), INT64(TILE_ROW_BYTES))
-            rows = e.at(span.rows, b.mul(done, INT64(STEP_BYTES)))
+        with e.loop(chunks, [span.panel, span.other, span.previous, span.out, span.ahead]) as (number, state):
+            panel, other, *moving = state
+            chunk = self._chunk(number, panel, other)
+            with e.loop(span.pairs, moving) as (pair, moving):
+                moving[:] = self._pair(chunk, pair, *moving)
+            state[:] = other, panel, *moving
 
-            with e.loop(span.pairs, [previous, out, ahead]) as (pair, pair_state, following_pair):
-                previous, out, ahead = pair_state
-                row_a = e.at(rows, b.mul(span.row_tile, b.shl(pair, INT64(1))))
-                row_b = e.at(row_a, span.row_tile)
-                sums = e.at(sums_at, b.mul(sums_tile, b.shl(pair, INT64(2))))
-                new = e.at(span.sums, b.mul(pair, INT64(SUMS_BYTES)))
+    def _chunk(self, number: Any, panel: Any, other: Any) -> _Chunk:
+        e, b, span, choose = self.e, self.e.builder, self.span, self.e.builder.select
+        done = b.mul(number, INT64(CHUNK_STEPS))
+        left = b.sub(span.steps, done)
+        last = b.icmp_signed("<=", left, INT64(CHUNK_STEPS))
+        last_but_one = b.icmp_signed("<=", left, INT64(2 * CHUNK_STEPS))
+        count = choose(last, left, INT64(CHUNK_STEPS))
+        here = b.add(span.step, done)
+        first, second = choose(last, span.next_first, span.first), choose(last, span.next_second, span.second)
+        step = choose(last, span.next_step, e.at(here, CHUNK_STEPS))
+        asked_first = choose(last_but_one, span.next_first, span.first)
+        asked_second = choose(last_but_one, span.next_second, span.second)
+        asked_step = choose(last_but_one, span.next_step, e.at(here, 2 * CHUNK_STEPS))
+        asked_step = choose(last, e.at(span.next_step, CHUNK_STEPS), asked_step)
+        is_first = b.icmp_signed("==", number, INT64(0))
+        zero = b.and_(is_first, b.icmp_signed("!=", span.fresh, INT64(0)))
+        sums = choose(zero, span.zeros, span.sums)
+        tile, stride = (choose(zero, INT64(0), INT64(size)) for size in (TILE_BYTES, TILE_ROW_BYTES))
+        rows = e.at(span.rows, b.mul(done, INT64(STEP_BYTES)))
+        asked = asked_first, asked_second, asked_step
+        return _Chunk(panel, other, count, is_first, rows, first, second, step, *asked, sums, tile, stride)
 
-                def work(index: Any) -> Iterator[None]:
-                    """The pair's share of a step's dequantisation."""
-                    beyond = b.icmp_signed(">", b.add(step, index), span.last_step)
-                    number = choose(beyond, span.last_step, b.add(step, index))
-                    target = e.at(other, b.mul(index, INT64(STEP_BYTES)))
+    def _pair(self, chunk: _Chunk, pair: Any, previous: Any, out: Any, ahead: Any) -> tuple[Any, ...]:
+        """A pair of row tiles with a chunk. Returns where its sums go, and what is asked for next."""
+        e, b, span = self.e, self.e.builder, self.span
+        row_a = e.at(chunk.rows, b.mul(span.row_tile, b.shl(pair, INT64(1))))
+        rows = row_a, e.at(row_a, span.row_tile)
+        sums = e.at(chunk.sums, b.mul(chunk.sums_tile, b.shl(pair, INT64(2))))
+        new = e.at(span.sums, b.mul(pair, INT64(SUMS_BYTES)))
 
-                    def source(tile: Any, asked: Any, moved: Any) -> _Source:
-                        integers, *scales = steps.at(e, tile, number)
-                        wanted, *_ = steps.at(e, asked, b.add(asked_step, index))
-                        return _Source(integers, (scales[0], scales[1]), e.at(target, moved), wanted)
+        def switch(total: int) -> None:
+            """Store an accumulator's old sum, load its new one."""
+            with b.if_then(chunk.is_first) if self.pairs == 1 else nullcontext():  # one pair's sums stay along the span
+                store_tile(e, total, e.at(previous, total * TILE_BYTES))
+                load_tile(e, total, e.at(sums, b.mul(chunk.sums_tile, INT64(total))), chunk.sums_stride)
 
-                    numbers = [INT64(quarter) for quarter in range(QUARTERS)]
-                    if pairs == 1:
-                        both = source(first, asked_first, 0), source(second, asked_second, PANEL_TILE)
-                        return _dequantise(e, weights, [(tile, numbers) for tile in both])
-                    from_second = b.icmp_signed(">=", pair, INT64(pairs // 2))
-                    moved = choose(from_second, INT64(PANEL_TILE), INT64(0))
-                    tile = choose(from_second, second, first), choose(from_second, asked_second, asked_first)
-                    if pairs == 4:
-                        begin = b.mul(b.and_(pair, INT64(1)), INT64(quarters))
-                        numbers = [e.at(begin, quarter) for quarter in range(quarters)]
-                    return _dequantise(e, weights, [(source(*tile, moved), numbers)])
+        one = self._step(chunk, pair, rows, INT64(0), out, ahead, switch)
+        before = b.block
+        with b.if_then(b.icmp_signed(">", chunk.count, INT64(1))):
+            with e.loop(b.sub(chunk.count, INT64(1)), one) as (index, more):
+                more[:] = self._step(chunk, pair, rows, e.at(index, 1), *more)
+            rest = b.block
+        merged = []
+        for value_one, value_more in zip(one, more, strict=True):
+            phi = b.phi(value_one.type)
+            phi.add_incoming(value_one, before)
+            phi.add_incoming(value_more, rest)
+            merged.append(phi)
+        return new, *merged
 
-                def switch(accumulator: int) -> None:
-                    """Store an accumulator's old sum, load its new one."""
+    def _step(
+        self, chunk: _Chunk, pair: Any, rows: tuple[Any, Any], index: Any, out: Any, ahead: Any,
+        switch: Callable[[int], None] | None = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """A step: eight products, and between them whatever else there is to do."""
+        e, span, (row_a, row_b) = self.e, self.span, rows
+        quarters = _PAIR_QUARTERS // self.pairs
+        total = STEP_TILES * ((2 if self.pairs == 1 else 1) + QUARTERS * quarters)
+        fill = _spread(self._dequantised(chunk, pair, index), total, 4 * STEP_TILES)
+        for half in range(STEP_TILES):
+            offset = e.at(e.builder.mul(index, INT64(STEP_BYTES)), half * TILE_BYTES)
+            change = switch if half == 0 else None
+            _product(e, 0, (4, e.at(row_a, offset)), (6, e.at(chunk.panel, offset)), change)
+            fill()
+            _product(e, 1, (4, None), (7, e.at(e.at(chunk.panel, offset), PANEL_TILE)), change)
+            fill()
+            _product(e, 3, (5, e.at(row_b, offset)), (7, None), change)
+            fill()
+            if half == 0:
+                out = _ask_rows(e, span, out)
+            else:
+                ahead = _ask_memory(e, span, ahead)
+            _product(e, 2, (5, None), (6, None), change)
+            fill()
+        return out, ahead
 
-                    def go() -> None:
-                        store_tile(e, accumulator, e.at(previous, accumulator * TILE_BYTES))
-                        load_tile(e, accumulator, e.at(sums, b.mul(sums_tile, INT64(accumulator))), sums_stride)
+    def _dequantised(self, chunk: _Chunk, pair: Any, index: Any) -> Iterator[None]:
+        """The pair's share of a step's dequantisation."""
+        e, b, span, steps = self.e, self.e.builder, self.span, Steps(self.weights.layout)
+        beyond = b.icmp_signed(">", b.add(chunk.step, index), span.last_step)
+        number = b.select(beyond, span.last_step, b.add(chunk.step, index))
+        target = e.at(chunk.other, b.mul(index, INT64(STEP_BYTES)))
 
-                    if pairs == 1:  # the same sums all along the span: they stay
-                        with b.if_then(first_chunk):
-                            go()
-                    else:
-                        go()
+        def source(tile: Any, asked: Any, moved: Any) -> _Source:
+            integers, *scales = steps.at(e, tile, number)
+            wanted, *_ = steps.at(e, asked, b.add(chunk.asked_step, index))
+            return _Source(integers, (scales[0], scales[1]), e.at(target, moved), wanted)
 
-                def products(index: Any, out: Any, ahead: Any, *, first: bool) -> tuple[Any, Any]:
-                    """A step: eight products, and between them whatever else there is to do."""
-                    total = STEP_TILES * ((2 if pairs == 1 else 1) + QUARTERS * quarters)
-                    fill = _spread(work(index), total, 4 * STEP_TILES)
-                    for half in range(STEP_TILES):
-                        offset = e.at(b.mul(index, INT64(STEP_BYTES)), half * TILE_BYTES)
-                        changes = first and half == 0
-                        _product(e, 0, (4, e.at(row_a, offset)), (6, e.at(panel, offset)), changes, switch)
-                        fill()
-                        _product(e, 1, (4, None), (7, e.at(e.at(panel, offset), PANEL_TILE)), changes, switch)
-                        fill()
-                        _product(e, 3, (5, e.at(row_b, offset)), (7, None), changes, switch)
-                        fill()
-                        if half == 0:
-                            out = _ask_rows(e, span, out)
-                        else:
-                            ahead = _ask_memory(e, span, ahead)
-                        _product(e, 2, (5, None), (6, None), changes, switch)
-                        fill()
-                    return out, ahead
-
-                out, ahead = products(INT64(0), out, ahead, first=True)
-                before, one = b.block, (out, ahead)
-                with b.if_then(b.icmp_signed(">", count, INT64(1))):
-                    with e.loop(b.sub(count, INT64(1)), [out, ahead]) as (index, (out, ahead), following):
-                        out, ahead = products(e.at(index, 1), out, ahead, first=False)
-                        following(out, ahead)
-                    rest, more = b.block, (out, ahead)
-                merged = []
-                for value_one, value_more in zip(one, more, strict=True):
-                    phi = b.phi(value_one.type)
-                    phi.add_incoming(value_one, before)
-                    phi.add_incoming(value_more, rest)
-                    merged.append(phi)
-                following_pair(new, *merged)
-                previous, out, ahead = new, *merged
-            following_chunk(other, panel, previous, out, ahead)
-
-    return micro_kernel(emit)
+        numbers = [INT64(quarter) for quarter in range(QUARTERS)]
+        if self.pairs == 1:
+            both = source(chunk.first, chunk.asked_first, 0), source(chunk.second, chunk.asked_second, PANEL_TILE)
+            return _dequantise(e, self.weights, [(tile, numbers) for tile in both])
+        from_second = b.icmp_signed(">=", pair, INT64(self.pairs // 2))
+        moved = b.select(from_second, INT64(PANEL_TILE), INT64(0))
+        tile = b.select(from_second, chunk.second, chunk.first)
+        asked = b.select(from_second, chunk.asked_second, chunk.asked_first)
+        if self.pairs == 4:
+            quarters = _PAIR_QUARTERS // self.pairs
+            begin = b.mul(b.and_(pair, INT64(1)), INT64(quarters))
+            numbers = [e.at(begin, quarter) for quarter in range(quarters)]
+        return _dequantise(e, self.weights, [(source(tile, asked, moved), numbers)])
 
 
 def _product(
-    e: Emitter,
-    total: int,
-    rows: tuple[int, Any],
-    weights: tuple[int, Any],
-    changes: bool,
-    switch: Callable[[int], None],
+    e: Emitter, total: int, rows: tuple[int, Any], weights: tuple[int, Any], switch: Callable[[int], None] | None
 ) -> None:
     """Add a product to an accumulator; tiles that come with an address are loaded before."""
     if weights[1] is not None:
         load_tile(e, *weights)
     if rows[1] is not None:
         load_tile(e, *rows, streamed=True)
-    if changes:
+    if switch is not None:
         switch(total)
     add_bfloat_product(e, total, rows[0], weights[0])
 

@@ -1,4 +1,4 @@
-"""The operators of functions of one or two numbers, element by element.
+"""Functions of one or two numbers, element by element, with broadcasting; activations that gate another projection.
 
 Where an operand comes from is two steps, from a row to the next and from a column to the next, either of which may be
 zero: rows, a vector for all rows, a number per row and a single number are all the same to an operator.
@@ -7,75 +7,139 @@ zero: rows, a vector for all rows, a number per row and a single number are all 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import Address, Arguments, Held
+from ..functions import BINARY, UNARY
 from ..jit import NativeOp, native_op
-from ..memory import float_word, read_float32, word
-from ..tape.program import Call, Rows
+from ..lazy import inline
+from ..memory import load, read_float32, store
+from ..program.calls import PIECE, Call, Rows, check_rows, check_vector, piece_items, pieces_of, row_at
 from ..vector import LANES, splat_float32
-from .lanes import load, store
-from .layout import PIECE, piece_items, pieces_of
-
-A, A_STRIDE, A_STEP, B, B_STRIDE, B_STEP, OUT, OUT_STRIDE, WIDTH, PIECES, P, Q = range(12)
-
-# Address of an operand, bytes from a row and from a column to the next, and what keeps the memory alive.
-Place = tuple[int, int, int, Any]
-NOWHERE: Place = (0, 0, 0, None)
 
 
-def place_rows(rows: Rows) -> Place:
-    """Where rows are."""
-    return rows.address, rows.stride, 4, rows.held
+class Place(Arguments, kw_only=False):
+    """Where an operand is: bytes from a row and from a column to the next."""
+
+    address: Address
+    stride: int
+    step: int
+    held: Held = None
 
 
-def call(op: NativeOp, label: str, a: Place, b: Place, out: Rows, numbers: tuple[float, float]) -> Call:
-    """The call of an operator of this module on operands that have been checked."""
-    arguments = (*a[:3], *b[:3], out.address, out.stride, out.width, pieces_of(out.width), *numbers)
-    return Call(op, arguments, piece_items(out), held=(a[3], b[3], out.held), label=label)
+class ElementwiseArguments(Arguments):
+    """Operands, the result, and the two numbers that every function takes."""
+
+    a: Place
+    b: Place
+    out: Rows
+    pieces: int
+    p: float
+    q: float
 
 
-def op_of_one(name: str, function: Callable[..., Any]) -> NativeOp:
-    """out = function(a, p, q) for rows a; items are pieces of rows."""
-
-    def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        width, pieces = word(arguments, WIDTH), word(arguments, PIECES)
-        p, q = float_word(arguments, P), float_word(arguments, Q)
-        for item in range(begin, end):
-            row = item // pieces
-            first = (item - row * pieces) * PIECE
-            last = min(width, first + PIECE)
-            a = word(arguments, A) + row * word(arguments, A_STRIDE)
-            out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
-            for column in range(first, last, LANES):
-                left = last - column
-                store(out + 4 * column, function(load(a + 4 * column, left), p, q), left)
-        return 0
-
-    op.__name__ = name
-    return native_op(op)
+# Rows; a float32 vector [width] or [1] for all rows.
+Operand = Rows | NDArray[np.float32]
 
 
-def op_of_two(name: str, function: Callable[..., Any]) -> NativeOp:
+def unary(function: str, x: Rows, out: Rows, *parameters: float) -> Call:
+    """out = function(x), element by element: a key of UNARY and what it takes; out may be x itself."""
+    numbers = check_function(function, parameters)
+    check_rows("x", x, out.counted, out.width)
+    return _call(unary_op(function), _place("x", x, out), _place("x", x, out), out, numbers)
+
+
+def check_function(function: str, parameters: tuple[float, ...]) -> tuple[float, float]:
+    """The two parameters that every function takes, used or not."""
+    if function not in UNARY:
+        raise ValueError(f"no function of rows is named {function!r}; there are {', '.join(UNARY)}")
+    names = UNARY[function].parameters
+    if len(parameters) != len(names):
+        raise ValueError(f"{function} takes {len(names)} parameters {list(names)}, got {list(parameters)}")
+    first, second = [*map(float, parameters), 0.0, 0.0][:2]
+    return first, second
+
+
+def binary(function: str, a: Operand, b: Operand, out: Rows) -> Call:
+    """out = function(a, b), element by element.
+
+    Args:
+        function: a key of BINARY; "power" is slow.
+        a, b: rows as wide as out, or of width 1 (a number per row); or a float32 vector [width] or [1].
+        out: rows; may be an operand as wide as itself, but not one of width 1 unless out has width 1 too.
+    """
+    if function not in BINARY:
+        raise ValueError(f"no function of two operands is named {function!r}; there are {', '.join(BINARY)}")
+    return _call(binary_op(function), _place("a", a, out), _place("b", b, out), out, (0.0, 0.0))
+
+
+def gate(activation: str, gate: Rows, up: Rows, out: Rows, *parameters: float) -> Call:
+    """out = activation(gate) * up (SwiGLU, GEGLU: Shazeer 2020): a key of UNARY and what it takes; out may be one."""
+    numbers = check_function(activation, parameters)
+    for name, rows in (("gate", gate), ("up", up)):
+        check_rows(name, rows, out.counted, out.width)
+    places = _place("gate", gate, out), _place("up", up, out)
+    return _call(gate_op(activation), *places, out, numbers)
+
+
+def _place(name: str, operand: Operand, out: Rows) -> Place:
+    if isinstance(operand, Rows):
+        check_rows(name, operand, out.counted, 1 if operand.width == 1 else out.width)
+        return Place(operand.address, operand.stride, 0 if operand.width == 1 else 4, operand.held)
+    check_vector(name, operand, (out.width, 1))
+    return Place(operand, 0, 0 if operand.size == 1 else 4)
+
+
+def _call(op: NativeOp, a: Place, b: Place, out: Rows, numbers: tuple[float, float]) -> Call:
+    p, q = numbers
+    arguments = ElementwiseArguments(a=a, b=b, out=out, pieces=pieces_of(out.width), p=p, q=q)
+    return Call(op, arguments, piece_items(out))
+
+
+@cache
+def unary_op(name: str) -> NativeOp:
+    """The operator of a function of UNARY: its second operand does not matter."""
+    function = UNARY[name].function
+    return _op(f"unary_{name}", lambda a, b, p, q: function(a, p, q))
+
+
+@cache
+def binary_op(name: str) -> NativeOp:
+    """The operator of a function of BINARY."""
+    function = BINARY[name]
+    return _op(f"binary_{name}", lambda a, b, p, q: function(a, b))
+
+
+@cache
+def gate_op(name: str) -> NativeOp:
+    """The operator of an activation of UNARY that gates another operand."""
+    activation = UNARY[name].function
+    return _op(f"gate_{name}", lambda a, b, p, q: activation(a, p, q) * b)
+
+
+def _op(name: str, function: Callable[..., Any]) -> NativeOp:
     """out = function(a, b, p, q); items are pieces of rows."""
+    combine = inline(function)
 
-    def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        width, pieces = word(arguments, WIDTH), word(arguments, PIECES)
-        a_step, b_step = word(arguments, A_STEP), word(arguments, B_STEP)
-        p, q = float_word(arguments, P), float_word(arguments, Q)
+    def op(arguments: ElementwiseArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        width, pieces = arguments.out.width, arguments.pieces
+        a_step, b_step = arguments.a.step, arguments.b.step
+        p, q = arguments.p, arguments.q
         for item in range(begin, end):
             row = item // pieces
             first = (item - row * pieces) * PIECE
             last = min(width, first + PIECE)
-            a = word(arguments, A) + row * word(arguments, A_STRIDE)
-            b = word(arguments, B) + row * word(arguments, B_STRIDE)
-            out = word(arguments, OUT) + row * word(arguments, OUT_STRIDE)
+            a, b, out = row_at(arguments.a, row), row_at(arguments.b, row), row_at(arguments.out, row)
             a_number, b_number = splat_float32(read_float32(a)), splat_float32(read_float32(b))
             for column in range(first, last, LANES):
                 left = last - column
                 a_values = load(a + 4 * column, left) if a_step else a_number
                 b_values = load(b + 4 * column, left) if b_step else b_number
-                store(out + 4 * column, function(a_values, b_values, p, q), left)
+                store(out + 4 * column, combine(a_values, b_values, p, q), left)
         return 0
 
-    op.__name__ = name
-    return native_op(op)
+    return native_op(ElementwiseArguments, name=name)(op)

@@ -8,35 +8,35 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from .. import memory
+from ..arguments import Address, Arguments, Binding, Held
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import (
-    load_bfloat16,
-    load_float32,
-    load_half,
-    read_bfloat16,
-    read_float32,
-    read_half,
-    read_int64,
-    store_float32,
-    word,
-    write_float32,
-)
-from ..tape.context import ErrorCode, Word
-from ..tape.program import Call, Rows
+from ..program.calls import Call, Rows, check_rows, group_items, row_at
+from ..program.context import ErrorCode, Word
 from ..vector import LANES
-from .layout import check_rows, group_items
 
-TABLE, TABLE_STRIDE, TABLE_ROWS, TABLE_COUNTED, OUT, OUT_STRIDE, WIDTH, INDICES, COLUMN_STRIDE = range(9)
+
+class GatherArguments(Arguments):
+    """A table of `table_rows` times context[table_counted] rows; `indices`: the context's word that points to them."""
+
+    table: Address
+    table_stride: int
+    table_rows: int
+    table_counted: int
+    out: Rows
+    indices: int
+    column_stride: int
+    held: Held = None
+
 
 _OUTSIDE = int(ErrorCode.INDEX_OUTSIDE_TABLE)
-# Element type of a table -> LANES of its numbers at an address, and one.
-_ELEMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "bfloat16": (load_bfloat16, read_bfloat16),
-    "float16": (load_half, read_half),
-    "float32": (load_float32, read_float32),
+# Element type of a table -> LANES of its numbers at an address, one, and its bytes.
+ELEMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "bfloat16": (memory.load_bfloat16, memory.read_bfloat16, 2),
+    "float16": (memory.load_half, memory.read_half, 2),
+    "float32": (memory.load_float32, memory.read_float32, 4),
 }
-_INDICES = (Word.TOKEN_IDS, Word.POSITIONS)
 
 
 def embedding(table: NDArray[Any], out: Rows, indices: Word = Word.TOKEN_IDS) -> Call:
@@ -47,17 +47,12 @@ def embedding(table: NDArray[Any], out: Rows, indices: Word = Word.TOKEN_IDS) ->
             only the rows asked for are touched.
         out: rows [TOKENS, F].
         indices: TOKEN_IDS or POSITIONS.
-
-    Raises:
-        ValueError: a shape or type does not fit.
     """
     name = table.dtype.name
-    if name not in _ELEMENTS or not table.dtype.isnative or table.ndim != 2:
+    if name not in ELEMENTS or not table.dtype.isnative or table.ndim != 2:
         raise ValueError(
             f"the table is {table.dtype} {list(table.shape)}, expected float32, float16 or bfloat16 [rows, width]"
         )
-    if indices not in _INDICES:
-        raise ValueError(f"indices is {indices!r}, expected one of {', '.join(word.name for word in _INDICES)}")
     check_rows("out", out, Word.TOKENS, table.shape[1])
     # The number of rows is written here, so it is context[ONE] times that.
     strides = table.strides[0], table.strides[1]
@@ -69,9 +64,6 @@ def wanted_rows(x: Rows, out: Rows) -> Call:
 
     Args:
         x: rows [TOKENS, F]. out: rows [WANTED, F], not x.
-
-    Raises:
-        ValueError: rows that do not fit.
     """
     check_rows("x", x, Word.TOKENS, out.width)
     check_rows("out", out, Word.WANTED, x.width)
@@ -79,25 +71,20 @@ def wanted_rows(x: Rows, out: Rows) -> Call:
 
 
 def _call(
-    element: str,
-    address: int,
-    strides: tuple[int, int],
-    rows: int,
-    counted: Word,
-    held: Any,
-    out: Rows,
+    element: str, address: int | Binding, strides: tuple[int, int], rows: int, counted: Word, held: Any, out: Rows,
     indices: Word,
-) -> Call:
-    arguments = (address, strides[0], rows, counted, out.address, out.stride, out.width, indices, strides[1])
-    op = gather_op(element, strides[1] == _itemsize(element))
-    return Call(op, arguments, group_items(out), held=(held, out.held), label=op.name)
+) -> Call:  # fmt: skip
+    arguments = GatherArguments(
+        table=address, table_stride=strides[0], table_rows=rows, table_counted=counted, out=out, indices=indices,
+        column_stride=strides[1], held=held,
+    )  # fmt: skip
+    return Call(gather_op(element, strides[1] == ELEMENTS[element][2]), arguments, group_items(out))
 
 
 @cache
 def gather_op(element: str, contiguous: bool) -> NativeOp:
     """The operator for tables of an element type, with contiguous rows or not; items are rows of the output."""
-    load, read = _ELEMENTS[element]
-    itemsize = _itemsize(element)
+    load, read, itemsize = ELEMENTS[element]
 
     @inline
     def copy_row(row: int, stride: int, out: int, width: int) -> None:
@@ -105,25 +92,19 @@ def gather_op(element: str, contiguous: bool) -> NativeOp:
         if contiguous:
             whole = width // LANES * LANES
         for column in range(0, whole, LANES):
-            store_float32(out + 4 * column, load(row + itemsize * column))
+            memory.store_float32(out + 4 * column, load(row + itemsize * column))
         for column in range(whole, width):
-            write_float32(out + 4 * column, read(row + stride * column))
+            memory.write_float32(out + 4 * column, read(row + stride * column))
 
-    def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        indices = read_int64(context + 8 * word(arguments, INDICES))
-        rows = read_int64(context + 8 * word(arguments, TABLE_COUNTED)) * word(arguments, TABLE_ROWS)
+    def op(arguments: GatherArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        indices = memory.read_int64(context + 8 * arguments.indices)
+        rows = memory.read_int64(context + 8 * arguments.table_counted) * arguments.table_rows
         for item in range(begin, end):
-            index = read_int64(indices + 8 * item)
+            index = memory.read_int64(indices + 8 * item)
             if index < 0 or index >= rows:
                 return _OUTSIDE
-            row = word(arguments, TABLE) + index * word(arguments, TABLE_STRIDE)
-            out = word(arguments, OUT) + item * word(arguments, OUT_STRIDE)
-            copy_row(row, word(arguments, COLUMN_STRIDE), out, word(arguments, WIDTH))
+            row = arguments.table + index * arguments.table_stride
+            copy_row(row, arguments.column_stride, row_at(arguments.out, item), arguments.out.width)
         return 0
 
-    op.__name__ = f"gather_{element}{'' if contiguous else '_strided'}"
-    return native_op(op)
-
-
-def _itemsize(element: str) -> int:
-    return 4 if element == "float32" else 2
+    return native_op(GatherArguments, name=f"gather_{element}{'' if contiguous else '_strided'}")(op)

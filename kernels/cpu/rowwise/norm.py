@@ -11,97 +11,69 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import Address, Arguments, BoundVector
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import float_word, keep_first, word
-from ..tape.program import Call, Rows
+from ..memory import keep_first, load, store
+from ..program.calls import NO_ROWS, Call, Rows, check_rows, check_vector, group_items, row_at
 from ..vector import LANES, reduce_add, splat_float32
-from .lanes import load, store
-from .layout import check_rows, check_vector, group_items, group_size
 
-(
-    X, X_STRIDE, SKIP, SKIP_STRIDE, INPUT_BIAS, TOTAL, TOTAL_STRIDE, OUT, OUT_STRIDE, WEIGHT, SHIFT, VECTOR_STEP,
-    GROUPS, SIZE, EPSILON,
-) = range(15)  # fmt: skip
 
-Vector = NDArray[np.float32]
+class NormArguments(Arguments):
+    """Rows and vectors, 0 = absent; `vector_step`: bytes from a group's part of weight and shift to the next."""
+
+    x: Rows
+    skip: Rows
+    input_bias: Address
+    total: Rows
+    out: Rows
+    weight: Address
+    shift: Address
+    vector_step: int
+    groups: int
+    size: int
+    epsilon: float
+
+
+Vector = NDArray[np.float32] | BoundVector
 _NOWHERE = 0
 
 
-def rms_norm(
-    x: Rows,
-    weight: Vector,
-    epsilon: float,
-    out: Rows | None,
-    *,
-    groups: int = 1,
-    skip: Rows | None = None,
-    input_bias: Vector | None = None,
-    total: Rows | None = None,
-) -> Call:
-    """out = s / sqrt(mean(s ** 2) + epsilon) * weight, where s = x + skip + input_bias.
+def norm(
+    x: Rows, weight: Vector, epsilon: float, out: Rows | None, *, centred: bool = False, bias: Vector | None = None,
+    groups: int = 1, skip: Rows | None = None, input_bias: Vector | None = None, total: Rows | None = None,
+) -> Call:  # fmt: skip
+    """out = s / sqrt(mean(s ** 2) + epsilon) * weight + bias, where s = x + skip + input_bias.
 
     Args:
         x: rows [T, F]. skip, input_bias: [T, F] and float32 [F], or None.
-        weight: float32 [F / groups], the same for every group, or [F].
+        weight, bias: float32 [F / groups], the same for every group, or [F].
         out: [T, F], or None if only the sum is wanted. total: [T, F] that gets s, or None.
+        centred: the mean is taken away first: layer norm.
         groups: equal parts of a row (the heads of q or k), each normalised alone.
         Any of out and total may be x or skip, but not both the same.
-
-    Raises:
-        ValueError: a shape or type does not fit, or nothing is to be written.
     """
-    return _norm(False, x, weight, None, epsilon, out, groups, skip, input_bias, total)
-
-
-def layer_norm(
-    x: Rows,
-    weight: Vector,
-    bias: Vector | None,
-    epsilon: float,
-    out: Rows | None,
-    *,
-    groups: int = 1,
-    skip: Rows | None = None,
-    input_bias: Vector | None = None,
-    total: Rows | None = None,
-) -> Call:
-    """out = (s - mean) / sqrt(variance + epsilon) * weight + bias; otherwise as `rms_norm`; bias is as weight."""
-    return _norm(True, x, weight, bias, epsilon, out, groups, skip, input_bias, total)
-
-
-def _norm(
-    centred: bool, x: Rows, weight: Vector, shift: Vector | None, epsilon: float, out: Rows | None, groups: int,
-    skip: Rows | None, input_bias: Vector | None, total: Rows | None,
-) -> Call:  # fmt: skip
     if out is None and total is None:
         raise ValueError("neither the normalised rows nor the sum are wanted: out and total are None")
     if total is not None and out is not None and total.address == out.address:
         raise ValueError("out and total are the same rows")
-    size = group_size("x", x, groups)
+    if groups < 1 or x.width < groups or x.width % groups:
+        raise ValueError(f"x is [{x.counted.name}, {x.width}], which has no {groups} equal groups")
+    size = x.width // groups
     check_vector("weight", weight, (size, x.width))
-    if shift is not None:
-        check_vector("bias", shift, (weight.size,))
+    if bias is not None:
+        check_vector("bias", bias, (weight.size,))
     if input_bias is not None:
         check_vector("input_bias", input_bias, (x.width,))
     for name, rows in (("skip", skip), ("total", total), ("out", out)):
         if rows is not None:
             check_rows(name, rows, x.counted, x.width)
-    arguments = (
-        x.address, x.stride, *_place(skip), _address(input_bias), *_place(total), *_place(out), _address(weight),
-        _address(shift), 4 * size if weight.size > size else 0, groups, size, float(epsilon),
+    arguments = NormArguments(
+        x=x, skip=skip or NO_ROWS, input_bias=input_bias, total=total or NO_ROWS, out=out or NO_ROWS, weight=weight,
+        shift=bias, vector_step=4 * size if weight.size > size else 0, groups=groups, size=size, epsilon=epsilon,
     )  # fmt: skip
-    held = (weight, shift, input_bias, *(rows.held for rows in (x, skip, total, out) if rows is not None))
     op = norm_op(centred, skip is not None or input_bias is not None or total is not None)
-    return Call(op, arguments, group_items(x, groups), held=held, label=op.name)
-
-
-def _place(rows: Rows | None) -> tuple[int, int]:
-    return (_NOWHERE, 0) if rows is None else (rows.address, rows.stride)
-
-
-def _address(vector: Vector | None) -> int:
-    return _NOWHERE if vector is None else int(vector.ctypes.data)
+    return Call(op, arguments, group_items(x, groups))
 
 
 @inline
@@ -149,35 +121,33 @@ def _write(x: int, size: int, mean: float, inverse: float, weight: int, shift: i
 def norm_op(centred: bool, summed: bool) -> NativeOp:
     """The operator; items are groups of rows. Only that of sums can add and write the sum."""
 
-    def op(arguments: int, context: int, begin: int, end: int, scratch: int) -> int:
-        groups, size = word(arguments, GROUPS), word(arguments, SIZE)
-        step = word(arguments, VECTOR_STEP)
+    def op(arguments: NormArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        groups, size = arguments.groups, arguments.size
+        step = arguments.vector_step
         for item in range(begin, end):
             row = item // groups
             group = item - row * groups
             place = 4 * size * group
-            x = word(arguments, X) + row * word(arguments, X_STRIDE) + place
-            out = word(arguments, OUT)
+            x, out = row_at(arguments.x, row) + place, arguments.out.address
             if out != _NOWHERE:
-                out += row * word(arguments, OUT_STRIDE) + place
+                out = row_at(arguments.out, row) + place
             if summed:
-                skip, bias, total = word(arguments, SKIP), word(arguments, INPUT_BIAS), word(arguments, TOTAL)
+                skip, bias, total = arguments.skip.address, arguments.input_bias, arguments.total.address
                 if skip != _NOWHERE:
-                    skip += row * word(arguments, SKIP_STRIDE) + place
+                    skip = row_at(arguments.skip, row) + place
                 if bias != _NOWHERE:
                     bias += place
                 # Without a place of its own the sum goes where the result will be.
-                total = out if total == _NOWHERE else total + row * word(arguments, TOTAL_STRIDE) + place
+                total = out if total == _NOWHERE else row_at(arguments.total, row) + place
                 _add(x, skip, bias, size, total)
                 x = total
             if out != _NOWHERE:
                 mean = _mean(x, size) if centred else np.float32(0.0)
-                inverse = np.float32(1.0) / np.sqrt(_variance(x, size, mean) + float_word(arguments, EPSILON))
-                weight, shift = word(arguments, WEIGHT) + group * step, word(arguments, SHIFT)
+                inverse = np.float32(1.0) / np.sqrt(_variance(x, size, mean) + arguments.epsilon)
+                weight, shift = arguments.weight + group * step, arguments.shift
                 if shift != _NOWHERE:
                     shift += group * step
                 _write(x, size, mean, inverse, weight, shift, out)
         return 0
 
-    op.__name__ = ("layer_norm" if centred else "rms_norm") + ("_of_sum" if summed else "")
-    return native_op(op)
+    return native_op(NormArguments, name=("layer_norm" if centred else "rms_norm") + ("_of_sum" if summed else ""))(op)

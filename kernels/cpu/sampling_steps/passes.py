@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ...sampling import ALL_MASKED, HAS_INFINITY, HAS_NAN
+from ..emit import Emitter
 from ..functions import exp
-from ..lazy import helper, intrinsic
-from ..vector import FLOAT32, LANES, load, maximum, minimum, reduce_add, reduce_max, splat_float32, store
+from ..lazy import FLOATS, helper, intrinsic
+from ..vector import LANES, load, maximum, minimum, reduce_add, reduce_max, splat_float32, store
 from .row import (
-    ALL_MASKED,
+    BLOCK,
     COUNT,
-    HAS_INFINITY,
-    HAS_NAN,
     MASKED,
     MAXIMA,
     MAXIMUM,
@@ -30,7 +30,6 @@ from .row import (
     writable,
 )
 
-BLOCK = 2 * LANES
 # Weights below e to this (1.6e-38) are left out: what follows are denormal numbers, which take processors a hundred
 # times as long, and masked tokens.
 _LOWEST_EXPONENT = -87.0
@@ -41,14 +40,10 @@ _LOWEST_FLOAT = np.float32(-3.4028235e38)
 _SMALLEST_FLOAT = np.float32(1e-45)
 
 
-@intrinsic
-def choose(typing_context: Any, key: Any, bound: Any, value: Any, other: Any) -> Any:
+@intrinsic(FLOATS, FLOATS, FLOATS, FLOATS, FLOATS)
+def choose(e: Emitter, key: Any, bound: Any, value: Any, other: Any) -> Any:
     """value where key >= bound, elsewhere other: float32 vectors, lane by lane."""
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">=", args[0], args[1]), args[2], args[3])
-
-    return FLOAT32(FLOAT32, FLOAT32, FLOAT32, FLOAT32), lower
+    return e.builder.select(e.builder.fcmp_ordered(">=", key, bound), value, other)
 
 
 @helper
@@ -69,7 +64,7 @@ def scan(row: Row) -> None:
     for block in range(whole):
         best = splat_float32(MASKED)
         for first in range(block * BLOCK, (block + 1) * BLOCK, LANES):
-            vector = load(logits, (first,))
+            vector = load(logits, first)
             poison = poison + minimum(maximum(vector, -1.0), 1.0)  # infinities become 1, NaNs stay
             best = maximum(best, vector)
         peak = reduce_max(best)
@@ -111,7 +106,7 @@ def total_weight(row: Row) -> Any:
         if (row.blocks[MAXIMA, block] - highest) * scale >= _LOWEST_EXPONENT:
             weights = weighted = zero
             for first in range(block * BLOCK, (block + 1) * BLOCK, LANES):
-                distance = (load(logits, (first,)) - highest) * scale
+                distance = (load(logits, first) - highest) * scale
                 bounded = maximum(distance, _LOWEST_EXPONENT)
                 weight = choose(distance, lowest, exp(bounded), zero)
                 weights = weights + weight
@@ -150,7 +145,7 @@ def _sum(row: Row, centre: Any, squared: bool) -> Any:
     for block in range(whole):
         sums = counts = splat_float32(0.0)
         for first in range(block * BLOCK, (block + 1) * BLOCK, LANES):
-            logit = load(logits, (first,))
+            logit = load(logits, first)
             distance = logit - centre
             sums = sums + choose(logit, lowest, distance * distance if squared else distance, zero)
             counts = counts + choose(logit, lowest, one, zero)
@@ -187,7 +182,7 @@ def measure(row: Row, centre: Any, floor: float) -> Any:
         if row.blocks[MAXIMA, block] >= lowest_maximum:
             weights = counts = splat_float32(0.0)
             for first in range(block * BLOCK, (block + 1) * BLOCK, LANES):
-                logit = load(logits, (first,))
+                logit = load(logits, first)
                 key = logit
                 if by_distance:
                     key = logit - centre
@@ -247,12 +242,12 @@ def mask(row: Row, centre: Any, floor: Any, last: int) -> None:
     behind_last = splat_float32(next_above(floor))
     for first in range(0, size, LANES):
         if first + LANES <= size and not first <= last < first + LANES:
-            logit = load(logits, (first,))
+            logit = load(logits, first)
             key = logit
             if by_distance:
                 key = logit - centre
                 key = minimum(key, 0.0 - key)
-            store(logits, (first,), choose(key, bound if first <= last else behind_last, logit, masked))
+            store(logits, first, choose(key, bound if first <= last else behind_last, logit, masked))
         else:
             for token in range(first, min(first + LANES, size)):
                 scalar_key = key_of(logits[token], centre)

@@ -17,6 +17,51 @@ from .row import COUNT, MARKS, MASKED, OPEN, TEMPERATURE, TOKENS, VALUES, Row, w
 _LARGEST_PENALTY = 1e38
 
 
+def _changer(changed: Any) -> Any:
+    """A helper that changes the logits of marked tokens of a history, `changed` says to what, and takes the marks away.
+
+    Its last argument are the numbers that `changed` gets beside the logit and the mark.
+    """
+
+    @helper
+    def change(row: Row, tokens: Any, numbers: Any) -> None:
+        marks = row.ids[MARKS]
+        if row.flags[OPEN]:
+            logits = writable(row)
+            for token in tokens:
+                if marks[token]:
+                    logits[token] = changed(logits[token], marks[token], numbers)
+                    marks[token] = 0
+        else:
+            values, candidates = row.numbers[VALUES], row.ids[TOKENS]
+            for i in range(row.flags[COUNT]):
+                mark = marks[candidates[i]]
+                if mark:
+                    values[i] = changed(values[i], mark, numbers)
+            for token in tokens:
+                marks[token] = 0
+
+    return change
+
+
+@helper
+def _penalised(logit: float, mark: int, numbers: Any) -> Any:
+    repetition, presence, frequency = numbers
+    value = np.float64(logit)
+    value = value / repetition if value > 0 else value * repetition
+    return value - (presence + frequency * (mark - 1)) if mark > 1 else value
+
+
+@helper
+def _less_repeated(logit: float, mark: int, numbers: Any) -> Any:
+    multiplier, base, allowed_length, temperature = numbers
+    penalty = min(multiplier * base ** float(mark - allowed_length), _LARGEST_PENALTY)
+    return logit - penalty * temperature
+
+
+_penalise, _subtract = _changer(_penalised), _changer(_less_repeated)
+
+
 @helper
 def penalties(row: Row, tokens: Any, first_output: int, repetition: float, presence: float, frequency: float) -> None:
     """The repetition penalty over all tokens (Keskar et al. 2019), presence and frequency penalties over the output.
@@ -37,28 +82,8 @@ def penalties(row: Row, tokens: Any, first_output: int, repetition: float, prese
         if i >= first_output:
             marks[token] += 1
     # The logits were divided by the temperature in name only, so what is subtracted is multiplied by it.
-    presence *= row.state[TEMPERATURE]
-    frequency *= row.state[TEMPERATURE]
-    if row.flags[OPEN]:
-        logits = writable(row)
-        for token in tokens:
-            if marks[token]:
-                logits[token] = _penalised(logits[token], marks[token], repetition, presence, frequency)
-                marks[token] = 0
-    else:
-        values, candidates = row.numbers[VALUES], row.ids[TOKENS]
-        for i in range(row.flags[COUNT]):
-            mark = marks[candidates[i]]
-            if mark:
-                values[i] = _penalised(values[i], mark, repetition, presence, frequency)
-        clear(marks, tokens)
-
-
-@helper
-def _penalised(logit: float, mark: int, repetition: float, presence: float, frequency: float) -> Any:
-    value = np.float64(logit)
-    value = value / repetition if value > 0 else value * repetition
-    return value - (presence + frequency * (mark - 1)) if mark > 1 else value
+    temperature = row.state[TEMPERATURE]
+    _penalise(row, tokens, (repetition, presence * temperature, frequency * temperature))
 
 
 @helper
@@ -76,27 +101,8 @@ def dry(row: Row, tokens: Any, limit: int, multiplier: float, base: float, allow
     """
     if limit < allowed_length:
         return
-    marks = row.ids[MARKS]
-    _mark_continuations(marks, tokens, limit, allowed_length, same)
-    temperature = row.state[TEMPERATURE]
-    if row.flags[OPEN]:
-        logits = writable(row)
-        for token in tokens:
-            if marks[token]:
-                logits[token] -= _dry_penalty(multiplier, base, marks[token] - allowed_length) * temperature
-                marks[token] = 0
-    else:
-        values, candidates = row.numbers[VALUES], row.ids[TOKENS]
-        for i in range(row.flags[COUNT]):
-            mark = marks[candidates[i]]
-            if mark:
-                values[i] -= _dry_penalty(multiplier, base, mark - allowed_length) * temperature
-        clear(marks, tokens)
-
-
-@helper
-def _dry_penalty(multiplier: float, base: float, excess: int) -> Any:
-    return min(multiplier * base ** float(excess), _LARGEST_PENALTY)
+    _mark_continuations(row.ids[MARKS], tokens, limit, allowed_length, same)
+    _subtract(row, tokens, (multiplier, base, allowed_length, row.state[TEMPERATURE]))
 
 
 @helper
@@ -122,7 +128,9 @@ def _mark_continuations(marks: Any, tokens: Any, limit: int, allowed_length: int
 
 @helper
 def forbid_repeated_ngrams(row: Row, tokens: Any, size: int) -> None:
-    """Mask tokens that would complete an n-gram of this size that occurred before (Paulus et al. 2017)."""
+    """Mask tokens that would complete an n-gram of this size that occurred before (Paulus et al. 2017); 0 = none."""
+    if size == 0:
+        return
     length = tokens.shape[0]
     for i in range(size - 1, length):
         same = True
@@ -132,13 +140,6 @@ def forbid_repeated_ngrams(row: Row, tokens: Any, size: int) -> None:
                 break
         if same:
             writable(row)[tokens[i]] = MASKED
-
-
-@helper
-def clear(marks: Any, tokens: Any) -> None:
-    """Take the marks of these tokens away."""
-    for token in tokens:
-        marks[token] = 0
 
 
 @helper

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..lazy import helper
+from ..arguments import Address, Arguments
+from ..lazy import helper, inline
+from ..memory import array_at
+from ..vector import LANES
+
+_floats, _float_rows = array_at("float32", 1), array_at("float32", 2)
+_doubles, _double_rows = array_at("float64", 1), array_at("float64", 2)
+_integers, _integer_rows = array_at("int64", 1), array_at("int32", 2)
+# Tokens whose largest logit is known.
+BLOCK = 2 * LANES
 
 
 class Row(NamedTuple):
@@ -46,11 +55,8 @@ TOKENS, ORDER, MARKS = 0, 1, 2
 MAXIMUM, TEMPERATURE = 0, 1
 # Is the row open? Is `own` in use? Are maxima up to date? How many candidates are there? What went wrong?
 OPEN, OWNED, SCANNED, COUNT, STATUS = 0, 1, 2, 3, 4
-NUM_STATES, NUM_FLAGS = 2, 5
-
-# Of a row, in `flags[STATUS]` and to the caller.
-FINE, HAS_NAN, HAS_INFINITY, ALL_MASKED = 0, 1, 2, 3
-
+# Rows of blocks, of numbers and of ids; states and flags.
+_BLOCKS, _NUMBERS, _IDS, _STATES, _FLAGS = 2, 3, 3, 2, 5
 MASKED = np.float32(-np.inf)
 
 
@@ -77,3 +83,50 @@ def writable(row: Row) -> Any:
         row.flags[OWNED] = 1
     row.flags[SCANNED] = 0
     return row.own
+
+
+class Workspace(Arguments):
+    """Memory for `slots` slots; a slot works on one row of `vocab_size` logits after another. Arrays are [slots, ...],
+    see `Row`; pages are touched only when needed.
+    """
+
+    slots: int
+    vocab_size: int
+    blocks_per_row: int
+    own: Address
+    blocks: Address
+    numbers: Address
+    ids: Address
+    state: Address
+    flags: Address
+
+    @classmethod
+    def allocate(cls, slots: int, vocab_size: int) -> Workspace:
+        """Memory for rows of vocab_size logits."""
+        blocks = -(-vocab_size // BLOCK)
+        return cls(
+            slots=slots,
+            vocab_size=vocab_size,
+            blocks_per_row=blocks,
+            own=np.empty((slots, vocab_size), np.float32),
+            blocks=np.empty((slots, _BLOCKS, blocks), np.float32),
+            numbers=np.empty((slots, _NUMBERS, vocab_size), np.float64),
+            ids=np.zeros((slots, _IDS, vocab_size), np.int32),
+            state=np.empty((slots, _STATES), np.float64),
+            flags=np.empty((slots, _FLAGS), np.int64),
+        )
+
+
+@inline
+def row_in_slot(slots: Workspace, slot: int, given: int) -> Any:
+    """A row whose logits lie at an address, in a slot."""
+    size, blocks = slots.vocab_size, slots.blocks_per_row
+    return Row(
+        _floats(given, size),
+        _floats(slots.own + 4 * size * slot, size),
+        _float_rows(slots.blocks + 4 * _BLOCKS * blocks * slot, _BLOCKS, blocks),
+        _double_rows(slots.numbers + 8 * _NUMBERS * size * slot, _NUMBERS, size),
+        _integer_rows(slots.ids + 4 * _IDS * size * slot, _IDS, size),
+        _doubles(slots.state + 8 * _STATES * slot, _STATES),
+        _integers(slots.flags + 8 * _FLAGS * slot, _FLAGS),
+    )

@@ -1,4 +1,5 @@
-"""Steps that remove unlikely tokens: top-k, top-p, min-p, typical-p, top-n-sigma and Mirostat's truncation.
+"""Steps that remove unlikely tokens: top-k, top-p, min-p, typical-p, top-n-sigma and Mirostat's truncation; and XTC,
+which removes the likely ones.
 
 On an open row each first finds a floor below which nothing can be kept; if few tokens are above, the exact rule then
 looks at a short list, otherwise the floor itself (in float32 arithmetic) is the rule.
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..lazy import helper
-from .passes import NO_CENTRE, close, measure, num_blocks, scan, standard_deviation, total_weight
-from .row import COUNT, KEYS, MAXIMA, MAXIMUM, OPEN, TEMPERATURE, VALUES, WEIGHTS, Row
+from .passes import NO_CENTRE, below, close, gather, measure, num_blocks, scan, standard_deviation, total_weight
+from .row import COUNT, KEYS, MASKED, MAXIMA, MAXIMUM, OPEN, TEMPERATURE, TOKENS, VALUES, WEIGHTS, Row, writable
 from .selection import LONGEST_LIST, keep_above, keep_at_least, keep_first, narrow, weigh
 
 # Halvings of an interval of floats after which it cannot become smaller in any way that matters.
@@ -144,3 +145,37 @@ def mirostat(row: Row, limit: float) -> None:
             return
         weigh(row)
     keep_at_least(row, row.numbers[WEIGHTS], least)
+
+
+@helper
+def xtc(row: Row, threshold: float) -> None:
+    """Of all tokens with at least this probability, only the least likely stays (among equals the highest id).
+
+    "Exclude top choices", published by p-e-w as text-generation-webui pull request 6335 (2024).
+    """
+    if row.flags[OPEN]:
+        least = threshold * total_weight(row)[0]
+        if least > 1.0:
+            return
+        gather(row, below(row.state[MAXIMUM] + math.log(least) * row.state[TEMPERATURE]))
+        weigh(row)
+    else:
+        least = threshold * weigh(row)
+    survivor = _least_likely(row, least)
+    weights, kept = row.numbers[WEIGHTS], row.numbers[KEYS]
+    for i in range(row.flags[COUNT]):
+        kept[i] = 0.0 if weights[i] >= least and i != survivor else 1.0
+        if row.flags[OPEN] and not kept[i]:
+            writable(row)[row.ids[TOKENS, i]] = MASKED
+    if not row.flags[OPEN]:
+        keep_at_least(row, kept, 1.0)
+
+
+@helper
+def _least_likely(row: Row, least: float) -> Any:
+    """The candidate with the smallest weight of those that reach `least`."""
+    found, smallest = -1, math.inf
+    for i in range(row.flags[COUNT]):
+        if least <= row.numbers[WEIGHTS, i] <= smallest:
+            found, smallest = i, row.numbers[WEIGHTS, i]
+    return found

@@ -8,19 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.device import open_executor
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.plan import plan_sampling
-from genai.engine.sampling.row import RowSampler
+from genai.engine.sampling.plan import RowSampler, plan_sampling
+from genai.kernels.cpu.program import pool
+from genai.kernels.executor import Executor
 from genai.kernels.reference import sampling as reference
 from genai.sampling_params import SamplingParams
 
 Distribution = Callable[..., np.ndarray]
+ALONE = open_executor(threads=1)
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Seeded by the test's name: each test has numbers of its own, always the same."""
     return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture(params=[1, 2, 3], ids=lambda count: f"{count} threads")
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Executor:
+    """Its threads share even the smallest piece of work."""
+    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    return open_executor(threads=request.param)
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +47,7 @@ def ours() -> Distribution:
         row = np.asarray(logits, np.float32)
         plan = plan_sampling(SamplingParams(**options), vocab_size=len(row), breakers=breakers)
         sampler = RowSampler(plan, list(tokens), seed=1, prompt_length=prompt_length)
-        return BatchSampler(len(row)).distributions(row[None], [sampler])[0]
+        return BatchSampler(len(row), ALONE).distributions(row[None], [sampler])[0]
 
     return distribution
 
@@ -86,7 +96,8 @@ def _step(
     if name == "dry" and params.dry_multiplier:
         begin = 0 if params.dry_last_n is None else max(0, len(tokens) - params.dry_last_n)
         numbers = (params.dry_multiplier, params.dry_base, params.dry_allowed_length)
-        return reference.dry(row, tokens[begin:], *numbers, breakers)
+        window = tokens[begin:]
+        return reference.dry(row, window, *numbers, reference.since_breaker(window, breakers))
     if name == "temperature":
         return row / (params.temperature or 1.0)
     steps: dict[str, tuple[Callable[..., np.ndarray], Any, bool]] = {

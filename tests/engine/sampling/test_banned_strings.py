@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from genai.engine.sampling.banned_strings import BannedStrings, Rewind, Verdict
+from genai.engine.sampling.strings import BannedStrings, Rewind
 
 PIECES = ["a", "b", "c", "ab", "bc", "abc", "", "ca"]
 
@@ -25,14 +24,14 @@ def generate(banned: list[str], seed: int, length: int = 40) -> str | None:
         if not choices:
             return None
         tokens.append(rng.choice(choices))
-        verdict = policy.feed(tokens[-1], PIECES[tokens[-1]])
-        if verdict.rewind is not None:
-            assert verdict.text == ""
-            assert verdict.rewind.position == len(tokens) - verdict.rewind.num_tokens
-            assert verdict.rewind.banned in "".join(PIECES[t] for t in tokens)
-            del tokens[verdict.rewind.position :]
-            forbidden = (verdict.rewind.position, verdict.rewind.forbidden)
-        shown += verdict.text
+        found = policy.feed(tokens[-1], PIECES[tokens[-1]])
+        if isinstance(found, Rewind):
+            assert found.position == len(tokens) - found.num_tokens
+            assert found.banned in "".join(PIECES[t] for t in tokens)
+            del tokens[found.position :]
+            forbidden = (found.position, found.forbidden)
+        else:
+            shown += found
         text = "".join(PIECES[t] for t in tokens)
         assert text.startswith(shown)
         assert not any(string in text for string in banned)
@@ -50,41 +49,41 @@ def test_random_generations(banned: list[str], seed: int) -> None:
 
 def test_free_text_passes_at_once() -> None:
     policy = BannedStrings(["bad"])
-    assert policy.feed(1, "good ") == Verdict("good ")
-    assert policy.feed(2, "") == Verdict("")
-    assert BannedStrings([]).feed(1, "bad") == Verdict("bad")
+    assert policy.feed(1, "good ") == "good "
+    assert policy.feed(2, "") == ""
+    assert BannedStrings([]).feed(1, "bad") == "bad"
 
 
 def test_goes_back_to_the_token_that_began_it() -> None:
     policy = BannedStrings(["as an AI"])
-    assert policy.feed(10, "Well, ") == Verdict("Well, ")
+    assert policy.feed(10, "Well, ") == "Well, "
     for token, piece in ((11, "as"), (12, " an")):
-        assert policy.feed(token, piece) == Verdict("")
-    assert policy.feed(13, " AI model") == Verdict("", Rewind(1, 3, frozenset({11}), "as an AI"))
+        assert policy.feed(token, piece) == ""
+    assert policy.feed(13, " AI model") == Rewind(1, 3, frozenset({11}), "as an AI")
     # Another way to the same string from the same place: both tokens are forbidden there.
-    assert policy.feed(14, "as an") == Verdict("")
-    assert policy.feed(13, " AI") == Verdict("", Rewind(1, 2, frozenset({11, 14}), "as an AI"))
-    assert policy.feed(15, "I think") == Verdict("I think")
+    assert policy.feed(14, "as an") == ""
+    assert policy.feed(13, " AI") == Rewind(1, 2, frozenset({11, 14}), "as an AI")
+    assert policy.feed(15, "I think") == "I think"
     # That place is past; a later one starts afresh.
-    assert policy.feed(11, "as") == Verdict("")
-    assert policy.feed(12, " an AI") == Verdict("", Rewind(2, 2, frozenset({11}), "as an AI"))
+    assert policy.feed(11, "as") == ""
+    assert policy.feed(12, " an AI") == Rewind(2, 2, frozenset({11}), "as an AI")
 
 
 def test_a_token_is_shown_whole_or_not_at_all() -> None:
     policy = BannedStrings(["bad"])
-    assert policy.feed(1, "not b") == Verdict("")
-    assert policy.feed(2, "ad") == Verdict("", Rewind(0, 2, frozenset({1}), "bad"))
-    assert policy.feed(3, "not b") == Verdict("")
-    assert policy.feed(4, "ut") == Verdict("not but")
+    assert policy.feed(1, "not b") == ""
+    assert policy.feed(2, "ad") == Rewind(0, 2, frozenset({1}), "bad")
+    assert policy.feed(3, "not b") == ""
+    assert policy.feed(4, "ut") == "not but"
 
 
 def test_what_was_held_comes_back_with_a_rewind() -> None:
     """ "p" must stay takeable while "q" is: after a rewind it may still begin "pqr"."""
     policy = BannedStrings(["pqr", "q!!"])
     for token, piece in ((1, "p"), (2, "q"), (3, "!")):
-        assert policy.feed(token, piece) == Verdict("")
-    assert policy.feed(3, "!") == Verdict("", Rewind(1, 3, frozenset({2}), "q!!"))
-    assert policy.feed(4, "qr") == Verdict("", Rewind(0, 2, frozenset({1}), "pqr"))
+        assert policy.feed(token, piece) == ""
+    assert policy.feed(3, "!") == Rewind(1, 3, frozenset({2}), "q!!")
+    assert policy.feed(4, "qr") == Rewind(0, 2, frozenset({1}), "pqr")
 
 
 def test_the_end_shows_what_was_held() -> None:
@@ -97,12 +96,12 @@ def test_the_end_shows_what_was_held() -> None:
 def test_tokens_without_text_belong_to_what_follows() -> None:
     """The bytes of a character are tokens without text, until the next token makes it certain."""
     policy = BannedStrings(["é"])
-    assert policy.feed(1, "caf") == Verdict("caf")
+    assert policy.feed(1, "caf") == "caf"
     for token in (2, 3):
-        assert policy.feed(token, "") == Verdict("")
+        assert policy.feed(token, "") == ""
     assert (policy.held, policy.num_held) == ("", 2)
-    assert policy.feed(4, "é!") == Verdict("", Rewind(1, 3, frozenset({2}), "é"))
+    assert policy.feed(4, "é!") == Rewind(1, 3, frozenset({2}), "é")
     for token in (5, 6):
-        assert policy.feed(token, "") == Verdict("")
-    assert policy.feed(4, "e!") == Verdict("e!")
+        assert policy.feed(token, "") == ""
+    assert policy.feed(4, "e!") == "e!"
     assert policy.num_held == 0

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.device import open_executor
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.plan import plan_sampling
-from genai.engine.sampling.row import RowSampler
-from genai.errors import InputError, OptionError, SamplingError
+from genai.engine.sampling.plan import RowSampler, plan_sampling
+from genai.errors import OptionError, SamplingError
 from genai.sampling_params import SamplingParams
 
 EOS = 1
+ALONE = open_executor(threads=1)
 
 
 def row(size: int = 4, tokens: list[int] | None = None, prompt_length: int | None = None, **options: Any) -> RowSampler:
@@ -22,7 +23,7 @@ def row(size: int = 4, tokens: list[int] | None = None, prompt_length: int | Non
 
 
 def pick(logits: list[float], sampler: RowSampler) -> int:
-    return int(BatchSampler(len(logits)).sample(np.array([logits], np.float32), [sampler]).tokens[0])
+    return int(BatchSampler(len(logits), ALONE).sample(np.array([logits], np.float32), [sampler]).tokens[0])
 
 
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -31,15 +32,15 @@ GREEDY: dict[str, Any] = {"temperature": 0}
 def test_rows_that_are_absent_get_no_token() -> None:
     logits = np.array([[0, 0, 5, 0], [0, 0, 0, 5], [9, 0, 0, 0]], np.float32)
     given = logits.copy()
-    result = BatchSampler(4).sample(logits, [row(**GREEDY), None, row(**GREEDY)])
+    result = BatchSampler(4, ALONE).sample(logits, [row(**GREEDY), None, row(**GREEDY)])
     assert result.tokens.tolist() == [2, -1, 0]
     assert result.logprobs == (None, None, None)
     np.testing.assert_array_equal(logits, given)
 
 
 def test_an_empty_batch() -> None:
-    assert BatchSampler(4).sample(np.empty((0, 4), np.float32), []).tokens.tolist() == []
-    assert BatchSampler(4).sample(np.empty((2, 4), np.float32), [None, None]).tokens.tolist() == [-1, -1]
+    assert BatchSampler(4, ALONE).sample(np.empty((0, 4), np.float32), []).tokens.tolist() == []
+    assert BatchSampler(4, ALONE).sample(np.empty((2, 4), np.float32), [None, None]).tokens.tolist() == [-1, -1]
 
 
 def test_logits_may_be_read_only_and_stay_as_they_are(rng: np.random.Generator) -> None:
@@ -47,7 +48,7 @@ def test_logits_may_be_read_only_and_stay_as_they_are(rng: np.random.Generator) 
     given = logits.copy()
     logits.flags.writeable = False
     sampler = row(3000, [5, 6, 5], repetition_penalty=1.5, top_p=0.99, logit_bias={1: 2.0}, xtc_probability=1.0)
-    BatchSampler(3000).sample(logits, [sampler])
+    BatchSampler(3000, ALONE).sample(logits, [sampler])
     np.testing.assert_array_equal(logits, given)
 
 
@@ -108,7 +109,7 @@ def test_bad_logits_raise_and_name_the_row(
     logits[1, place] = value
     rows = [row(size, **options) for _ in range(3)]
     with pytest.raises(SamplingError, match=r"row 1 has no next token") as raised:
-        BatchSampler(size).sample(logits, rows)
+        BatchSampler(size, ALONE).sample(logits, rows)
     assert words in raised.value.why and raised.value.fix
 
 
@@ -123,17 +124,13 @@ def test_nothing_left_to_choose(size: int) -> None:
 
 
 def test_inputs_that_do_not_fit() -> None:
-    sampler = BatchSampler(4)
+    sampler = BatchSampler(4, ALONE)
     wide = np.zeros((1, 8), np.float32)
-    for logits in (wide, wide[:, :4], wide[:, ::2], np.zeros((1, 4)), np.zeros((2, 4), np.float32)):
-        if logits.shape == (1, 4) and logits.flags.c_contiguous and logits.dtype == np.float32:
-            continue
-        with pytest.raises(InputError, match="logits are"):
+    for logits in (wide, wide[:, ::2], np.zeros((1, 4))):
+        with pytest.raises(ValueError, match="logits is"):
             sampler.sample(logits, [row()])
-    with pytest.raises(InputError, match="row 0 was planned for 5 logits"):
-        sampler.sample(np.zeros((1, 4), np.float32), [row(5)])
     for token in (4, -1):
-        with pytest.raises(InputError, match="token ids reach from"):
+        with pytest.raises(ValueError, match="tokens reach from"):
             sampler.sample(np.zeros((1, 4), np.float32), [row(tokens=[0, token], repetition_penalty=2.0)])
 
 
@@ -152,5 +149,5 @@ def test_options_beyond_the_vocabulary(options: dict[str, Any], name: str) -> No
 
 
 def test_more_tokens_than_the_vocabulary_has_are_all_of_them() -> None:
-    probabilities = BatchSampler(4).distributions(np.zeros((1, 4), np.float32), [row(top_k=50)])
+    probabilities = BatchSampler(4, ALONE).distributions(np.zeros((1, 4), np.float32), [row(top_k=50)])
     np.testing.assert_array_equal(probabilities, 0.25)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from genai.engine.sampling.breakers import breaker_tokens
-from genai.engine.sampling.history import TokenHistory
+from genai.engine.sampling.plan import RowSampler, breaker_tokens, plan_sampling
 from genai.errors import OptionError
+from genai.sampling_params import SamplingParams
 
 VOCABULARY = ["a", "b", "\n", "x\n", "us", "er:", "user", ":", "\nu", "s"]
 
@@ -29,20 +29,21 @@ def test_a_breaker_that_cannot_occur() -> None:
         breaker_tokens(["\n", "q"], VOCABULARY, encode)
 
 
-def test_history_follows_its_list() -> None:
-    tokens = [1, 2, 3]
-    history = TokenHistory(tokens, 10, [[2], [3, 4]])
-    history.sync()
-    assert (history.last(2).tolist(), history.since_breaker) == ([2, 3], 1)
+def test_a_row_follows_its_list() -> None:
+    tokens, params = [1, 2, 3], SamplingParams(dry_multiplier=1.0)
+    row = RowSampler(plan_sampling(params, vocab_size=10, breakers=[[2], [3, 4]]), tokens, seed=0)
+
+    def seen() -> tuple[list[int], int]:
+        return row.window()[0].tolist(), row.since_breaker
+
+    assert seen() == ([1, 2, 3], 1)
     tokens += [4, 5, 6] * 50
-    history.sync()
-    assert history.last(float("inf")).tolist() == tokens
-    assert history.since_breaker == 149
+    assert seen() == (tokens, 149)
     del tokens[3:]
-    history.rewind(3)
+    row.rewind(3)
     tokens += [4]
-    history.sync()
-    assert (history.last(9).tolist(), history.since_breaker) == ([1, 2, 3, 4], 0)
+    assert seen() == ([1, 2, 3, 4], 0)
     del tokens[1:]  # a shorter list is noticed by itself
-    history.sync()
-    assert (history.last(9).tolist(), history.since_breaker) == ([1], 1)
+    assert seen() == ([1], 1)
+    last = plan_sampling(params.replace(dry_last_n=2), vocab_size=10)
+    assert RowSampler(last, [1, 2, 3], seed=0).window()[0].tolist() == [2, 3]

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.device import open_executor
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.plan import SamplingPlan, plan_sampling
-from genai.engine.sampling.row import RowSampler
-from genai.kernels.cpu.team import Team
+from genai.engine.sampling.plan import RowSampler, SamplingPlan, plan_sampling
+from genai.kernels.executor import Executor
 from genai.kernels.reference import sampling as reference
 from genai.sampling_params import SamplingParams
 
 Distribution = Callable[..., np.ndarray]
+ALONE = open_executor(threads=1)
 
 
 def plan(size: int, **options: Any) -> SamplingPlan:
@@ -26,7 +27,7 @@ def draw_many(row: np.ndarray, count: int, seed: int, **options: Any) -> np.ndar
     """Tokens drawn from the same logits at `count` positions."""
     shared = plan(len(row), **options)
     rows = [RowSampler(shared, range(position), seed=seed) for position in range(count)]
-    return BatchSampler(len(row)).sample(np.tile(np.asarray(row, np.float32), (count, 1)), rows).tokens
+    return BatchSampler(len(row), ALONE).sample(np.tile(np.asarray(row, np.float32), (count, 1)), rows).tokens
 
 
 def chi_squared_limit(degrees: int) -> float:
@@ -92,7 +93,7 @@ def test_random_numbers_are_philox(size: int) -> None:
     shared = plan(size)
     cases = [(seed, row, length) for seed in (0, 1, 2**64 - 1) for row in (0, 1, 2**31) for length in (0, 5, 100_000)]
     rows = [RowSampler(shared, range(length), seed=seed, row=row) for seed, row, length in cases]
-    tokens = BatchSampler(size).sample(np.zeros((len(rows), size), np.float32), rows).tokens
+    tokens = BatchSampler(size, ALONE).sample(np.zeros((len(rows), size), np.float32), rows).tokens
     assert tokens.tolist() == [int(reference.uniforms(*case)[0] * size) for case in cases]
 
 
@@ -118,8 +119,7 @@ MIXED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("size", [300, 4001])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_depends_on_itself_only(rng: np.random.Generator, size: int, threads: int) -> None:
+def test_a_row_depends_on_itself_only(rng: np.random.Generator, size: int, executor: Executor) -> None:
     """Not on the rows beside it, their order, or the number of threads."""
     count = 40
     logits = rng.normal(0, 2, (count, size)).astype(np.float32)
@@ -129,11 +129,9 @@ def test_a_row_depends_on_itself_only(rng: np.random.Generator, size: int, threa
     def row(i: int) -> RowSampler:
         return RowSampler(plans[i], histories[i], seed=i * 7, row=i % 3)
 
-    alone = [int(BatchSampler(size).sample(logits[i : i + 1], [row(i)]).tokens[0]) for i in range(count)]
+    alone = [int(BatchSampler(size, ALONE).sample(logits[i : i + 1], [row(i)]).tokens[0]) for i in range(count)]
     order = rng.permutation(count)
-    team = Team(threads, min_work_per_part=1)
-    together = BatchSampler(size, team).sample(np.ascontiguousarray(logits[order]), [row(i) for i in order]).tokens
-    team.close()
+    together = BatchSampler(size, executor).sample(np.ascontiguousarray(logits[order]), [row(i) for i in order]).tokens
     assert together.tolist() == [alone[i] for i in order]
 
 
@@ -141,7 +139,7 @@ def test_seeds_and_rows_differ() -> None:
     row = np.zeros(5000, np.float32)
     shared = plan(5000)
     rows = [RowSampler(shared, [1, 2], seed=seed, row=number) for seed in (1, 2) for number in (0, 1)]
-    tokens = BatchSampler(5000).sample(np.tile(row, (4, 1)), rows).tokens
+    tokens = BatchSampler(5000, ALONE).sample(np.tile(row, (4, 1)), rows).tokens
     assert len(set(tokens.tolist())) == 4
 
 
@@ -151,7 +149,7 @@ def test_mirostat_keeps_the_surprise_near_tau(seed: int) -> None:
     row = np.random.default_rng(seed).normal(0, 3, 2000).astype(np.float32)
     tokens: list[int] = []
     sampler = RowSampler(plan(2000, mirostat=2, mirostat_tau=3.0), tokens, seed=seed)
-    batch = BatchSampler(2000)
+    batch = BatchSampler(2000, ALONE)
     limit, surprises = 6.0, []
     for _ in range(400):
         assert np.isclose(sampler.surprise_limit, limit)
@@ -168,7 +166,7 @@ def test_mirostat_goes_back_with_the_sequence(rng: np.random.Generator) -> None:
     logits = rng.normal(0, 2, (30, 500)).astype(np.float32)
     tokens: list[int] = []
     sampler = RowSampler(plan(500, mirostat=2), tokens, seed=4)
-    batch = BatchSampler(500)
+    batch = BatchSampler(500, ALONE)
 
     def generate() -> None:
         while len(tokens) < len(logits):

@@ -7,25 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.logprobs import token_logprobs
-from genai.engine.sampling.plan import plan_sampling
-from genai.engine.sampling.row import RowSampler
-from genai.errors import InputError, SamplingError
-from genai.kernels.cpu.team import Team
+from genai.device import open_executor
+from genai.engine.sampling.batch import BatchSampler, token_logprobs
+from genai.engine.sampling.plan import RowSampler, plan_sampling
+from genai.errors import SamplingError
+from genai.kernels.executor import Executor
 from genai.kernels.reference.sampling import log_softmax
 from genai.sampling_params import SamplingParams
 
+ALONE = open_executor(threads=1)
+
 
 @pytest.mark.parametrize("size", [1, 3, 255, 1000, 4001])
-@pytest.mark.parametrize("threads", [None, 2])
-def test_exact_to_float64(rng: np.random.Generator, size: int, threads: int | None) -> None:
+def test_exact_to_float64(rng: np.random.Generator, size: int, executor: Executor) -> None:
     logits = rng.normal(0, 4, (7, size)).astype(np.float32)
     logits[2, : size // 2] = -np.inf
     targets = rng.integers(0, size, 7)
     top = min(size, 5)
-    team = None if threads is None else Team(threads, min_work_per_part=1)
-    found = token_logprobs(logits, targets, top, team=team)
+    found = token_logprobs(logits, targets, top, sampler=executor.sampler(size))
     for row, target, one in zip(logits, targets, found, strict=True):
         expected = log_softmax(row.astype(np.float64))
         assert one.token == target
@@ -62,7 +61,7 @@ def test_of_the_model_not_of_the_sampler(rng: np.random.Generator) -> None:
     rows: list[RowSampler | None] = [
         RowSampler(plan_sampling(SamplingParams(**options), vocab_size=size), [7], seed=1) for options in requests
     ]
-    result = BatchSampler(size).sample(logits, rows)
+    result = BatchSampler(size, ALONE).sample(logits, rows)
     assert result.logprobs[1] is None
     for index in (0, 2, 3):
         one = result.logprobs[index]
@@ -78,14 +77,3 @@ def test_bad_rows_raise(value: float) -> None:
     logits[1] = value
     with pytest.raises(SamplingError, match="the logits of row 1 have no log-probabilities"):
         token_logprobs(logits, [0, 0])
-
-
-def test_inputs_that_do_not_fit() -> None:
-    logits = np.zeros((2, 10), np.float32)
-    for targets in ([0], [0, 10], [0, -1]):
-        with pytest.raises(InputError, match="2 rows of 10 logits"):
-            token_logprobs(logits, targets)
-    with pytest.raises(InputError, match="top = 11"):
-        token_logprobs(logits, [0, 0], 11)
-    with pytest.raises(InputError, match="logits are float64"):
-        token_logprobs(logits.astype(np.float64), [0, 0])  # type: ignore[arg-type]

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.device import open_executor
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.sampling.plan import plan_sampling
-from genai.engine.sampling.row import RowSampler
+from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import LogitsProcessorError
 from genai.sampling_params import SamplingParams
+
+ALONE = open_executor(threads=1)
 
 LOGITS = np.array([[1.0, 2.0, 3.0, 0.0]], np.float32)
 
@@ -20,7 +22,7 @@ LOGITS = np.array([[1.0, 2.0, 3.0, 0.0]], np.float32)
 def pick(*processors: Callable[..., Any], **options: Any) -> int:
     params = SamplingParams(temperature=0, logits_processors=processors, **options)
     sampler = RowSampler(plan_sampling(params, vocab_size=4), [3, 2], seed=0)
-    return int(BatchSampler(4).sample(LOGITS, [sampler]).tokens[0])
+    return int(BatchSampler(4, ALONE).sample(LOGITS, [sampler]).tokens[0])
 
 
 def test_in_place_and_returned() -> None:
@@ -52,7 +54,7 @@ def test_rows_with_and_without_processors_share_a_batch() -> None:
     plain = plan_sampling(SamplingParams(temperature=0), vocab_size=4)
     processed = plan_sampling(SamplingParams(temperature=0, logits_processors=[forbid]), vocab_size=4)
     rows = [RowSampler(plan, [0], seed=0) for plan in (plain, processed, plain, processed)]
-    assert BatchSampler(4).sample(np.tile(LOGITS, (4, 1)), rows).tokens.tolist() == [2, 1, 2, 1]
+    assert BatchSampler(4, ALONE).sample(np.tile(LOGITS, (4, 1)), rows).tokens.tolist() == [2, 1, 2, 1]
 
 
 class Faulty:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from genai.engine.sampling.stop_strings import StopStrings
+from genai.engine.sampling.strings import StopStrings
 
 TEXT = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=0, max_size=4)

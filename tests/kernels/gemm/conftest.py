@@ -1,32 +1,34 @@
-"""Fixtures of the packed products: crews of several sizes, and numbers."""
+"""Fixtures of the packed products: so many threads, and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.tape import replay
-from genai.kernels.cpu.tape.replay import Crew
+from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.program.pool import Threads
 
-
-@pytest.fixture(scope="session")
-def crews() -> Iterator[list[Crew]]:
-    made = [Crew(1), Crew(2), Crew(3)]
-    yield made
-    for crew in made:
-        crew.close()
+# Threads that wait for each other sleep almost at once: there may be more of them than cores.
+_POOL = pool._Pool(spins=10)
 
 
 @pytest.fixture
-def everywhere(crews: list[Crew], monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Crew], Any]], Any]:
-    """everywhere(f): f(crew) for every crew, small work shared out too; results must agree to the bit."""
-    monkeypatch.setattr(replay, "_MIN_SHARED_WORK", 0.0)
+def threads() -> Threads:
+    """One, where their number is of no interest."""
+    return Threads(1)
 
-    def run(make: Callable[[Crew], Any]) -> Any:
-        first, *others = [make(crew) for crew in crews]
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Threads], Any]], Any]:
+    """everywhere(f): f(threads) for one, two and three, small work shared out too; results must agree to the bit."""
+    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    monkeypatch.setattr(pool, "_POOL", _POOL)
+
+    def run(make: Callable[[Threads], Any]) -> Any:
+        first, *others = [make(Threads(count)) for count in (1, 2, 3)]
         for other in others:
             np.testing.assert_array_equal(other, first)
         return first

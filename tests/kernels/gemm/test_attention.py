@@ -34,32 +34,32 @@ def test_equals_the_definition(everywhere, normal, shape, bias):
         addend = np.broadcast_to(normal(batch, 1, rows, length), full)
     if bias == "queries first":
         addend = normal(batch, heads, length, rows).swapaxes(2, 3)
-    found = everywhere(lambda crew: DenseAttention(crew, 0.5)(query, keys, values, addend))
+    found = everywhere(lambda threads: DenseAttention(threads, 0.5)(query, keys, values, addend))
     np.testing.assert_allclose(found, attention(query, keys, values, addend, 0.5), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("nan_is_zero", [False, True])
-def test_hidden_rows(crews, normal, nan_is_zero):
+def test_hidden_rows(threads, normal, nan_is_zero):
     query, keys, values = normal(1, 1, 40, 8), normal(1, 1, 8, 20), normal(1, 1, 20, 8)
     bias = np.zeros((1, 1, 40, 20), np.float32)
     bias[..., 5:] = -np.inf
     bias[0, 0, 33] = -np.inf
-    found = DenseAttention(crews[0], 1.0, nan_is_zero=nan_is_zero)(query, keys, values, bias)
+    found = DenseAttention(threads, 1.0, nan_is_zero=nan_is_zero)(query, keys, values, bias)
     expected = attention(query, keys, values, bias, 1.0)
     expected[0, 0, 33] = 0 if nan_is_zero else np.nan
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_row_that_is_no_number(crews, normal):
+def test_a_row_that_is_no_number(threads, normal):
     query, keys, values = normal(1, 1, 40, 8), normal(1, 1, 8, 20), normal(1, 1, 20, 8)
     query[0, 0, 7, 2] = np.nan
-    found = DenseAttention(crews[0], 1.0)(query, keys, values, None)
+    found = DenseAttention(threads, 1.0)(query, keys, values, None)
     assert np.isnan(found[0, 0, 7]).all()
     assert np.isfinite(np.delete(found[0, 0], 7, axis=0)).all()
 
 
-def test_what_does_not_fit(crews, normal):
-    attend = DenseAttention(crews[0], 1.0)
+def test_what_does_not_fit(threads, normal):
+    attend = DenseAttention(threads, 1.0)
     query, keys, values = normal(1, 1, 4, 8), normal(1, 1, 8, 5), normal(1, 1, 5, 8)
     with pytest.raises(ValueError, match="do not fit"):
         attend(query, keys[:, :, :7], values, None)

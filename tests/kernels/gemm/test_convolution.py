@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.convolution import Convolution, Windows, pack_kernels
-from genai.kernels.cpu.gemm.integer_convolution import IntegerConvolution, pack_integer_kernels, supported
+from genai.kernels.cpu.gemm.convolution import Convolution, IntegerConvolution, supported
+from genai.kernels.cpu.gemm.packing import pack_integer_kernels, pack_kernels
+from genai.kernels.cpu.gemm.windows import Windows
 
 # Images, channels, extents, outputs, kernel, strides, dilations, pads.
 CASES = [
@@ -47,7 +48,7 @@ def test_float32(everywhere, normal, images, channels, extents, outputs, kernel,
     kernels, bias = normal(outputs, channels, *kernel), normal(outputs)
     windows = windows_of(x.shape[2:], kernel, strides, dilations)
     addend = normal(images, outputs, *windows.counts)
-    found = everywhere(lambda crew: Convolution(crew, pack_kernels(kernels), bias, "relu")(x, windows, addend))
+    found = everywhere(lambda threads: Convolution(threads, pack_kernels(kernels), bias, "relu")(x, windows, addend))
     sums = window_sums(x.astype(np.float64), kernels.astype(np.float64), windows)
     expected = np.maximum(sums + bias.reshape(-1, *[1] * len(extents)) + addend, 0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -67,11 +68,11 @@ def test_bytes(
     windows = windows_of(padded.shape[2:], kernel, strides, dilations)
     expected = window_sums(padded, kernels.astype(np.int64) - w_zero, windows) + bias.reshape(-1, *[1] * len(extents))
     packed = pack_integer_kernels(kernels)
-    sums = everywhere(lambda crew: IntegerConvolution(crew, packed, bias).sums(x, pads, windows, x_zero))
+    sums = everywhere(lambda threads: IntegerConvolution(threads, packed, bias).sums(x, pads, windows, x_zero))
     np.testing.assert_array_equal(sums, expected)
     factors = (rng.random(outputs) * 1e-2).astype(np.float32)
     found = everywhere(
-        lambda crew: IntegerConvolution(crew, packed, bias).rounded(
+        lambda threads: IntegerConvolution(threads, packed, bias).rounded(
             x, pads, windows, x_zero, factors, -3, np.dtype(np.int8)
         )
     )
@@ -79,10 +80,10 @@ def test_bytes(
     np.testing.assert_array_equal(found, np.clip(np.rint(scaled) - 3, -128, 127).astype(np.int8))
 
 
-def test_infinities_reach_their_windows_only(crews, normal):
+def test_infinities_reach_their_windows_only(threads, normal):
     x, kernels = normal(1, 3, 12, 40), normal(4, 3, 3, 3)
     x[0, 1, 5, 20] = np.inf
-    found = Convolution(crews[0], pack_kernels(kernels))(x, windows_of((12, 40), (3, 3), (1, 1), (1, 1)))
+    found = Convolution(threads, pack_kernels(kernels))(x, windows_of((12, 40), (3, 3), (1, 1), (1, 1)))
     spoiled = np.zeros((10, 38), bool)
     spoiled[3:6, 18:21] = True
     assert (np.isfinite(found) != spoiled).all()
@@ -96,20 +97,19 @@ def test_which_kernels_become_signed_bytes():
     assert not supported(np.dtype(np.int16), 0)
 
 
-def test_what_does_not_fit(crews, normal, integers):
-    crew = crews[0]
+def test_what_does_not_fit(threads, normal, integers):
     kernels, windows = pack_kernels(normal(4, 3, 1, 1)), windows_of((5, 5), (1, 1), (1, 1), (1, 1))
-    with pytest.raises(ValueError, match=r"bias is \[3\], expected \[4\]"):
-        Convolution(crew, kernels, normal(3))
+    with pytest.raises(ValueError, match=r"bias is float32 \[3\], expected float32 \[4\]"):
+        Convolution(threads, kernels, normal(3))
     with pytest.raises(ValueError, match="kernels have 3 elements"):
-        Convolution(crew, kernels)(normal(1, 2, 5, 5), windows)
+        Convolution(threads, kernels)(normal(1, 2, 5, 5), windows)
     with pytest.raises(ValueError, match="addend is"):
-        Convolution(crew, kernels)(normal(1, 3, 5, 5), windows, normal(1, 4, 5, 4))
+        Convolution(threads, kernels)(normal(1, 3, 5, 5), windows, normal(1, 4, 5, 4))
     packed = pack_integer_kernels(integers(np.int8, 4, 3, 1, 1))
     with pytest.raises(ValueError, match="bias is"):
-        IntegerConvolution(crew, packed, np.zeros(3, np.int32))
+        IntegerConvolution(threads, packed, np.zeros(3, np.int32))
     with pytest.raises(ValueError, match="x is float32"):
-        IntegerConvolution(crew, packed).sums(normal(1, 3, 5, 5), [(0, 0)] * 2, windows, 0)
+        IntegerConvolution(threads, packed).sums(normal(1, 3, 5, 5), [(0, 0)] * 2, windows, 0)
     with pytest.raises(ValueError, match="factors are"):
         x = integers(np.int8, 1, 3, 5, 5)
-        IntegerConvolution(crew, packed).rounded(x, [(0, 0)] * 2, windows, 0, normal(3), 0, np.dtype(np.int8))
+        IntegerConvolution(threads, packed).rounded(x, [(0, 0)] * 2, windows, 0, normal(3), 0, np.dtype(np.int8))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.integer_linear import IntegerLinear, pack_integer_weight
-from genai.kernels.cpu.gemm.integer_matmul import IntegerMatMul
+from genai.kernels.cpu.gemm.linear import IntegerLinear, IntegerMatMul
+from genai.kernels.cpu.gemm.packing import pack_integer_weight
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (29, 67, 45), (128, 130, 33), (17, 1029, 100), (0, 4, 4)]
 TYPES = [np.int8, np.uint8]
@@ -29,28 +29,28 @@ def test_constant_matrices(everywhere, integers, normal, rows, terms, columns, x
     for w_zero in (None, integers(weight_type), integers(weight_type, columns)):
         expected = less(x, x_zero) @ less(weight, w_zero)
 
-        def made(crew, w_zero=w_zero):
-            return IntegerLinear(crew, pack_integer_weight(crew, weight), w_zero)
+        def made(threads, w_zero=w_zero):
+            return IntegerLinear(threads, pack_integer_weight(threads, weight), w_zero)
 
-        np.testing.assert_array_equal(everywhere(lambda crew: made(crew).sums(x, x_zero)), expected)
-        found = everywhere(lambda crew: made(crew).scaled(x, x_zero, scales, bias))
+        np.testing.assert_array_equal(everywhere(lambda threads: made(threads).sums(x, x_zero)), expected)
+        found = everywhere(lambda threads: made(threads).scaled(x, x_zero, scales, bias))
         np.testing.assert_allclose(found, expected * scales.astype(np.float64) + bias, rtol=1e-5, atol=1e-3)
-        found = everywhere(lambda crew: made(crew).rounded(x, x_zero, scales, 100, np.dtype(np.uint8)))
+        found = everywhere(lambda threads: made(threads).rounded(x, x_zero, scales, 100, np.dtype(np.uint8)))
         rounded = np.clip(np.rint(expected.astype(np.float32) * scales) + 100, 0, 255)
         np.testing.assert_array_equal(found, rounded.astype(np.uint8))
 
 
 @pytest.mark.parametrize("value", [-128, 127])
-def test_the_largest_sums_are_exact(crews, value):
+def test_the_largest_sums_are_exact(threads, value):
     terms = 30_000
     x, weight = np.full((2, terms), 255, np.uint8), np.full((terms, 3), value, np.int8)
-    found = IntegerLinear(crews[0], pack_integer_weight(crews[0], weight)).sums(x, 0)
+    found = IntegerLinear(threads, pack_integer_weight(threads, weight)).sums(x, 0)
     np.testing.assert_array_equal(found, np.full((2, 3), 255 * value * terms, np.int64))
 
 
-def test_transposed_weights(crews, integers):
+def test_transposed_weights(threads, integers):
     x, stored = integers(np.uint8, 5, 33), integers(np.int8, 20, 33)
-    found = IntegerLinear(crews[0], pack_integer_weight(crews[0], stored.T)).sums(x, 3)
+    found = IntegerLinear(threads, pack_integer_weight(threads, stored.T)).sums(x, 3)
     np.testing.assert_array_equal(found, less(x, 3) @ stored.T.astype(np.int64))
 
 
@@ -62,25 +62,24 @@ def test_computed_matrices(everywhere, integers, shape, a_type, b_type):
     a, b = integers(a_type, batch, rows, terms), integers(b_type, batch, terms, columns)
     a_zero, b_zero = int(integers(a_type, 1)[0]), int(integers(b_type, 1)[0])
     expected = less(a, a_zero) @ less(b, b_zero)
-    found = everywhere(lambda crew: IntegerMatMul(crew).sums(a, a_zero, b, b_zero))
+    found = everywhere(lambda threads: IntegerMatMul(threads).sums(a, a_zero, b, b_zero))
     np.testing.assert_array_equal(found, expected)
-    found = everywhere(lambda crew: IntegerMatMul(crew).rounded(a, a_zero, b, b_zero, 1e-3, 7, np.int8))
+    found = everywhere(lambda threads: IntegerMatMul(threads).rounded(a, a_zero, b, b_zero, 1e-3, 7, np.int8))
     rounded = np.clip(np.rint(expected.astype(np.float32) * np.float32(1e-3)) + 7, -128, 127)
     np.testing.assert_array_equal(found, rounded.astype(np.int8))
 
 
-def test_views_are_computed_alike(crews, integers):
+def test_views_are_computed_alike(threads, integers):
     a, b = integers(np.uint8, 2, 30, 8), integers(np.int8, 2, 9, 8)
-    found = IntegerMatMul(crews[0]).sums(a[:, ::2], 1, b.transpose(0, 2, 1), 2)
+    found = IntegerMatMul(threads).sums(a[:, ::2], 1, b.transpose(0, 2, 1), 2)
     np.testing.assert_array_equal(found, less(a[:, ::2], 1) @ less(b.transpose(0, 2, 1), 2))
 
 
-def test_what_does_not_fit(crews, integers, normal):
-    crew = crews[0]
-    weight = pack_integer_weight(crew, integers(np.int8, 4, 5))
+def test_what_does_not_fit(threads, integers, normal):
+    weight = pack_integer_weight(threads, integers(np.int8, 4, 5))
     with pytest.raises(ValueError, match="3 zero points for 5 columns"):
-        IntegerLinear(crew, weight, np.zeros(3, np.int8))
-    linear = IntegerLinear(crew, weight)
+        IntegerLinear(threads, weight, np.zeros(3, np.int8))
+    linear = IntegerLinear(threads, weight)
     with pytest.raises(ValueError, match="the weight has 4 rows"):
         linear.sums(integers(np.int8, 2, 5), 0)
     with pytest.raises(ValueError, match="x is float32"):
@@ -88,6 +87,6 @@ def test_what_does_not_fit(crews, integers, normal):
     with pytest.raises(ValueError, match=r"scales are float32 \[4\], expected float32 \[5\]"):
         linear.scaled(integers(np.int8, 2, 4), 0, normal(4))
     with pytest.raises(ValueError, match="do not fit"):
-        IntegerMatMul(crew).sums(integers(np.int8, 1, 2, 3), 0, integers(np.int8, 1, 2, 3), 0)
+        IntegerMatMul(threads).sums(integers(np.int8, 1, 2, 3), 0, integers(np.int8, 1, 2, 3), 0)
     with pytest.raises(ValueError, match="expected int8 or uint8"):
-        IntegerMatMul(crew).sums(normal(1, 2, 3), 0, normal(1, 3, 3), 0)
+        IntegerMatMul(threads).sums(normal(1, 2, 3), 0, normal(1, 3, 3), 0)

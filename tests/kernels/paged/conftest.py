@@ -1,4 +1,4 @@
-"""A step of attention: sequences with new tokens, the pages that hold their past, and tapes of one layer over them."""
+"""A step of attention: sequences with new tokens, the pages that hold their past, programs of one layer over them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.phases import Rope, attention_phases
-from genai.kernels.cpu.paged.steps import partial_floats, prepare_context
-from genai.kernels.cpu.tape.context import ContextTable, Word
-from genai.kernels.cpu.tape.program import Rows, TapeWriter
-from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.cpu.paged.few import partial_floats
+from genai.kernels.cpu.paged.phases import attention_phases, fill_table
+from genai.kernels.cpu.program.calls import Rows, program_of
+from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.executor import StepContext
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
-from genai.kernels.reference import paged as reference
-from genai.kernels.reference.normalization import simplified_layer_normalization
-from genai.kernels.reference.rope import rotate
+from genai.kernels.records import Attention, Rope
+from genai.kernels.reference.attention import attend_pages, rotations, turned
 
 # Sequences with at least so many new tokens are the MANY of these tests.
 MANY_TOKENS = 32
@@ -58,30 +58,24 @@ class AttentionStep:
         return int(self.counts[self.counts < MANY_TOKENS].sum())
 
     def context(self) -> ContextTable:
-        table, few = ContextTable(), int((self.counts < MANY_TOKENS).sum())
-        table.count(Word.TOKENS, len(self.positions))
-        table.count(Word.TABLE_WIDTH, self.block_tables.shape[1])
-        arrays = {
-            Word.POSITIONS: self.positions,
-            Word.QUERY_START: self.query_start,
-            Word.CONTEXT_LENGTHS: self.context_lengths,
-            Word.BLOCK_TABLES: self.block_tables,
-            Word.SLOTS: self.slots,
-            Word.ROPE_TABLE: self.rope_table,
-            Word.SEQUENCE_OF_ROW: self.sequence_of_row,
-        }
-        for word, array in arrays.items():
-            table.array(word, array)
+        table = ContextTable()
         floats = partial_floats(self.query.shape[1], self.layer.v_head_size)
-        prepare_context(
-            table,
-            positions=self.positions,
-            query_start=self.query_start,
-            few_sequences=few,
-            room=lambda count: np.full(count, np.nan, np.float32),
-            floats_per_split=floats,
-        )
+        fill_table(table, self.step, floats)
+        table.room(Word.PARTIALS, 0, np.float32).fill(np.nan)
         return table
+
+    def record(self, options: dict[str, Any]) -> tuple[Attention, Callable[[str], Any]]:
+        """The record that these options make, and its constants; "rope": tables by their names, and `interleaved`."""
+        tables = dict(options.get("rope") or {})
+        interleaved = tables.pop("interleaved", False)
+        constants = tables | {name: options[name] for name in ("sinks", "q_norm", "k_norm") if name in options}
+        names = {name: name for name in constants}
+        four = [names.pop(name, "") for name in ("cos", "sin", "long_cos", "long_sin")]
+        rope = Rope(*four, interleaved=interleaved) if tables else None
+        plain = {name: value for name, value in options.items() if name not in (*names, "rope", "heads")}
+        sizes = options.get("heads", self.query.shape[1]), self.layer.kv_heads, self.layer.head_size
+        record = Attention("", "", "", "", 0, *sizes, self.layer.v_head_size, rope=rope, **names, **plain)
+        return record, constants.get
 
     def run(self, threads: int = 1, context: ContextTable | None = None, **options: Any) -> np.ndarray:
         """Attention [T, heads, v_head_size] by the operators; the new keys and values are in the pages afterwards."""
@@ -93,46 +87,40 @@ class AttentionStep:
         packed = np.concatenate(
             [x.reshape(tokens, width) for x, width in zip(heads_of_rows, widths, strict=True)], axis=1
         )
-        before, writer = packed.copy(), TapeWriter()
+        before = packed.copy()
         rows = Rows(packed.ctypes.data, 4 * sum(widths), sum(widths), held=packed)
         starts = np.cumsum([0, *widths]).tolist()
         parts = [rows.columns(start, width) for start, width in zip(starts, widths, strict=False)]
+        record, constant = self.record(options)
         target = Rows(out.ctypes.data, 4 * out.shape[1], out.shape[1], held=out)
-        writer.add_phases(attention_phases(*parts, target, self.layer, heads=heads, **options))
-        walkers = Walkers(threads)
-        try:
-            walkers.walk(writer.finish(), context or self.context())
-        finally:
-            walkers.close()
+        program = program_of(attention_phases(record, parts, target, self.layer, constant))
+        Threads(threads).run(program, context or self.context(), nanoseconds=1e6)  # work that all threads share
         np.testing.assert_array_equal(packed, before)
         return out.reshape(tokens, heads, self.layer.v_head_size)
 
+    @property
+    def step(self) -> StepContext:
+        return StepContext(
+            tokens=np.zeros(len(self.positions), np.int64),
+            positions=self.positions,
+            cu_seqlens_q=self.query_start,
+            context_lens=self.context_lengths,
+            block_tables=self.block_tables,
+            slot_mapping=self.slots,
+            num_decode_sequences=int((self.counts < MANY_TOKENS).sum()),
+            logits_indices=np.empty(0, np.int64),
+            rope_table=self.rope_table,
+        )
+
     def turned(self, x: np.ndarray, norm: np.ndarray | None, options: dict[str, Any]) -> np.ndarray:
-        """Heads normed and rotated, in float64."""
-        x, rope = x.astype(np.float64), options.get("rope")
-        if norm is not None:
-            x = simplified_layer_normalization(x, norm.astype(np.float64), epsilon=options.get("epsilon", 1e-6))
-        if rope is None:
-            return x
-        short = rotate(x[None], self.positions[None], rope.cos, rope.sin, rope.interleaved)[0]
-        if rope.long_cos is None:
-            return short
-        long = rotate(x[None], self.positions[None], rope.long_cos, rope.long_sin, rope.interleaved)[0]
-        return np.where((self.rope_table[self.sequence_of_row] != 0)[:, None, None], long, short)
+        """Heads normed and rotated by the reference, in float64."""
+        record, constant = self.record(options)
+        return turned(x, norm, record.epsilon, rotations(record.rope, self.step, constant))
 
     def expected(self, **options: Any) -> np.ndarray:
         """The same by the reference, in float64, over the pages as they are now."""
         query = self.turned(self.query, options.get("q_norm"), options)
-        names = ("scale", "softcap", "window", "sinks", "smooth_softmax")
-        return reference.paged_attention(
-            query,
-            self.layer,
-            query_start=self.query_start,
-            context_lengths=self.context_lengths,
-            positions=self.positions,
-            block_tables=self.block_tables,
-            **{name: options[name] for name in names if name in options},
-        )
+        return attend_pages(self.record(options)[0], query, self.layer, self.step, options.get("sinks"))
 
     def part(self, sequence: int, first: int, last: int) -> AttentionStep:
         """Tokens [first, last) of those that a sequence brings, as a step of their own over the same pages."""
@@ -203,13 +191,13 @@ def make_step(rng: np.random.Generator) -> MakeStep:
 
 
 @pytest.fixture
-def make_rope(rng: np.random.Generator) -> Callable[..., Rope]:
+def make_rope(rng: np.random.Generator) -> Callable[..., dict[str, Any]]:
     """Tables of random rotations for 2000 positions."""
 
-    def make(rotary_dim: int, *, interleaved: bool = False, long: bool = False) -> Rope:
+    def make(rotary_dim: int, *, interleaved: bool = False, long: bool = False) -> dict[str, Any]:
         angles = rng.uniform(0, 2 * np.pi, (2, 2000, rotary_dim // 2))
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        tables = (cos[1], sin[1]) if long else (None, None)
-        return Rope(cos[0], sin[0], *tables, interleaved=interleaved)
+        longer = {"long_cos": cos[1], "long_sin": sin[1]} if long else {}
+        return {"cos": cos[0], "sin": sin[0], **longer, "interleaved": interleaved}
 
     return make

@@ -8,21 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.phases import Rope, attention_phases
-from genai.kernels.cpu.tape.context import ErrorCode
-from genai.kernels.cpu.tape.program import Rows
-from genai.kernels.cpu.tape.walkers import StepError
-from genai.kernels.formats import PagedLayer
+from genai.kernels.cpu.paged.phases import attention_phases
+from genai.kernels.cpu.program.calls import Rows
+from genai.kernels.cpu.program.context import ErrorCode
+from genai.kernels.executor import StepError
 
 MakeStep = Callable[..., Any]
 
 few_and_many = pytest.mark.parametrize("sequence", [(1, 40), (33, 40)], ids=["few", "many"])
 
 
+REASONS = {
+    ErrorCode.SLOT: "slot outside the cache",
+    ErrorCode.POSITION: "position outside its sequence",
+    ErrorCode.PAGE: "context longer than its block table, or block table entry outside the cache",
+    ErrorCode.ROTARY_POSITION: "position outside the rotary tables",
+}
+
+
 def assert_refused(step: Any, code: ErrorCode, **options: Any) -> None:
-    with pytest.raises(StepError) as error:
+    with pytest.raises(StepError, match=f"{REASONS[code]} .code {int(code)}"):
         step.run(**options)
-    assert error.value.code == code
 
 
 @pytest.mark.parametrize("slot", [-1, 5 * 32])
@@ -67,11 +73,12 @@ def test_tables_shorter_than_the_context(make_step: MakeStep, sequence: tuple[in
 @few_and_many
 def test_positions_outside_the_rotary_tables(make_step: MakeStep, sequence: tuple[int, int]) -> None:
     step, table = make_step([sequence]), np.ones((39, 8), np.float32)
-    assert_refused(step, ErrorCode.ROTARY_POSITION, rope=Rope(table, table))
+    assert_refused(step, ErrorCode.ROTARY_POSITION, rope={"cos": table, "sin": table})
     longer = np.ones((40, 8), np.float32)
-    step.run(rope=Rope(longer, longer, table, table))
+    rope = {"cos": longer, "sin": longer, "long_cos": table, "long_sin": table}
+    step.run(rope=rope)
     step.rope_table[:] = 1
-    assert_refused(step, ErrorCode.ROTARY_POSITION, rope=Rope(longer, longer, table, table))
+    assert_refused(step, ErrorCode.ROTARY_POSITION, rope=rope)
 
 
 def _rows(width: int) -> Rows:
@@ -80,6 +87,11 @@ def _rows(width: int) -> Rows:
 
 def _table(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.float32)
+
+
+def _tables(*widths: int) -> dict[str, np.ndarray]:
+    names = ("cos", "sin", "long_cos", "long_sin")
+    return {name: _table(9, width) for name, width in zip(names, widths, strict=False)}
 
 
 @pytest.mark.parametrize(
@@ -96,14 +108,16 @@ def _table(*shape: int) -> np.ndarray:
         ({"sinks": _table(3)}, "sinks is float32"),
         ({"q_norm": _table(4)}, "q_norm is float32"),
         ({"k_norm": _table(8).astype(np.float64)}, "k_norm is float64"),
-        ({"rope": Rope(_table(9, 5), _table(9, 5))}, "cos has 5 columns, expected at most half of the head size 8"),
-        ({"rope": Rope(_table(9, 4), _table(9, 3))}, "sin is float32"),
-        ({"rope": Rope(_table(9, 4), _table(9, 4), _table(9, 4))}, "given together"),
-        ({"rope": Rope(_table(9, 4), _table(9, 4), _table(9, 3), _table(9, 3))}, "long_cos is float32"),
+        ({"rope": _tables(5, 5)}, "cos has 5 columns, expected at most half of the head size 8"),
+        ({"rope": _tables(4, 3)}, "sin is float32"),
+        ({"rope": _tables(4, 4, 4)}, "given together"),
+        ({"rope": _tables(4, 4, 3, 3)}, "long_cos is float32"),
     ],
 )
-def test_what_does_not_fit(change: dict[str, Any], message: str) -> None:
-    layer = PagedLayer(np.zeros((2, 2, 8, 32), np.float16), np.zeros((2, 2, 32, 4), np.float16))
-    given: dict[str, Any] = {"query": _rows(32), "key": _rows(16), "value": _rows(8), "out": _rows(16), "heads": 4}
+def test_what_does_not_fit(make_step: MakeStep, change: dict[str, Any], message: str) -> None:
+    widths = {"query": 32, "key": 16, "value": 8, "out": 16}
+    *rows, out = (change.get(name, _rows(width)) for name, width in widths.items())
+    step = make_step([(1, 1)], head_size=8, v_head_size=4)
+    record, constant = step.record({name: value for name, value in change.items() if name not in widths})
     with pytest.raises(ValueError, match=message):
-        attention_phases(**{**given, "layer": layer, **change})
+        attention_phases(record, rows, out, step.layer, constant)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.kernels.cpu.paged.few import PIECE_TOKENS
+from genai.kernels.cpu.paged.few import PIECE_TOKENS, partial_floats
 from genai.kernels.cpu.paged.panels import BLOCK_TOKENS
-from genai.kernels.cpu.paged.steps import few_splits, max_splits, partial_floats, prepare_context, row_blocks
-from genai.kernels.cpu.tape.context import ContextTable, Word
+from genai.kernels.cpu.paged.phases import few_splits, fill_table, row_blocks
+from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.executor import StepContext
 
 
 def test_pieces_of_a_row_follow_each_other() -> None:
@@ -19,11 +20,6 @@ def test_pieces_of_a_row_follow_each_other() -> None:
 
 def test_a_bad_position_has_a_piece_that_refuses_it() -> None:
     assert few_splits(np.array([-5])).tolist() == [[0, 0]]
-
-
-def test_no_step_has_more_pieces_than_it_can_have() -> None:
-    for length in (1, PIECE_TOKENS, PIECE_TOKENS + 1, 5000):
-        assert len(few_splits(np.full(7, length - 1))) == max_splits(7, length)
 
 
 def test_memory_for_partial_results_is_whole_vectors() -> None:
@@ -47,17 +43,28 @@ def test_blocks_of_rows() -> None:
     assert row_blocks(positions, query_start, 4).shape == (0, 3)
 
 
-def test_memory_for_partial_results_is_asked_for_once() -> None:
-    asked: list[int] = []
-
-    def room(count: int) -> np.ndarray:
-        asked.append(count)
-        return np.zeros(count, np.float32)
-
+def test_a_table_has_memory_for_partial_results() -> None:
     table = ContextTable()
-    positions = np.array([2 * PIECE_TOKENS, 0, 1, 2], np.int64)
-    query_start = np.array([0, 1, 4], np.int32)
-    prepare_context(
-        table, positions=positions, query_start=query_start, few_sequences=1, room=room, floats_per_split=100
+    step = StepContext(
+        tokens=np.zeros(4, np.int64),
+        positions=np.array([2 * PIECE_TOKENS, 0, 1, 2], np.int64),
+        cu_seqlens_q=np.array([0, 1, 4], np.int32),
+        context_lens=np.array([2 * PIECE_TOKENS + 1, 3], np.int32),
+        block_tables=np.zeros((2, 40), np.int32),
+        slot_mapping=np.zeros(4, np.int64),
+        num_decode_sequences=1,
+        logits_indices=np.zeros(1, np.int64),
+        rope_table=np.zeros(2, np.int32),
     )
-    assert asked == [300] and table.words[Word.FEW_SPLITS] == 3 and table.words[Word.MANY_BLOCKS] == 1
+    fill_table(table, step, floats_per_split=100)
+    assert table.words[Word.FEW_SPLITS] == 3 and table.words[Word.MANY_BLOCKS] == 1
+    partials = table.room(Word.PARTIALS, 300, np.float32)
+    assert table.words[Word.PARTIALS] == partials.ctypes.data and len(partials) >= 300
+    fill_table(table, step, floats_per_split=100)
+    assert table.room(Word.PARTIALS, 300, np.float32) is partials
+    # Numbers of any layout are copied to the address that the word has, and more of them to a new one.
+    for columns in (1, 40):
+        table.array(Word.POSITIONS, np.arange(8 * columns).reshape(2, 4, -1).transpose(1, 0, 2))
+        found = table.room(Word.POSITIONS, 8 * columns, np.int64)
+        assert table.words[Word.POSITIONS] == found.ctypes.data
+        assert found[: 2 * columns].tolist() == [*range(columns), *range(4 * columns, 5 * columns)]

@@ -1,20 +1,21 @@
-"""Fixtures of the products: weights as models store them, and a tape that multiplies rows with them."""
+"""Fixtures of the products: weights as models store them, and a program that multiplies rows with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from genai.kernels.block_matrix import BlockMatrix
-from genai.kernels.cpu.products.activations import quantize_call, quantized_in, quantized_size
-from genai.kernels.cpu.products.calls import Matrix, few_call
+from genai.kernels.cpu.products.activations import input_bytes, input_call, inputs_at
+from genai.kernels.cpu.products.calls import Branch, few_call
+from genai.kernels.cpu.products.dense import Matrix
 from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.cpu.tape.context import ContextTable, Word
-from genai.kernels.cpu.tape.program import Rows, TapeWriter
-from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.cpu.program.calls import Rows, program_of
+from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.formats import BlockMatrix
 
 
 @pytest.fixture
@@ -45,36 +46,33 @@ def block_matrix(stored: Callable[..., dict[str, Any]]) -> Callable[..., BlockMa
     return lambda *arguments, **options: pack_matrix(**stored(*arguments, **options))
 
 
-@pytest.fixture(scope="session")
-def walkers() -> Iterator[list[Walkers]]:
-    teams = [Walkers(1), Walkers(2, spins=1), Walkers(3, spins=1)]
-    yield teams
-    for team in teams:
-        team.close()
+# Numbers of threads that must agree, and nanoseconds of work that they share.
+THREADS, SHARED = (1, 2, 3), 1e6
 
 
 @pytest.fixture
-def multiply(walkers: list[Walkers]) -> Callable[..., np.ndarray]:
-    """multiply(x, matrix, quantized=..., **options of few_call): by 1, 2 and 3 threads, which must agree to the bit."""
+def multiply() -> Callable[..., np.ndarray]:
+    """multiply(x, matrix, quantized=..., bias=..., addend=..., **options of few_call); all THREADS agree to the bit."""
 
-    def run(x: np.ndarray, matrix: Matrix, *, quantized: bool, **options: Any) -> np.ndarray:
+    def run(
+        x: np.ndarray, matrix: Matrix, *, quantized: bool, bias: Any = None, addend: Any = None, **options: Any
+    ) -> np.ndarray:
         results = []
-        for team in walkers:
-            tape = TapeWriter()
+        for count in THREADS:
             wide = np.zeros((len(x), matrix.padded_columns), np.float32)
             wide[:, : x.shape[1]] = x
             out = np.full((len(x), matrix.rows), np.nan, np.float32)
             source: Any = Rows.of(wide)
+            phases = []
             if quantized:
                 assert isinstance(matrix, BlockMatrix)
-                memory = np.zeros(quantized_size(matrix, len(x)), np.uint8)
-                source = quantized_in(memory, matrix, Word.TOKENS)
-                tape.add(quantize_call(Rows.of(np.ascontiguousarray(x, np.float32)), source))
-                tape.meet()
-            tape.add(few_call(source, matrix, Rows.of(out), **options))
+                memory = np.zeros(input_bytes(matrix, len(x), exact=False), np.uint8)
+                source = inputs_at(memory.ctypes.data, matrix, Word.TOKENS, memory, exact=False)
+                phases = [[input_call(Rows.of(np.ascontiguousarray(x, np.float32)), source)]]
+            phases.append([few_call(source, Branch(matrix, bias, addend), Rows.of(out), **options)])
             context = ContextTable()
             context.count(Word.TOKENS, len(x))
-            team.walk(tape.finish(), context)
+            Threads(count).run(program_of(phases), context, nanoseconds=SHARED)
             results.append(out)
         for other in results[1:]:
             np.testing.assert_array_equal(results[0].view(np.uint32), other.view(np.uint32))

@@ -13,14 +13,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.block_matrix import BlockMatrix, dequantize_matrix
+from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.isa import ISAS, IsaError, choose, isa
-from genai.kernels.cpu.products.calls import Second
+from genai.kernels.cpu.products.calls import Branch
 from genai.kernels.cpu.products.dense import pack_dense
-from genai.kernels.cpu.tape.program import Rows
+from genai.kernels.cpu.program.calls import Rows
+from genai.kernels.formats import BlockMatrix
 
 Multiply = Callable[..., np.ndarray]
 ROWS = 15  # 8 + 4 + 2 + 1: every shape of the kernel
+
+
+def dequantized(matrix: BlockMatrix) -> np.ndarray:
+    """The matrix as floats."""
+    return block_rows(np.arange(matrix.rows), matrix)
 
 
 def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
@@ -56,7 +62,7 @@ def test_against_float64(
     x = normal(ROWS, k)
     out = multiply(x, matrix, quantized=quantized)
     seen = rounded(x, block_size) if quantized else x.astype(np.float64)
-    close(out, seen @ dequantize_matrix(matrix).astype(np.float64).T)
+    close(out, seen @ dequantized(matrix).astype(np.float64).T)
     alone = np.concatenate([multiply(row[None], matrix, quantized=quantized) for row in x])
     np.testing.assert_array_equal(out, alone)
 
@@ -92,7 +98,7 @@ def test_any_number_of_rows(
         [multiply(x[m : m + 1], matrix, quantized=True, bias=bias, addend=Rows.of(addend[m:])) for m in range(40)]
     )
     with np.errstate(all="ignore"):
-        exact = rounded(x[:16], block_size) @ dequantize_matrix(matrix).astype(np.float64).T + bias + addend[:16]
+        exact = rounded(x[:16], block_size) @ dequantized(matrix).astype(np.float64).T + bias + addend[:16]
     for row in range(16):
         close(alone[row], exact[row], 1e-5)
     for rows in range(2, 41):
@@ -116,7 +122,7 @@ def test_gate(multiply: Multiply, normal: Callable[..., np.ndarray], activation:
     gate, up, x = normal(40, 100), normal(40, 100), normal(rows, 40)
     bias, up_bias = normal(100), normal(100)
     out = multiply(
-        x, pack_dense(gate), quantized=False, bias=bias, gate=activation, gated=Second(pack_dense(up), up_bias)
+        x, pack_dense(gate), quantized=False, bias=bias, gate=activation, gated=Branch(pack_dense(up), up_bias)
     )
     g = x.astype(np.float64) @ gate + bias
     inner = g if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
@@ -127,12 +133,34 @@ def test_gate_of_blocks(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     gate, up, x = block_matrix(300, 64), block_matrix(300, 64), normal(21, 64)
-    out = multiply(x, gate, quantized=True, gate="silu", gated=Second(up))
+    out = multiply(x, gate, quantized=True, gate="silu", gated=Branch(up))
     for row, values in enumerate(x):
-        alone = multiply(values[None], gate, quantized=True, gate="silu", gated=Second(up))
+        alone = multiply(values[None], gate, quantized=True, gate="silu", gated=Branch(up))
         np.testing.assert_array_equal(out[row : row + 1], alone)
-    g, u = (rounded(x, 32) @ dequantize_matrix(m).astype(np.float64).T for m in (gate, up))
+    g, u = (rounded(x, 32) @ dequantized(m).astype(np.float64).T for m in (gate, up))
     close(out, g / (1 + np.exp(-g)) * u)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_gate_with_addends(
+    block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray], dense: bool
+) -> None:
+    """Each branch's own is added before the activation; rows may lie apart, and one may be the result's."""
+    if dense:
+        weights = [normal(64, 70), normal(64, 70)]
+        gate, up = (pack_dense(weight) for weight in weights)
+    else:
+        gate, up = block_matrix(70, 64), block_matrix(70, 64)
+        weights = [dequantized(matrix).T for matrix in (gate, up)]
+    x, bias, addend, up_addend = normal(21, 64), normal(70), normal(21, 70) * 3, normal(21, 90) * 3
+    seen = x.astype(np.float64) if dense else rounded(x, 32)
+    g, u = seen @ weights[0].astype(np.float64) + bias, seen @ weights[1].astype(np.float64)
+    options: dict[str, Any] = {"quantized": not dense, "bias": bias, "gate": "silu"}
+    apart = Rows.of(up_addend).columns(9, 70)
+    for own, others in ((Rows.of(addend), apart), (Rows.of(addend), None), (None, apart)):
+        out = multiply(x, gate, addend=own, gated=Branch(up, addend=others), **options)
+        inner, outer = g + addend * (own is not None), u + up_addend[:, 9:79] * (others is not None)
+        close(out, inner / (1 + np.exp(-inner)) * outer)
 
 
 def test_rounding_of_hard_rows(block_matrix: Callable[..., BlockMatrix], multiply: Multiply) -> None:
@@ -144,7 +172,10 @@ def test_rounding_of_hard_rows(block_matrix: Callable[..., BlockMatrix], multipl
     x[2] = 1e-42
     x[3, 5] = -3e36
     x[4] = np.resize([0.5, -0.5, 1.5, 127], 64)
-    out, expected = multiply(x, matrix, quantized=True), rounded(x, 32) @ dequantize_matrix(matrix).astype(np.float64).T
+    out, expected = (
+        multiply(x, matrix, quantized=True),
+        rounded(x, 32) @ dequantized(matrix).astype(np.float64).T,
+    )
     for row in range(len(x)):  # denormal numbers have a few digits only
         close(out[row], expected[row], 0.05 if row == 2 else 1e-5)
 
@@ -167,14 +198,18 @@ def test_refusals(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     matrix, other = block_matrix(16, 64), block_matrix(16, 128)
-    with pytest.raises(ValueError, match="bias is"):
-        multiply(normal(1, 64), matrix, quantized=True, bias=normal(3))
     with pytest.raises(ValueError, match="a gate and a second matrix"):
         multiply(normal(1, 64), matrix, quantized=True, gate="silu")
     with pytest.raises(ValueError, match="the two matrices differ"):
-        multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=Second(other))
-    with pytest.raises(ValueError, match="out has 16 columns"):
-        multiply(normal(1, 64), matrix, quantized=True, addend=Rows.of(normal(1, 4)))
+        multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=Branch(other))
+    for wrong, message in (
+        (Branch(matrix, normal(3)), r"bias is \[3\], expected \[16\]"),
+        (Branch(matrix, addend=Rows.of(normal(1, 4))), "addend has 4 columns, the matrix gives 16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            multiply(normal(1, 64), matrix, quantized=True, bias=wrong.bias, addend=wrong.addend)
+        with pytest.raises(ValueError, match=message):
+            multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=wrong)
 
 
 @pytest.mark.slow

@@ -9,19 +9,27 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.block_matrix import BlockMatrix, dequantize_matrix
+from genai.kernels import records
+from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.isa import isa
-from genai.kernels.cpu.products.activations import quantize_call, quantized_in, quantized_size
-from genai.kernels.cpu.products.calls import Second, few_call, has_many, many_call
+from genai.kernels.cpu.lowering.memory import Lowering
+from genai.kernels.cpu.lowering.records import lower
+from genai.kernels.cpu.lowering.weights import PackedWeights
+from genai.kernels.cpu.products.activations import input_bytes, input_call, inputs_at
+from genai.kernels.cpu.products.bfloat_tiles import (
+    FloatWeights,
+    HalfWeights,
+    row_tiles_call,
+    row_tiles_in,
+    row_tiles_size,
+    weights_of,
+)
+from genai.kernels.cpu.products.calls import Branch, few_call, has_many, many_call
 from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.cpu.products.tile_rows import row_tiles_call, row_tiles_in, row_tiles_size
-from genai.kernels.cpu.products.tile_weights import FloatWeights, HalfWeights, weights_of
-from genai.kernels.cpu.tape.context import ContextTable, Word
-from genai.kernels.cpu.tape.program import Rows, TapeWriter
-from genai.kernels.cpu.tape.walkers import Walkers
-from genai.kernels.row_ops.base import RowType
-from genai.kernels.row_ops.products import Product
-from genai.kernels.row_ops.writer import Writer
+from genai.kernels.cpu.program.calls import Rows, program_of
+from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.formats import BlockMatrix
 
 pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tiles, or is asked not to use them")
 
@@ -30,32 +38,46 @@ Multiply = Callable[..., np.ndarray]
 ROUNDING = 4e-3
 
 
-def step(x: np.ndarray, matrix: BlockMatrix, few: int, team: Walkers, options: dict[str, Any]) -> np.ndarray:
-    """The first `few` rows by the operators of few rows, the others by those of many, in one walk."""
-    tape, out = TapeWriter(), np.full((len(x), matrix.rows + 3), np.nan, np.float32)
+# Numbers of threads that must agree, and nanoseconds of work that they share.
+THREADS, SHARED = (1, 2, 3), 1e6
+
+
+def dequantized(matrix: BlockMatrix) -> np.ndarray:
+    """The matrix as floats."""
+    return block_rows(np.arange(matrix.rows), matrix)
+
+
+def step(x: np.ndarray, branch: Branch, few: int, threads: Threads, options: dict[str, Any]) -> np.ndarray:
+    """The first `few` rows by the operators of few rows, the others by those of many, in one run."""
+    matrix: Any = branch.matrix
+    out = np.full((len(x), matrix.rows + 3), np.nan, np.float32)
     rows, results = Rows.of(np.ascontiguousarray(x, np.float32)), Rows.of(out).columns(0, matrix.rows)
     size = row_tiles_size(matrix.padded_columns, len(x))
     memory = np.full(size + 64, 0x7F, np.uint8)  # numbers that nobody must see
     tiles = row_tiles_in(memory[-memory.ctypes.data % 64 :][:size], matrix.padded_columns)
-    tape.add_phases([[row_tiles_call(rows, tiles)]])
-    tape.add(many_call(tiles, matrix, results, **options))
+    phases = [[row_tiles_call(rows, tiles)], [many_call(tiles, branch, results, **options)]]
     if few:
-        quantized = quantized_in(np.zeros(quantized_size(matrix, len(x)), np.uint8), matrix, Word.FEW)
-        tape.add_phases([[quantize_call(rows, quantized)], [few_call(quantized, matrix, results, **options)]])
+        memory = np.zeros(input_bytes(matrix, len(x), exact=False), np.uint8)
+        quantized = inputs_at(memory.ctypes.data, matrix, Word.FEW, memory, exact=False)
+        phases[1].append(input_call(rows, quantized))
+        phases.append([few_call(quantized, branch, results, **options)])
     context = ContextTable()
     for word, count in ((Word.TOKENS, len(x)), (Word.FEW, few), (Word.MANY, len(x) - few)):
         context.count(word, count)
-    team.walk(tape.finish(), context)
+    threads.run(program_of(phases), context, nanoseconds=SHARED)
     assert np.isnan(out[:, matrix.rows :]).all()  # nothing is written beside the results
     return out[:, : matrix.rows]
 
 
 @pytest.fixture
-def many(walkers: list[Walkers]) -> Multiply:
-    """many(x, matrix, few=0, **options of many_call): by 1, 2 and 3 threads, which must agree to the bit."""
+def many() -> Multiply:
+    """many(x, matrix, few=0, bias=..., addend=..., **options of many_call): the same to the bit by THREADS."""
 
-    def run(x: np.ndarray, matrix: BlockMatrix, few: int = 0, **options: Any) -> np.ndarray:
-        first, *others = (step(x, matrix, few, team, options) for team in walkers)
+    def run(
+        x: np.ndarray, matrix: BlockMatrix, few: int = 0, bias: Any = None, addend: Any = None, **options: Any
+    ) -> np.ndarray:
+        branch = Branch(matrix, bias, addend)
+        first, *others = (step(x, branch, few, Threads(count), options) for count in THREADS)
         for other in others:
             np.testing.assert_array_equal(first.view(np.uint32), other.view(np.uint32))
         return first
@@ -70,7 +92,7 @@ def bfloats(x: np.ndarray) -> np.ndarray:
 
 def tile_values(matrix: BlockMatrix) -> np.ndarray:
     """The weights as tiles hold them: rounded to eight bits, ties to even, or away from zero in float16 lanes."""
-    exact = dequantize_matrix(matrix)
+    exact = dequantized(matrix)
     if isinstance(weights_of(matrix), FloatWeights):
         return bfloats(exact)
     mantissa, exponent = np.frexp(exact.astype(np.float64))
@@ -92,7 +114,7 @@ def test_against_float64(
     x[:, ::41] *= 30
     whole = many(x, matrix)
     assert error(whole, bfloats(x) @ tile_values(matrix).T) < 1e-6
-    assert error(whole, x.astype(np.float64) @ dequantize_matrix(matrix).astype(np.float64).T) < ROUNDING
+    assert error(whole, x.astype(np.float64) @ dequantized(matrix).astype(np.float64).T) < ROUNDING
     for count in (1, 16, 17, 32, 33, 64, 65, 96, 128, 129):  # every number of tiles, alone or in company
         np.testing.assert_array_equal(many(x[-count:], matrix), whole[-count:])
 
@@ -158,7 +180,7 @@ def test_few_and_many_together(
         out = many(x, matrix, few, bias=bias, addend=Rows.of(addend))
         np.testing.assert_array_equal(out[few:], (whole + bias + addend)[few:])
         np.testing.assert_array_equal(out[:few], many(x[:few], matrix, few, bias=bias, addend=Rows.of(addend)))
-        exact = x.astype(np.float64) @ dequantize_matrix(matrix).astype(np.float64).T + bias + addend
+        exact = x.astype(np.float64) @ dequantized(matrix).astype(np.float64).T + bias + addend
         assert error(out[:few], exact[:few]) < 0.02  # activations of 8 bits
 
 
@@ -168,12 +190,28 @@ def test_gate(
 ) -> None:
     gate, up, x = block_matrix(50, 300), block_matrix(50, 300), normal(70, 300) / 8
     bias, up_bias = normal(50), normal(50)
-    out = many(x, gate, 3, bias=bias, gate=activation, gated=Second(up, up_bias))
+    out = many(x, gate, 3, bias=bias, gate=activation, gated=Branch(up, up_bias))
     g = bfloats(x) @ tile_values(gate).T + bias
     inner = g if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
     expected = g / (1 + np.exp(-inner)) * (bfloats(x) @ tile_values(up).T + up_bias)
     assert error(out[3:], expected[3:]) < 1e-6
     assert error(out[:3], expected[:3]) < 0.05
+
+
+def test_gate_with_addends(
+    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray]
+) -> None:
+    """Each branch's own is added before the activation; rows may lie apart."""
+    gate, up, x = block_matrix(50, 300), block_matrix(50, 300), normal(70, 300) / 8
+    bias, addend, up_addend = normal(50), normal(70, 50) * 9, normal(70, 60) * 9
+    g, u = bfloats(x) @ tile_values(gate).T + bias, bfloats(x) @ tile_values(up).T
+    apart = Rows.of(up_addend).columns(7, 50)
+    for own, others in ((Rows.of(addend), apart), (Rows.of(addend), None), (None, apart)):
+        out = many(x, gate, 3, bias=bias, addend=own, gate="silu", gated=Branch(up, addend=others))
+        inner, outer = g + addend * (own is not None), u + up_addend[:, 7:57] * (others is not None)
+        expected = inner / (1 + np.exp(-inner)) * outer
+        assert error(out[3:], expected[3:]) < 1e-6
+        assert error(out[:3], expected[:3]) < 0.05
 
 
 def test_hard_rows(block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray]) -> None:
@@ -208,33 +246,58 @@ def test_refusals(block_matrix: Callable[..., BlockMatrix], normal: Callable[...
     out = Rows.of(normal(4, 32))
     assert has_many(matrix) and not has_many(sixteen)
     with pytest.raises(ValueError, match="row tiles have 128 columns"):
-        many_call(tiles, narrow, out)
+        many_call(tiles, Branch(narrow), out)
     with pytest.raises(ValueError, match="no tiles of this machine"):
-        many_call(tiles, sixteen, out)
-    with pytest.raises(ValueError, match="bias is"):
-        many_call(tiles, matrix, out, bias=normal(3))
+        many_call(tiles, Branch(sixteen), out)
+    for wrong in (Branch(matrix, normal(3)), Branch(matrix, addend=Rows.of(normal(4, 3)))):
+        with pytest.raises(ValueError, match=r"bias is|addend has 3 columns"):
+            many_call(tiles, wrong, out)
+        with pytest.raises(ValueError, match=r"bias is|addend has 3 columns"):
+            many_call(tiles, Branch(matrix), out, gate="silu", gated=wrong)
     with pytest.raises(ValueError, match="x has 200 columns"):
         row_tiles_call(Rows.of(normal(4, 200)), tiles)
 
 
-def test_products_on_a_tape(
-    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray], walkers: list[Walkers]
+class Constants(dict[str, np.ndarray]):
+    """Arrays by name; packed weights belong to one of these, whatever is in it."""
+
+    __hash__ = object.__hash__
+
+    def array(self, name: str) -> np.ndarray:
+        return self[name]
+
+    def packed(self, weight: records.Weight) -> None:
+        """Arrays may be read again."""
+
+
+def test_products_of_a_program(
+    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     """Products of one value share its tiles; few and many rows are multiplied each in their way."""
-    matrices, x = [block_matrix(40, 64), block_matrix(70, 64)], normal(50, 64)
-    types = {name: RowType((1, -1, width), width) for name, width in (("x", 64), ("a", 40), ("b", 70))}
-    nodes = [Product("x", name, types[name], matrix, True) for name, matrix in zip("ab", matrices, strict=True)]
-    writer = Writer({Word.TOKENS: 64, Word.WANTED: 4})
-    tape = writer.write(nodes, {"a": types["a"], "b": types["b"]}, {"x": types["x"]})
-    assert [call.op.name for call in tape.calls].count("fill_row_tiles") == 1
+    constants, weights, widths, x = Constants(), PackedWeights(Threads(1)), {"x": 64, "a": 40, "b": 70}, normal(50, 64)
+    types = {name: records.RowsType((1, -1, width), width) for name, width in widths.items()}
+    lowering = Lowering({Word.TOKENS: 64, Word.WANTED: 4}, types, constants, weights)
+    lowering.expect(["x", "x", "a", "b"])
+    lowering.make("x")
+    matrices = {}
+    for name in "ab":
+        arrays = stored(widths[name], 64)
+        constants[name], constants[f"{name} scales"] = arrays["weight"], arrays["scales"]
+        weight = records.BlockWeight(name, f"{name} scales", "", widths[name], 64, 4, 32)
+        matrices[name] = weights.matrix(weight, constants)
+        record = records.Product("x", records.Branch(weight), name, exact=False)
+        lower(record, lowering)
+        lowering.done(record.inputs, record.outputs)
+    program = lowering.finish()
+    assert [call.op.name for call in program.calls].count("fill_row_tiles") == 1
     for few in (0, 3, 50):
         context = ContextTable()
         for word, count in ((Word.TOKENS, 50), (Word.FEW, few), (Word.MANY, 50 - few)):
             context.count(word, count)
-        view(writer.places["x"], 50)[:] = x
-        walkers[1].walk(tape, context)
-        for name, matrix in zip("ab", matrices, strict=True):
-            np.testing.assert_array_equal(view(writer.places[name], 50), many(x, matrix, few))
+        view(lowering.places["x"], 50)[:] = x
+        Threads(2).run(program, context, nanoseconds=SHARED)
+        for name, matrix in matrices.items():
+            np.testing.assert_array_equal(view(lowering.places[name], 50), many(x, matrix, few))
 
 
 def view(rows: Rows, count: int) -> np.ndarray:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.tape.context import ContextTable, Word
-from genai.kernels.cpu.tape.program import Call, TapeWriter
-from genai.kernels.cpu.tape.walkers import Walkers
+from genai.kernels.cpu.program.calls import Call, program_of
+from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.pool import Threads
 
 THREADS = (1, 2, 3)
-
-
-@pytest.fixture(scope="session")
-def teams() -> Iterator[list[Walkers]]:
-    """Threads that give up their core at once while they wait: there may be fewer cores than threads."""
-    teams = [Walkers(threads, spins=1) for threads in THREADS]
-    yield teams
-    for walkers in teams:
-        walkers.close()
+# Nanoseconds of work that several threads share.
+SHARED = 1e6
 
 
 @pytest.fixture
-def walk(teams: list[Walkers]) -> Callable[..., list[np.ndarray]]:
+def walk() -> Callable[..., list[np.ndarray]]:
     """walk(build, *arrays, tokens=..., **words): the arrays after build(*arrays) has been walked.
 
     build returns a call, or several of which each waits for the one before. Every number of threads works on copies of
@@ -37,16 +30,15 @@ def walk(teams: list[Walkers]) -> Callable[..., list[np.ndarray]]:
         build: Callable[..., Call | list[Call]], *arrays: np.ndarray, tokens: int | None = None, **words: Any
     ) -> Any:
         results = []
-        for walkers in teams:
+        for threads in THREADS:
             copies = [array.copy() for array in arrays]
-            writer = TapeWriter()
             calls = build(*copies)
-            writer.add_phases([[call] for call in (calls if isinstance(calls, list) else [calls])])
+            program = program_of([[call] for call in (calls if isinstance(calls, list) else [calls])])
             context = ContextTable()
             context.count(Word.TOKENS, arrays[0].shape[0] if tokens is None else tokens)
             for name, value in words.items():
                 (context.array if isinstance(value, np.ndarray) else context.count)(Word[name], value)
-            walkers.walk(writer.finish(), context)
+            Threads(threads).run(program, context, nanoseconds=SHARED)
             results.append(copies)
         for other in results[1:]:
             for ours, theirs in zip(results[0], other, strict=True):

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from genai.kernels.cpu.program.calls import Rows
+from genai.kernels.cpu.program.context import ErrorCode, Word
 from genai.kernels.cpu.rowwise.gather import embedding, wanted_rows
-from genai.kernels.cpu.tape.context import ErrorCode, Word
-from genai.kernels.cpu.tape.program import Rows
-from genai.kernels.cpu.tape.walkers import StepError
+from genai.kernels.executor import StepError
 
 Walk = Callable[..., list[np.ndarray]]
 Normal = Callable[..., np.ndarray]
@@ -56,9 +56,8 @@ def test_table_in_a_read_only_file(walk: Walk, normal: Normal, tmp_path: Path) -
 @pytest.mark.parametrize("token", [-1, 50, 2**40, -(2**62)])
 def test_token_outside_the_table(token: int, walk: Walk, normal: Normal) -> None:
     table, tokens = normal(50, 8), np.array([1, token, 3], np.int64)
-    with pytest.raises(StepError) as caught:
+    with pytest.raises(StepError, match=f"index outside its table .code {int(ErrorCode.INDEX_OUTSIDE_TABLE)}"):
         walk(lambda out: embedding(table, Rows.of(out)), np.zeros((3, 8), np.float32), TOKEN_IDS=tokens)
-    assert caught.value.code == ErrorCode.INDEX_OUTSIDE_TABLE
 
 
 def test_wanted_rows(walk: Walk, normal: Normal) -> None:
@@ -79,9 +78,8 @@ def test_wanted_row_that_the_step_has_not(row: int, walk: Walk, normal: Normal) 
     def build(x: np.ndarray, out: np.ndarray) -> object:
         return wanted_rows(Rows.of(x), Rows.of(out, Word.WANTED))
 
-    with pytest.raises(StepError) as caught:
+    with pytest.raises(StepError, match=f"index outside its table .code {int(ErrorCode.INDEX_OUTSIDE_TABLE)}"):
         walk(build, x, np.zeros((2, 8), np.float32), tokens=5, WANTED=2, WANTED_ROWS=wanted)
-    assert caught.value.code == ErrorCode.INDEX_OUTSIDE_TABLE
 
 
 def test_bad_arguments() -> None:
@@ -94,8 +92,6 @@ def test_bad_arguments() -> None:
         embedding(table[:, :7], tokens)
     with pytest.raises(ValueError, match=r"out is \[WANTED, 8\], expected \[TOKENS, 8\]"):
         embedding(table, wanted)
-    with pytest.raises(ValueError, match="expected one of TOKEN_IDS, POSITIONS"):
-        embedding(table, tokens, Word.SLOTS)
     with pytest.raises(ValueError, match=r"x is \[WANTED, 8\], expected \[TOKENS, 8\]"):
         wanted_rows(wanted, wanted)
     with pytest.raises(ValueError, match=r"out is \[TOKENS, 8\], expected \[WANTED, 8\]"):

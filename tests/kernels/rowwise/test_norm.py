@@ -8,15 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.rowwise.norm import layer_norm, rms_norm
-from genai.kernels.cpu.tape.context import Word
-from genai.kernels.cpu.tape.program import Rows
-from genai.kernels.reference.normalization import (
-    layer_normalization,
-    simplified_layer_normalization,
-    skip_layer_normalization,
-    skip_simplified_layer_normalization,
-)
+from genai.kernels.cpu.program.calls import Rows
+from genai.kernels.cpu.program.context import Word
+from genai.kernels.cpu.rowwise.norm import norm as norm_call
+from genai.kernels.reference.functions import norm
 
 Walk = Callable[..., list[np.ndarray]]
 Normal = Callable[..., np.ndarray]
@@ -34,10 +29,10 @@ def test_rms_norm(width: int, tokens: int, walk: Walk, normal: Normal) -> None:
     x, weight = normal(tokens + 1, width) * 3, normal(width)
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
-        return rms_norm(Rows.of(x), weight, 1e-5, Rows.of(out))
+        return norm_call(Rows.of(x), weight, 1e-5, Rows.of(out))
 
     _, out = walk(build, x, np.zeros_like(x), tokens=tokens)
-    assert_close(out[:tokens], simplified_layer_normalization(x[:tokens], weight, epsilon=1e-5))
+    assert_close(out[:tokens], norm(x[:tokens], weight, 1e-5))
     assert not out[tokens:].any()
 
 
@@ -45,8 +40,10 @@ def test_rms_norm(width: int, tokens: int, walk: Walk, normal: Normal) -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_layer_norm(width: int, with_bias: bool, walk: Walk, normal: Normal) -> None:
     x, weight, bias = normal(3, width) + 2, normal(width), normal(width) if with_bias else None
-    _, out = walk(lambda x, out: layer_norm(Rows.of(x), weight, bias, 1e-5, Rows.of(out)), x, np.zeros_like(x))
-    assert_close(out, layer_normalization(x, weight, bias, epsilon=1e-5))
+    _, out = walk(
+        lambda x, out: norm_call(Rows.of(x), weight, 1e-5, Rows.of(out), centred=True, bias=bias), x, np.zeros_like(x)
+    )
+    assert_close(out, norm(x, weight, 1e-5, 0 if bias is None else bias, centred=True))
 
 
 @any_width
@@ -59,16 +56,14 @@ def test_norm_of_a_sum(width: int, centred: bool, with_bias: bool, walk: Walk, n
     def build(x: np.ndarray, skip: np.ndarray, out: np.ndarray, total: np.ndarray) -> Any:
         options = {"skip": Rows.of(skip), "input_bias": input_bias, "total": Rows.of(total)}
         if centred:
-            return layer_norm(Rows.of(x), weight, bias, 1e-5, Rows.of(out), **options)
-        return rms_norm(Rows.of(x), weight, 1e-5, Rows.of(out), **options)
+            return norm_call(Rows.of(x), weight, 1e-5, Rows.of(out), centred=True, bias=bias, **options)
+        return norm_call(Rows.of(x), weight, 1e-5, Rows.of(out), **options)
 
     *_, out, total = walk(build, x, skip, np.zeros_like(x), np.zeros_like(x))
-    if centred:
-        expected = skip_layer_normalization(x, skip, weight, bias, input_bias, epsilon=1e-5)
-    else:
-        expected = skip_simplified_layer_normalization(x, skip, weight, input_bias, epsilon=1e-5)
-    assert_close(out, expected[0])
-    assert_close(total, expected[1])
+    expected = x.astype(np.float64) + skip + (0 if input_bias is None else input_bias)
+    shift = bias if centred and bias is not None else 0.0
+    assert_close(out, norm(expected, weight, 1e-5, shift, centred))
+    assert_close(total, expected)
 
 
 @pytest.mark.parametrize(("out_in", "total_in"), [(0, 1), (1, 0), (2, 0), (2, 1), (0, None), (1, None), (None, 0)])
@@ -76,11 +71,11 @@ def test_results_may_overwrite_operands(out_in: int | None, total_in: int | None
     weight = normal(50)
     arrays = [normal(3, 50), normal(3, 50), np.zeros((3, 50), np.float32)]
     total = arrays[0] + arrays[1]
-    normed = simplified_layer_normalization(total, weight, epsilon=1e-5)
+    normed = norm(total, weight, 1e-5)
 
     def build(*given: np.ndarray) -> Any:
         out, total = (None if place is None else Rows.of(given[place]) for place in (out_in, total_in))
-        return rms_norm(Rows.of(given[0]), weight, 1e-5, out, skip=Rows.of(given[1]), total=total)
+        return norm_call(Rows.of(given[0]), weight, 1e-5, out, skip=Rows.of(given[1]), total=total)
 
     results = walk(build, *arrays)
     for place, (result, before) in enumerate(zip(results, arrays, strict=True)):
@@ -106,12 +101,13 @@ def test_heads_in_place_in_packed_qkv(size: int, own_weights: bool, walk: Walk, 
 
         return call
 
-    (out,) = walk(build(lambda part: rms_norm(part, weight, 1e-6, part, groups=groups)), packed)
+    (out,) = walk(build(lambda part: norm_call(part, weight, 1e-6, part, groups=groups)), packed)
     expected = packed.copy()
-    expected[:, 2 * size : 5 * size] = simplified_layer_normalization(heads, scales, epsilon=1e-6).reshape(4, -1)
+    expected[:, 2 * size : 5 * size] = norm(heads, scales, 1e-6).reshape(4, -1)
     assert_close(out, expected)
-    (out,) = walk(build(lambda part: layer_norm(part, weight, bias, 1e-6, part, groups=groups)), packed)
-    expected[:, 2 * size : 5 * size] = layer_normalization(heads, scales, shifts, epsilon=1e-6).reshape(4, -1)
+    options: dict[str, Any] = {"centred": True, "bias": bias, "groups": groups}
+    (out,) = walk(build(lambda part: norm_call(part, weight, 1e-6, part, **options)), packed)
+    expected[:, 2 * size : 5 * size] = norm(heads, scales, 1e-6, shifts, centred=True).reshape(4, -1)
     assert_close(out, expected)
 
 
@@ -119,10 +115,10 @@ def test_wanted_rows_only(walk: Walk, normal: Normal) -> None:
     x, weight = normal(5, 40), normal(40)
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
-        return rms_norm(Rows.of(x, Word.WANTED), weight, 1e-5, Rows.of(out, Word.WANTED))
+        return norm_call(Rows.of(x, Word.WANTED), weight, 1e-5, Rows.of(out, Word.WANTED))
 
     _, out = walk(build, x, np.zeros_like(x), WANTED=2)
-    assert_close(out[:2], simplified_layer_normalization(x[:2], weight, epsilon=1e-5))
+    assert_close(out[:2], norm(x[:2], weight, 1e-5))
     assert not out[2:].any()
 
 
@@ -132,13 +128,10 @@ def test_all_magnitudes(scale: float, centred: bool, walk: Walk, normal: Normal)
     x, weight = (normal(2, 100) * scale).astype(np.float32), normal(100)
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
-        if centred:
-            return layer_norm(Rows.of(x), weight, None, 1e-6, Rows.of(out))
-        return rms_norm(Rows.of(x), weight, 1e-6, Rows.of(out))
+        return norm_call(Rows.of(x), weight, 1e-6, Rows.of(out), centred=centred)
 
     _, out = walk(build, x, np.zeros_like(x))
-    reference = layer_normalization if centred else simplified_layer_normalization
-    assert_close(out, reference(x, weight, epsilon=1e-6))
+    assert_close(out, norm(x, weight, 1e-6, centred=centred))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -149,30 +142,27 @@ def test_infinities_and_nan_reach_the_output(value: float, centred: bool, walk: 
     x[1, 33] = value
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
-        if centred:
-            return layer_norm(Rows.of(x), weight, None, 1e-6, Rows.of(out))
-        return rms_norm(Rows.of(x), weight, 1e-6, Rows.of(out))
+        return norm_call(Rows.of(x), weight, 1e-6, Rows.of(out), centred=centred)
 
     _, out = walk(build, x, np.zeros_like(x))
-    reference = layer_normalization if centred else simplified_layer_normalization
     assert np.isnan(out[1, 33])
-    assert_close(out, reference(x, weight, epsilon=1e-6))
+    assert_close(out, norm(x, weight, 1e-6, centred=centred))
 
 
 def test_bad_arguments() -> None:
     x, weight = Rows.of(np.zeros((2, 8), np.float32)), np.ones(8, np.float32)
     narrow = Rows.of(np.zeros((2, 7), np.float32))
     with pytest.raises(ValueError, match=r"weight is float32 \[8\], expected contiguous float32 \[7\]"):
-        rms_norm(narrow, weight, 1e-5, narrow)
+        norm_call(narrow, weight, 1e-5, narrow)
     with pytest.raises(ValueError, match=r"x is \[TOKENS, 8\], which has no 3 equal groups"):
-        rms_norm(x, weight, 1e-5, x, groups=3)
+        norm_call(x, weight, 1e-5, x, groups=3)
     with pytest.raises(ValueError, match=r"bias is float32 \[4\], expected contiguous float32 \[8\]"):
-        layer_norm(x, weight, weight[:4], 1e-5, x)
+        norm_call(x, weight, 1e-5, x, bias=weight[:4])
     with pytest.raises(ValueError, match=r"skip is \[TOKENS, 7\], expected \[TOKENS, 8\]"):
-        rms_norm(x, weight, 1e-5, x, skip=narrow)
+        norm_call(x, weight, 1e-5, x, skip=narrow)
     with pytest.raises(ValueError, match=r"input_bias is float32 \[4\]"):
-        rms_norm(x, weight, 1e-5, x, input_bias=weight[:4])
+        norm_call(x, weight, 1e-5, x, input_bias=weight[:4])
     with pytest.raises(ValueError, match="out and total are None"):
-        rms_norm(x, weight, 1e-5, None)
+        norm_call(x, weight, 1e-5, None)
     with pytest.raises(ValueError, match="out and total are the same rows"):
-        rms_norm(x, weight, 1e-5, x, total=x)
+        norm_call(x, weight, 1e-5, x, total=x)

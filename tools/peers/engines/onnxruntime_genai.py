@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from genai.builder import ExportOptions, build_model
+
 from ..processes import run_logged
+from ..shapes import SHAPES
 from .base import InEnvironment
 
 # As its builder would be asked by who wants speed: int8 activations, no logits but the last, the tied matrix once.
@@ -22,6 +25,9 @@ class OnnxRuntimeGenai(InEnvironment):
     worker = "generator_api.py"
 
     def build(self, work: Path, checkpoint: Path, output: Path) -> None:
+        if SHAPES[checkpoint.name].config.get("num_experts"):  # one folder for both: our builder writes their operators
+            build_model(checkpoint, output, ExportOptions(precision="int4", block_size=32))
+            return
         builder = [self.venv(work).python, "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint)]
         target = ["-o", str(output), "-p", "int4", "-e", "cpu", "-c", str(self.folder(work) / "cache")]
         run_logged([*builder, *target, "--extra_options", *_OPTIONS], self.venv(work).log)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from genai.machine.bandwidth import measure_bandwidth
-from genai.machine.products import measure_products
+from genai.machine.speeds import measure_bandwidth, measure_products
 
 # More than a last-level cache that many machines' worth of cores share.
 _BUFFER_BYTES = 2**30

@@ -1,13 +1,15 @@
-"""A GGUF file with every matrix in Q4_0, from a checkpoint of Llama's or Qwen 2's shape; runs beside the gguf package.
+"""A GGUF file with every matrix in Q4_0, from a random checkpoint; runs beside the gguf package.
 
 usage: write_gguf.py CHECKPOINT FILE
 
-The vocabulary is a dummy of the right size: only token ids are measured.
+Shapes of Llama, Qwen 2, and Qwen 3 with experts. The vocabulary is a dummy of the right
+size: only token ids are measured.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2"}
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe"}
+_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)experts\.(\d+)\.(\w+)\.weight")
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -29,6 +32,12 @@ _NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 
 
@@ -39,11 +48,12 @@ def main() -> None:
     writer = gguf.GGUFWriter(output, _ARCHITECTURES[config["model_type"]])
     add_sizes(writer, config)
     add_vocabulary(writer, config["vocab_size"])
-    for name, values in tensors(checkpoint / "model.safetensors"):
+    for name, values in stacked(tensors(checkpoint / "model.safetensors"), config.get("num_experts", 0)):
         if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
-        kind = gguf.GGMLQuantizationType.Q4_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        wide = values.ndim == 1 or name.endswith("mlp.gate.weight")  # norms, and what chooses experts
+        kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.Q4_0
         writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -66,6 +76,10 @@ def add_sizes(writer: Any, config: dict[str, Any]) -> None:
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
     writer.add_vocab_size(config["vocab_size"])
+    if config.get("num_experts"):
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
 
 
@@ -96,6 +110,20 @@ def tensors(path: Path) -> Iterator[tuple[str, Any]]:
         begin, end = entry["data_offsets"]
         bits = data[begin:end].view(np.uint16).astype(np.uint32) << 16
         yield name, bits.view(np.float32).reshape(entry["shape"])
+
+
+def stacked(found: Iterator[tuple[str, Any]], experts: int) -> Iterator[tuple[str, Any]]:
+    """The same with each layer's experts in one array [experts, rows, columns]."""
+    parts: dict[str, list[Any]] = {}
+    for name, values in found:
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            yield name, values
+            continue
+        whole = f"{match[1]}experts.{match[3]}.weight"
+        parts.setdefault(whole, []).append(values)
+        if len(parts[whole]) == experts:
+            yield whole, np.stack(parts.pop(whole))
 
 
 def gguf_name(name: str) -> str:

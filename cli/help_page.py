@@ -1,0 +1,110 @@
+"""Help pages: options in groups, no line cut, at any width; and what usage errors say."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from genai.errors import OptionError
+
+MODEL, SAMPLING, OUTPUT, ADVANCED = "Model", "Sampling", "Output", "Advanced"
+_KINDS = {"int": "N", "float": "NUMBER", "str": "TEXT", "path": "PATH"}
+# What other programs call an option of ours.
+_ELSEWHERE = {
+    "--context-length": "--ctx-size",
+    "--file": "--prompt",
+    "--max-length": "--max-tokens",
+    "--max-new-tokens": "--max-tokens",
+    "--n-predict": "--max-tokens",
+    "--num-ctx": "--ctx-size",
+    "--num-predict": "--max-tokens",
+    "--temp": "--temperature",
+    "--repetition-penalty": "--repeat-penalty",
+    "--verbosity": "--verbose",
+}
+
+
+def prepare(command: Any) -> None:
+    """Let a command and those below it show their help this way."""
+    children = getattr(command, "commands", {})
+    if not children:
+        command.format_options = lambda ctx, formatter: _write_options(command, ctx, formatter)
+    for child in children.values():
+        # Whole, where an automatic one is cut at the window's width.
+        child.short_help = re.split(r"(?<=[.:]) |\n\n", child.help or "", maxsplit=1)[0].rstrip(":.") + "."
+        prepare(child)
+    for parameter in command.params:
+        if parameter.param_type_name == "argument" and parameter.metavar is None:
+            parameter.metavar = parameter.name.upper()
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for name in (MODEL, SAMPLING, OUTPUT, ADVANCED):
+        groups[f"{name} options"] = []
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            panel = getattr(parameter, "rich_help_panel", None)
+            group = f"{panel} options" if panel else "Options"
+            if parameter.param_type_name == "argument":
+                group = "Arguments"
+            groups[group].append((_kinds_named(record[0]), record[1]))
+    for name, rows in groups.items():
+        if rows:
+            with formatter.section(name):
+                formatter.write_dl(rows)
+    with formatter.section("Environment"):
+        formatter.write_text("Every option can be set by a variable: see docs/environment.md. A flag wins over it.")
+
+
+def _kinds_named(text: str) -> str:
+    """Types as people write them: "<int range>" is N."""
+    return re.sub(
+        r"<(?:list\[)?(\w+)(?: range)?\]?>", lambda found: _KINDS.get(found[1].lower(), found[1].upper()), text
+    )
+
+
+def usage_error(error: Any) -> OptionError:
+    """What typer found wrong with the command line, as an error of ours."""
+    message = error.format_message().rstrip(".")
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx is not None else "genai"
+    listed = f"`{path} -h` lists them"
+    wrong = getattr(error, "option_name", "")
+    if type(error).__name__ == "NoSuchOption" and ctx is not None:
+        known = [name for one in ctx.command.params for name in (*one.opts, *one.secondary_opts) if name[:2] == "--"]
+        near = list(_resembling(wrong, known))
+        fix = f"did you mean {' or '.join(near)}? {listed}" if near else listed
+        return OptionError(f"{path} has no option {wrong}", "it is not one of its options", fix)
+    extra = re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)$", message)
+    if extra and ctx is not None and any("--prompt" in one.opts for one in ctx.command.params):
+        first = next((str(value) for name, value in ctx.params.items() if name == "model" and value), "")
+        text = f"{first} {extra[1]}".strip()
+        return OptionError(
+            f"{path}: too much behind MODEL: {extra[1]}",
+            "one model folder is expected there",
+            f'a text goes in quotes behind -p: `{path} -p "{text}"`',
+        )
+    parameter = getattr(error, "param", None)
+    if parameter is not None and ctx is not None and "ENVIRONMENT" in str(ctx.get_parameter_source(parameter.name)):
+        message += f" (of the variable {parameter.envvar})"
+    return OptionError(
+        f"{path}: {message}", "the command line is not understood", f"`{path} -h` shows how it is written"
+    )
+
+
+def _resembling(wrong: str, known: list[str]) -> Iterator[str]:
+    """Options that look alike, or share a word; the nearest first, three at most."""
+    wrong = "--" + wrong.lstrip("-").replace("_", "-").lower()
+    if _ELSEWHERE.get(wrong) in known:
+        yield _ELSEWHERE[wrong]
+        return
+    words = set(wrong[2:].split("-"))
+    close = difflib.get_close_matches(wrong, known, 3, 0.75)
+    begins = [name for name in known if name.startswith(wrong) or wrong.startswith(name)]
+    shared = [name for name in known if len(words & set(name[2:].split("-")) - {"no", "n"}) > 0]
+    shared.sort(key=lambda name: -difflib.SequenceMatcher(None, wrong, name).ratio())
+    yield from list(dict.fromkeys([*close, *begins, *shared]))[:3]

@@ -1,0 +1,122 @@
+"""Text at the width of a terminal: words stay whole. What goes anywhere else stays as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+# What a poor locale cannot show.
+_PLAIN = str.maketrans({"·": "-", "…": "...", "±": "+-", "×": "x", "–": "-", "“": '"', "”": '"'})
+# Between words and spaces, behind a line's end, and beside what needs no spaces, such as Chinese.
+_BOUNDARY = re.compile(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)|(?<=\n)|(?<=[\u2e80-\uffef])|(?=[\u2e80-\uffef])")
+_LONGEST_WORD = 60
+
+
+def width_of(stream: TextIO | None) -> int | None:
+    """Columns of a terminal; None for what is none."""
+    try:
+        if stream is None or not stream.isatty():
+            return None
+        told = os.environ.get("COLUMNS", "")
+        return int(told) if told.isdecimal() and int(told) else os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):  # closed, or nothing that the system knows
+        return None
+
+
+def is_plain(stream: TextIO) -> bool:
+    """Whether colours and dimmed text are unwelcome."""
+    return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+def wrapped(text: str, width: int | None, hanging: int = 0) -> str:
+    """Every line cut into lines of whole words, which begin where the first does, or `hanging` columns further.
+
+    A word that is longer than a line stays in one piece.
+    """
+    if width is None:
+        return text
+    lines = []
+    for line in text.splitlines():
+        indent = re.match(r"\s*", line)[0]  # type: ignore[index]  # it matches always
+        later = indent + " " * hanging
+        if len(later) > width - 20:
+            later = indent
+        lines += textwrap.wrap(
+            line,
+            max(width - 1, 10),
+            subsequent_indent=later,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        ) or [""]
+    return "\n".join(lines)
+
+
+def table(rows: Sequence[tuple[str, str]], width: int | None) -> str:
+    """Names and what is said of them, in two columns; below each other where the window is too narrow."""
+    first = max(len(name) for name, _ in rows)
+    if width is not None and first > width // 2:
+        return "\n".join(f"{name}\n{wrapped(f'    {text}', width)}" for name, text in rows)
+    return "\n".join(wrapped(f"{name:<{first}}  {text}", width, first + 2) for name, text in rows)
+
+
+def shown_on(text: str, stream: TextIO) -> str:
+    """Text as a stream can write it: signs that its encoding lacks in plain letters."""
+    encoding = getattr(stream, "encoding", None) or "ascii"
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN)
+
+
+def printable(text: str, encoding: str | None = None) -> str:
+    """Text that stdout can write: what its encoding lacks is shown as an escape, and control characters too."""
+    visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    encoding = encoding or sys.stdout.encoding or "ascii"
+    return visible.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class WordWrap:
+    """Text that comes in pieces, for a terminal: a word that does not fit goes to the next line as a whole.
+
+    Args:
+        stream: its width may change meanwhile.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._column, self._held = 0, ""
+
+    def feed(self, text: str) -> str:
+        """What can be written now; the beginning of a word is held back."""
+        self._held += text
+        *whole, self._held = _BOUNDARY.split(self._held)
+        return "".join(map(self._placed, whole)) + (self.flush() if len(self._held) > _LONGEST_WORD else "")
+
+    def flush(self) -> str:
+        """What is still held back."""
+        held, self._held = self._held, ""
+        return self._placed(held)
+
+    def _placed(self, part: str) -> str:
+        """A word, or the space between two, behind what was written."""
+        from prompt_toolkit.utils import get_cwidth
+
+        if "\n" in part:
+            self._column = get_cwidth(part.rsplit("\n", 1)[1])
+            return part
+        width = width_of(self._stream)
+        taken = get_cwidth(part.expandtabs())
+        if width is None or not self._column or self._column + taken < width:
+            self._column = (self._column + taken) % (width or sys.maxsize)
+            return part
+        if part.isspace():
+            self._column = width  # the next word begins a line, and takes the space's place
+            return ""
+        self._column = taken % width
+        return f"\n{part}"

@@ -1,0 +1,70 @@
+"""The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
+
+from .completion import ChatReply as ChatReply, Completion as Completion
+from .config import Config as Config
+from .errors import GenaiError as GenaiError
+from .generator import Generator as Generator, GeneratorParams as GeneratorParams
+from .llm import LLM as LLM
+from .log import set_log_callback as set_log_callback, set_log_options as set_log_options
+from .model import Model as Model
+from .sampling_params import SamplingParams as SamplingParams
+from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
+from .session.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
+from .session.custom_ops import register_op as register_op
+from .session.errors import (
+    EngineError as EngineError,
+    EPFail as EPFail,
+    Fail as Fail,
+    InvalidArgument as InvalidArgument,
+    InvalidGraph as InvalidGraph,
+    InvalidProtobuf as InvalidProtobuf,
+    ModelLoadCanceled as ModelLoadCanceled,
+    ModelLoaded as ModelLoaded,
+    NoModel as NoModel,
+    NoSuchFile as NoSuchFile,
+    NotImplemented as NotImplemented,
+    RuntimeException as RuntimeException,
+)
+from .session.inference_session import InferenceSession as InferenceSession
+from .session.machine import (
+    cuda_version as cuda_version,
+    disable_telemetry_events as disable_telemetry_events,
+    enable_telemetry_events as enable_telemetry_events,
+    get_build_info as get_build_info,
+    get_version_string as get_version_string,
+    has_collective_ops as has_collective_ops,
+    package_name as package_name,
+    preload_dlls as preload_dlls,
+    print_debug_info as print_debug_info,
+    set_default_logger_severity as set_default_logger_severity,
+    set_default_logger_verbosity as set_default_logger_verbosity,
+    set_global_thread_pool_sizes as set_global_thread_pool_sizes,
+    set_seed as set_seed,
+)
+from .session.options import (
+    ExecutionMode as ExecutionMode,
+    ExecutionOrder as ExecutionOrder,
+    GraphOptimizationLevel as GraphOptimizationLevel,
+    RunOptions as RunOptions,
+    SessionOptions as SessionOptions,
+)
+from .session.providers import (
+    get_all_providers as get_all_providers,
+    get_available_providers as get_available_providers,
+    get_device as get_device,
+)
+from .session.values import (
+    OrtAllocatorType as OrtAllocatorType,
+    OrtDevice as OrtDevice,
+    OrtDeviceMemoryType as OrtDeviceMemoryType,
+    OrtDeviceVendorId as OrtDeviceVendorId,
+    OrtMemoryInfo as OrtMemoryInfo,
+    OrtMemoryInfoDeviceType as OrtMemoryInfoDeviceType,
+    OrtMemType as OrtMemType,
+    OrtValue as OrtValue,
+    copy_tensors as copy_tensors,
+)
+from .tensor import NamedTensors as NamedTensors, Tensor as Tensor
+from .tokenizer import Tokenizer as Tokenizer, TokenizerStream as TokenizerStream
+
+__version__: str

@@ -1,0 +1,165 @@
+"""Attention, GELU and layer normalisation, which exporters write out in many nodes, become one node each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir import Graph, Model, Node
+from ..node import MS, OURS
+from ..types import TensorType
+from . import base
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """scale * query @ keys + bias: what goes into the softmax. keys: [..., size, S]; bias "" = none."""
+
+    query: str
+    keys: str
+    bias: str
+    scale: float
+
+
+@base.graph_rule(base.Level.EXTENDED, domain=OURS)
+def fuse_attention(model: Model, graph: Graph) -> int:
+    """softmax(scale * query @ keys + bias) @ values -> genai::DenseAttention(query, keys, values, bias).
+
+    Factors may stand at the queries, the keys or their product. A softmax whose NaN become 0 (rows that a mask hides
+    whole, as torch writes them) is recognised, too.
+    """
+    # Before version 13 a Softmax without an axis went over all axes from the second on.
+    default_axis = -1 if (model.opset_version() or 0) >= 13 else 1
+    return sum(_fuse(graph, node, default_axis) for node in list(graph.nodes))
+
+
+def _fuse(graph: Graph, product: Node, default_axis: int) -> bool:
+    if product.key != ("", "MatMul"):
+        return False
+    softmax, nan_is_zero = _softmax(graph, product.input(0), default_axis)
+    if softmax is None or not _is_4d_float(graph, softmax.output(0)):
+        return False
+    scores = _scores(graph, softmax.input(0))
+    if scores is None or not all(_is_4d_float(graph, name) for name in (scores.query, scores.keys, product.input(1))):
+        return False
+    inputs = [scores.query, scores.keys, product.input(1), *([scores.bias] if scores.bias else [])]
+    form: dict[str, Any] = {"scale": scores.scale, "nan_is_zero": int(nan_is_zero)}
+    return base.replaced(graph, product, "DenseAttention", inputs, domain=OURS, **form)
+
+
+_NAN_TO_ZERO = base.Form("Where", base.Form("IsNaN", "weights", once=True, name="test"), 0.0, "weights")
+
+
+def _softmax(graph: Graph, name: str, default_axis: int) -> tuple[Node | None, bool]:
+    """The Softmax over the last axis behind a value that nothing else uses; and whether its NaN were made 0."""
+    where = base.made_by(graph, name, "Where")
+    guarded = base.find(graph, where, _NAN_TO_ZERO) if where is not None else {}
+    softmax = base.made_by(graph, guarded["weights"] if guarded else name, "Softmax")
+    fits = where is None or (
+        bool(guarded) and _users(graph, guarded["weights"]) == {where, graph.producer(guarded["test"])}
+    )
+    if softmax is None or not fits or base.only_user(graph, name) is None:
+        return None, False
+    return (softmax if softmax.attribute("axis", default_axis) in (-1, 3) else None), where is not None
+
+
+def _users(graph: Graph, name: str) -> set[Node]:
+    return set() if graph.is_output(name) else set(graph.consumers(name))
+
+
+def _scores(graph: Graph, name: str) -> _Scores | None:
+    if base.only_user(graph, name) is None:
+        return None
+    addition = base.made_by(graph, name, "Add")
+    if addition is None:
+        return _product(graph, name, "")
+    for inner, bias in base.both_orders(addition):
+        found = _product(graph, inner, bias) if base.is_float32(graph, bias) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _product(graph: Graph, name: str, bias: str) -> _Scores | None:
+    inner, scale = base.without_factors(graph, name)
+    product = base.made_by(graph, inner, "MatMul")
+    if product is None or base.only_user(graph, inner) is None or base.only_user(graph, name) is None:
+        return None
+    (query, first), (keys, second) = (base.without_factors(graph, source) for source in product.inputs)
+    return _Scores(query, keys, bias, scale * first * second)
+
+
+def _is_4d_float(graph: Graph, name: str) -> bool:
+    known = graph.type_of(name)
+    rank = len(known.shape) if isinstance(known, TensorType) and known.shape is not None else None
+    return rank == 4 and base.is_float32(graph, name)
+
+
+def _halved(curve: base.Form) -> tuple[base.Form, ...]:
+    """x * 0.5 * (1 + curve), in any order of the products."""
+    shifted = base.Form("Add", curve, 1.0, once=True)
+    return (
+        base.Form("Mul", base.Form("Mul", "x", 0.5), shifted),
+        base.Form("Mul", base.Form("Mul", "x", shifted, once=True), 0.5),
+        base.Form("Mul", base.Form("Mul", shifted, 0.5, once=True), "x"),
+    )
+
+
+_OVER_ROOT = (base.Form("Div", "x", math.sqrt(2)), base.Form("Mul", "x", math.sqrt(0.5)))
+_CUBIC = base.Form("Add", "x", base.Form("Mul", base.Form("Pow", "x", 3.0), 0.044715))
+_GELUS = {
+    "Gelu": _halved(base.Form("Erf", _OVER_ROOT, once=True)),
+    "FastGelu": _halved(base.Form("Tanh", base.Form("Mul", _CUBIC, math.sqrt(2 / math.pi)), once=True)),
+}
+
+
+@base.node_rule(base.Level.EXTENDED, ("", "Mul"), domain=MS)
+def fuse_gelu(graph: Graph, end: Node) -> bool:
+    """x * 0.5 * (1 + Erf(x / sqrt 2)), in any order of the products -> com.microsoft::Gelu(x), for float32.
+
+    With Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)) in place of Erf -> com.microsoft::FastGelu(x).
+    """
+    for op_type, forms in _GELUS.items():
+        for form in forms:
+            found = base.find(graph, end, form)
+            if found and base.is_float32(graph, found["x"]):
+                return base.replaced(graph, end, op_type, [found["x"]], domain=MS)
+    return False
+
+
+_CENTRED = base.Form("Sub", "x", base.Form("ReduceMean", "x", name="mean"), name="centred")
+_SQUARE = (base.Form("Pow", "centred", 2.0), base.Form("Mul", "centred", "centred"))
+_DEVIATION = base.Form("Sqrt", base.Form("Add", base.Form("ReduceMean", _SQUARE, name="variance"), "epsilon"))
+_SCALED = base.Form("Mul", base.Form("Div", _CENTRED, _DEVIATION, once=True), "scale", once=True)
+
+
+@base.node_rule(base.Level.EXTENDED, ("", "Add"), since=17)
+def fuse_layer_norm(graph: Graph, end: Node) -> bool:
+    """(x - mean(x)) / sqrt(mean((x - mean(x)) ^ 2) + epsilon) * scale + bias over the last axis -> LayerNormalization.
+
+    Only where scale and bias are constant vectors, and from operator set 17 on, which has this operator.
+    """
+    found = base.find(graph, end, base.Form("Add", _SCALED, "bias"))
+    if not found or not base.is_float32(graph, found["x"]):
+        return False
+    epsilon = base.number(graph, found["epsilon"])
+    tensors = [graph.constant_tensor(found[name]) for name in ("scale", "bias")]
+    if epsilon is None or any(tensor is None or len(tensor.shape) != 1 for tensor in tensors):
+        return False
+    if not all(_is_along_last_axis(graph, found[name]) for name in ("mean", "variance")):
+        return False
+    inputs = [found[name] for name in ("x", "scale", "bias")]
+    return base.replaced(graph, end, "LayerNormalization", inputs, axis=-1, epsilon=epsilon)
+
+
+def _is_along_last_axis(graph: Graph, name: str) -> bool:
+    """Whether a mean is taken over its last axis, which is kept."""
+    mean = graph.producer(name)
+    if mean is None or not int(mean.attribute("keepdims", 1)):
+        return False
+    axes = mean.attribute("axes")
+    if axes is None and mean.input(1):
+        found = graph.constant(mean.input(1))
+        axes = None if found is None else found.reshape(-1).tolist()
+    return axes is not None and [int(axis) for axis in axes] == [-1]

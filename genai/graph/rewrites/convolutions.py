@@ -1,0 +1,143 @@
+"""What stands beside a convolution becomes part of it: a Pad, a normalisation, an activation, an addition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ir import DataType, Graph, Node
+from ..node import MS
+from ..types import TensorType
+from .base import Level, followed_by, is_float32, made_by, node_rule, number, only_user, other_input, same_type
+
+
+@node_rule(Level.BASIC, ("", "Conv"), ("", "QLinearConv"))
+def fold_pad_into_conv(graph: Graph, conv: Node) -> bool:
+    """Conv(Pad(x)) with constant pads of zeros on the spatial axes -> Conv(x) with larger pads.
+
+    QLinearConv likewise, where what is filled in is the zero point.
+    """
+    if conv.attribute("auto_pad", "NOTSET") != "NOTSET":
+        return False
+    # Number that a convolution's own pads stand for.
+    nothing = 0.0 if conv.op_type == "Conv" else number(graph, conv.input(2))
+    pad = made_by(graph, conv.input(0), "Pad")
+    if pad is None or only_user(graph, pad.output(0)) is not conv or pad.input(3):
+        return False
+    found = pad.attribute("pads") if not pad.input(1) else graph.constant(pad.input(1))
+    filling = pad.attribute("value", 0.0) if not pad.input(2) else number(graph, pad.input(2))
+    if found is None or nothing is None or filling != nothing or pad.attribute("mode", "constant") != "constant":
+        return False
+    sizes = [int(size) for size in found]
+    rank = len(sizes) // 2
+    if rank < 3 or any(size < 0 for size in sizes) or any(sizes[i] for i in (0, 1, rank, rank + 1)):
+        return False
+    own = conv.attribute("pads") or [0] * (2 * rank - 4)
+    added = sizes[2:rank] + sizes[rank + 2 :]
+    if len(own) != len(added):
+        return False
+    conv.set_attribute("pads", [a + b for a, b in zip(own, added, strict=True)])
+    conv.inputs[0] = pad.input(0)
+    graph.update(conv)
+    return True
+
+
+@node_rule(Level.EXTENDED, ("", "Conv"), domain=MS)
+def fuse_conv_activation(graph: Graph, conv: Node) -> bool:
+    """Relu(Conv(x, w, b)) or Clip(Conv(...)) with constant limits -> com.microsoft::FusedConv, for float32."""
+    after = only_user(graph, conv.output(0))
+    if after is None or after.input(0) != conv.output(0) or not is_float32(graph, conv.input(1)):
+        return False
+    if after.key not in (("", "Relu"), ("", "Clip")):
+        return False
+    parameters = [] if after.op_type == "Relu" else _limits(graph, after)
+    if parameters is None:
+        return False
+    fused = conv.copy()
+    fused.op_type, fused.domain, fused.outputs = "FusedConv", MS, list(after.outputs)
+    fused.set_attribute("activation", after.op_type)
+    if parameters:
+        fused.set_attribute("activation_params", parameters)
+    graph.replace_node(after, fused)
+    graph.remove_nodes([conv])
+    return True
+
+
+def _limits(graph: Graph, clip: Node) -> list[float] | None:
+    """Both limits of a Clip, if constant."""
+    known = graph.type_of(clip.output(0))
+    if isinstance(known, TensorType) and known.dtype is not DataType.FLOAT:
+        return None
+    found = [
+        number(graph, clip.input(index)) if clip.input(index) else clip.attribute(name)
+        for index, name in ((1, "min"), (2, "max"))
+    ]
+    return None if None in found else [float(value) for value in found if value is not None]
+
+
+@node_rule(Level.EXTENDED, ("", "Add"), domain=MS)
+def fuse_conv_addition(graph: Graph, addition: Node) -> bool:
+    """Add(Conv(x, w, b), z) of one shape, and a Relu after it -> com.microsoft::FusedConv(x, w, b, z).
+
+    Only for constant kernels in one group, which add z while their results are at hand.
+    """
+    for name in addition.inputs:
+        other = other_input(addition, name)
+        conv = made_by(graph, name, "Conv")
+        if other is None or conv is None or only_user(graph, name) is not addition or conv.attribute("group", 1) != 1:
+            continue
+        weight = graph.constant_tensor(conv.input(1))
+        constant = weight is not None and (not conv.input(2) or graph.constant_tensor(conv.input(2)) is not None)
+        if not constant or not is_float32(graph, conv.input(1)) or not same_type(graph, name, other):
+            continue
+        relu = followed_by(graph, addition.output(0), "Relu")
+        fused = conv.copy()
+        fused.op_type, fused.domain = "FusedConv", MS
+        fused.inputs = [conv.input(0), conv.input(1), conv.input(2), other]
+        fused.outputs = list((relu or addition).outputs)
+        if relu is not None:
+            fused.set_attribute("activation", "Relu")
+        graph.replace_node(relu or addition, fused)
+        graph.remove_nodes([conv] if relu is None else [addition, conv])
+        return True
+    return False
+
+
+@node_rule(Level.BASIC, ("", "Conv"))
+def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
+    """BatchNormalization(Conv(x, w, b)) with constants, in inference -> Conv(x, w', b')."""
+    norm = followed_by(graph, conv.output(0), "BatchNormalization")
+    if norm is None or norm.input(0) != conv.output(0):
+        return False
+    if any(norm.outputs[1:]) or norm.attribute("training_mode", 0) or not norm.attribute("spatial", 1):
+        return False
+    weight = _float(graph, conv.input(1))
+    bias = _float(graph, conv.input(2)) if conv.input(2) else None
+    scale, shift, mean, variance = (_float(graph, norm.input(index)) for index in range(1, 5))
+    if weight is None or scale is None or shift is None or mean is None or variance is None:
+        return False
+    if conv.input(2) and bias is None:
+        return False
+    factor = scale / np.sqrt(variance + np.float64(norm.attribute("epsilon", 1e-5)))
+    new_weight = weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
+    new_bias = shift + ((0 if bias is None else bias) - mean) * factor
+    conv.inputs[1:] = [
+        graph.add_constant(f"{conv.output(0)}_{part}", values.astype(np.float32))
+        for part, values in (("weight", new_weight), ("bias", new_bias))
+    ]
+    outputs = norm.outputs[:1]
+    graph.remove_nodes([norm])
+    graph.values.pop(conv.output(0), None)
+    conv.outputs[:] = outputs
+    graph.update(conv)
+    return True
+
+
+def _float(graph: Graph, name: str) -> NDArray[Any] | None:
+    """A float32 constant as float64, or None."""
+    tensor = graph.constant_tensor(name)
+    if tensor is None or tensor.dtype is not DataType.FLOAT:
+        return None
+    return tensor.array().astype(np.float64)

@@ -1,0 +1,196 @@
+"""Rules for decoders: fused forms that their kernels know, weights that stay packed, and wider floats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...ops.products import BLOCK_PRODUCT
+from ..ir import Attribute, DataType, Graph, Model, Node, Tensor
+from ..node import MS, OURS
+from ..types import TensorType
+from .base import Form, Level, Rewrite, bias_after, find, node_rule, replaced
+
+_SILU = (
+    Form("Mul", "gate", Form("Sigmoid", "gate", once=True, name="squashed"), once=True, name="silu"),
+    Form("Swish", "gate", once=True, name="silu"),
+)
+
+
+@node_rule(Level.EXTENDED, ("", "Mul"), domain=OURS)
+def fuse_swiglu(graph: Graph, node: Node) -> bool:
+    """Mul(Mul(gate, Sigmoid(gate)), up), operands in any order, or Mul(Swish(gate), up) -> genai::SwiGLU(gate, up)."""
+    found = find(graph, node, Form("Mul", _SILU, "up"))
+    inner = [made for name in ("silu", "squashed") if (made := graph.producer(found.get(name, ""))) is not None]
+    if not inner or inner[0].attribute("alpha", 1.0) != 1.0 or not _same_shape(graph, found["gate"], found["up"]):
+        return False
+    replaced(graph, node, "SwiGLU", [found["gate"], found["up"]], domain=OURS)
+    graph.remove_nodes(inner)
+    return True
+
+
+def _same_shape(graph: Graph, left: str, right: str) -> bool:
+    """Broadcasting is not fused: both sides must be per-token rows of one width."""
+    first, second = (getattr(graph.type_of(name), "shape", None) for name in (left, right))
+    if first is None or second is None or len(first) != len(second):
+        return False
+    return bool(first[-1] == second[-1] is not None)
+
+
+_BIAS_INPUT = 5
+
+
+@node_rule(Level.EXTENDED, (MS, BLOCK_PRODUCT))
+def fuse_matmul_bias(graph: Graph, product: Node) -> bool:
+    """Add(product(x, …), bias) with a constant bias [N] -> product(x, …, bias)."""
+    found = bias_after(graph, product.output(0), int(product.attribute("N", 0)))
+    if found is None or product.input(_BIAS_INPUT):
+        return False
+    addition, bias = found
+    product.inputs += [""] * (_BIAS_INPUT + 1 - len(product.inputs))
+    product.inputs[_BIAS_INPUT] = bias
+    graph.remove_nodes([addition])
+    product.outputs[:] = addition.outputs
+    graph.update(product)
+    return True
+
+
+# What the kernels sum exactly within a block, and in whole runs of bytes.
+_BLOCK_SIZES = range(16, 257, 16)
+_BITS = {DataType.INT4: 4, DataType.UINT4: 4, DataType.INT8: 8, DataType.UINT8: 8}
+_SIGNED = (DataType.INT4, DataType.INT8)
+
+
+@node_rule(Level.ALL, ("", "MatMul"), domain=OURS)
+def pack_dequantized_products(graph: Graph, node: Node) -> bool:
+    """MatMul(x, DequantizeLinear(w, scale, zero point)) -> genai::DequantizedMatMul(x, bytes of w, scale, zero point).
+
+    w is a constant [K, N] of 4 or 8 bits, with scales per block of K, per column or one for all; or [N, K] behind a
+    Transpose. 4-bit weights stay as they lie in the file, two to a byte.
+    """
+    source, transposed = graph.producer(node.inputs[1]), 0
+    if source is not None and source.key == ("", "Transpose") and source.attribute("perm", None) in (None, [1, 0]):
+        source, transposed = graph.producer(source.inputs[0]), 1
+    if source is None or source.key != ("", "DequantizeLinear"):
+        return False
+    weight, scale = graph.constant_tensor(source.input(0)), graph.constant_tensor(source.input(1))
+    if weight is None or scale is None or weight.dtype not in _BITS or len(weight.shape) != 2 or 0 in weight.shape:
+        return False
+    if source.input(2) and graph.constant_tensor(source.input(2)) is None:
+        return False
+    block = _block_size(source, weight, scale, contraction=transposed)
+    if block is None or (_BITS[weight.dtype] == 4 and weight.shape[1] % 2):  # rows that end within a byte
+        return False
+    form: dict[str, Any] = {"bits": _BITS[weight.dtype], "block_size": block, "signed": int(weight.dtype in _SIGNED)}
+    inputs = [node.inputs[0], _bytes(graph, weight), *source.inputs[1:]]
+    return replaced(graph, node, "DequantizedMatMul", inputs, domain=OURS, **form, transposed=transposed)
+
+
+def _block_size(source: Node, weight: Tensor, scale: Tensor, *, contraction: int) -> int | None:
+    """Inputs that share a scale: a block size, 0 for all of them; None if the scales lie along another axis."""
+    axis = int(source.attribute("axis", 1)) % 2
+    block = int(source.attribute("block_size", 0))
+    if block:
+        return block if axis == contraction and block in _BLOCK_SIZES else None
+    if scale.num_elements == 1:
+        return 0
+    return 0 if axis != contraction and scale.shape == (weight.shape[1 - contraction],) else None
+
+
+def _bytes(graph: Graph, weight: Tensor) -> str:
+    """The constant as bytes, over the same storage."""
+    name = f"{weight.name}/bytes"
+    if name not in graph.initializers:
+        rows, columns = weight.shape
+        data = weight.raw().view(np.uint8).reshape(rows, columns * _BITS[weight.dtype] // 8)
+        graph.add_initializer(Tensor.from_array(name, data))
+    return name
+
+
+_QUERY, _KEY, _COS, _LONG_COS, _Q_NORM, _K_NORM = 0, 1, 3, 5, 8, 9
+
+
+def fuse_rotation(position_ids: str) -> Rewrite:
+    """PagedAttention(RotaryEmbedding(q), RotaryEmbedding(k), v) -> PagedAttention(q, k, v, cos, sin) with do_rotary.
+
+    Args:
+        position_ids: the graph input by which both must be rotated; attention knows the same numbers from its step.
+    """
+
+    @node_rule(Level.EXTENDED, (OURS, "PagedAttention"))
+    def fuse_rotation(graph: Graph, attention: Node) -> bool:
+        given = [*attention.inputs, *[""] * (_K_NORM + 1 - len(attention.inputs))]
+        if attention.attribute("do_rotary", 0) or any(given[i] for i in (_COS, _LONG_COS, _Q_NORM, _K_NORM)):
+            return False
+        query, key = (
+            _rotation(graph, attention, given[index], int(attention.attribute(heads, 0)), position_ids)
+            for index, heads in ((_QUERY, "num_heads"), (_KEY, "kv_num_heads"))
+        )
+        if query is None or key is None or query.inputs[1:4] != key.inputs[1:4]:
+            return False
+        interleaved = int(query.attribute("interleaved", 0))
+        if interleaved != int(key.attribute("interleaved", 0)):
+            return False
+        given[_QUERY], given[_KEY] = query.inputs[0], key.inputs[0]
+        given[_COS : _COS + 2] = query.inputs[2:4]
+        attention.inputs = given
+        attention.set_attribute("do_rotary", 1)
+        attention.set_attribute("rotary_interleaved", interleaved)
+        graph.update(attention)
+        graph.remove_nodes([query, key])
+        return True
+
+    return fuse_rotation
+
+
+def _rotation(graph: Graph, attention: Node, name: str, heads: int, position_ids: str) -> Node | None:
+    """The rotation that makes this value for this attention alone, if attention can do the same."""
+    node = graph.producer(name) if name else None
+    if node is None or node.key != (MS, "RotaryEmbedding"):
+        return None
+    if graph.consumers(name) != [attention] or graph.is_output(name) or node.inputs[1] != position_ids:
+        return None
+    if float(node.attribute("scale", 1.0)) != 1.0 or int(node.attribute("is_packed_batching", 0)):
+        return None
+    given = getattr(graph.type_of(node.inputs[0]), "shape", None)
+    table = getattr(graph.type_of(node.inputs[2]), "shape", None)
+    if given is None or table is None or len(given) != 3 or not isinstance(table[1], int):
+        return None
+    own_heads = int(node.attribute("num_heads", 0))
+    if not own_heads and isinstance(given[2], int):
+        own_heads = given[2] // (2 * table[1])
+    return node if own_heads == heads else None
+
+
+_NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
+
+
+def widen_floats(model: Model) -> None:
+    """Make float16 and bfloat16 float32 everywhere; constants of theirs stay as they are stored, behind a Cast.
+
+    What the graph rounds on the way is not rounded then, so that results are nearer to the exact ones.
+    """
+    for graph in list(model.graphs()):
+        _widen(graph)
+
+
+def _widen(graph: Graph) -> None:
+    for value in (*graph.inputs, *graph.outputs, *graph.values.values()):
+        if isinstance(value.type, TensorType) and value.type.dtype in _NARROW:
+            value.type = replace(value.type, dtype=DataType.FLOAT)
+    for node in graph.nodes:
+        for name, attribute in node.attributes.items():
+            if node.key == ("", "Cast") and name == "to" and attribute.value in _NARROW:
+                node.attributes[name] = Attribute.of(name, int(DataType.FLOAT))
+            elif isinstance(attribute.value, Tensor) and attribute.value.dtype in _NARROW:
+                wide = attribute.value.array().astype(np.float32)
+                node.attributes[name] = Attribute.of(name, Tensor.from_array(attribute.value.name, wide))
+    casts = []
+    for tensor in [tensor for tensor in graph.initializers.values() if tensor.dtype in _NARROW]:
+        name = graph.fresh_name(f"{tensor.name}/float32")
+        graph.replace_uses(tensor.name, name)
+        casts.append(Node("Cast", [tensor.name], [name], "", name, {"to": Attribute.of("to", int(DataType.FLOAT))}))
+    graph.nodes[:0] = casts
+    graph.invalidate()

@@ -1,0 +1,216 @@
+"""Shapes that are known before a run become constants, and reshapes to extents that are there already copy them.
+
+Shape inference names an open extent where the model does. Here every extent has a name, so that "as many rows as this
+value has" can be told even where nothing else is known of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set as AbstractSet
+from dataclasses import replace
+
+import numpy as np
+
+from ..ir import DataType, Graph, Model, Node, Tensor
+from ..node import MS, OURS
+from ..shape_values import MAX_ELEMENTS, ShapeValue, computed_value, constant_value, is_shape_computation
+from ..types import TensorType, Type, broadcast_dims
+from .base import Level, graph_rule
+
+Extents = tuple[int | str, ...]
+
+_KEPT = frozenset(
+    {
+        ("", "LayerNormalization"), ("", "Softmax"), ("", "Gelu"), ("", "Relu"), ("", "Tanh"), ("", "Erf"),
+        ("", "Sigmoid"), ("", "Cast"), ("", "Identity"), ("", "QuantizeLinear"), ("", "DequantizeLinear"),
+        ("", "DynamicQuantizeLinear"), (MS, "Gelu"), (MS, "FastGelu"),
+    }
+)  # fmt: skip
+# Products with a constant matrix, and which input is added to their results (0 = none).
+_PRODUCTS = {
+    ("", "MatMul"): 0, ("", "MatMulInteger"): 0, (OURS, "Linear"): 3, (MS, "MatMulIntegerToFloat"): 0,
+    (OURS, "IntegerLinear"): 7,
+}  # fmt: skip
+_SUMS = frozenset({("", "Add"), ("", "Sub"), ("", "Mul"), ("", "Div")})
+
+
+class KnownExtents:
+    """Extents of a graph's values; nodes are told in order by `follow`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._found: dict[str, Extents | None] = {}
+
+    def of(self, name: str) -> Extents | None:
+        """A number or a name per axis; None where the number of axes is open."""
+        if name not in self._found:
+            known = self._graph.type_of(name) if name else None
+            shape = known.shape if isinstance(known, TensorType) else None
+            self._found[name] = (
+                None
+                if shape is None
+                else tuple(f"{name}[{axis}]" if extent is None else extent for axis, extent in enumerate(shape))
+            )
+        return self._found[name]
+
+    def type_of(self, name: str) -> TensorType | None:
+        """A value's type with these extents."""
+        known, extents = self._graph.type_of(name) if name else None, self.of(name)
+        return replace(known, shape=extents) if isinstance(known, TensorType) and extents is not None else None
+
+    def follow(self, node: Node) -> None:
+        """Carry the extents of a node's inputs to its first output, where its operator keeps them."""
+        rule = _RULES.get(node.key)
+        derived = None if rule is None else rule(self, node)
+        inferred = self.of(node.output(0))
+        if derived is None or (inferred is not None and len(inferred) != len(derived)):
+            return
+        numbers = inferred or derived
+        self._found[node.output(0)] = tuple(
+            number if isinstance(number, int) else extent for number, extent in zip(numbers, derived, strict=True)
+        )
+
+    def kept(self, node: Node) -> Extents | None:
+        return self.of(node.input(0))
+
+    def product(self, node: Node) -> Extents | None:
+        x, weight = self.of(node.input(0)), self._graph.constant_tensor(node.input(1))
+        if not x or weight is None or len(weight.shape) != 2:
+            return None
+        result, addend = (*x[:-1], weight.shape[1]), _PRODUCTS[node.key]
+        return self._broadcast(node, result, self.of(node.input(addend))) if addend and node.input(addend) else result
+
+    def elementwise(self, node: Node) -> Extents | None:
+        return self._broadcast(node, self.of(node.input(0)), self.of(node.input(1)))
+
+    def _broadcast(self, node: Node, a: Extents | None, b: Extents | None) -> Extents | None:
+        if a is None or b is None:
+            return None
+        names = (f"{node.output(0)}[{axis}]" for axis in range(max(len(a), len(b))))
+        return tuple(name if dim is None else dim for dim, name in zip(broadcast_dims(a, b), names, strict=True))
+
+    def turned(self, node: Node) -> Extents | None:
+        x = self.of(node.input(0))
+        order = None if x is None else node.attribute("perm", None) or range(len(x))[::-1]
+        return None if x is None or order is None or sorted(order) != [*range(len(x))] else tuple(x[i] for i in order)
+
+    def reshaped(self, node: Node) -> Extents | None:
+        x, target = self.of(node.input(0)), self._graph.constant_tensor(node.input(1))
+        if x is None or target is None or len(target.shape) != 1 or node.attribute("allowzero", 0):
+            return None
+        extents: list[int | str] = []
+        for axis, extent in enumerate(target.array().tolist()):
+            if extent == 0 and axis >= len(x):
+                return None
+            extents.append(x[axis] if extent == 0 else f"{node.output(0)}[{axis}]" if extent < 0 else extent)
+        return tuple(extents)
+
+    def attention(self, node: Node) -> Extents | None:
+        query, keys, values = (self.of(node.input(index)) for index in range(3))
+        if query is None or keys is None or values is None or not query[:2] == keys[:2] == values[:2]:
+            return None
+        return (*query[:3], *values[3:])
+
+
+_RULES: dict[tuple[str, str], Callable[[KnownExtents, Node], Extents | None]] = {
+    **dict.fromkeys(_KEPT, KnownExtents.kept),
+    **dict.fromkeys(_PRODUCTS, KnownExtents.product),
+    **dict.fromkeys(_SUMS, KnownExtents.elementwise),
+    ("", "Transpose"): KnownExtents.turned,
+    ("", "Reshape"): KnownExtents.reshaped,
+    (OURS, "DenseAttention"): KnownExtents.attention,
+}
+
+
+# In a Reshape's target: the input's extent at this place.
+_COPY = 0
+_FOLDED = ("Shape", "Size", "Gather")
+
+
+@graph_rule(Level.BASIC)
+def fold_known_shapes(model: Model, graph: Graph) -> int:
+    """Shape(x), Size(x), and elements of shapes such as Shape(x)[2] -> constants, where the extents are known."""
+    folded = []
+    # Arithmetic is left to constant folding.
+    wanted = {node.output(0) for node in graph.nodes if node.op_type in _FOLDED and not graph.is_output(node.output(0))}
+    for node, value in _shape_values(model, graph, graph.type_of, wanted):
+        if value is None or node.output(0) not in wanted or not all(isinstance(dim, int) for dim in value.dims):
+            continue
+        known = graph.type_of(node.output(0))
+        if node.op_type == "Gather" and not (isinstance(known, TensorType) and known.dtype is DataType.INT64):
+            continue
+        array = np.array(value.dims, np.int64)
+        graph.values.pop(node.output(0), None)
+        graph.add_initializer(Tensor.from_array(node.output(0), array.reshape(()) if value.is_scalar else array))
+        folded.append(node)
+    graph.remove_nodes(folded)
+    return len(folded)
+
+
+@graph_rule(Level.EXTENDED)
+def fold_known_reshapes(model: Model, graph: Graph) -> int:
+    """Reshape(x, Concat(Shape(x)[0], Shape(x)[1], [12, 64])) -> Reshape(x, [0, 0, 12, 64]).
+
+    Wherever every extent of the target is a number, or an extent that x has at the same place (see `KnownExtents`).
+    """
+    reshapes = [node for node in graph.nodes if _is_computed(graph, node)]
+    if not reshapes:
+        return 0
+    extents = KnownExtents(graph)
+    for node in graph.nodes:
+        extents.follow(node)
+    targets = {
+        node.output(0): value
+        for node, value in _shape_values(model, graph, extents.type_of, {node.input(1) for node in reshapes})
+    }
+    return sum(_fold(graph, node, targets, extents) for node in reshapes)
+
+
+def _is_computed(graph: Graph, node: Node) -> bool:
+    """Whether this is a Reshape whose target is no constant."""
+    return node.key == ("", "Reshape") and len(node.inputs) == 2 and graph.constant_tensor(node.inputs[1]) is None
+
+
+def _shape_values(
+    model: Model, graph: Graph, type_of: Callable[[str], Type | None], wanted: AbstractSet[str]
+) -> Iterator[tuple[Node, ShapeValue | None]]:
+    """The nodes that compute shapes for the values wanted, in order, and what is known of their results."""
+    needed, computing = set(wanted), []
+    for node in reversed(graph.nodes):
+        if node.output(0) not in needed or not is_shape_computation(node) or model.function(node) is not None:
+            continue
+        if not any(a.ref_attr_name for a in node.attributes.values()):
+            computing.append(node)
+            needed.update(node.inputs)
+    values: dict[str, ShapeValue | None] = {}
+    version = model.opset_version() or 1
+    for node in reversed(computing):
+        # Of types only the first input's is asked for.
+        types = [type_of(node.inputs[0])] if node.op_type in ("Shape", "Size") else []
+        given = [values[name] if name in values else _constant(graph, name) for name in node.inputs]
+        values[node.output(0)] = value = computed_value(node, version, given, types)
+        yield node, value
+
+
+def _constant(graph: Graph, name: str) -> ShapeValue | None:
+    tensor = graph.constant_tensor(name)
+    return constant_value(tensor.array()) if tensor is not None and tensor.num_elements <= MAX_ELEMENTS else None
+
+
+def _fold(graph: Graph, node: Node, targets: Mapping[str, ShapeValue | None], known: KnownExtents) -> bool:
+    target, source = targets.get(node.input(1)), known.of(node.input(0))
+    if target is None or target.is_scalar or source is None:
+        return False
+    if node.attribute("allowzero", 0) or any(item.ref_attr_name for item in node.attributes.values()):
+        return False
+    extents: list[int] = []
+    for place, extent in enumerate(target.dims):
+        if isinstance(extent, int):
+            extents.append(extent)
+        elif extent is not None and place < len(source) and source[place] == extent:
+            extents.append(_COPY)
+        else:
+            return False
+    node.inputs[1] = graph.add_constant(f"{node.input(1)}/known", np.asarray(extents, np.int64))
+    graph.update(node)
+    return True

@@ -1,0 +1,155 @@
+"""The ceilings of this machine: reading memory bounds decoding, multiplying bounds the reading of prompts."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from genai.kernels.host.machine import default_threads
+from genai.kernels.host.measuring import LANES, Threads, ceilings, huge_array, program_of
+
+from .processor import Processor, read_processor, request_amx_tiles
+
+_SMALLEST, _LARGEST = 256 * 2**20, 512 * 2**20
+_CACHES = 4
+_SHARE_OF_FREE = 8
+# Items that are worth a thread: 1 MiB.
+_GRAIN = 2**20 // ceilings.ITEM_BYTES
+# Work that all threads share.
+_SHARED_NANOSECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A measurement.
+
+    Attributes:
+        bytes_per_second: median over the passes.
+        slowest, fastest: of the passes, bytes per second.
+        buffer_bytes: what each pass read.
+        threads: how many read it together.
+    """
+
+    bytes_per_second: float
+    slowest: float
+    fastest: float
+    buffer_bytes: int
+    threads: int
+
+    def tokens_per_second(self, weight_bytes: float) -> float:
+        """The most tokens per second that a model of so many bytes can decode, one sequence at a time."""
+        return self.bytes_per_second / weight_bytes
+
+
+def buffer_size(last_level_cache: int, free_bytes: int) -> int:
+    """Four times the last-level cache within 256 to 512 MiB, and at most an eighth of the free memory."""
+    return min(max(_SMALLEST, min(_CACHES * last_level_cache, _LARGEST)), max(free_bytes, 0) // _SHARE_OF_FREE)
+
+
+def measure_bandwidth(buffer_bytes: int, *, threads: int | None = None, seconds: float = 0.3) -> Bandwidth:
+    """Read a buffer again and again for `seconds`, with the threads that kernels use.
+
+    The pages are huge where the system grants it, as those of packed weights are.
+
+    Raises:
+        ValueError: the buffer is smaller than 4 KiB.
+    """
+    items = buffer_bytes // ceilings.ITEM_BYTES
+    if items < 1:
+        raise ValueError(f"buffer_bytes is {buffer_bytes}, expected at least {ceilings.ITEM_BYTES}")
+    readers = Threads(threads)
+    buffer = huge_array((items * ceilings.ITEM_BYTES,), np.uint8)
+    buffer.fill(1)  # pages that nobody wrote to are one and the same
+    program = program_of([[ceilings.read_call(buffer, items, _GRAIN)]])
+    speeds: list[float] = []
+    end = time.perf_counter() + seconds
+    while not speeds or time.perf_counter() < end:
+        begin = time.perf_counter()
+        readers.run(program, nanoseconds=_SHARED_NANOSECONDS)
+        speeds.append(buffer.nbytes / (time.perf_counter() - begin))
+    return Bandwidth(statistics.median(speeds), min(speeds), max(speeds), buffer.nbytes, readers.count)
+
+
+# A thread's loop: calibrated to take this long, and repeated.
+_LOOP_SECONDS = 0.02
+_FIRST_ROUNDS = 10_000
+
+Loop = Callable[[int], None]
+
+
+def measure_products(
+    *, threads: int | None = None, repeat: int = 5, processor: Processor | None = None, only: str | None = None
+) -> dict[str, float]:
+    """Operations per second (a multiplication and an addition are two) of registers alone, memory left out.
+
+    Args:
+        threads: how many threads multiply at once; None = as many as kernels use.
+        repeat: the median of so many runs counts.
+        processor: whose instructions are tried; None = this one.
+        only: one kind of product, as named below; None = all that the machine has.
+
+    Returns:
+        "fp32", and where the machine has the instructions "vnni int8", "amx bf16" and "amx int8".
+
+    Raises:
+        ValueError: threads or repeat is below 1.
+    """
+    threads = default_threads() if threads is None else threads
+    for name, value in (("threads", threads), ("repeat", repeat)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}, expected at least 1")
+    found = {}
+    for name, (loop, operations) in _loops(processor or read_processor()).items():
+        if only not in (None, name):
+            continue
+        rounds = _calibrated(loop)
+        seconds = [_together(loop, rounds, threads) for _ in range(repeat)]
+        found[name] = threads * rounds * operations / statistics.median(seconds)
+    return found
+
+
+def _loops(processor: Processor) -> dict[str, tuple[Loop, int]]:
+    """Per kind of number: a loop of so many rounds, and the operations of one round."""
+    config, numbers = ceilings.TILE_CONFIG.ctypes.data, np.full(LANES, 1e-3, np.float32)
+    loops: dict[str, tuple[Loop, int]] = {
+        "fp32": (lambda rounds: ceilings.multiply_float32(rounds, numbers.ctypes.data), ceilings.FLOAT32_OPERATIONS)
+    }
+    features = processor.features
+    if "AVX512-VNNI" in features:
+        loops["vnni int8"] = lambda rounds: ceilings.multiply_vnni(rounds, config), ceilings.VNNI_OPERATIONS
+    if {"AMX-BF16", "AMX-INT8"} <= set(features) and request_amx_tiles():
+        loops["amx bf16"] = lambda rounds: ceilings.multiply_amx_bf16(rounds, config), ceilings.AMX_BF16_OPERATIONS
+        loops["amx int8"] = lambda rounds: ceilings.multiply_amx_int8(rounds, config), ceilings.AMX_INT8_OPERATIONS
+    return loops
+
+
+def _calibrated(loop: Loop) -> int:
+    """Rounds that take about _LOOP_SECONDS."""
+    loop(1)  # compiled before the clock runs
+    begin = time.perf_counter()
+    loop(_FIRST_ROUNDS)
+    return max(1, int(_FIRST_ROUNDS * _LOOP_SECONDS / (time.perf_counter() - begin)))
+
+
+def _together(loop: Loop, rounds: int, threads: int) -> float:
+    """Seconds from the first thread's start to the last one's end; all begin at once."""
+    start = threading.Barrier(threads)
+    spans: list[tuple[float, float]] = []
+
+    def work() -> None:
+        start.wait()
+        begin = time.perf_counter()
+        loop(rounds)
+        spans.append((begin, time.perf_counter()))
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return max(end for _, end in spans) - min(begin for begin, _ in spans)

@@ -1,0 +1,195 @@
+"""Activation functions, element by element; narrow floats are computed in float32 and rounded once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.host.arrays import Threads, activation, gated
+from genai.kernels.records import Gate
+
+from ..graph.node import MS, OURS
+from .elementwise import elementwise_rows, exact_erf, unary_record
+from .registry import operator
+from .rules import Made, RowSpec, record_rule, row_rule, same_as_input, shape_rule
+from .support import widened
+
+
+def _activation(name: str, since_version: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: a function of x, at least float32, and of attributes; its result is rounded to x's type."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def activation(x: Any, **attributes: float) -> Any:
+            return function(widened(x), **attributes).astype(x.dtype, copy=False)
+
+        operator(name, since_version=since_version)(activation)
+        return function
+
+    return add
+
+
+@_activation("Sigmoid")
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)), without overflow for large |x|."""
+    decay = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, decay) / (1 + decay)
+
+
+@_activation("LeakyRelu", 6)
+def leaky_relu(x: Any, *, alpha: float = 0.01) -> Any:
+    """alpha * x where x is negative."""
+    return np.where(x < 0, x * x.dtype.type(alpha), x)
+
+
+@_activation("Elu", 6)
+def _elu(x: Any, *, alpha: float = 1.0) -> Any:
+    return np.where(x < 0, x.dtype.type(alpha) * np.expm1(np.minimum(x, 0)), x)
+
+
+@_activation("Selu", 6)
+def _selu(x: Any, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Any:
+    return x.dtype.type(gamma) * _elu(x, alpha=alpha)
+
+
+@_activation("Celu", 12)
+def _celu(x: Any, *, alpha: float = 1.0) -> Any:
+    scale = x.dtype.type(alpha)
+    return np.maximum(x, 0) + np.minimum(0, scale * np.expm1(np.minimum(x, 0) / scale))
+
+
+@_activation("HardSigmoid", 6)
+def hard_sigmoid(x: Any, *, alpha: float = 0.2, beta: float = 0.5) -> Any:
+    """alpha * x + beta, between 0 and 1."""
+    return np.clip(x * x.dtype.type(alpha) + x.dtype.type(beta), 0, 1)
+
+
+@_activation("Softplus")
+def softplus(x: Any) -> Any:
+    """log(1 + exp(x)), without overflow."""
+    return np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0)
+
+
+@_activation("Shrink", 9)
+def _shrink(x: Any, *, lambd: float = 0.5, bias: float = 0.0) -> Any:
+    zero, shift = x.dtype.type(0), x.dtype.type(bias)
+    return np.where(x < -lambd, x + shift, np.where(x > lambd, x - shift, zero))
+
+
+_activation("HardSwish", 14)(lambda x: x * hard_sigmoid(x, alpha=1 / 6))
+_activation("Softsign")(lambda x: x / (1 + np.abs(x)))
+_activation("Mish", 18)(lambda x: x * np.tanh(softplus(x)))
+_activation("Swish", 24)(lambda x, *, alpha=1.0: x * sigmoid(x.dtype.type(alpha) * x))
+_activation("ThresholdedRelu", 10)(lambda x, *, alpha=1.0: np.where(x > alpha, x, x.dtype.type(0)))
+operator("PRelu", since_version=9)(lambda x, slope: np.where(x < 0, x * slope, x))
+
+
+@operator("Clip", since_version=6)
+def clip_by_attributes(x: Any, *, min: float | None = None, max: float | None = None) -> Any:
+    """Limits as attributes, before operator set 11."""
+    return clipped(x, min, max)
+
+
+@operator("Clip", since_version=11)
+def clipped(x: Any, low: Any = None, high: Any = None) -> Any:
+    """x within [low, high], in x's type; where they cross, the upper limit wins, as the definition says."""
+    if low is not None:
+        x = np.maximum(x, np.asarray(low).astype(x.dtype, copy=False))
+    return x if high is None else np.minimum(x, np.asarray(high).astype(x.dtype, copy=False))
+
+
+@record_rule("Clip")
+def clip_record(spec: RowSpec) -> Made | None:
+    """Limits that are constants (or attributes, before version 11)."""
+    limits = []
+    for index, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
+        if spec.has(index):
+            if spec.constants[index] is None:
+                return None
+            limits.append(float(spec.constant(index).reshape(-1)[0]))
+        else:
+            limits.append(float(spec.attributes.get(name, default)))
+    return unary_record(spec, "clip", *limits)
+
+
+row_rule(
+    *"Celu Clip Elu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Shrink Sigmoid Softplus Softsign Swish".split(),
+    "ThresholdedRelu",
+)(elementwise_rows)
+
+
+_ROOT, _TANH_SCALE = math.sqrt(2), math.sqrt(2 / math.pi)
+
+
+def gelu_of(x: Any, *, approximate: bool, threads: Threads | None) -> Any:
+    """GELU in x's type, exact (erf) or by tanh (Hendrycks & Gimpel 2016); computed in float32, or float64 for it."""
+    if x.dtype == np.float64:
+        return x * (0.5 * (1 + (np.tanh(_TANH_SCALE * (x + 0.044715 * x**3)) if approximate else exact_erf(x / _ROOT))))
+    wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
+    return activation("gelu_tanh" if approximate else "gelu", wide, threads=threads).astype(x.dtype, copy=False)
+
+
+@operator("Gelu", since_version=20)
+@operator("Gelu", domain=MS)
+def gelu(x: Any, *, approximate: str = "none", threads: Threads | None) -> Any:
+    """GELU; the attribute `approximate` chooses the form."""
+    return gelu_of(x, approximate=approximate == "tanh", threads=threads)
+
+
+@operator("QuickGelu", domain=MS)
+def quick_gelu(x: Any, *, alpha: float = 1.702, threads: Threads | None) -> Any:
+    """x * sigmoid(alpha * x)."""
+    wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
+    return activation("quick_gelu", wide, alpha, threads=threads).astype(x.dtype, copy=False)
+
+
+@operator("FastGelu", domain=MS)
+def fast_gelu(x: Any, bias: Any = None, *, threads: Threads | None) -> Any:
+    """GELU by tanh, of x (+ bias)."""
+    return gelu_of(x if bias is None else x + bias, approximate=True, threads=threads)
+
+
+operator("BiasGelu", domain=MS)(lambda x, bias, *, threads: gelu_of(x + bias, approximate=False, threads=threads))
+
+
+@operator("BiasSplitGelu", domain=MS)
+def bias_split_gelu(x: Any, bias: Any, *, threads: Threads | None) -> Any:
+    """The first half of x + bias times the gelu of the second."""
+    value, gate = np.split(x + bias, 2, axis=-1)
+    return value * gelu_of(gate, approximate=False, threads=threads)
+
+
+@record_rule("Gelu")
+@record_rule("Gelu", "FastGelu", "QuickGelu", domain=MS)
+def gelu_record(spec: RowSpec) -> Made | None:
+    """Exact, or by the tanh approximation; a bias has no record."""
+    if spec.has(1):
+        return None
+    if spec.op_type == "QuickGelu":
+        return unary_record(spec, "quick_gelu", float(spec.attributes.get("alpha", 1.702)))
+    by_tanh = spec.op_type == "FastGelu" or spec.attributes.get("approximate", "none") == "tanh"
+    return unary_record(spec, "gelu_tanh" if by_tanh else "gelu")
+
+
+@operator("SwiGLU", domain=OURS)
+def swiglu(gate: Any, up: Any, *, threads: Threads | None) -> Any:
+    """gate * sigmoid(gate) * up (Shazeer 2020)."""
+    rows = (np.ascontiguousarray(x, np.float32).reshape(-1, gate.shape[-1]) for x in (gate, up))
+    return gated("silu", *rows, threads=threads).reshape(gate.shape)
+
+
+@record_rule("SwiGLU", domain=OURS)
+def swiglu_record(spec: RowSpec) -> Made | None:
+    """silu(gate) * up."""
+    gate, up, out = spec.rows(0), spec.rows(1), spec.outputs[0]
+    if gate is None or gate != up:
+        return None
+    return Made([Gate("silu", spec.inputs[0], spec.inputs[1], out, op_type=spec.op_type)], {out: gate})
+
+
+row_rule("Gelu")(elementwise_rows)
+shape_rule("Gelu", "FastGelu", "QuickGelu", "BiasGelu")(same_as_input)

@@ -1,0 +1,197 @@
+"""Attention over dense tensors, and rotary embeddings; the arithmetic is shared with com.microsoft's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.host.arrays import DenseAttention, Threads, matmul
+
+from ..graph.node import OURS
+from ..graph.types import TensorType, Type
+from . import borrowed
+from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register
+from .rules import NodeTypes, shape_rule
+from .support import checked_indices
+
+# What `attended` knows; nodes with others are borrowed.
+_KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "scale", "softcap", "qk_matmul_output_mode"}
+
+
+def attend(
+    query: Any, key: Any, value: Any, bias: Any = None, *, scale: float = 0.0, softcap: float = 0.0,
+    past_length: int | None = None, fully_masked_is_zero: bool = False, threads: Threads | None = None,
+) -> Any:  # fmt: skip
+    """softmax(scale * query @ key' + bias) @ value.
+
+    Args:
+        query: [batch, heads, T, size]; key and value: [batch, kv_heads, S, size], kv_heads dividing heads.
+        bias: broadcast to [batch, heads, T, S]; -inf hides.
+        scale: 0 = 1 / sqrt(size).
+        past_length: row i sees keys up to past_length + i; None: all.
+    """
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if heads != kv_heads:
+        if kv_heads == 0 or heads % kv_heads:
+            raise KernelError(f"{heads} query heads over {kv_heads} key heads")
+        key, value = (np.repeat(x, heads // kv_heads, axis=1) for x in (key, value))
+    scaled = query * query.dtype.type(scale or 1 / math.sqrt(query.shape[-1]))
+    scores = matmul(scaled, np.swapaxes(key, -1, -2), threads)
+    if softcap:
+        scores = np.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    if past_length is not None:
+        rows, columns = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
+        scores = np.where(columns <= rows + past_length, scores, scores.dtype.type(-np.inf))
+    return matmul(_probabilities(scores, zero=fully_masked_is_zero), value, threads)
+
+
+def _probabilities(scores: Any, *, zero: bool) -> Any:
+    largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    if zero:
+        largest = np.where(np.isneginf(largest), 0, largest).astype(scores.dtype)
+    np.subtract(scores, largest, out=scores)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True)
+    if zero:
+        total = np.where(total == 0, 1, total).astype(scores.dtype)
+    scores /= total
+    return scores
+
+
+def split_heads(x: Any, heads: int) -> Any:
+    """[batch, T, heads * size] to [batch, heads, T, size]; 4-D values stay."""
+    if x.ndim == 4:
+        return x
+    if heads < 1 or x.ndim != 3 or x.shape[2] % heads:
+        raise KernelError(f"a value of shape {list(x.shape)} cannot be split into {heads} heads")
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def join_heads(x: Any) -> Any:
+    """[batch, heads, T, size] to [batch, T, heads * size]."""
+    batch, heads, length, size = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
+
+
+@register("Attention", since_version=23)
+def attention(spec: NodeSpec) -> Kernel:
+    """The standard operator in its common form; windows, padded caches and extra outputs are borrowed."""
+    others = set(spec.attributes) - _KNOWN
+    if others or spec.has(6) or any(spec.outputs[3:]):
+        raise KernelError(f"Attention: the product as an output, lengths of caches and {sorted(others)} are borrowed")
+    return from_function(attended, definition=borrowed.definition)(spec)
+
+
+def attended(
+    query: Any, key: Any, value: Any, mask: Any = None, past_key: Any = None, past_value: Any = None, *,
+    q_num_heads: int = 0, kv_num_heads: int = 0, is_causal: bool = False, scale: float = 0.0, softcap: float = 0.0,
+    threads: Threads | None, definition: Callable[..., Any],
+) -> Any:  # fmt: skip
+    """float32 by us; other types, whose definition rounds step by step, are borrowed."""
+    if query.dtype != np.float32:
+        return definition(query, key, value, mask, past_key, past_value)
+    is_3d = query.ndim == 3
+    query, key, value = split_heads(query, q_num_heads), *(split_heads(x, kv_num_heads) for x in (key, value))
+    past = 0
+    if past_key is not None:
+        past = past_key.shape[2]
+        key, value = np.concatenate([past_key, key], axis=2), np.concatenate([past_value, value], axis=2)
+    out = attend(
+        query, key, value, None if mask is None else _as_addends(mask, key.shape[2], query.dtype), scale=scale,
+        softcap=softcap, past_length=past if is_causal else None, fully_masked_is_zero=True, threads=threads,
+    )  # fmt: skip
+    return (join_heads(out) if is_3d else out), key, value
+
+
+def _as_addends(mask: Any, length: int, dtype: Any) -> Any:
+    """A mask as addends; where it is shorter than the keys, the rest is hidden."""
+    bias = np.where(mask, 0, -np.inf).astype(dtype) if mask.dtype == bool else mask.astype(dtype)
+    missing = max(length - bias.shape[-1], 0)
+    return np.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], constant_values=-np.inf) if missing else bias
+
+
+def rotated(x: Any, cos: Any, sin: Any, *, interleaved: bool, rotary_size: int = 0) -> Any:
+    """Rotate pairs of the last axis (Su et al. 2021); cos and sin broadcast to [..., rotary_size / 2]."""
+    size = rotary_size or x.shape[-1]
+    turned, rest = x[..., :size], x[..., size:]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+        pair = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-1)
+        turned = pair.reshape(turned.shape)
+    else:
+        first, second = np.split(turned, 2, axis=-1)
+        turned = np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+    return np.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
+
+
+@operator("RotaryEmbedding", since_version=23)
+def rotary_embedding(
+    x: Any, cos: Any, sin: Any, positions: Any = None, *, interleaved: bool = False, rotary_embedding_dim: int = 0,
+    num_heads: int = 0,
+) -> Any:  # fmt: skip
+    """[batch, heads, T, size], or [batch, T, heads * size] with num_heads; tables by position, or given per token."""
+    by_head = split_heads(x, num_heads)
+    if positions is not None:
+        positions = checked_indices("RotaryEmbedding: position_ids", positions, min(len(cos), len(sin)))
+        cos, sin = cos[positions], sin[positions]
+    half = (rotary_embedding_dim or by_head.shape[-1]) // 2
+    cos, sin = cos[:, None, ..., :half], sin[:, None, ..., :half]
+    result = rotated(by_head, cos, sin, interleaved=interleaved, rotary_size=rotary_embedding_dim)
+    return (join_heads(result) if x.ndim == 3 else result).astype(x.dtype, copy=False)
+
+
+def _compiled(spec: NodeSpec) -> Any:
+    """Attention in compiled code, where there are threads for it."""
+    a, threads = spec.attributes, spec.options.get("threads")
+    if threads is None:
+        return None
+    return DenseAttention(threads, float(a.get("scale", 1.0)), nan_is_zero=bool(a.get("nan_is_zero", 0)))
+
+
+@operator("DenseAttention", domain=OURS, compiled=_compiled)
+def dense_attention(
+    query: Any, keys: Any, values: Any, bias: Any = None, *, scale: float = 1.0, nan_is_zero: bool = False,
+    compiled: Any,
+) -> Any:  # fmt: skip
+    """softmax(scale * query @ keys + bias) @ values.
+
+    query: [B, H, T, size]. keys: [B, H, size, S], as the product wants them. values: [B, H, S, width]. bias: anything
+    that broadcasts with [B, H, T, S]; -inf hides. All are float32; batch axes broadcast. With `nan_is_zero`, NaN among
+    the weights count as 0, as in rows that are hidden whole.
+    """
+    given, shape = (query, keys, values), _score_shape(query, keys, values, bias)
+    ends = (shape[2], query.shape[3]), (keys.shape[2], shape[3]), values.shape[2:]
+    operands = [np.broadcast_to(x, (*shape[:2], *end)) for x, end in zip(given, ends, strict=True)]
+    addend = None if bias is None else np.broadcast_to(bias, shape)
+    is_float = all(x.dtype == np.float32 for x in (*given, bias) if x is not None)
+    if compiled is not None and shape[3] and query.shape[3] and is_float:
+        return compiled(*operands, addend)
+    query, keys, values = operands
+    scores = np.matmul(query * np.float32(scale), keys)
+    weights = _probabilities(scores if addend is None else scores + addend, zero=False)
+    return np.matmul(np.where(np.isnan(weights), 0, weights) if nan_is_zero else weights, values)
+
+
+def _score_shape(query: Any, keys: Any, values: Any, bias: Any) -> tuple[int, ...]:
+    """[B, H, T, S] of the scores, to which a bias may widen them."""
+    batch = np.broadcast_shapes(query.shape[:2], keys.shape[:2], values.shape[:2])
+    shape = (*batch, query.shape[2], keys.shape[3])
+    shape = shape if bias is None else np.broadcast_shapes(shape, bias.shape)
+    if query.shape[3] != keys.shape[2] or shape[3] != values.shape[2]:
+        shapes = [list(x.shape) for x in (query, keys, values)]
+        raise KernelError(f"DenseAttention: queries, keys and values {shapes} do not fit scores {list(shape)}")
+    return shape
+
+
+@shape_rule("DenseAttention", domain=OURS)
+def dense_attention_types(types: NodeTypes) -> list[Type | None]:
+    """[B, H, T, size], [B, H, size, S] and [B, H, S, width]: [B, H, T, width]."""
+    query, values = types.tensor(0), types.tensor(2)
+    if query is None or values is None or not query.shape or not values.shape:
+        return []
+    return [TensorType(query.dtype, (*query.shape[:-1], values.shape[-1]))]

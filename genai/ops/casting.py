@@ -1,0 +1,226 @@
+"""Between element types: Cast by NumPy or onnx's rules, and linear quantisation."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.host.arrays import Threads, dequantized_bytes, quantized_bytes, quantized_to_range
+
+from ..graph.node import MS
+from ..graph.types import DataType
+from .elementwise import elementwise_rows, identity_record
+from .registry import KernelError, operator
+from .rules import Made, RowSpec, record_rule, row_rule, stored_weights
+from .support import checked_axis, widened
+
+_SMALL_INTEGERS = frozenset({"int2", "int4", "uint2", "uint4"})
+_SATURATED = {DataType.FLOAT8E4M3FN, DataType.FLOAT8E4M3FNUZ, DataType.FLOAT8E5M2, DataType.FLOAT8E5M2FNUZ}
+_DATA_TYPES = frozenset(DataType) - {DataType.UNDEFINED}
+
+
+@cache
+def dtype_of(number: int) -> np.dtype[Any]:
+    """The NumPy dtype of an ONNX element type; object for strings."""
+    if number not in _DATA_TYPES:
+        raise KernelError(f"there is no ONNX element type {number}")
+    return DataType(number).numpy_dtype
+
+
+def cast_array(x: Any, to: int, *, saturate: bool = True, round_mode: str = "up") -> Any:
+    """x as another element type, by the rules of Cast.
+
+    Args:
+        saturate: values beyond a float8 type become its largest, not NaN or infinity.
+        round_mode: up, down or nearest, for float8e8m0 only.
+    """
+    dtype = dtype_of(to)
+    if x.dtype == dtype:
+        return x
+    if x.dtype.kind in "OUS":
+        return _from_strings(x, dtype)
+    if to == DataType.STRING:
+        return _to_strings(x)
+    if to == DataType.FLOAT8E8M0:
+        from onnx.numpy_helper import to_float8e8m0
+
+        return to_float8e8m0(x.astype(np.float32), saturate, round_mode).astype(dtype)
+    if to in _SATURATED and saturate:
+        from onnx.numpy_helper import saturate_cast
+
+        return saturate_cast(x, dtype)
+    if dtype.kind == "b":
+        return x.astype(np.float32).astype(bool) if x.dtype.kind == "V" else x != 0
+    return x.astype(dtype)
+
+
+def _from_strings(x: Any, dtype: np.dtype[Any]) -> Any:
+    if dtype.kind == "O":
+        return x.astype(object)
+    texts = [_text(value).strip() for value in x.reshape(-1).tolist()]
+    values: list[Any]
+    if dtype.kind in "iu":
+        values = [int(float(text)) if any(mark in text for mark in ".eE") else int(text) for text in texts]
+    else:
+        values = [float(text) for text in texts]
+    return np.array(values, dtype=np.float64 if dtype.kind == "V" else dtype).astype(dtype).reshape(x.shape)
+
+
+def _text(value: Any) -> str:
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    if "_" in text:
+        raise ValueError(f"{text!r:.80} is not a number")
+    return text
+
+
+def _to_strings(x: Any) -> Any:
+    """As onnxruntime writes them: floats with 8 digits, integers plainly, truth as 1 and 0, and INF, -INF and NaN."""
+    result = np.empty(x.shape, object)
+    is_float = x.dtype.kind in "fV" and x.dtype.name not in _SMALL_INTEGERS
+    write = _float_text if is_float else str if x.dtype.kind == "c" else lambda value: str(int(value))
+    plain = x.astype(np.float32) if x.dtype.kind == "V" else x
+    result.reshape(-1)[:] = [write(value) for value in plain.reshape(-1).tolist()]
+    return result
+
+
+def _float_text(value: float) -> str:
+    if math.isfinite(value):
+        return f"{value:.8g}"
+    return "NaN" if math.isnan(value) else "INF" if value > 0 else "-INF"
+
+
+@operator("Cast", since_version=6)
+def cast(x: Any, *, to: int, saturate: bool = True, round_mode: str = "up") -> Any:
+    """To the element type `to`."""
+    return cast_array(np.asarray(x), to, saturate=saturate, round_mode=round_mode)
+
+
+@operator("CastLike", since_version=15)
+def cast_like(x: Any, like: Any, *, saturate: bool = True, round_mode: str = "up") -> Any:
+    """To the element type of the second input."""
+    return cast_array(np.asarray(x), DataType.from_numpy(like.dtype), saturate=saturate, round_mode=round_mode)
+
+
+@operator("BitCast", since_version=26)
+def bit_cast(x: Any, *, to: int) -> Any:
+    """The same bits as another type of the same size."""
+    dtype, whole = dtype_of(to), np.ascontiguousarray(x)
+    if dtype.kind == "O" or whole.dtype.kind == "O" or whole.dtype.itemsize != dtype.itemsize:
+        raise KernelError(f"BitCast from {whole.dtype} to {dtype}: strings have no bits, and sizes must be equal")
+    return whole.view(dtype).reshape(np.shape(x))
+
+
+@record_rule("Cast")
+def cast_record(spec: RowSpec) -> Made | None:
+    """float32 to float32."""
+    return identity_record(spec) if int(spec.attributes["to"]) == DataType.FLOAT else None
+
+
+row_rule("Cast", "CastLike")(elementwise_rows)
+
+
+_BYTES = (np.int8, np.uint8)
+# Smaller arrays are left to NumPy.
+_MIN_COMPILED = 2048
+
+
+def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
+    """A scale or zero point in a form that broadcasts to x: one, one per position of an axis, or one per block."""
+    if parameter.ndim == 0 or (parameter.size == 1 and parameter.ndim == 1 and not block_size):
+        return parameter.reshape(())
+    axis = checked_axis(axis, x.ndim)
+    if block_size:
+        repeated = np.repeat(parameter, block_size, axis=axis)
+        return repeated[tuple(slice(size) for size in x.shape)]
+    if parameter.ndim != 1 or parameter.shape[0] != x.shape[axis]:
+        raise KernelError(f"scales of shape {list(parameter.shape)} do not fit axis {axis} of {list(x.shape)}")
+    return parameter.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
+@operator("QuantizeLinear", since_version=10)
+@operator("QuantizeLinear", domain=MS)
+def quantize_linear(
+    x: Any, scale: Any, points: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+    precision: int = 0, saturate: bool = True, threads: Threads | None,
+) -> Any:  # fmt: skip
+    """round(x / scale) + zero point, saturated; halves round to even."""
+    dtype = points.dtype if points is not None else dtype_of(output_dtype or 2)
+    if threads is not None and not precision and dtype in _BYTES and _compiled(x, scale, points):
+        return quantized_bytes(threads, x, scale.item(), 0 if points is None else points.item(), dtype)
+    if precision:
+        scaled = x.astype(dtype_of(precision)) / along(scale.astype(dtype_of(precision)), x, axis, block_size)
+    else:
+        scaled = x / along(scale.astype(x.dtype, copy=False) if x.dtype.kind != "i" else scale, x, axis, block_size)
+    offset = None if points is None else along(points, x, axis, block_size)
+    return quantized(scaled, offset, dtype, saturate=saturate)
+
+
+def _compiled(x: Any, scale: Any, points: Any) -> bool:
+    """Whether one float32 scale and one zero point, and x if it matters, are what compiled kernels take."""
+    fits = scale.dtype == np.float32 and scale.size == 1 and (points is None or points.size == 1)
+    return fits and (x is None or (x.dtype == np.float32 and x.size >= _MIN_COMPILED))
+
+
+def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True) -> Any:
+    """Scaled values as integers (rounded, shifted, saturated) or as narrow floats (cast)."""
+    limits = integer_limits(dtype)
+    if limits is None:
+        wide = widened(scaled)
+        return cast_array(
+            wide if zero_point is None else wide + widened(zero_point), DataType.from_numpy(dtype), saturate=saturate
+        )
+    rounded = np.rint(widened(scaled))
+    if zero_point is not None:
+        rounded = rounded + zero_point.astype(rounded.dtype)
+    return np.clip(rounded, *limits).astype(np.int32 if dtype.isbuiltin != 1 else dtype).astype(dtype, copy=False)
+
+
+def integer_limits(dtype: Any) -> tuple[int, int] | None:
+    """Least and largest value of an integer type, also of 2 and 4 bits; None for floats."""
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return int(info.min), int(info.max)
+    return {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}.get(dtype.name)
+
+
+@operator("DequantizeLinear", since_version=10)
+@operator("DequantizeLinear", domain=MS)
+def dequantize_linear(
+    x: Any, scale: Any, points: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+    threads: Threads | None,
+) -> Any:  # fmt: skip
+    """(x - zero point) * scale, in the type of the scale or `output_dtype`."""
+    dtype = dtype_of(output_dtype) if output_dtype else scale.dtype
+    fits = x.dtype in _BYTES and x.size >= _MIN_COMPILED and dtype == np.float32 and _compiled(None, scale, points)
+    if threads is not None and fits:
+        return dequantized_bytes(threads, x, scale.item(), 0 if points is None else points.item())
+    values = x.astype(np.float64 if x.dtype.itemsize == 4 and x.dtype.kind == "i" else np.float32)
+    if points is not None:
+        values = values - along(points, x, axis, block_size).astype(values.dtype)
+    return (values * along(widened(scale), x, axis, block_size)).astype(dtype)
+
+
+@operator("DynamicQuantizeLinear", since_version=11)
+def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[Any, Any, Any]:
+    """uint8 over the range of x, zero included; the scale (1 where all are zero, as in onnxruntime) and zero point."""
+    if threads is not None and x.dtype == np.float32 and x.size >= _MIN_COMPILED:
+        found = quantized_to_range(threads, x)
+        if found is not None:
+            return found[0], np.asarray(found[1] or np.float32(1)), np.asarray(found[2], np.uint8)
+    low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
+    scale = (high - low) / np.float32(255) or np.float32(1)
+    point = np.clip(np.rint(-low / scale), 0, 255)
+    scaled = np.rint(x / scale)
+    scaled += point
+    return np.clip(scaled, 0, 255, out=scaled).astype(np.uint8), np.asarray(scale), np.asarray(point, np.uint8)
+
+
+def requantized(total: Any, factor: Any, zero_point: Any, dtype: Any) -> Any:
+    """int32 sums times a factor, in another quantised form."""
+    return quantized(total * np.asarray(factor, np.float32), np.asarray(zero_point), dtype)
+
+
+stored_weights("DequantizeLinear", beside=(1, 2))

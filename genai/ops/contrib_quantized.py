@@ -1,0 +1,173 @@
+"""8-bit operators of com.microsoft, as onnxruntime's quantiser writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal
+
+import numpy as np
+
+from genai.kernels.host.arrays import Form, Threads, combined_bytes, looked_up
+
+from ..graph.node import MS, OURS
+from .activations import leaky_relu, sigmoid
+from .casting import dynamically_quantized, quantized
+from .integer_products import IntegerProduct
+from .pooling import Places, average_pool, places_of
+from .reduction import softmax
+from .registry import KernelError, Maker, NodeSpec, operator, scalar
+
+# Smaller arrays are left to NumPy.
+_MIN_COMPILED = 2048
+
+
+def dequantized(x: Any, scale: Any, zero_point: Any) -> Any:
+    """(x - zero point) * scale as float32, for one scale."""
+    values = x.astype(np.float32)
+    if zero_point is not None:
+        values -= np.float32(np.asarray(zero_point).reshape(-1)[0])
+    return values * np.float32(np.asarray(scale).reshape(-1)[0])
+
+
+def requantised(values: Any, scale: Any, zero_point: Any, dtype: Any) -> Any:
+    """float32 values as 8-bit ones of a scale and zero point."""
+    point = None if zero_point is None else np.asarray(zero_point).reshape(-1)[0]
+    return quantized(values / np.float32(np.asarray(scale).reshape(-1)[0]), point, dtype)
+
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {"Add": np.add, "Mul": np.multiply}
+
+
+@operator("QuantizedBinary", domain=OURS)
+@operator("QLinearAdd", "QLinearMul", domain=MS)
+def arithmetic(
+    a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any = None, *,
+    function: Literal["Add", "Mul"] | None = None, threads: Threads | None, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """a + b or a * b; ours says with an attribute which of them."""
+    name = function or spec.op_type.removeprefix("QLinear")
+    dtype = a.dtype if y_zero is None else y_zero.dtype
+    forms = [_form(scale, point) for scale, point in ((a_scale, a_zero), (b_scale, b_zero), (y_scale, y_zero))]
+    if threads is not None and max(a.size, b.size) >= _MIN_COMPILED and None not in forms:
+        found = combined_bytes(threads, name, a, forms[0], b, forms[1], forms[2], dtype)
+        if found is not None:
+            return found
+    result = _ARITHMETIC[name](dequantized(a, a_scale, a_zero), dequantized(b, b_scale, b_zero))
+    return requantised(result, y_scale, y_zero, dtype)
+
+
+def _form(scale: Any, point: Any) -> Any:
+    """A scale and zero point as numbers, or None where there are several."""
+    if np.size(scale) != 1 or (point is not None and np.size(point) != 1):
+        return None
+    return Form(float(scalar(scale)), 0 if point is None else int(scalar(point)))
+
+
+def _on_floats(name: str, **made: Maker) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: a function of floats; its operator has x, its scale and zero point, and those of the result."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def quantised(x: Any, scale: Any, point: Any, y_scale: Any, y_point: Any = None, **attributes: Any) -> Any:
+            return requantised(function(dequantized(x, scale, point), **attributes), y_scale, y_point, x.dtype)
+
+        operator(name, domain=MS, since_version=1, **made)(quantised)
+        return function
+
+    return add
+
+
+_on_floats("QLinearSigmoid")(sigmoid)
+_on_floats("QLinearLeakyRelu")(leaky_relu)
+
+
+@_on_floats("QLinearSoftmax")
+def qlinear_softmax(x: Any, *, axis: int = -1, opset: int = 13) -> Any:
+    """Softmax along an axis; for operator sets before 13 over all axes from it on."""
+    return softmax(x, axis if opset >= 13 else tuple(range(axis % x.ndim, x.ndim)))
+
+
+@_on_floats("QLinearAveragePool", places=places_of)
+def qlinear_average_pool(
+    x: Any, *, channels_last: Literal[0] = 0, count_include_pad: bool = False, places: Places
+) -> Any:
+    """The mean of each window."""
+    return average_pool(x, count_include_pad=count_include_pad, places=places)
+
+
+@operator("QLinearConcat", domain=MS)
+def qlinear_concat(scale: Any, point: Any, *values: Any, axis: int) -> Any:
+    """Inputs of their own scales joined in one."""
+    parts = [dequantized(*values[i : i + 3]) for i in range(0, len(values), 3)]
+    return requantised(np.concatenate(parts, axis=axis), scale, point, point.dtype)
+
+
+@operator("QLinearWhere", domain=MS)
+def qlinear_where(
+    condition: Any, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, z_scale: Any, z_zero: Any
+) -> Any:
+    """Choose per element between two quantised values."""
+    chosen = np.where(condition, dequantized(x, x_scale, x_zero), dequantized(y, y_scale, y_zero))
+    return requantised(chosen, z_scale, z_zero, x.dtype)
+
+
+@_on_floats("QLinearGlobalAveragePool")
+def qlinear_global_average_pool(x: Any, *, channels_last: Literal[0] = 0) -> Any:
+    """The mean over all spatial axes."""
+    return x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+@operator(
+    "QGemm", domain=MS, multiply=lambda spec: IntegerProduct(spec, 3, 5, transposed=bool(spec.attributes.get("transB")))
+)
+def qgemm(
+    a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, bias: Any = None, y_scale: Any = None,
+    y_zero: Any = None, *, alpha: float = 1.0, transA: bool = False, multiply: IntegerProduct,
+) -> Any:  # fmt: skip
+    """alpha * A' @ B' + C of 8-bit matrices; float32 where no output scale is given. C is int32 at scale a * b."""
+    total = multiply(a.T if transA else a, b, a_zero, b_zero)
+    values = (total if bias is None else total + bias) * (np.float32(alpha) * a_scale * b_scale)
+    return values.astype(np.float32, copy=False) if y_scale is None else requantised(values, y_scale, y_zero, a.dtype)
+
+
+@operator("MatMulIntegerToFloat", domain=MS, multiply=lambda spec: IntegerProduct(spec, 1, 5))
+def matmul_integer_to_float(
+    a: Any, b: Any, a_scale: Any, b_scale: Any, a_zero: Any = None, b_zero: Any = None, bias: Any = None, *,
+    multiply: IntegerProduct,
+) -> Any:  # fmt: skip
+    """An 8-bit product times its scales, plus a bias."""
+    return multiply.as_floats(a, b, a_scale * b_scale, bias, a_zero, b_zero)
+
+
+@operator("ByteTable", domain=OURS)
+def byte_table(x: Any, table: Any, *, threads: Threads | None) -> Any:
+    """table[x] (ours): x of 8 bits, the table's 256 entries in the order of x's bits as uint8."""
+    if threads is None or x.size < _MIN_COMPILED:
+        return table[x.view(np.uint8)]
+    return looked_up(threads, x, table)
+
+
+@operator("IntegerLinear", domain=OURS, multiply=lambda spec: IntegerProduct(spec, 1, 5))
+def integer_linear(
+    a: Any, b: Any, a_scale: Any, b_scale: Any, a_zero: Any = None, b_zero: Any = None, bias: Any = None,
+    addend: Any = None, *, function: str = "", multiply: IntegerProduct,
+) -> Any:  # fmt: skip
+    """function(MatMulIntegerToFloat) + addend (ours): its inputs, of which the matrix is constant, and the addend.
+
+    Attribute: function, what `cpu.functions` knows; none by default.
+    """
+    found = multiply.scaled(a, a_scale * b_scale, bias, a_zero, addend=addend, function=function or "copy")
+    if found is None:
+        raise KernelError("IntegerLinear needs a constant matrix of bytes, and scales and a bias that fit it")
+    return found
+
+
+@operator("DynamicQuantizeMatMul", domain=MS, multiply=lambda spec: IntegerProduct(spec, 1, 3))
+def dynamic_quantize_matmul(
+    a: Any, b: Any, b_scale: Any, b_zero: Any = None, bias: Any = None, *, multiply: IntegerProduct,
+    threads: Threads | None,
+) -> Any:  # fmt: skip
+    """A float matrix quantised on the way, times an 8-bit one."""
+    values, scale, point = dynamically_quantized(a, threads=threads)
+    return multiply.as_floats(values, b, scale * b_scale, bias, point, b_zero)

@@ -1,0 +1,247 @@
+"""Control flow, and sequences. Subgraphs arrive compiled; what they capture follows the node's own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ..graph.rows import Kind, NotFlattenable, State
+from .registry import Kernel, KernelError, NodeSpec, Subgraph, operator, register, scalar
+from .rules import NodeRows, States, row_rule
+from .support import MAX_VALUE_BYTES, checked_axis
+
+
+@register("If")
+def if_(spec: NodeSpec) -> Kernel:
+    """Run one of two subgraphs."""
+    then_branch, else_branch = spec.subgraphs["then_branch"], spec.subgraphs["else_branch"]
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        branch = then_branch if scalar(inputs[0]) else else_branch
+        return branch(context, inputs[1:])
+
+    return kernel
+
+
+@register("Loop")
+def loop(spec: NodeSpec) -> Kernel:
+    """Run the body while the condition holds, at most M times; what it makes beyond the carried values is stacked."""
+    body = spec.subgraphs["body"]
+    num_inputs = len(spec.inputs)
+    num_carried = num_inputs - 2
+    num_stacked = len(body.outputs) - 1 - num_carried
+    if num_carried < 0 or num_stacked < 0:
+        raise KernelError("Loop: the body's outputs are the condition, every carried value, then stacked ones")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        limit = None if inputs[0] is None else int(scalar(inputs[0]))
+        going = inputs[1] is None or bool(scalar(inputs[1]))
+        carried, captured = list(inputs[2:num_inputs]), inputs[num_inputs:]
+        stacked: list[list[Any]] = [[] for _ in range(num_stacked)]
+        room = int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES))
+        for step in count():
+            if not going or (limit is not None and step >= limit):
+                break
+            results = body(context, [np.asarray(step, np.int64), np.asarray(going), *carried, *captured])
+            going = bool(scalar(results[0]))
+            carried = list(results[1 : 1 + num_carried])
+            for values, value in zip(stacked, results[1 + num_carried :], strict=True):
+                values.append(value)
+                room -= getattr(value, "nbytes", 0)
+            if room < 0:
+                raise KernelError(f"Loop: what {step + 1} turns stack up takes more bytes than a value may")
+        return *carried, *(_stacked(values, body, 1 + num_carried + i) for i, values in enumerate(stacked))
+
+    return kernel
+
+
+def _stacked(values: list[Any], body: Subgraph, output: int, axis: int = 0) -> Any:
+    """The values along a new axis; of none, an empty array of the declared type."""
+    if values:
+        return np.stack([np.asarray(value) for value in values], axis=axis)
+    dtype, shape = body.outputs[output]
+    sizes = [0 if size is None else size for size in shape or ()]
+    return np.empty((*sizes[:axis], 0, *sizes[axis:]), np.float32 if dtype is None else dtype)
+
+
+@register("Scan", since_version=9)
+def scan(spec: NodeSpec) -> Kernel:
+    """Run the body once per slice of the scan inputs, carrying states from one to the next."""
+    walk = _Scan(spec)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        given = inputs[: len(spec.inputs)]
+        return walk(context, given[: walk.num_states], given[walk.num_states :], inputs[len(spec.inputs) :])
+
+    return kernel
+
+
+@register("Scan", since_version=8)
+def scan_of_batches(spec: NodeSpec) -> Kernel:
+    """The first form: sequence lengths as input 0, a batch as axis 0 of everything else, scanned along axis 1."""
+    walk = _Scan(spec, first=1)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        lengths, given, captured = inputs[0], inputs[1 : len(spec.inputs)], inputs[len(spec.inputs) :]
+        rows = []
+        for row in range(len(given[0])):
+            length = None if lengths is None else int(lengths[row])
+            states = [value[row] for value in given[: walk.num_states]]
+            scanned = [value[row][:length] for value in given[walk.num_states :]]
+            rows.append(walk(context, states, scanned, captured))
+        return tuple(_padded(values) for values in zip(*rows, strict=True))
+
+    return kernel
+
+
+class _Scan:
+    """The loop of a Scan node. `first` is the number of inputs before the states."""
+
+    def __init__(self, spec: NodeSpec, first: int = 0) -> None:
+        attributes = spec.attributes
+        self.body = spec.subgraphs["body"]
+        self.num_scanned = int(attributes["num_scan_inputs"])
+        self.num_states = len(spec.inputs) - first - self.num_scanned
+        self.num_stacked = len(self.body.outputs) - self.num_states
+        if self.num_scanned < 1 or self.num_states < 0 or self.num_stacked < 0:
+            raise KernelError("Scan: num_scan_inputs does not fit the node's inputs and the body's outputs")
+        directions = "directions" if first else "scan_input_directions"
+        self.input_axes = self._numbers(attributes.get("scan_input_axes"), self.num_scanned)
+        self.input_backwards = self._numbers(attributes.get(directions), self.num_scanned)
+        self.output_axes = self._numbers(attributes.get("scan_output_axes"), self.num_stacked)
+        self.output_backwards = self._numbers(attributes.get("scan_output_directions"), self.num_stacked)
+
+    def _numbers(self, given: Any, count: int) -> list[int]:
+        numbers = [0] * count if given is None else [int(number) for number in given]
+        if len(numbers) != count:
+            raise KernelError(f"Scan: {len(numbers)} axes or directions for {count} values")
+        return numbers
+
+    def __call__(self, context: Any, states: Sequence[Any], scanned: Sequence[Any], captured: Any) -> tuple[Any, ...]:
+        carried = list(states)
+        slices = [
+            np.moveaxis(value, axis, 0)[:: -1 if backwards else 1]
+            for value, axis, backwards in zip(scanned, self.input_axes, self.input_backwards, strict=True)
+        ]
+        lengths = {len(value) for value in slices}
+        if len(lengths) != 1:
+            raise KernelError(f"Scan: inputs of different lengths {sorted(lengths)}")
+        stacked: list[list[Any]] = [[] for _ in range(self.num_stacked)]
+        for step in range(lengths.pop()):
+            results = self.body(context, [*carried, *(value[step] for value in slices), *captured])
+            carried = list(results[: self.num_states])
+            for values, value in zip(stacked, results[self.num_states :], strict=True):
+                values.append(value)
+        return *carried, *(self._joined(values, index) for index, values in enumerate(stacked))
+
+    def _joined(self, values: list[Any], index: int) -> Any:
+        rank = values[0].ndim + 1 if values else len(self.body.outputs[self.num_states + index][1] or ()) + 1
+        axis = self.output_axes[index] % max(rank, 1)
+        return _stacked(
+            values[::-1] if self.output_backwards[index] else values, self.body, self.num_states + index, axis
+        )
+
+
+def _padded(values: Sequence[Any]) -> Any:
+    """Rows stacked; shorter ones are filled with zeros at the end of axis 0."""
+    longest = max((len(value) if value.ndim else 0) for value in values)
+    if all(value.ndim == 0 or len(value) == longest for value in values):
+        return np.stack(values)
+    return np.stack([np.pad(v, [(0, longest - len(v)), *[(0, 0)] * (v.ndim - 1)]) for v in values])
+
+
+@register("SequenceMap")
+def sequence_map(spec: NodeSpec) -> Kernel:
+    """Run the body per element of the first sequence; other sequences go along, tensors stay."""
+    body = spec.subgraphs["body"]
+    num_inputs = len(spec.inputs)
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        captured = inputs[num_inputs:]
+        outputs: list[list[Any]] = [[] for _ in body.outputs]
+        for index in range(len(inputs[0])):
+            given = [value[index] if isinstance(value, list) else value for value in inputs[:num_inputs]]
+            for values, value in zip(outputs, body(context, [*given, *captured]), strict=True):
+                values.append(value)
+        return tuple(outputs)
+
+    return kernel
+
+
+@row_rule("If")
+def choose_tables(at: NodeRows) -> States:
+    condition = at.states[0]
+    if condition is None or condition.kind is not Kind.CONTEXT:
+        raise NotFlattenable("a branch on a value that is not the total length")
+    for branch in at.node.subgraphs():
+        if any(inner.op_type != "Constant" for inner in branch.nodes):
+            raise NotFlattenable("a branch that does more than choose constants")
+    at.found.table_choices.append(at.node)
+    return [State(Kind.TABLES)] * len(at.node.outputs)
+
+
+def _position(values: list[Any], index: Any, *, end: int = 0) -> int:
+    """An index into a list, negative ones from the end; `end` 1 allows the place behind the last element."""
+    position = int(scalar(index))
+    if not -len(values) <= position < len(values) + end:
+        raise IndexError(f"position {position} is outside a sequence of {len(values)}")
+    return position
+
+
+@operator("SequenceErase", since_version=11)
+def _erase(values: list[Any], index: Any = None) -> list[Any]:
+    rest = list(values)
+    del rest[-1 if index is None else _position(values, index)]
+    return rest
+
+
+@operator("SequenceInsert", since_version=11)
+def _insert(values: list[Any], value: Any, index: Any = None) -> list[Any]:
+    longer = list(values)
+    longer.insert(len(values) if index is None else _position(values, index, end=1), value)
+    return longer
+
+
+operator("SequenceAt", since_version=11)(lambda values, index: values[_position(values, index)])
+operator("SequenceConstruct", since_version=11)(lambda *values: list(values))
+operator("SequenceEmpty", since_version=11)(list)
+operator("SequenceLength", since_version=11)(lambda values: np.asarray(len(values), np.int64))
+operator("OptionalHasElement", since_version=15)(lambda value=None: np.asarray(value is not None))
+operator("Optional", since_version=15)(lambda value=None: value)
+
+
+@operator("OptionalGetElement", since_version=15)
+def optional_get_element(value: Any) -> Any:
+    """The value of an optional that has one."""
+    if value is None:
+        raise KernelError("OptionalGetElement: the optional is empty")
+    return value
+
+
+@operator("ConcatFromSequence", since_version=11)
+def concat_from_sequence(values: Any, *, axis: int, new_axis: bool = False) -> Any:
+    """Join the elements along an axis, or along a new one."""
+    return np.stack(values, axis=axis) if new_axis else np.concatenate(values, axis=axis)
+
+
+@operator("SplitToSequence", since_version=11)
+def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: bool = True) -> Any:
+    """Cut into pieces of given sizes, of one size, or into single slices (whose axis may be dropped)."""
+    along = checked_axis(axis, x.ndim)
+    extent = x.shape[along]
+    if sizes is None:
+        pieces = np.split(x, range(1, extent), axis=along) if extent else []
+        return pieces if keepdims else [np.squeeze(piece, axis=along) for piece in pieces]
+    if np.ndim(sizes) == 0:
+        size = int(sizes)
+        if size < 1:
+            raise KernelError(f"SplitToSequence: pieces of size {size}")
+        ends = range(size, extent, size)
+    else:
+        if int(np.sum(sizes)) != extent or np.any(np.asarray(sizes) < 0):
+            raise KernelError(f"SplitToSequence: sizes {np.asarray(sizes).tolist()} do not add up to {extent}")
+        ends = np.cumsum(sizes)[:-1].tolist()
+    return np.split(x, ends, axis=along)

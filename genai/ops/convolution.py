@@ -1,0 +1,295 @@
+"""Convolutions as matrix products: windows are laid out side by side (im2col) and multiplied by BLAS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from operator import add
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from genai.kernels.host import arrays
+
+from .pooling import Windows, WindowSpec
+from .registry import Kernel, KernelError, NodeSpec, Positive, operator, register
+from .support import checked_shape, optional, widened
+
+Limits: TypeAlias = tuple[float, float]
+NO_LIMITS: Limits = (-math.inf, math.inf)
+
+
+def convolve(x: Any, weight: Any, windows: Windows, groups: int, threads: arrays.Threads | None = None) -> Any:
+    """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
+    batch, channels = x.shape[:2]
+    outputs = weight.shape[0]
+    check_groups(x, weight, groups)
+    positions = math.prod(windows.counts)
+    if windows.is_pointwise and groups == 1:
+        product = arrays.matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), threads)
+    elif weight.shape[1] == 1 and outputs == channels:
+        return _depthwise(windows.padded(x, 0), weight, windows)
+    else:
+        columns = columns_of(windows.padded(x, 0), windows, threads)
+        columns = columns.reshape(batch, groups, -1, positions)
+        product = arrays.matmul(weight.reshape(groups, outputs // groups, -1), columns, threads)
+    return product.reshape(batch, outputs, *windows.counts)
+
+
+def check_groups(x: Any, weight: Any, groups: int) -> None:
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        raise KernelError(
+            f"Conv: {x.shape[1]} channels in {groups} groups do not fit a weight of shape {list(weight.shape)}"
+        )
+
+
+def columns_of(x: Any, windows: Windows, threads: arrays.Threads | None) -> Any:
+    """[N, C, taps, positions ...]: the elements that each window sees."""
+    return arrays.window_columns(x, places(windows), threads)
+
+
+def places(windows: Windows) -> Any:
+    """Where windows lie, for compiled code: their pads are there already, or made by it."""
+    return arrays.Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
+
+
+def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
+    """One window per channel, tap by tap, which needs no columns."""
+    scales = weight.reshape(1, weight.shape[0], -1, *[1] * len(windows.counts))
+    result = np.zeros((*x.shape[:2], *windows.counts), np.result_type(x, weight))
+    part = np.empty_like(result)
+    for index, tap in enumerate(windows.taps()):
+        result += np.multiply(x[tap], scales[:, :, index], out=part)
+    return result
+
+
+def depthwise_images(
+    x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, threads: arrays.Threads | None
+) -> Any:
+    """The same of images in float32, in compiled code, with all that follows; None where it does not fit."""
+    fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
+    if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
+        return None
+    first, second = windows.strides
+    out = arrays.depthwise(
+        np.ascontiguousarray(x).reshape(-1, *x.shape[2:]), np.ascontiguousarray(weight[:, 0]),
+        np.zeros(len(weight), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32),
+        (windows.counts[0], windows.counts[1]), strides=(first, second), pads=(windows.begins[0], windows.begins[1]),
+        limits=limits, threads=threads,
+    )  # fmt: skip
+    return out.reshape(*x.shape[:2], *windows.counts)
+
+
+def _finish(result: Any, bias: Any, limits: Limits, threads: arrays.Threads | None) -> None:
+    """Add the bias and keep to the limits, in place."""
+    if bias is None and limits == NO_LIMITS:
+        return
+    if result.dtype == np.float32 and result.flags.c_contiguous and result.size and result.ndim > 2:
+        addend = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        arrays.finish_channels(result.reshape(math.prod(result.shape[:2]), -1), addend, limits, threads=threads)
+        return
+    if bias is not None:
+        result += per_channel(bias, result.ndim)
+    if limits != NO_LIMITS:
+        np.clip(result, *limits, out=result)
+
+
+def per_channel(values: Any, rank: int) -> Any:
+    """[C] in a form that broadcasts along axis 1 of a value of this rank."""
+    return np.asarray(values).reshape(-1, *[1] * (rank - 2))
+
+
+def conv(spec: NodeSpec, limits: Limits = NO_LIMITS) -> Kernel:
+    """Cross-correlation of any spatial rank, with groups, dilations and bias; results kept within limits."""
+    window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
+    threads = spec.options.get("threads")
+    if groups < 1:
+        raise KernelError(f"Conv: group is {groups}")
+
+    packed = packed_convolution(spec, limits)
+    if packed is not None:
+        return packed
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
+        check_ranks(spec, x, weight)
+        windows = window_spec.windows(x.shape[2:], weight.shape[2:])
+        check_columns(spec, x, weight, windows)
+        result = depthwise_images(x, weight, bias, windows, limits, threads)
+        if result is None:
+            result = convolve(widened(x), widened(weight), windows, groups, threads)
+            _finish(result, bias, limits, threads)
+        return (result.astype(x.dtype, copy=False),)
+
+    return kernel
+
+
+register("Conv")(conv)
+
+
+class PackedConvolution:
+    """The kernel of a node with constant float32 kernels in one group.
+
+    Attributes:
+        packed: inputs that it no longer reads, since it keeps them in its own form.
+    """
+
+    def __init__(self, spec: NodeSpec, convolution: Any, kernel: tuple[int, ...], packed: tuple[int, ...]) -> None:
+        self._spec, self._windows = replace(spec, constants=()), WindowSpec(spec)
+        self._convolution, self._kernel, self.packed = convolution, kernel, packed
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, addend = inputs[0], optional(inputs, 3)
+        if x.ndim != len(self._kernel) or x.shape[1] != self._kernel[1] or x.dtype != np.float32:
+            raise KernelError(f"Conv: {x.dtype}{list(x.shape)} does not fit kernels of shape {list(self._kernel)}")
+        windows = self._windows.windows(x.shape[2:], self._kernel[2:])
+        checked_shape(self._spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
+        checked_shape(self._spec, (x.shape[0], self._kernel[0], *windows.counts), 4)
+        if addend is not None:
+            addend = np.broadcast_to(addend, (len(x), self._kernel[0], *windows.counts))
+        return (self._convolution(windows.padded(x, 0), places(windows), addend),)
+
+
+def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | None:
+    """A convolution whose kernels are packed once; None where they are no constants, or in groups, or few."""
+    threads, weight = spec.options.get("threads"), spec.constants[1]
+    if threads is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
+        return None
+    bias = spec.constants[2] if spec.has(2) else None
+    if int(spec.attributes.get("group", 1)) != 1 or (spec.has(2) and (bias is None or bias.dtype != np.float32)):
+        return None
+    if bias is not None and bias.shape != (len(weight),):
+        raise KernelError(f"Conv: a bias of shape {list(bias.shape)} does not fit {len(weight)} kernels")
+    kernels = spec.pack((1,), "float32 kernels", lambda: arrays.pack_kernels(weight))
+    function, parameters = ("copy", ()) if limits == NO_LIMITS else ("clip", limits)
+    convolution = arrays.Convolution(threads, kernels, bias, function, parameters)
+    return PackedConvolution(spec, convolution, weight.shape, (1, 2) if bias is not None else (1,))
+
+
+def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
+    if x.ndim < 2 or x.ndim != weight.ndim:
+        raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
+
+
+def check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> None:
+    """The columns are the largest value that a convolution makes."""
+    checked_shape(spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
+    checked_shape(spec, (x.shape[0], weight.shape[0], *windows.counts), 4)
+
+
+@operator("ConvTranspose")
+def conv_transpose(
+    x: Any, weight: Any, bias: Any = None, *, group: Positive = 1, strides: tuple[int, ...] = (),
+    dilations: tuple[int, ...] = (), spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """The gradient of Conv: each input element adds its kernel to the output."""
+    check_ranks(spec, x, weight)
+    if x.shape[1] != weight.shape[0] or x.shape[1] % group:
+        raise KernelError(f"ConvTranspose: {x.shape[1]} channels in {group} groups, weight {list(weight.shape)}")
+    rank = x.ndim - 2
+    steps, gaps = _filled("strides", strides, rank, 1), _filled("dilations", dilations, rank, 1)
+    reach = [d * (size - 1) + 1 for d, size in zip(gaps, weight.shape[2:], strict=True)]
+    full = [(extent - 1) * s + r for extent, s, r in zip(x.shape[2:], steps, reach, strict=True)]
+    begins, sizes = _crop(spec, x.shape[2:], steps, full)
+    room = [max(f, begin + size) for f, begin, size in zip(full, begins, sizes, strict=True)]
+    outputs = weight.shape[1] * group
+    checked_shape(spec, (x.shape[0], outputs, *room), 4)
+    checked_shape(spec, (x.shape[0], outputs, math.prod(weight.shape[2:]), *x.shape[2:]), 4)
+    windows = Windows(tuple(weight.shape[2:]), steps, gaps, (), (), tuple(x.shape[2:]))
+    result = _spread(widened(x), widened(weight), windows, group, room)
+    result = result[(slice(None), slice(None), *map(slice, begins, map(add, begins, sizes)))]
+    if bias is not None:
+        result = result + per_channel(bias, x.ndim)
+    return np.ascontiguousarray(result).astype(x.dtype, copy=False)
+
+
+def _spread(x: Any, weight: Any, windows: Windows, groups: int, room: Sequence[int]) -> Any:
+    batch, per_group = len(x), x.shape[1] // groups
+    matrix = weight.reshape(groups, per_group, -1).transpose(0, 2, 1)
+    parts = matrix @ x.reshape(batch, groups, per_group, -1)
+    parts = parts.reshape(batch, groups * weight.shape[1], math.prod(windows.kernel), *windows.counts)
+    result = np.zeros((batch, parts.shape[1], *room), parts.dtype)
+    for index, tap in enumerate(windows.taps()):
+        result[tap] += parts[:, :, index]
+    return result
+
+
+def _crop(
+    spec: NodeSpec, extents: Sequence[int], strides: Sequence[int], full: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Where the output begins inside the full result, and its sizes."""
+    attributes, rank = spec.attributes, len(extents)
+    extra = _filled("output_padding", attributes.get("output_padding"), rank, 0)
+    wanted, auto_pad = attributes.get("output_shape"), str(attributes.get("auto_pad", "NOTSET"))
+    if wanted is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [extent * stride for extent, stride in zip(extents, strides, strict=True)]
+    if wanted is not None:
+        sizes = [int(size) for size in wanted][-rank:]
+        totals = [max(f + e - size, 0) for f, e, size in zip(full, extra, sizes, strict=True)]
+        return [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals], sizes
+    pads = attributes.get("pads") if auto_pad == "NOTSET" else None
+    begins, ends = ([int(pad) for pad in side] for side in ((pads[:rank], pads[rank:]) if pads else [[0] * rank] * 2))
+    sizes = [f + e - b - end for f, e, b, end in zip(full, extra, begins, ends, strict=True)]
+    return begins, list(checked_shape(spec, sizes, 1))
+
+
+def _filled(name: str, values: Any, rank: int, least: int) -> tuple[int, ...]:
+    found = tuple(int(value) for value in values) if values else (least,) * rank
+    if len(found) != rank or any(value < least for value in found):
+        raise KernelError(f"ConvTranspose: {name} {list(found)} does not fit {rank} spatial axes")
+    return found
+
+
+@operator("DeformConv", since_version=19, window_spec=WindowSpec)
+def deform_conv(
+    data: Any, kernels: Any, offsets: Any, bias: Any = None, mask: Any = None, *, group: int = 1,
+    offset_group: int = 1, window_spec: WindowSpec, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Deformable convolution (Dai et al. 2017), with a mask of weights per tap (Zhu et al. 2019)."""
+    x, weight, offset = widened(data), widened(kernels), widened(offsets)
+    if x.ndim != 4 or weight.ndim != 4 or offset.ndim != 4:
+        raise KernelError("DeformConv: data, weights and offsets must have two spatial axes")
+    windows = window_spec.windows(x.shape[2:], weight.shape[2:])
+    batch, channels = x.shape[:2]
+    taps, counts = weight.shape[2] * weight.shape[3], windows.counts
+    fits = channels == weight.shape[1] * group and channels % offset_group == 0 and len(weight) % group == 0
+    if not fits or offset.shape != (batch, 2 * offset_group * taps, *counts):
+        raise KernelError(
+            f"DeformConv: data {list(x.shape)}, weights {list(weight.shape)} and offsets {list(offset.shape)} "
+            f"do not fit {group} groups and {offset_group} groups of offsets"
+        )
+    checked_shape(spec, (batch, channels, taps, *counts), 8 * 4)
+    moves = offset.reshape(batch, offset_group, taps, 2, *counts)
+    columns = np.empty((batch, channels, taps, *counts), x.dtype)
+    starts = zip(counts, windows.strides, windows.begins, strict=True)
+    grid = [np.arange(count) * stride - begin for count, stride, begin in starts]
+    for tap, (row, column) in enumerate(product(*(range(size) for size in weight.shape[2:]))):
+        rows = grid[0][:, None] + row * windows.dilations[0] + moves[:, :, tap, 0]
+        places = grid[1] + column * windows.dilations[1] + moves[:, :, tap, 1]
+        columns[:, :, tap] = _interpolated(x, rows, places)
+    if mask is not None:
+        weights = widened(mask).reshape(batch, offset_group, 1, taps, *counts)
+        columns = (columns.reshape(batch, offset_group, -1, taps, *counts) * weights).reshape(columns.shape)
+    columns = columns.reshape(batch, group, channels // group * taps, -1)
+    result = (weight.reshape(group, len(weight) // group, -1) @ columns).reshape(batch, len(weight), *counts)
+    return (result if bias is None else result + per_channel(widened(bias), 4)).astype(data.dtype, copy=False)
+
+
+def _interpolated(x: Any, rows: Any, columns: Any) -> Any:
+    """[batch, channels, ...] of images at [batch, groups, ...] of places, linearly between pixels; zeros outside."""
+    batch, channels, height, width = x.shape
+    groups = rows.shape[1]
+    images = x.reshape(batch, groups, channels // groups, height * width)
+    result: Any = 0
+    rows, columns = np.clip(rows, -2, height + 1), np.clip(columns, -2, width + 1)
+    for down, right in product((0, 1), (0, 1)):
+        line, column = np.floor(rows) + down, np.floor(columns) + right
+        weight = (1 - np.abs(rows - line)) * (1 - np.abs(columns - column))
+        weight = np.where((line >= 0) & (line < height) & (column >= 0) & (column < width), weight, 0)
+        line, column = np.clip(line, 0, height - 1), np.clip(column, 0, width - 1)
+        index = (line * width + column).astype(np.int64).reshape(batch, groups, 1, -1)
+        values = np.take_along_axis(images, np.broadcast_to(index, (*images.shape[:3], index.shape[-1])), axis=3)
+        result = result + values * weight.reshape(batch, groups, 1, -1)
+    return result.reshape(batch, channels, *rows.shape[2:])

@@ -1,0 +1,119 @@
+"""What detectors end with: suppression of overlapping boxes, and regions of a feature map pooled to one size."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from .registry import KernelError, Natural, NodeSpec, operator, scalar
+from .support import checked_indices, checked_shape, widened
+
+
+@operator("NonMaxSuppression", since_version=10)
+def non_max_suppression(
+    boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None, *, center_point_box: bool = False
+) -> Any:
+    """Per image and class the boxes of the highest scores that overlap none taken before by more than a threshold."""
+    if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.ndim != 3 or scores.shape[::2] != boxes.shape[:2]:
+        raise KernelError(
+            f"NonMaxSuppression: boxes {list(boxes.shape)} and scores {list(scores.shape)} "
+            "must be [batch, boxes, 4] and [batch, classes, boxes]"
+        )
+    limit = 0 if most is None else max(int(scalar(most)), 0)
+    threshold = np.float32(0 if overlap is None else scalar(overlap))
+    if not 0 <= threshold <= 1:
+        raise KernelError(f"NonMaxSuppression: iou_threshold is {threshold}, expected 0 to 1")
+    found = []
+    for image, class_id in np.ndindex(*scores.shape[:2]):
+        row = scores[image, class_id]
+        order = np.argsort(-row, kind="stable")
+        if least is not None:
+            order = order[row[order] > scalar(least)]
+        kept = _kept(_corners(boxes[image], center_point_box), order, limit, threshold)
+        found += [(image, class_id, box) for box in kept]
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+_Places: TypeAlias = Literal["half_pixel", "output_half_pixel"]
+
+
+def _corners(boxes: Any, is_centred: bool) -> Any:
+    """Rows of least and largest coordinates: [y0, x0, y1, x1], or of both in the other order."""
+    if is_centred:
+        centre, half = boxes[:, :2], boxes[:, 2:] / 2
+        return np.concatenate([centre - half, centre + half], axis=1)
+    return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], axis=1)
+
+
+def _kept(corners: Any, order: Any, limit: int, threshold: Any) -> list[int]:
+    areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
+    kept: list[int] = []
+    while len(order) and len(kept) < limit:
+        best = int(order[0])
+        kept.append(best)
+        order = order[1:]
+        sides = np.minimum(corners[best, 2:], corners[order, 2:]) - np.maximum(corners[best, :2], corners[order, :2])
+        common = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0)
+        union = areas[best] + areas[order] - common
+        is_sound = (common > 0) & (areas[best] > 0) & (areas[order] > 0) & (union > 0)
+        order = order[~(is_sound & (common / np.where(union == 0, 1, union) > threshold))]
+    return kept
+
+
+@operator("RoiAlign", since_version=10)
+def roi_align(
+    image: Any, boxes: Any, images: Any, *, output_height: int = 1, output_width: int = 1, sampling_ratio: Natural = 0,
+    spatial_scale: float = 1.0, mode: Literal["avg", "max"] = "avg",
+    coordinate_transformation_mode: _Places | None = None, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Each region's bins by samples that are interpolated between pixels (He et al. 2017): their mean or maximum."""
+    x, regions = widened(image), widened(boxes)
+    # The attribute came with operator set 16, and with it another default.
+    old = (
+        spec.version < 16 if coordinate_transformation_mode is None else coordinate_transformation_mode != "half_pixel"
+    )
+    checked_indices("RoiAlign: batch_indices", images, len(x))
+    result = np.zeros(checked_shape(spec, (len(regions), x.shape[1], output_height, output_width), 8), x.dtype)
+    for number, (region, index) in enumerate(zip(regions, images, strict=True)):
+        shift = 0.0 if old else 0.5
+        first = region[:2][::-1] * spatial_scale - shift
+        size = region[2:][::-1] * spatial_scale - shift - first
+        size = np.maximum(size, 1) if old else size
+        result[number] = _pooled(spec, x[index], first, size, result.shape[2:], sampling_ratio, mode)
+    return result.astype(image.dtype, copy=False)
+
+
+def _pooled(spec: NodeSpec, x: Any, first: Any, size: Any, bins: tuple[int, int], ratio: int, mode: str) -> Any:
+    """One region of [channels, height, width] as [channels, *bins]."""
+    counts = [ratio or max(int(np.ceil(size[axis] / bins[axis])), 0) for axis in (0, 1)]
+    samples = tuple(bins[axis] * counts[axis] for axis in (0, 1))
+    checked_shape(spec, (len(x), *samples), 8 * 4)
+    if not all(counts):
+        return np.zeros((len(x), *bins), x.dtype)
+    ends, weights = [], []
+    for axis in (0, 1):
+        step = size[axis] / samples[axis]
+        low, high, share = _neighbours(first[axis] + (np.arange(samples[axis]) + 0.5) * step, x.shape[axis + 1])
+        ends.append((low, high))
+        weights.append(share)
+    split = (len(x), bins[0], counts[0], bins[1], counts[1])
+    parts = [
+        x[:, ends[0][i][:, None], ends[1][j]] * (weights[0][i][:, None] * weights[1][j]).astype(x.dtype)
+        for i in (0, 1)
+        for j in (0, 1)
+    ]
+    if mode == "avg":
+        return sum(parts).reshape(split).mean(axis=(2, 4))
+    # The largest weighted pixel, as ONNX's own cases have it, not the largest sample.
+    return np.maximum.reduce(parts).reshape(split).max(axis=(2, 4))
+
+
+def _neighbours(places: Any, extent: int) -> tuple[Any, Any, tuple[Any, Any]]:
+    """Pixels before and after each place, and their weights; places more than one pixel outside weigh nothing."""
+    is_inside = (places >= -1) & (places <= extent)
+    places = np.clip(places, 0, max(extent - 1, 0))
+    low = np.floor(places).astype(np.int64)
+    high = np.minimum(low + 1, extent - 1)
+    after = places - low
+    return low, high, (np.where(is_inside, 1 - after, 0), np.where(is_inside, after, 0))

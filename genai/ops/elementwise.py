@@ -1,0 +1,225 @@
+"""Element by element operators of ai.onnx, with NumPy broadcasting (the ONNX rule is the same)."""
+
+from __future__ import annotations
+
+import math
+import operator as python
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.host.arrays import Threads, activation
+from genai.kernels.records import Binary, RowsType, Unary
+
+from ..graph.rows import ONE, Kind, NotFlattenable, RowDim, State
+from .registry import operator
+from .rules import Made, NodeRows, RowSpec, States, columns_record, record_rule, row_rule
+
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "Abs": np.abs, "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,
+    "Atanh": np.arctanh, "BitwiseNot": np.invert, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh, "Exp": np.exp,
+    "Floor": np.floor, "IsNaN": np.isnan, "Log": np.log, "Neg": np.negative, "Not": np.logical_not, "Round": np.rint,
+    "Sign": np.sign, "Sin": np.sin, "Sinh": np.sinh, "Sqrt": np.sqrt, "Tan": np.tan, "Tanh": np.tanh,
+    "Identity": lambda x: x,
+    "Reciprocal": lambda x: x.dtype.type(1) / x,
+    "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
+}  # fmt: skip
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add, "And": np.logical_and, "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor, "Equal": np.equal, "Greater": np.greater, "GreaterOrEqual": np.greater_equal,
+    "Less": np.less, "LessOrEqual": np.less_equal, "Mul": np.multiply, "Or": np.logical_or, "Sub": np.subtract,
+    "Xor": np.logical_xor,
+}  # fmt: skip
+# Operators whose broadcasting was an attribute (axis, broadcast) before operator set 7.
+_BROADCAST_VERSION = 7
+
+
+def _aligned(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The form before operator set 7: the second input lies along axes of the first that begin at `axis`."""
+
+    def aligned(a: Any, b: Any, *, axis: int | None = None, broadcast: bool = False) -> Any:
+        if broadcast and axis is not None and b.ndim:
+            trailing = a.ndim - (axis % max(a.ndim, 1)) - b.ndim
+            b = b.reshape(*b.shape, *[1] * max(trailing, 0))
+        return function(a, b)
+
+    return aligned
+
+
+def divided(a: Any, b: Any) -> Any:
+    """a / b; integers divide towards zero, as in C, and give 0 for a divisor of 0."""
+    if a.dtype.kind not in "iu":
+        return np.divide(a, b)
+    quotient = np.floor_divide(a, b)
+    inexact = (np.remainder(a, b) != 0) & ((a < 0) != (b < 0))
+    return (quotient + inexact).astype(a.dtype)
+
+
+def power(base: Any, exponent: Any) -> Any:
+    """base ** exponent in the type of the base; negative powers of integers are computed as floats."""
+    if base.dtype.kind in "iu" and exponent.dtype.kind == "i" and np.any(exponent < 0):
+        return np.power(base.astype(np.float64), exponent).astype(base.dtype)
+    return np.power(base, exponent).astype(base.dtype, copy=False)
+
+
+for _name, _function in _UNARY.items():
+    operator(_name)(_function)
+for _name, _pair in {**_BINARY, "Div": divided, "Pow": power}.items():
+    operator(_name, since_version=_BROADCAST_VERSION)(_pair)
+    operator(_name)(_aligned(_pair))
+
+
+@operator("BitShift", since_version=11)
+def bit_shift(x: Any, amount: Any, *, direction: Literal["LEFT", "RIGHT"]) -> Any:
+    """Shift left or right; shifts by the width of the type or more leave nothing."""
+    return (np.left_shift if direction == "LEFT" else np.right_shift)(x, amount)
+
+
+@operator("IsInf", since_version=10)
+def is_inf(x: Any, *, detect_positive: bool = True, detect_negative: bool = True) -> Any:
+    """Infinities of the signs asked for."""
+    infinite = np.isinf(x)
+    if not detect_positive:
+        infinite &= x < 0
+    if not detect_negative:
+        infinite &= x > 0
+    return infinite
+
+
+@operator("Mean", since_version=8)
+def mean(*values: Any) -> Any:
+    """The mean of the inputs."""
+    total = reduce(np.add, values)
+    return (total / len(values)).astype(total.dtype)
+
+
+operator("Where", since_version=9)(lambda condition, x, y: np.where(condition, x, y))
+# The remainder with the divisor's sign, or with fmod the dividend's.
+operator("Mod", since_version=10)(lambda a, b, *, fmod=False: (np.fmod if fmod else np.mod)(a, b))
+operator("Max", since_version=8)(lambda *values: reduce(np.maximum, values))
+operator("Min", since_version=8)(lambda *values: reduce(np.minimum, values))
+operator("Sum", since_version=8)(lambda *values: reduce(np.add, values))
+
+
+_each_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def exact_erf(x: Any) -> Any:
+    return _each_erf(x) if x.size else x
+
+
+@operator("Erf", since_version=9)
+def erf(x: Any, *, threads: Threads | None) -> Any:
+    """The error function: float32 by us (also for narrower floats), float64 element by element."""
+    if x.dtype == np.float64 or x.dtype.kind in "iu":
+        return exact_erf(x).astype(x.dtype)
+    wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
+    return activation("erf", wide, threads=threads).astype(x.dtype, copy=False)
+
+
+@record_rule("Identity")
+def identity_record(spec: RowSpec) -> Made | None:
+    """Another name."""
+    x = spec.rows(0)
+    return None if x is None else columns_record(spec, x)
+
+
+_UNARY_RECORDS = {
+    "Abs": "abs", "Erf": "erf", "Exp": "exp", "HardSwish": "hard_swish", "Log": "log", "Neg": "neg",
+    "Reciprocal": "reciprocal", "Relu": "relu", "Sigmoid": "sigmoid", "Softplus": "softplus", "Sqrt": "sqrt",
+    "Tanh": "tanh",
+}  # fmt: skip
+
+
+_BINARY_RECORDS = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide"}
+
+
+def unary_record(spec: RowSpec, function: str, *parameters: float) -> Made | None:
+    x, out = spec.rows(0), spec.outputs[0]
+    if x is None:
+        return None
+    return Made([Unary(function, spec.inputs[0], out, parameters, op_type=spec.op_type)], {out: x})
+
+
+@record_rule(*_UNARY_RECORDS)
+def plain(spec: RowSpec) -> Made | None:
+    """Functions without parameters."""
+    return unary_record(spec, _UNARY_RECORDS[spec.op_type])
+
+
+@record_rule(*_BINARY_RECORDS)
+def two_operands(spec: RowSpec) -> Made | None:
+    """Rows with rows of the same shape, or with constants that are the same for every row."""
+    shapes = {type_ for index in (0, 1) if (type_ := spec.rows(index)) is not None}
+    if len(shapes) != 1:
+        return None
+    (shape,) = shapes
+    values, constants = ["", ""], ["", ""]
+    for index in (0, 1):
+        if spec.rows(index) is not None:
+            values[index] = spec.inputs[index]
+        elif _is_per_row(spec.constants[index], shape):
+            constants[index] = spec.inputs[index]
+        else:
+            return None
+    function, out = _BINARY_RECORDS[spec.op_type], spec.outputs[0]
+    record = Binary(function, values[0], values[1], out, constants[0], constants[1], op_type=spec.op_type)
+    return Made([record], {out: shape})
+
+
+def _is_per_row(constant: NDArray[Any] | None, shape: RowsType) -> bool:
+    """Whether a constant broadcasts along the last axis only."""
+    if constant is None or constant.size not in (1, shape.last) or constant.ndim > len(shape.shape):
+        return False
+    return constant.size == 1 or constant.shape[-1] == shape.last
+
+
+def elementwise_rows(at: NodeRows) -> States:
+    given = [state for state in at.states if state is not None]
+    if all(state.kind in (Kind.LENGTHS, Kind.UNIFORM) for state in given):
+        return [_length_arithmetic(at)]
+    if any(state.kind not in (Kind.ROWS, Kind.UNIFORM) for state in given):
+        raise NotFlattenable("tokens meet values computed from the attention mask or from lengths")
+    rank = max(state.rank for state in given)
+    axes = {state.axis + rank - state.rank for state in given if state.kind is Kind.ROWS}
+    if len(axes) != 1:
+        raise NotFlattenable("two values bring their tokens along different axes")
+    axis = axes.pop()
+    shape = tuple(_broadcast(given, rank, i, axis) for i in range(rank))
+    return [State(Kind.ROWS, shape, axis)] * len(at.node.outputs)
+
+
+def _broadcast(given: Sequence[State], rank: int, index: int, axis: int) -> RowDim:
+    result = ONE
+    for state in given:
+        own = index - (rank - state.rank)
+        dim = state.known_shape[own] if own >= 0 else ONE
+        if state.kind is Kind.UNIFORM and index == axis and dim != ONE:
+            raise NotFlattenable(f"a constant of size {dim} runs along the token axis")
+        result = dim if dim != ONE else result
+    return result
+
+
+def _length_arithmetic(at: NodeRows) -> State:
+    if at.node.op_type in ("Cast", "Identity"):
+        return at.first()
+    if at.node.op_type in ("Mul", "Div") and len(at.states) == 2:
+        left, right = at.lengths(0), at.lengths(1)
+        if left and right and len(left) == len(right):
+            combine: Callable[[RowDim, RowDim], RowDim | None] = python.mul if at.node.op_type == "Mul" else _quotient
+            entries = [combine(a, b) for a, b in zip(left, right, strict=True)]
+            if None not in entries:
+                return State(Kind.LENGTHS, entries=tuple(entry for entry in entries if entry is not None))
+    return State(Kind.CONTEXT)
+
+
+def _quotient(left: RowDim, right: RowDim) -> RowDim | None:
+    """Half a head, say; None where the quotient is no whole number or not known."""
+    whole = not (right.batch or right.tokens) and right.factor > 0 and left.factor % right.factor == 0
+    return RowDim(left.factor // right.factor, left.batch, left.tokens) if whole else None
+
+
+row_rule(*_UNARY, *_BINARY, *"BitShift Div Erf IsInf Max Mean Min Mod Pow Sum Where".split())(elementwise_rows)

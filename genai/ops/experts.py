@@ -1,0 +1,175 @@
+"""Mixtures of experts (com.microsoft::MoE and QMoE)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.formats import BLOCK_SIZES
+from genai.kernels.records import BlockWeight, Branch, DenseWeight, Experts, RowsType, Weight
+
+from ..graph.node import MS
+from ..graph.rows import Kind, NotFlattenable
+from . import rules
+from .products import check_stored
+from .registry import KernelError, NodeSpec, operator
+
+_PLAIN = {"silu": "silu", "relu": "relu", "gelu": "gelu_tanh", "identity": "copy"}
+
+
+@rules.record_rule("MoE", "QMoE", domain=MS)
+def experts(spec: rules.RowSpec) -> rules.Made | None:
+    """Rows of x; scores may come from the host."""
+    x = spec.rows(0)
+    if x is None or x.last != x.width:
+        return None
+    record = record_of(spec)
+    count, scores = record.first.weight.experts, spec.rows(1)
+    if x.width != record.second.weight.rows or (scores is not None and scores.width != count):
+        raise KernelError(f"{spec.op_type}: rows of {x.width} numbers, or their scores, do not fit the experts")
+    return rules.Made([record], {record.scores: scores or RowsType((-1, count), count, x.per), record.out: x})
+
+
+def _compiled(spec: NodeSpec) -> Any:
+    return spec.options["executor"].array_function(record_of(spec), _SpecConstants(spec))
+
+
+@operator("MoE", "QMoE", domain=MS, mix=_compiled)
+def experts_of_arrays(x: Any, scores: Any, *, mix: Any) -> Any:
+    """Inputs: x [..., H], scores [tokens, E], then as `record_of` says."""
+    rows, scores = (np.ascontiguousarray(value, np.float32) for value in (x, scores))
+    out = mix(rows.reshape(-1, x.shape[-1]), scores).reshape(x.shape)
+    return out.astype(x.dtype, copy=False)
+
+
+class _SpecConstants:
+    """The constants of one node."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._spec = spec
+
+    def array(self, name: str) -> NDArray[Any]:
+        return self._spec.constant(self._spec.inputs.index(name))
+
+    def packed(self, weight: Weight) -> None:
+        """They stay: other nodes may read them."""
+
+
+def record_of(spec: NodeSpec) -> Experts:
+    """The record of a node.
+
+    MoE has fc1 [E, F, H] and its bias at inputs 2 and 3, fc2 [E, H, I] and its bias at 4 and 5; QMoE integers, scales
+    and bias at 2, 3, 4 and 5, 6, 7, zero points at 11 and 12, and its chosen experts' shares always sum to 1, as
+    onnxruntime's CPU kernel does.
+    """
+    _refuse(spec)
+    activation, parameters = _activation(spec)
+    gated = activation == "swiglu"
+    attributes, quantised = spec.attributes, spec.op_type == "QMoE"
+    if quantised:
+        width = spec.constant(2).shape[1] // (2 if gated else 1)
+        first = Branch(_blocks(spec, 2, 11, spec.constant(5).shape[1], 1, gated), spec.constant_name(4))
+        second = Branch(_blocks(spec, 5, 12, width, 2, False), spec.constant_name(7))
+        exact = spec.exact
+    else:
+        first = Branch(_dense(spec, 2, gated), spec.constant_name(3))
+        second = Branch(_dense(spec, 4, False), spec.constant_name(5))
+        exact = True
+    per_token = int(attributes.get("k", 1))
+    _check(spec, first, second, per_token)
+    return Experts(
+        spec.inputs[0], spec.inputs[1], spec.outputs[0], per_token=per_token,
+        normalized=quantised or bool(attributes.get("normalize_routing_weights", 0)), first=first, second=second,
+        activation=activation, exact=exact, parameters=parameters, op_type=spec.op_type,
+    )  # fmt: skip
+
+
+def _check(spec: NodeSpec, first: Branch, second: Branch, per_token: int) -> None:
+    """Raises KernelError if the layers do not fit together, or so many experts cannot be chosen."""
+    one, two = first.weight, second.weight
+    sizes = [(weight.experts, weight.rows, weight.columns) for weight in (one, two)]
+    expected = one.experts, one.columns, one.rows
+    if not one.experts or (two.experts, two.rows, two.columns * (1 + one.interleaved)) != expected:
+        raise KernelError(f"{spec.op_type}: layers of [experts, rows, columns] {sizes} do not fit together")
+    if not 1 <= per_token <= one.experts:
+        raise KernelError(f"{spec.op_type}: k is {per_token}, expected 1 to {one.experts}, the number of experts")
+    for branch in (first, second):
+        bias, count = branch.bias, branch.weight.experts * branch.weight.rows
+        if bias and spec.constant(spec.inputs.index(bias)).size != count:
+            raise KernelError(f"{spec.op_type}: the bias {bias!r} has not {count} numbers, one per expert and row")
+
+
+def _refuse(spec: NodeSpec) -> None:
+    quantised = spec.op_type == "QMoE"
+    if spec.has(8 if quantised else 6):
+        raise KernelError(
+            f"{spec.op_type} with a third matrix (fc3) is not supported: gate and up are to be one matrix"
+        )
+    if int(spec.attributes.get("use_sparse_mixer", 0)):
+        raise KernelError(f"{spec.op_type} with use_sparse_mixer is not supported")
+    if quantised and any(spec.has(index) for index in range(14, 21)):
+        raise KernelError("QMoE with router weights of their own, or scales of activations, is not supported")
+    prepacked = int(spec.attributes.get("weights_prepacked", 0)) > 0
+    if quantised and (spec.attributes.get("quant_type", "int") != "int" or prepacked):
+        raise KernelError("QMoE with floating-point codes or weights prepacked for another runtime is not supported")
+
+
+def _activation(spec: NodeSpec) -> tuple[str, tuple[float, ...]]:
+    """What lies between the layers: SwiGLU over alternating rows of gate and up, or an activation without a gate."""
+    kind, attributes = spec.attributes.get("activation_type", "relu"), spec.attributes
+    if kind == "swiglu" and int(attributes.get("swiglu_fusion", 0)) == 1:
+        limit = float(attributes.get("swiglu_limit", "inf"))
+        if not limit >= 0:
+            raise KernelError(f"{spec.op_type}: swiglu_limit is {limit}, expected a number from 0 on")
+        numbers = (attributes.get("activation_alpha", 1.0), attributes.get("activation_beta", 0.0))
+        return "swiglu", (*map(float, numbers), limit)
+    if kind in _PLAIN:
+        return _PLAIN[kind], ()
+    raise KernelError(
+        f"{spec.op_type} with activation {kind!r} is not supported; known are swiglu (1), {', '.join(_PLAIN)}"
+    )
+
+
+def _dense(spec: NodeSpec, index: int, interleaved: bool) -> Weight:
+    count, rows, columns = spec.constant(index).shape
+    return DenseWeight(spec.inputs[index], rows, columns, True, count, interleaved)
+
+
+def _blocks(spec: NodeSpec, data: int, points: int, columns: int, number: int, interleaved: bool) -> Weight:
+    bits = int(spec.attributes.get(f"fc{number}_expert_weight_bits", spec.attributes.get("expert_weight_bits", 4)))
+    count, rows = spec.constant(data).shape[:2]
+    block = int(spec.attributes.get("block_size", 0))
+    by_row = not block
+    if by_row:
+        block = next((size for size in reversed(BLOCK_SIZES) if columns % size == 0), BLOCK_SIZES[-1])
+        if spec.has(points):
+            raise KernelError(f"{spec.op_type} with zero points and without blocks is not supported")
+    names = [spec.constant_name(index) for index in (data, data + 1, points)]
+    weight = BlockWeight(names[0], names[1], names[2], rows, columns, bits, block, count, interleaved)
+    check_stored(weight, spec.constant(data), spec.constant(data + 1), int(by_row))
+    return weight
+
+
+@rules.row_rule("MoE", "QMoE", domain=MS)
+def experts_rows(at: rules.NodeRows) -> rules.States:
+    x, scores, *weights = at.states
+    if x is None or scores is None or {x.kind, scores.kind} != {Kind.ROWS} or scores.axis != 0 or scores.rank != 2:
+        raise NotFlattenable("needs one vector and one row of scores per token")
+    if any(state is not None and state.kind is not Kind.UNIFORM for state in weights):
+        raise NotFlattenable("the experts must be the same for all tokens")
+    at.keep_off(x, -1, "the contraction")
+    return [x]
+
+
+rules.shape_rule("MoE", "QMoE")(rules.same_as_input)
+
+
+rules.stored_weights(
+    "QMoE",
+    {
+        2: rules.Packed("expert_weight_bits", scales=3, points=11, row_axes=2, block_size=0),
+        5: rules.Packed("expert_weight_bits", scales=6, points=12, row_axes=2, block_size=0),
+    },
+)

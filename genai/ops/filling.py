@@ -1,0 +1,184 @@
+"""Values made from a shape, values repeated to fill one, and random numbers.
+
+Each run draws new random numbers, unless the node has a seed, which makes every run the same. After `set_seed` nodes
+without a seed of their own draw numbers that follow from it: sessions made afterwards repeat each other's runs, the
+first, the second and so on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..graph.rows import ONE, NotFlattenable
+from ..graph.shape_values import ShapeValue
+from ..graph.tensor import Tensor
+from ..graph.types import DataType, Dim, TensorType, Type, broadcast_dims
+from .casting import dtype_of
+from .registry import KernelError, NodeSpec, operator, scalar
+from .reshaping import open_shape
+from .rules import NodeRows, NodeTypes, States, data_type, row_rule, shape_rule, the_rows
+from .support import checked_shape
+
+
+@operator("Expand", since_version=8)
+def expand(x: Any, wanted: Any, *, spec: NodeSpec) -> Any:
+    """Broadcast both ways: a 1 in the target keeps the dimension."""
+    target = np.broadcast_shapes(x.shape, tuple(int(size) for size in wanted))
+    return np.broadcast_to(x, checked_shape(spec, target, x.dtype.itemsize))
+
+
+@operator("ConstantOfShape", since_version=9)
+def constant_of_shape(sizes: Any, *, value: Any = None, spec: NodeSpec) -> Any:
+    """Fill a shape with one value (float32 zero unless given)."""
+    fill = np.zeros(1, np.float32) if value is None else np.asarray(value)
+    return np.full(checked_shape(spec, sizes, fill.dtype.itemsize), fill.reshape(-1)[0], dtype=fill.dtype)
+
+
+@operator("Range", since_version=11)
+def range_(*ends: Any, spec: NodeSpec) -> Any:
+    """start, start + delta, ... below limit."""
+    start, limit, delta = (scalar(value) for value in ends)
+    if not delta:
+        raise KernelError("Range: delta is 0")
+    dtype, steps = ends[0].dtype, (limit - start) / delta
+    if not np.isfinite(steps):
+        raise KernelError(f"Range from {start} to {limit} by {delta} has no end")
+    count = max(int(np.ceil(steps)), 0)
+    checked_shape(spec, (count,), 8)
+    if dtype.kind in "iu":
+        return np.arange(start, limit, delta, dtype=dtype)
+    return (start + np.arange(count) * delta).astype(dtype)
+
+
+@operator("Tile", since_version=6)
+def tile(x: Any, counts: Any, *, spec: NodeSpec) -> Any:
+    """Repeat along every axis."""
+    repeats = [int(count) for count in counts]
+    if len(repeats) != x.ndim:
+        raise KernelError(f"Tile: {len(repeats)} repeats for rank {x.ndim}")
+    checked_shape(spec, [size * count for size, count in zip(x.shape, repeats, strict=True)], x.dtype.itemsize)
+    return np.tile(x, repeats)
+
+
+@operator("EyeLike", since_version=9)
+def eye_like(x: Any, *, k: int = 0, dtype: int | None = None) -> Any:
+    """Ones on a diagonal, of the input's shape."""
+    return np.eye(x.shape[0], x.shape[1], k=k).astype(x.dtype if dtype is None else dtype_of(dtype))
+
+
+@shape_rule("Expand", domain="")
+def expand_types(types: NodeTypes) -> list[Type | None]:
+    """The input broadcast with a shape."""
+    source, target = types.source, types.value(1)
+    if source.shape is None or target is None:
+        return [TensorType(source.dtype)]
+    return [TensorType(source.dtype, broadcast_dims(source.shape, target.dims))]
+
+
+@shape_rule("ConstantOfShape", domain="")
+def constant_of_shape_types(types: NodeTypes) -> list[Type | None]:
+    """A constant in every element of a shape."""
+    value, target = types.node.attribute("value"), types.value(0)
+    dtype = value.dtype if isinstance(value, Tensor) else DataType.FLOAT
+    return [TensorType(dtype, open_shape(types.shape(0)) if target is None else target.dims)]
+
+
+@shape_rule("Range", domain="")
+def number_range_types(types: NodeTypes) -> list[Type | None]:
+    """Numbers from a start, below a limit, in steps; counting from 0 to an extent gives that many."""
+    source = types.tensor(0) or types.tensor(1) or types.tensor(2)
+    if source is None:
+        return []
+    start, limit, step = (_only(types.value(index)) for index in range(3))
+    if start == 0 and step == 1 and isinstance(limit, str):
+        return [TensorType(source.dtype, (limit,))]
+    # Of fractions the count depends on rounding at run time, so only whole numbers are counted.
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step != 0:
+        return [TensorType(source.dtype, (max(-((start - limit) // step), 0),))]
+    return [TensorType(source.dtype, (None,))]
+
+
+def _only(value: ShapeValue | None) -> Dim:
+    return value.dims[0] if value is not None and len(value.dims) == 1 else None
+
+
+@shape_rule("EyeLike", domain="")
+def eye_like_types(types: NodeTypes) -> list[Type | None]:
+    """A matrix of the input's shape, in the type of the attribute or of the input."""
+    source, dtype = types.tensor(0), data_type(types.attribute("dtype", 0))
+    if dtype is DataType.UNDEFINED and source is None:
+        return []
+    return [TensorType(dtype or (source.dtype if source else DataType.FLOAT), types.shape(0, rank=2))]
+
+
+@row_rule("Expand")
+def expand_rows(at: NodeRows) -> States:
+    state = the_rows(at.states[:1])
+    wanted = at.lengths(1)
+    if wanted is None or len(wanted) > state.rank:
+        raise NotFlattenable("the new shape is not known")
+    shape = list(state.known_shape)
+    for index, dim in enumerate(wanted, start=state.rank - len(wanted)):
+        if index != state.axis and dim != ONE:
+            shape[index] = dim
+    return [state.with_shape(tuple(shape))]
+
+
+Generator: TypeAlias = Callable[[], np.random.Generator]
+_process_seed: list[int] = []
+
+
+def set_seed(seed: int) -> None:
+    """Let nodes that are made from now on, and have no seed, draw numbers that follow from this one."""
+    _process_seed[:] = [int(seed)]
+
+
+def _generator(spec: NodeSpec) -> Generator:
+    seed = spec.attributes.get("seed")
+    if seed is None and _process_seed:
+        own = np.random.default_rng([_process_seed[0] % 2**64, *"|".join(spec.outputs).encode("utf-8", "replace")])
+        return lambda: own
+    if seed is None:
+        return np.random.default_rng
+    bits = struct.unpack("<I", struct.pack("<f", float(seed)))[0]
+    return lambda: np.random.default_rng(bits)
+
+
+def _typed(values: Any, like: Any, dtype: int | None) -> Any:
+    """Values in the type asked for, or else in that of a value like which they are, or else float32."""
+    kept = like is not None and dtype is None
+    return np.asarray(values).astype(like.dtype if kept else dtype_of(1 if dtype is None else dtype))
+
+
+@operator("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", generator=_generator)
+def random_values(
+    like: Any = None, *, mean: float = 0.0, scale: float = 1.0, low: float = 0.0, high: float = 1.0,
+    shape: tuple[int, ...] = (), dtype: int | None = None, generator: Generator, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Of the shape in the attributes, or of the input's."""
+    sizes = checked_shape(spec, shape, 8) if like is None else like.shape
+    draw = generator()
+    is_normal = spec.op_type.startswith("RandomNormal")
+    return _typed(draw.normal(mean, scale, sizes) if is_normal else draw.uniform(low, high, sizes), like, dtype)
+
+
+@operator("Bernoulli", since_version=15, generator=_generator)
+def bernoulli(x: Any, *, dtype: int | None = None, generator: Generator) -> Any:
+    """1 with the probability that each element says."""
+    return _typed(generator().random(x.shape) < x, x, dtype)
+
+
+@operator("Multinomial", since_version=7, generator=_generator)
+def multinomial(x: Any, *, sample_size: int = 1, dtype: int = 6, generator: Generator, spec: NodeSpec) -> Any:
+    """Per row so many samples of classes with the given log-probabilities."""
+    logits = x.astype(np.float64)
+    checked_shape(spec, (len(logits), sample_size), 8)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    steps = np.cumsum(weights, axis=1)
+    draws = generator().random((len(logits), sample_size)) * steps[:, -1:]
+    picked = [np.searchsorted(row, draw, side="right") for row, draw in zip(steps, draws, strict=True)]
+    return np.minimum(np.array(picked).reshape(draws.shape), logits.shape[1] - 1).astype(dtype_of(dtype))

@@ -1,0 +1,191 @@
+"""Operators that look up, scatter, select and sort by indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..graph.rows import RowDim
+from ..graph.types import TensorType, Type
+from .registry import KernelError, NodeSpec, operator, scalar
+from .rules import NodeRows, NodeTypes, States, row_rule, shape_rule
+from .support import as_array, checked_axis, checked_indices, checked_shape
+
+
+def in_range(indices: Any, extent: int, what: str) -> Any:
+    """Indices counted from the front."""
+    indices = np.asarray(indices)
+    if indices.size and (indices.min() < -extent or indices.max() >= extent):
+        bad = indices[(indices < -extent) | (indices >= extent)].reshape(-1)[0]
+        raise IndexError(f"{what}: index {bad} must be within the inclusive range [{-extent}, {extent - 1}]")
+    return np.where(indices < 0, indices + extent, indices)
+
+
+def _along(indices: Any, axis: int) -> tuple[Any, ...]:
+    """An index that takes `indices` along one axis and each position's own coordinate along the others."""
+    grid = list(np.ogrid[tuple(slice(extent) for extent in indices.shape)])
+    grid[axis] = indices
+    return tuple(grid)
+
+
+@operator("GatherElements", since_version=11)
+def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Any:
+    """Along one axis an index per element."""
+    along = checked_axis(axis, x.ndim)
+    return x[_along(in_range(indices, x.shape[along], "GatherElements"), along)]
+
+
+@operator("GatherND", since_version=11)
+def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
+    """The last axis of the indices holds coordinates; leading axes may be a batch."""
+    depth = indices.shape[-1]
+    if not 0 <= batch_dims < min(x.ndim, indices.ndim) or batch_dims + depth > x.ndim:
+        raise KernelError(f"GatherND: indices of shape {list(indices.shape)} do not fit data {list(x.shape)}")
+    batch = tuple(
+        np.arange(size).reshape(*([1] * axis), size, *([1] * (indices.ndim - 2 - axis)))
+        for axis, size in enumerate(indices.shape[:batch_dims])
+    )
+    coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
+    return as_array(x[batch + coordinates])
+
+
+_SCATTERS: dict[str, Callable[..., None]] = {
+    "add": np.add.at,
+    "mul": np.multiply.at,
+    "max": np.maximum.at,
+    "min": np.minimum.at,
+}
+
+
+def _scatter(target: Any, index: tuple[Any, ...], updates: Any, reduction: str) -> None:
+    if reduction == "none":
+        target[index] = updates
+    elif reduction in _SCATTERS:
+        _SCATTERS[reduction](target, index, updates)
+    else:
+        raise KernelError(f"reduction {reduction!r} is unknown")
+
+
+@operator("Scatter", since_version=9)
+@operator("ScatterElements", since_version=11)
+def scatter_elements(
+    x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none", spec: NodeSpec
+) -> Any:
+    """A copy of the data in which elements are replaced, or combined with updates, along one axis."""
+    along, result = checked_axis(axis, x.ndim), np.array(x)
+    _scatter(result, _along(in_range(indices, x.shape[along], spec.op_type), along), updates, reduction)
+    return result
+
+
+@operator("ScatterND", since_version=11)
+def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Any:
+    """A copy of the data in which slices at coordinates are replaced, or combined with updates."""
+    result = np.array(x)
+    index = tuple(in_range(indices[..., i], x.shape[i], "ScatterND") for i in range(indices.shape[-1]))
+    _scatter(result, index, updates, reduction)
+    return result
+
+
+@operator("OneHot", since_version=9)
+def one_hot(indices: Any, depth: Any, values: Any, *, axis: int = -1, spec: NodeSpec) -> Any:
+    """`off` everywhere but `on` at each index; indices out of range give no `on`."""
+    count, rank = int(scalar(depth)), indices.ndim + 1
+    along = checked_axis(axis, rank)
+    checked_shape(spec, (*indices.shape[:along], count, *indices.shape[along:]), values.dtype.itemsize)
+    wanted = indices.astype(np.int64)
+    wanted = np.where(wanted < 0, wanted + count, wanted)
+    classes = np.arange(count).reshape([-1 if i == along else 1 for i in range(rank)])
+    return np.where(np.expand_dims(wanted, along) == classes, values[1], values[0]).astype(values.dtype)
+
+
+@operator("TopK", since_version=10)
+def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
+    """The k largest (or smallest) along an axis, sorted; among equals the lower index comes first."""
+    count, along = int(scalar(k)), checked_axis(axis, x.ndim)
+    if not 0 <= count <= x.shape[along]:
+        raise KernelError(f"TopK: k is {count}, the axis has {x.shape[along]} elements")
+    moved = np.moveaxis(x, along, -1)
+    order = _order(moved, count, largest)
+    values = np.take_along_axis(moved, order, axis=-1)
+    return np.moveaxis(values, -1, along), np.moveaxis(order, -1, along).astype(np.int64)
+
+
+operator("Compress", since_version=9)(lambda x, condition, *, axis=None: np.compress(condition, x, axis=axis))
+operator("NonZero", since_version=9)(lambda x: np.array(np.nonzero(np.atleast_1d(x)), np.int64))
+
+
+def _order(x: Any, k: int, largest: bool) -> Any:
+    """Positions of the first k in order along the last axis."""
+    if largest:
+        # A stable descending sort: reversed, sorted stably, reversed back.
+        order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    else:
+        order = np.argsort(x, axis=-1, kind="stable")
+    return order[..., :k]
+
+
+@operator("Unique", since_version=11)
+def unique(x: Any, *, axis: int | None = None, sorted: bool = True) -> Any:
+    """Different elements (or slices), where each was first, which each element is, and how often each occurs."""
+    # NumPy sorts slices of numbers only; strings go by their ranks, which sort as they do.
+    keys = x if axis is None or x.dtype.kind != "O" else np.unique(x, return_inverse=True)[1].reshape(x.shape)
+    values, first, inverse, counts = np.unique(
+        keys, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    inverse = inverse.reshape(-1)
+    if keys is not x:
+        values = np.take(x, first, axis=axis)
+    if not sorted:
+        order = np.argsort(first, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        values = np.take(values, order, axis=0 if axis is None else axis)
+        first, inverse, counts = first[order], rank[inverse], counts[order]
+    return values, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
+
+
+@operator("ReverseSequence", since_version=10)
+def reverse_sequence(x: Any, lengths: Any, *, batch_axis: int = 1, time_axis: int = 0) -> Any:
+    """Per batch entry the first `length` steps in reverse order."""
+    moved = np.moveaxis(x, (batch_axis, time_axis), (0, 1))
+    steps = np.arange(moved.shape[1])
+    if np.any(lengths > moved.shape[1]) or np.any(lengths < 0):
+        raise KernelError(f"ReverseSequence: a length is outside 0 to {moved.shape[1]}")
+    limits = np.asarray(lengths)[:, None]
+    source = np.where(steps < limits, limits - 1 - steps, steps)
+    result = moved[np.arange(len(moved))[:, None], source]
+    return np.ascontiguousarray(np.moveaxis(result, (0, 1), (batch_axis, time_axis)))
+
+
+@operator("TensorScatter", since_version=24)
+def tensor_scatter(cache: Any, update: Any, starts: Any = None, *, axis: int = -2, mode: str = "linear") -> Any:
+    """Write an update into a cache [batch, ..., sequence, ...] at each row's own position."""
+    along, result = checked_axis(axis, cache.ndim), np.array(cache)
+    extent, length = cache.shape[along], update.shape[along]
+    for row in range(len(cache)):
+        places = np.arange(length) + (0 if starts is None else int(starts[row]))
+        places = places % extent if mode == "circular" else checked_indices("TensorScatter: places", places, extent)
+        np.moveaxis(result[row], along - 1, 0)[places] = np.moveaxis(update[row], along - 1, 0)
+    return result
+
+
+@row_rule("TopK")
+def top_k_rows(at: NodeRows) -> States:
+    state = at.rows
+    axis = at.axis(state, -1)
+    at.keep_off(state, axis)
+    k = at.ints(1)[0]
+    return [state.resized(axis, RowDim(k))] * 2
+
+
+@shape_rule("GatherND", domain="")
+def gather_nd_types(types: NodeTypes) -> list[Type | None]:
+    """data [batch..., data...] at indices [batch..., more..., k]: [batch..., more..., data[k:]...]."""
+    source, data, indices = types.source, types.shape(0), types.shape(1)
+    start = types.attribute("batch_dims", 0)
+    count = indices[-1] if indices else None
+    if data is None or not indices or not isinstance(count, int) or not 0 <= start + count <= len(data):
+        return [TensorType(source.dtype)]
+    return [TensorType(source.dtype, (*indices[:-1], *data[start + count :]))]

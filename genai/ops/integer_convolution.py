@@ -1,0 +1,174 @@
+"""Convolutions of 8-bit integers: packed once where kernels are constant, else exact by way of BLAS."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.host import arrays
+
+from .casting import requantized
+from .convolution import (
+    NO_LIMITS,
+    check_columns,
+    check_groups,
+    check_ranks,
+    columns_of,
+    convolve,
+    depthwise_images,
+    per_channel,
+    places,
+)
+from .integer_products import exact_runs, single_point
+from .pooling import Windows, WindowSpec
+from .registry import KernelError, NodeSpec, operator
+
+_BYTES = (np.int8, np.uint8)
+# A bias below and a sum of a few taps together are exact in float32.
+_EXACT_BIAS = 1 << 23
+
+
+@operator("ConvInteger", since_version=10, convolution=lambda spec: IntegerConvolution(spec, 1, 3))
+def conv_integer(
+    x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None, *, convolution: IntegerConvolution
+) -> Any:
+    """Convolution of 8-bit integers less their zero points, exactly, in int32."""
+    return convolution(x, weight, x_zero, w_zero)
+
+
+@operator("QLinearConv", since_version=10, convolution=lambda spec: IntegerConvolution(spec, 3, 5, 8))
+def qlinear_conv(
+    x: Any, x_scale: Any, x_zero: Any, weight: Any, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any,
+    bias: Any = None, *, convolution: IntegerConvolution,
+) -> Any:  # fmt: skip
+    """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
+    factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
+    found = convolution.rounded(x, weight, factor, y_zero, x_zero, bias)
+    if found is not None:
+        return found
+    total = convolution(x, weight, x_zero, w_zero, bias)
+    factor = per_channel(factor, x.ndim) if factor.size > 1 else factor.reshape(())
+    return requantized(total, factor, y_zero, y_zero.dtype)
+
+
+class IntegerConvolution:
+    """Convolution of 8-bit integers less their zero points, exactly, as int32.
+
+    Constant kernels in one group are packed once; others are brought into the form for BLAS.
+
+    Args:
+        weight, zero: which inputs of the node are the kernels and their zero points (one, or one per output channel).
+        bias: which input is an int32 bias; 0 = none.
+    """
+
+    def __init__(self, spec: NodeSpec, weight: int, zero: int, bias: int = 0) -> None:
+        self._spec, self._windows = spec, WindowSpec(spec)
+        self._groups, self._threads = int(spec.attributes.get("group", 1)), spec.options.get("threads")
+        if self._groups < 1:
+            raise KernelError(f"{spec.op_type}: group is {self._groups}")
+        self._kernels: tuple[Any, list[slice]] | None = None
+        self._packed = None
+        kernels, point = (spec.constants[i] if spec.has(i) else None for i in (weight, zero))
+        if kernels is None or (point is None and spec.has(zero)):
+            return
+        self._packed = _packed(spec, weight, point, bias) if self._groups == 1 else None
+        if self._packed is None:
+            self._kernels = spec.pack((weight, zero), "kernels in exact runs", lambda: _kernels_in_runs(kernels, point))
+
+    def __call__(self, x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None, bias: Any = None) -> Any:
+        windows = self._placed(x, weight)
+        point = single_point(x_zero)
+        if self._packed is not None and point is not None and x.dtype in _BYTES:
+            return self._packed.sums(x, windows.widths(x.shape[2:]), places(windows), point)
+        total = self._by_blas(x, weight, windows, x_zero, w_zero)
+        return total if bias is None else total + per_channel(bias, x.ndim)
+
+    def rounded(self, x: Any, weight: Any, factor: Any, y_zero: Any, x_zero: Any = None, bias: Any = None) -> Any:
+        """round(sums * factor) + y_zero in y_zero's type, factors being one or one per channel.
+
+        `bias`: int32 per channel; that of packed kernels is known. None where the kernels are no constants, or a value
+        is of another shape or type.
+        """
+        point, y_point = single_point(x_zero), single_point(y_zero)
+        if point is None or y_point is None or x.dtype not in _BYTES or y_zero.dtype not in _BYTES:
+            return None
+        if np.size(factor) not in (1, len(weight)):
+            return None
+        factors = np.ascontiguousarray(np.broadcast_to(np.asarray(factor, np.float32).reshape(-1), (len(weight),)))
+        if self._packed is None:
+            return self._rounded_depthwise(x, weight, factors, y_zero, point, bias)
+        windows = self._placed(x, weight)
+        pads = windows.widths(x.shape[2:])
+        return self._packed.rounded(x, pads, places(windows), point, factors, y_point, y_zero.dtype)
+
+    def _rounded_depthwise(self, x: Any, weight: Any, factors: Any, y_zero: Any, point: int, bias: Any) -> Any:
+        """The same of one kernel per channel, in float32, which is exact here; None for other groups."""
+        threads = self._threads
+        if threads is None or self._kernels is None or len(self._kernels[1]) != 1 or x.ndim != 4:
+            return None
+        if bias is not None and np.abs(bias).max(initial=0) >= _EXACT_BIAS:
+            return None
+        windows = self._placed(x, weight)
+        data = arrays.dequantized_bytes(threads, x, 1.0, point)
+        terms = None if bias is None else bias.astype(np.float32)
+        sums = depthwise_images(data, self._kernels[0], terms, windows, NO_LIMITS, threads)
+        if sums is None:
+            return None
+        sums *= factors[:, None, None]
+        return arrays.quantized_bytes(threads, sums, 1.0, int(y_zero.reshape(-1)[0]), y_zero.dtype)
+
+    def _placed(self, x: Any, weight: Any) -> Windows:
+        check_ranks(self._spec, x, weight)
+        check_groups(x, weight, self._groups)
+        windows = self._windows.windows(x.shape[2:], weight.shape[2:])
+        check_columns(self._spec, x, weight, windows)
+        return windows
+
+    def _by_blas(self, x: Any, weight: Any, windows: Windows, x_zero: Any, w_zero: Any) -> Any:
+        kernels, runs = self._kernels or _kernels_in_runs(weight, w_zero)
+        data = x.astype(np.float32)
+        if x_zero is not None:
+            data -= np.asarray(x_zero).astype(np.float32).reshape(())
+        if len(runs) == 1:
+            sums = depthwise_images(data, kernels, None, windows, NO_LIMITS, self._threads)
+            sums = convolve(data, kernels, windows, self._groups, self._threads) if sums is None else sums
+            return sums.astype(np.int32)
+        return _convolve_in_runs(data, kernels, windows, self._groups, runs, self._threads)
+
+
+def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
+    """Kernels as float32 less their zero points, and the runs of their terms that are summed exactly."""
+    kernels = weight.astype(np.float32)
+    if zero is not None and np.any(zero):
+        points = np.asarray(zero).astype(np.float32)
+        kernels -= points.reshape(-1, *[1] * (weight.ndim - 1)) if points.size > 1 else points.reshape(())
+    return kernels, exact_runs(math.prod(weight.shape[1:]), kernels.reshape(len(kernels), -1).T)
+
+
+def _convolve_in_runs(
+    x: Any, weight: Any, windows: Windows, groups: int, runs: list[slice], threads: arrays.Threads | None
+) -> Any:
+    batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
+    check_groups(x, weight, groups)
+    columns = columns_of(windows.padded(x, 0), windows, threads).reshape(batch, groups, -1, positions)
+    kernels = weight.reshape(groups, outputs // groups, -1)
+    total = np.zeros((batch, groups, outputs // groups, positions), np.int32)
+    for part in runs:
+        total += arrays.matmul(kernels[..., part], columns[:, :, part], threads).astype(np.int32)
+    return total.reshape(batch, outputs, *windows.counts)
+
+
+def _packed(spec: NodeSpec, weight: int, w_zero: Any, bias: int) -> Any:
+    """The compiled convolution with constant kernels, or None where there is none."""
+    kernels, threads = spec.constants[weight], spec.options.get("threads")
+    terms = spec.constants[bias] if bias and spec.has(bias) else None
+    if threads is None or kernels is None or kernels.ndim < 3 or not kernels.size:
+        return None
+    if (bias and spec.has(bias) and terms is None) or not arrays.supported(
+        kernels.dtype, 0 if w_zero is None else w_zero
+    ):
+        return None
+    packed = spec.pack((weight,), "kernels of bytes", lambda: arrays.pack_integer_kernels(kernels))
+    return arrays.IntegerConvolution(threads, packed, terms)

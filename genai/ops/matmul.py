@@ -1,0 +1,171 @@
+"""Dense products: constant float32 matrices are packed once, others handed to BLAS through NumPy.
+
+What BLAS does not know is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.host.arrays import Linear, Threads, matmul as blas_matmul, pack_weight
+
+from ..graph.node import OURS
+from .registry import Kernel, KernelError, NodeSpec, operator, register
+from .support import checked_shape, optional, session_threads, widened
+
+_TERM = r"[A-Za-z]*(\.\.\.[A-Za-z]*)?"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+
+
+# Smaller matrices are left to BLAS, which costs less per call.
+_MIN_ELEMENTS = 1 << 13
+# Larger ones as well: tables of int32 would not reach their end.
+MAX_BYTES = 1 << 31
+
+
+class PackedLinear:
+    """The kernel of a node: x [..., K] to [..., N].
+
+    Attributes:
+        packed: inputs that it no longer reads, since it keeps them in its own form.
+    """
+
+    def __init__(self, linear: Any, shape: tuple[int, int], addend: int, packed: tuple[int, ...]) -> None:
+        self._linear, self._shape, self._addend, self.packed = linear, shape, addend, packed
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x, addend = inputs[0], optional(inputs, self._addend) if self._addend else None
+        words, columns = self._shape
+        if not x.ndim or x.shape[-1] != words or x.dtype != np.float32:
+            raise KernelError(f"a product of {x.dtype}{list(x.shape)} with float32{list(self._shape)} is not possible")
+        shape = (*x.shape[:-1], columns)
+        if addend is not None and addend.shape == shape:
+            return (self._linear(x.reshape(-1, words), addend.reshape(-1, columns)).reshape(shape),)
+        result = self._linear(x.reshape(-1, words)).reshape(shape)
+        return (result if addend is None else result + addend,)
+
+
+def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed: bool = False) -> PackedLinear | None:
+    """function(x @ w + bias) + addend of inputs 0, 1, `bias` and `addend` (0 = the operator has none).
+
+    None where the matrix or the bias is no constant, or of another type, or too small to be worth it: BLAS does those.
+
+    Args:
+        transposed: w is [N, K] instead of [K, N].
+    """
+    threads = session_threads(spec)
+    weight = spec.constants[1] if len(spec.constants) > 1 else None
+    function = str(spec.attributes.get("function", ""))
+    if function and addend and spec.has(addend):
+        raise KernelError(f"{spec.op_type}: an addend and the function {function!r} at once are not supported")
+    if threads is None or weight is None or weight.ndim != 2 or weight.dtype != np.float32:
+        return None
+    if weight.nbytes >= MAX_BYTES or weight.size < (1 if function or (addend and spec.has(addend)) else _MIN_ELEMENTS):
+        return None
+    columns = weight.shape[0 if transposed else 1]
+    terms = None
+    if bias and spec.has(bias):
+        terms = spec.constants[bias]
+        if terms is None or terms.dtype != np.float32 or terms.shape not in ((columns,), (1, columns)):
+            return None
+        terms = terms.reshape(-1)
+    matrix = weight.T if transposed else weight
+    arena, form = spec.options.get("arena"), f"float32 panels{'T' * transposed}"
+    packed = spec.pack((1,), form, lambda: pack_weight(threads, matrix, arena))
+    parameters = tuple(float(value) for value in spec.attributes.get("parameters") or ())
+    linear = Linear(threads, packed, terms, function or "copy", parameters)
+    return PackedLinear(linear, matrix.shape, addend, (1, bias) if terms is not None else (1,))
+
+
+def product(a: Any, b: Any, threads: Threads | None = None) -> Any:
+    """a @ b in a's type."""
+    if a.dtype.itemsize < 4:
+        return blas_matmul(widened(a), widened(b), threads).astype(a.dtype, copy=False)
+    return blas_matmul(a, b, threads)
+
+
+@register("MatMul")
+def matmul(spec: NodeSpec) -> Kernel:
+    """NumPy's matmul has the rules of ONNX."""
+    threads, packed = spec.options.get("threads"), packed_linear(spec)
+    if packed is not None:
+        return packed
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return (product(inputs[0], inputs[1], threads),)
+
+    return kernel
+
+
+@register("Linear", domain=OURS)
+def linear(spec: NodeSpec) -> Kernel:
+    """function(x @ weight + bias) + addend (ours): x [..., K], weight [K, N], bias [N], all float32.
+
+    A function and an addend exclude each other; the addend broadcasts as in Add.
+    Attributes: function, parameters: what `cpu.functions` knows; none by default.
+    """
+    threads, packed = spec.options.get("threads"), packed_linear(spec, bias=2, addend=3)
+    if packed is not None:
+        return packed
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        result = blas_matmul(inputs[0], inputs[1], threads)
+        result += inputs[2]
+        return (result,)
+
+    if spec.attributes.get("function") or spec.has(3):
+        raise KernelError("Linear: a function and an addend need a constant float32 weight")
+    return kernel
+
+
+@register("Gemm")
+def gemm(spec: NodeSpec) -> Kernel:
+    """alpha * A' @ B' + beta * C."""
+    alpha, beta = float(spec.attributes.get("alpha", 1.0)), float(spec.attributes.get("beta", 1.0))
+    trans_a, trans_b = bool(spec.attributes.get("transA", 0)), bool(spec.attributes.get("transB", 0))
+    threads = spec.options.get("threads")
+    if alpha == beta == 1.0 and not trans_a:
+        packed = packed_linear(spec, bias=2, transposed=trans_b)
+        if packed is not None:
+            return packed
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        a = inputs[0].T if trans_a else inputs[0]
+        b = inputs[1].T if trans_b else inputs[1]
+        addend = optional(inputs, 2)
+        result = blas_matmul(widened(a), widened(b), threads)
+        if alpha != 1.0:
+            result *= result.dtype.type(alpha)
+        if addend is not None:
+            addend = widened(addend)
+            result = result + (addend if beta == 1.0 else addend * result.dtype.type(beta))
+        return (result.astype(a.dtype, copy=False),)
+
+    return kernel
+
+
+@operator("Einsum", since_version=12)
+def einsum(*values: Any, equation: str = "", spec: NodeSpec) -> Any:
+    """Sums of products by NumPy, whose notation is the same."""
+    equation = equation.replace(" ", "")
+    if not _EQUATION.fullmatch(equation):
+        raise KernelError(f"Einsum: equation {equation!r:.80} is malformed")
+    _check_einsum_size(spec, equation, values)
+    result = np.einsum(equation, *(widened(x) for x in values), optimize="greedy" if len(values) > 1 else False)
+    return np.asarray(result).astype(values[0].dtype, copy=False)
+
+
+def _check_einsum_size(spec: NodeSpec, equation: str, values: Sequence[Any]) -> None:
+    """Repeated letters multiply extents, so the result is measured before it is made."""
+    terms, _, outputs = equation.partition("->")
+    extents: dict[str, int] = {}
+    for term, x in zip(terms.split(","), values, strict=False):
+        if "..." not in term:
+            extents.update(zip(term, x.shape, strict=False))
+    shape = [extents.get(letter, 1) for letter in outputs.replace(".", "")]
+    checked_shape(spec, [*shape, max((math.prod(x.shape) for x in values), default=1) if "..." in equation else 1], 4)

@@ -1,0 +1,284 @@
+"""Operators of ai.onnx.ml: linear models, scaling, encoders, maps; and what classifiers share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..graph.node import ML
+from ..graph.tensor import Tensor
+from ..graph.types import DataType, TensorType, Type
+from .activations import sigmoid
+from .reduction import softmax
+from .registry import Floats, Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
+from .rules import NodeTypes, shape_rule
+from .support import checked_indices, checked_shape, objects
+
+_SMALL = 1e-7
+Transform: TypeAlias = Callable[[Any], Any]
+
+
+def labels_of(spec: NodeSpec) -> Any:
+    """The class labels: int64, or objects for strings."""
+    kinds = ("classlabels_strings", "classlabels_int64s", "classlabels_ints")
+    texts, *numbers = (spec.attributes.get(name) for name in kinds)
+    if texts:
+        return objects(texts, (len(texts),))
+    if not any(numbers):
+        raise KernelError(f"{spec.op_type}: no class labels")
+    return np.asarray(numbers[0] or numbers[1], np.int64)
+
+
+def post_transform(spec: NodeSpec) -> Transform:
+    """What the attribute `post_transform` does to scores [rows, classes]."""
+    name = str(spec.attributes.get("post_transform", "NONE"))
+    if name not in TRANSFORMS:
+        raise KernelError(f"{spec.op_type}: post_transform {name!r} is unknown")
+    return TRANSFORMS[name]
+
+
+def _softmax_zero(scores: Any) -> Any:
+    """Softmax in which scores of zero stay (nearly) zero."""
+    largest = scores.max(axis=1, keepdims=True)
+    weights = np.where(np.abs(scores) > _SMALL, np.exp(scores - largest), scores * np.exp(-largest))
+    total = weights.sum(axis=1, keepdims=True)
+    return np.where(total == 0, 0.5, weights / np.where(total == 0, 1, total))
+
+
+def probit(values: Any) -> Any:
+    """sqrt(2) * erfinv(2 p - 1), by Winitzki's approximation, which onnxruntime uses too."""
+    x = 2 * values - 1
+    log = np.log((1 - x) * (1 + x))
+    first = 2 / (math.pi * 0.147) + 0.5 * log
+    return math.sqrt(2) * np.sign(x) * np.sqrt(-first + np.sqrt(first * first - log / 0.147))
+
+
+TRANSFORMS: dict[str, Transform] = {
+    "NONE": lambda scores: scores,
+    "LOGISTIC": sigmoid,
+    "SOFTMAX": lambda scores: softmax(scores, 1),
+    "SOFTMAX_ZERO": _softmax_zero,
+    "PROBIT": probit,
+}
+
+
+def _table(values: Any) -> Any:
+    """A 2-D view: a vector is one row."""
+    return values if values.ndim == 2 else values.reshape(1, -1)
+
+
+@operator("LinearRegressor", domain=ML, transform=post_transform)
+def linear_regressor(
+    x: Any, *, coefficients: Floats = (), intercepts: Floats = (), targets: Positive = 1, transform: Transform
+) -> Any:
+    """x @ coefficients + intercepts."""
+    if coefficients.size % targets:
+        raise KernelError(f"LinearRegressor: {coefficients.size} coefficients for {targets} targets")
+    addend = intercepts if len(intercepts) else np.zeros(targets, np.float32)
+    scores = _table(x).astype(np.float32, copy=False) @ coefficients.reshape(targets, -1).T + addend
+    return transform(scores).astype(np.float32, copy=False)
+
+
+@operator("LinearClassifier", domain=ML, labels=labels_of, transform=post_transform)
+def linear_classifier(
+    x: Any, *, coefficients: Floats = (), intercepts: Floats = (), post_transform: str = "NONE", labels: Any,
+    transform: Transform,
+) -> Any:  # fmt: skip
+    """The label with the highest score, and the scores; one row of coefficients makes a binary classifier."""
+    addend = intercepts if len(intercepts) else np.zeros(1, np.float32)
+    if coefficients.size % len(addend) or not coefficients.size:
+        raise KernelError(f"LinearClassifier: {coefficients.size} coefficients for {len(addend)} intercepts")
+    scores = _table(x).astype(np.float32, copy=False) @ coefficients.reshape(len(addend), -1).T + addend
+    if len(addend) == 1 and len(labels) == 2:
+        chosen = labels[(scores[:, 0] > 0).astype(np.intp)]
+        pair = (sigmoid(-scores), sigmoid(scores)) if post_transform == "LOGISTIC" else (1 - scores, scores)
+        return chosen, np.concatenate(pair, axis=1).astype(np.float32)
+    return labels[scores.argmax(axis=1) % len(labels)], transform(scores).astype(np.float32, copy=False)
+
+
+@operator("Scaler", domain=ML)
+def scaler(x: Any, *, offset: Floats = 0, scale: Floats = 1) -> Any:
+    """(x - offset) * scale."""
+    return ((x - offset) * scale).astype(np.float32)
+
+
+@operator("Normalizer", domain=ML)
+def normalizer(x: Any, *, norm: Literal["MAX", "L1", "L2"] = "MAX") -> Any:
+    """Rows over their largest element, sum of sizes, or length; rows of zeros stay."""
+    x = x.astype(np.float32, copy=False)
+    if norm == "MAX":
+        size = x.max(axis=-1, keepdims=True)
+    else:
+        size = (np.abs(x) if norm == "L1" else np.square(x)).sum(axis=-1, keepdims=True)
+    size = np.sqrt(size) if norm == "L2" else size
+    return x / np.where(size == 0, 1, size)
+
+
+operator("Binarizer", domain=ML)(lambda x, *, threshold=0.0: (x > x.dtype.type(threshold)).astype(x.dtype))
+
+
+@operator("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(x: Any, indices: Any) -> Any:
+    """Columns of the last axis; of a vector, as one row."""
+    columns = checked_indices("ArrayFeatureExtractor: indices", indices, x.shape[-1]).reshape(-1)
+    found = np.take(x, columns, axis=-1)
+    return found.reshape(1, -1) if x.ndim == 1 else found
+
+
+@operator("Imputer", domain=ML)
+def imputer(
+    x: Any, *, imputed_value_floats: Any = None, imputed_value_int64s: Any = None, replaced_value_float: float = 0,
+    replaced_value_int64: int = 0,
+) -> Any:  # fmt: skip
+    """Replace NaN, or another given value, column by column."""
+    if not imputed_value_floats and not imputed_value_int64s:
+        raise KernelError("Imputer: no values to impute")
+    replaced = replaced_value_float if imputed_value_floats else replaced_value_int64
+    values = np.asarray(imputed_value_floats or imputed_value_int64s).astype(x.dtype)
+    missing = np.isnan(x) if x.dtype.kind == "f" and np.isnan(replaced) else x == replaced
+    return np.where(missing, values, x)
+
+
+def _both_ways(spec: NodeSpec) -> Any:
+    """Strings to integers and back: per direction (whether from strings) the table, its default and its type."""
+    a = spec.attributes
+    strings = a.get("classes_strings") or a.get("cats_strings") or ()
+    integers = range(len(strings)) if spec.op_type == "LabelEncoder" else a.get("cats_int64s") or ()
+    return {
+        True: (dict(zip(strings, integers, strict=True)), a.get("default_int64", -1), np.int64),
+        False: (dict(zip(integers, strings, strict=True)), a.get("default_string", "_Unused"), object),
+    }
+
+
+@operator("CategoryMapper", "LabelEncoder", domain=ML, tables=_both_ways)
+def category_mapper(x: Any, *, tables: Any) -> Any:
+    """Strings to integers, or back; the first version of LabelEncoder to places among its classes."""
+    table, default, dtype = tables[x.dtype.kind == "O"]
+    return objects([table.get(item, default) for item in x.reshape(-1).tolist()], x.shape, dtype)
+
+
+@register("LabelEncoder", domain=ML, since_version=2)
+def label_encoder(spec: NodeSpec) -> Kernel:
+    """Look each element up; what is not among the keys becomes the default."""
+    attributes = spec.attributes
+    keys, values = _listed(attributes, "keys"), _listed(attributes, "values")
+    if keys is None or values is None or len(keys[1]) != len(values[1]):
+        raise KernelError("LabelEncoder: keys and values differ in number, or are absent")
+    defaults = {
+        "strings": (object, attributes.get("default_string", "_Unused")),
+        "int64s": (np.int64, attributes.get("default_int64", -1)),
+        "floats": (np.float32, attributes.get("default_float", -0.0)),
+    }
+    dtype, default = defaults.get(values[0], (values[1].dtype, 0))
+    if (given := attributes.get("default_tensor")) is not None:
+        default = np.asarray(given).reshape(-1)[0]
+    nan_keys = [i for i, key in enumerate(keys[1].tolist()) if key != key]
+    table = dict(zip(keys[1].tolist(), values[1].tolist(), strict=True))
+    for_nan = values[1].tolist()[nan_keys[0]] if nan_keys else default
+
+    def encoded(x: Any) -> Any:
+        found = [table.get(item, default) if item == item else for_nan for item in x.reshape(-1).tolist()]
+        return objects(found, x.shape, dtype)
+
+    return from_function(encoded)(spec)
+
+
+def _listed(attributes: Mapping[str, Any], name: str) -> tuple[str, Any] | None:
+    """The attribute that lists keys or values, by the end of its name."""
+    for form in ("strings", "int64s", "floats", "tensor"):
+        values = attributes.get(f"{name}_{form}")
+        if values is not None and len(values):
+            # Floats are compared as float32, which they are in the model and in the data.
+            return form, np.asarray(values, np.float32 if form == "floats" else None).reshape(-1)
+    return None
+
+
+def _categories(spec: NodeSpec) -> dict[Any, int]:
+    names = spec.attributes.get("cats_strings") or spec.attributes.get("cats_int64s") or ()
+    return {name: place for place, name in enumerate(names)}
+
+
+@operator("OneHotEncoder", domain=ML, places=_categories)
+def one_hot_encoder(x: Any, *, zeros: bool = True, places: Mapping[Any, int]) -> Any:
+    """A new last axis with 1 at the category; unknown ones are all zeros, or an error where `zeros` is 0."""
+    found = [places.get(item if isinstance(item, str) else int(item), -1) for item in x.reshape(-1).tolist()]
+    if not zeros and -1 in found:
+        raise KernelError("OneHotEncoder: unknown category")
+    hot = np.asarray(found, np.int64)[:, None] == np.arange(len(places))
+    return hot.astype(np.float32).reshape(*x.shape, len(places))
+
+
+@operator("FeatureVectorizer", domain=ML)
+def feature_vectorizer(*values: Any, inputdimensions: tuple[int, ...] = ()) -> Any:
+    """Inputs side by side as float32, each of its given width: longer ones are cut, shorter ones filled with 0."""
+    tables = [_table(x).astype(np.float32) for x in values]
+    fitted = [
+        np.pad(table[:, :width], [(0, 0), (0, max(width - table.shape[1], 0))])
+        for table, width in zip(tables, inputdimensions or [table.shape[1] for table in tables], strict=True)
+    ]
+    return np.concatenate(fitted, axis=1)
+
+
+@operator("ZipMap", domain=ML, labels=labels_of)
+def zip_map(x: Any, *, labels: Any) -> Any:
+    """Per row a dictionary from label to score."""
+    names, rows = labels.tolist(), _table(x).tolist()
+    if rows and len(rows[0]) != len(names):
+        raise KernelError(f"ZipMap: {len(rows[0])} scores for {len(names)} labels")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+@operator("DictVectorizer", domain=ML)
+def dict_vectorizer(x: Any, *, string_vocabulary: Any = None, int64_vocabulary: Any = None) -> Any:
+    """A dictionary as one row, in the order of the vocabulary; absent keys give 0."""
+    vocabulary = string_vocabulary or int64_vocabulary
+    if not vocabulary:
+        raise KernelError("DictVectorizer: no vocabulary")
+    given = x if isinstance(x, list) else [x]
+    kind = type(next((value for item in given for value in item.values()), 0.0))
+    dtype = {str: object, int: np.int64}.get(kind, np.float32)
+    empty = "" if dtype is object else 0
+    return np.array([[item.get(key, empty) for key in vocabulary] for item in given], dtype)
+
+
+_CASTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "TO_FLOAT": (np.float32, float),
+    "TO_STRING": (object, str),
+    "TO_INT64": (np.int64, lambda value: int(float(value))),
+}
+
+
+@operator("CastMap", domain=ML)
+def cast_map(
+    x: Any, *, cast_to: Literal["TO_FLOAT", "TO_STRING", "TO_INT64"] = "TO_FLOAT",
+    map_form: Literal["DENSE", "SPARSE"] = "DENSE", max_map: int = 1, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """The values of a map in the order of its keys, as one row; sparse ones at the places that the keys say."""
+    items, (dtype, convert) = sorted(x.items()), _CASTS[cast_to]
+    if map_form == "DENSE":
+        places, row = list(range(len(items))), np.empty((1, len(items)), dtype)
+    else:
+        places = [int(key) for key, _ in items]
+        if places and not 0 <= min(places) <= max(places) < max_map:
+            raise KernelError(f"CastMap: keys {places[0]} to {places[-1]} outside 0 to {max_map - 1}")
+        row = np.full(checked_shape(spec, (1, max_map), 8), "" if cast_to == "TO_STRING" else 0, dtype)
+    for place, (_, value) in zip(places, items, strict=True):
+        row[0, place] = convert(value)
+    return row
+
+
+@shape_rule("LabelEncoder", domain=ML)
+def label_encoder_types(types: NodeTypes) -> list[Type | None]:
+    """One label per element, of the type of the attribute that lists the labels."""
+    for name, dtype in (
+        ("values_strings", DataType.STRING),
+        ("values_int64s", DataType.INT64),
+        ("values_floats", DataType.FLOAT),
+    ):
+        if name in types.node.attributes:
+            return [TensorType(dtype, types.shape(0))]
+    labels = types.node.attribute("values_tensor")
+    return [TensorType(labels.dtype, types.shape(0))] if isinstance(labels, Tensor) else []

@@ -1,0 +1,207 @@
+"""Operators that move elements without computing on them, or put them elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ..graph.node import MS
+from ..graph.rows import Kind, NotFlattenable, RowDim, State
+from . import borrowed
+from .elementwise import elementwise_rows
+from .pooling import Windows
+from .registry import KernelError, NodeSpec, Positive, operator, scalar
+from .rules import NodeRows, States, row_rule
+from .support import axes_of, checked_axis, checked_indices, checked_shape
+
+operator("Transpose")(lambda x, *, perm=None: np.transpose(x, perm))
+operator("Concat", since_version=4)(lambda *values, axis: np.concatenate(values, axis=axis))
+
+_PadMode: TypeAlias = Literal["constant", "reflect", "edge", "wrap"]
+
+
+@operator("Pad", since_version=2)
+@operator("Pad", domain=MS)
+def pad(
+    x: Any, sizes: Any = None, constant: Any = None, chosen: Any = None, *, mode: _PadMode = "constant",
+    pads: tuple[int, ...] | None = None, value: float = 0, axes: tuple[int, ...] | None = None, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Add before and after axes by value or by what is there; negative pads take away."""
+    if pads is None:
+        given, fill = [int(size) for size in sizes], constant
+    else:
+        given, fill = list(pads), value
+    along = [checked_axis(axis, x.ndim) for axis in axes_of(chosen, axes) or range(x.ndim)]
+    if len(given) != 2 * len(along):
+        raise KernelError(f"Pad: {len(given)} pads for {len(along)} axes")
+    widths = [(0, 0)] * x.ndim
+    for i, axis in enumerate(along):
+        widths[axis] = (given[i], given[i + len(along)])
+    return _padded(spec, x, widths, mode, fill)
+
+
+def _padded(spec: NodeSpec, x: Any, widths: Sequence[tuple[int, int]], mode: _PadMode, value: Any) -> Any:
+    inner = tuple(
+        slice(max(-before, 0), size - max(-after, 0)) for (before, after), size in zip(widths, x.shape, strict=True)
+    )
+    if mode != "constant":
+        x = x[inner]
+    grown = [(max(before, 0), max(after, 0)) for before, after in widths]
+    checked_shape(spec, [b + size + a for (b, a), size in zip(grown, x.shape, strict=True)], x.dtype.itemsize)
+    if mode != "constant":
+        return np.pad(x, grown, mode=mode)
+    fill = ("" if x.dtype.kind == "O" else 0) if value is None else np.asarray(value).reshape(-1)[0]
+    # What is taken away may be padding of the other side, so it goes last.
+    outer = tuple(
+        slice(max(-before, 0), max(size + max(before, 0) + after, max(-before, 0)) if after < 0 else None)
+        for (before, after), size in zip(widths, x.shape, strict=True)
+    )
+    return np.pad(x, grown, mode="constant", constant_values=fill)[outer]
+
+
+@operator("Trilu", since_version=14)
+@operator("Trilu", domain=MS)
+def trilu(x: Any, diagonal: Any = None, *, upper: bool = True) -> Any:
+    """The upper or lower triangle of the last two axes; zeros elsewhere."""
+    k = 0 if diagonal is None else max(min(int(scalar(diagonal)), x.shape[-1] + 1), -x.shape[-2] - 1)
+    return np.triu(x, k) if upper else np.tril(x, k)
+
+
+@operator("DepthToSpace")
+def depth_to_space(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
+    """Channels into blocks of pixels; DCR puts the block before the channel, CRD after."""
+    n, c, h, w = x.shape
+    size, channels = blocksize, c // blocksize**2
+    if mode == "DCR":
+        blocks = x.reshape(n, size, size, channels, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        blocks = x.reshape(n, channels, size, size, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return blocks.reshape(n, channels, h * size, w * size)
+
+
+@operator("SpaceToDepth")
+def space_to_depth(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
+    """Blocks of pixels into channels."""
+    n, c, h, w = x.shape
+    size = blocksize
+    blocks = x.reshape(n, c, h // size, size, w // size, size)
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return blocks.transpose(order).reshape(n, c * size**2, h // size, w // size)
+
+
+@operator("Dropout", since_version=7, definition=borrowed.definition)
+def dropout(x: Any, ratio: Any = None, training: Any = None, *, definition: Callable[..., Any], spec: NodeSpec) -> Any:
+    """The input itself, and a mask of True (before version 12, as in onnxruntime, False).
+
+    With training_mode elements are dropped, which is borrowed.
+    """
+    if training is not None and bool(scalar(training)) and (ratio is None or scalar(ratio) != 0):
+        return definition(x, ratio, training)
+    return x, np.full(x.shape, spec.version >= 12, bool if spec.version >= 10 else x.dtype)
+
+
+@row_rule("Transpose")
+def transpose_rows(at: NodeRows) -> States:
+    state = at.rows
+    order = at.node.attribute("perm", None) or list(range(state.rank))[::-1]
+    return [State(Kind.ROWS, tuple(state.known_shape[i] for i in order), list(order).index(state.axis))]
+
+
+@row_rule("Concat")
+def concat_rows(at: NodeRows) -> States:
+    given = [state for state in at.states if state is not None]
+    if any(state.kind is Kind.LENGTHS for state in given):
+        parts = [at.lengths(index) for index in range(len(at.states))]
+        if all(part is not None for part in parts):
+            return [State(Kind.LENGTHS, entries=tuple(dim for part in parts for dim in part or ()))]
+        return [State(Kind.CONTEXT)]
+    if any(state.kind is not Kind.ROWS for state in given):
+        raise NotFlattenable("tokens are joined with values that are not per token")
+    first = given[0]
+    axis = at.axis(first, 0)
+    for state in given:
+        at.keep_off(state, axis)
+    if len({state.axis for state in given}) != 1:
+        raise NotFlattenable("two values bring their tokens along different axes")
+    width = sum(state.known_shape[axis].factor for state in given)
+    return [first.resized(axis, RowDim(width))]
+
+
+row_rule("Dropout")(elementwise_rows)
+
+
+def _per_axis(what: str, given: Any, count: int, least: int) -> list[int]:
+    values = [int(value) for value in given or [least] * count]
+    if len(values) != count or min(values, default=0) < least:
+        raise KernelError(f"{what} {values} do not fit, {count} expected")
+    return values
+
+
+@operator("Col2Im", since_version=18)
+def col2im(
+    x: Any, image_shape: Any, block_shape: Any, *, strides: Any = None, dilations: Any = None, pads: Any = None,
+    spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Blocks, one per column, added up where they lie in the image."""
+    image, block = [int(size) for size in image_shape], [int(size) for size in block_shape]
+    rank = len(image)
+    steps, gaps = _per_axis("Col2Im: strides", strides, rank, 1), _per_axis("Col2Im: dilations", dilations, rank, 1)
+    edges = _per_axis("Col2Im: pads", pads, 2 * rank, 0)
+    if len(block) != rank or min(block, default=1) < 1 or min(image, default=1) < 1 or x.ndim != 3:
+        raise KernelError(f"Col2Im: blocks {block} of an image {image} from data {list(x.shape)}")
+    padded = [image[i] + edges[i] + edges[i + rank] for i in range(rank)]
+    counts = tuple((padded[i] - gaps[i] * (block[i] - 1) - 1) // steps[i] + 1 for i in range(rank))
+    taps = math.prod(block)
+    if x.shape[1] % taps or min(counts, default=1) < 1 or x.shape[2] != math.prod(counts):
+        raise KernelError(f"Col2Im: blocks {block} of an image {image} do not fit data {list(x.shape)}")
+    blocks = x.reshape(len(x), x.shape[1] // taps, taps, *counts)
+    result = np.zeros(checked_shape(spec, (*blocks.shape[:2], *padded), x.dtype.itemsize), x.dtype)
+    for index, tap in enumerate(Windows(tuple(block), tuple(steps), tuple(gaps), (), (), counts).taps()):
+        result[tap] += blocks[:, :, index]
+    inner = tuple(slice(edges[i], edges[i] + image[i]) for i in range(rank))
+    return np.ascontiguousarray(result[(slice(None), slice(None), *inner)])
+
+
+@operator("MaxUnpool", since_version=9)
+def max_unpool(
+    x: Any, indices: Any, wanted: Any = None, *, kernel_shape: Any, strides: Any = None, pads: Any = None,
+    spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Elements at their flat indices, zeros elsewhere; a larger output_shape adds zeros at the end of each axis."""
+    rank = len(kernel_shape)
+    steps, edges = _per_axis("MaxUnpool: strides", strides, rank, 1), _per_axis("MaxUnpool: pads", pads, 2 * rank, 0)
+    if x.ndim != rank + 2 or indices.shape != x.shape:
+        raise KernelError(f"MaxUnpool: {list(x.shape)} with indices {list(indices.shape)} and {rank} axes")
+    extents = [(x.shape[i + 2] - 1) * steps[i] - edges[i] - edges[i + rank] + int(kernel_shape[i]) for i in range(rank)]
+    result = np.zeros(checked_shape(spec, (*x.shape[:2], *extents), x.dtype.itemsize), x.dtype)
+    result.reshape(-1)[checked_indices("MaxUnpool: indices", indices, result.size)] = x
+    if wanted is None:
+        return result
+    whole = np.zeros(checked_shape(spec, wanted, x.dtype.itemsize), x.dtype)
+    if whole.ndim != result.ndim:
+        raise KernelError(f"MaxUnpool: output_shape {list(whole.shape)} for a result of rank {result.ndim}")
+    common = tuple(slice(0, min(a, b)) for a, b in zip(result.shape, whole.shape, strict=True))
+    whole[common] = result[common]
+    return whole
+
+
+@operator("CenterCropPad", since_version=18)
+def center_crop_pad(x: Any, sizes: Any, *, axes: Any = None, spec: NodeSpec) -> Any:
+    """The middle of each axis, or zeros around it."""
+    wanted = [int(size) for size in sizes]
+    along = [checked_axis(int(axis), x.ndim) for axis in axes or range(x.ndim)]
+    if len(wanted) != len(along):
+        raise KernelError(f"CenterCropPad: {len(wanted)} sizes for {len(along)} axes")
+    shape, source, target = list(x.shape), [slice(None)] * x.ndim, [slice(None)] * x.ndim
+    for axis, size in zip(along, wanted, strict=True):
+        extent, shape[axis] = x.shape[axis], size
+        common = min(extent, size)
+        source[axis], target[axis] = (
+            slice((whole - common) // 2, (whole - common) // 2 + common) for whole in (extent, size)
+        )
+    result = np.full(checked_shape(spec, shape, x.dtype.itemsize), "" if x.dtype.kind == "O" else 0, x.dtype)
+    result[tuple(target)] = x[tuple(source)]
+    return result

@@ -1,0 +1,255 @@
+"""Normalisations over the last axis: ours for float32, the NumPy reference for anything else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from genai.kernels.host.arrays import Threads, norm, norm_of_sum
+from genai.kernels.records import Norm
+
+from ..graph.node import MS
+from ..graph.types import DataType, TensorType, Type
+from .casting import dtype_of
+from .convolution import per_channel
+from .elementwise import elementwise_rows
+from .reduction import along_axis_rows
+from .registry import Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
+from .rules import Made, NodeRows, NodeTypes, RowSpec, States, data_type, record_rule, row_rule, shape_rule
+from .support import checked_axis, widened
+
+
+def _rows(x: Any) -> Any:
+    """[..., features] as contiguous float32 [tokens, features]."""
+    return np.ascontiguousarray(x, np.float32).reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def _standardized(x: Any, axes: tuple[int, ...], epsilon: float, *, centre: bool = True) -> tuple[Any, Any, Any]:
+    """x less its mean over its deviation, computed in float32 at least; then the mean and 1 / deviation."""
+    x = widened(x)
+    mean = np.mean(x, axis=axes, keepdims=True) if centre else x.dtype.type(0)
+    centred = x - mean if centre else x
+    inverse = 1 / np.sqrt(np.mean(np.square(centred), axis=axes, keepdims=True) + x.dtype.type(epsilon))
+    return centred * inverse, mean, inverse
+
+
+def _by_channel(normed: Any, scale: Any, bias: Any, dtype: Any) -> Any:
+    return (normed * per_channel(scale, normed.ndim) + per_channel(bias, normed.ndim)).astype(dtype, copy=False)
+
+
+def _is_plain(x: Any, weight: Any, first: int) -> bool:
+    """Whether compiled kernels take it: float32, along the last axis."""
+    return bool(first == x.ndim - 1 and x.dtype == np.float32 and weight.shape == x.shape[-1:] and x.size)
+
+
+@operator("SimplifiedLayerNormalization")
+@operator("SimplifiedLayerNormalization", domain=MS)
+@operator("RMSNormalization", since_version=23)
+def rms_normalization(x: Any, weight: Any, *, axis: int = -1, epsilon: float = 1e-5, threads: Threads | None) -> Any:
+    """x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019)."""
+    first = checked_axis(axis, x.ndim)
+    if _is_plain(x, weight, first):
+        return norm(_rows(x), weight, epsilon, threads=threads).reshape(x.shape)
+    normed = _standardized(x, tuple(range(first, x.ndim)), epsilon, centre=False)[0]
+    return (normed.astype(x.dtype) * weight).astype(weight.dtype, copy=False)
+
+
+@operator("SkipSimplifiedLayerNormalization", domain=MS)
+def skip_rms_normalization(
+    x: Any, skip: Any, weight: Any, input_bias: Any = None, *, epsilon: float = 1e-12, threads: Threads | None
+) -> Any:
+    """sum = input + skip (+ bias); output 0 is its RMS norm, output 3 the sum."""
+    return _of_sum(x, skip, epsilon, False, threads, weight=weight, input_bias=input_bias)
+
+
+def _of_sum(
+    x: Any, skip: Any, epsilon: float, centred: bool, threads: Threads | None, **vectors: Any
+) -> tuple[Any, ...]:
+    """The outputs in x's type; skip may be that of one sequence for all."""
+    wide = {name: np.ascontiguousarray(v, np.float32) for name, v in vectors.items() if v is not None}
+    rows = _rows(x), _rows(np.broadcast_to(skip, x.shape))
+    results = norm_of_sum(*rows, wide.pop("weight"), epsilon, **wide, centred=centred, threads=threads)
+    normed, total = (rows.reshape(x.shape).astype(x.dtype, copy=False) for rows in results)
+    return normed, None, None, total
+
+
+@operator("LayerNormalization")
+def layer_normalization(
+    x: Any, weight: Any, bias: Any = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1,
+    threads: Threads | None, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias (Ba et al. 2016); then the mean and 1 / deviation."""
+    first, has_bias = checked_axis(axis, x.ndim), bias is not None
+    if _is_plain(x, weight, first) and not any(spec.outputs[1:]) and (not has_bias or bias.shape == weight.shape):
+        return norm(_rows(x), weight, epsilon, bias=bias, centred=True, threads=threads).reshape(x.shape)
+    normed, *statistics = _standardized(x, tuple(range(first, x.ndim)), epsilon)
+    normed = normed.astype(x.dtype) * weight
+    mean, inverse = (value.astype(dtype_of(stash_type), copy=False) for value in statistics)
+    return (normed + bias if has_bias else normed).astype(x.dtype, copy=False), mean, inverse
+
+
+@register("BatchNormalization", since_version=7)
+def batch_normalization(spec: NodeSpec) -> Kernel:
+    """Per channel scale * (x - mean) / sqrt(variance + epsilon) + bias (Ioffe & Szegedy 2015).
+
+    With training_mode the batch's own statistics are used, and the running ones returned.
+    """
+    if spec.version < 14 and any(spec.outputs[1:]):
+        raise KernelError("BatchNormalization in the training form of operator sets before 14")
+    if not spec.attributes.get("spatial", 1):
+        raise KernelError("BatchNormalization with spatial=0")
+    return from_function(_batch_normalized)(spec)
+
+
+def _batch_normalized(
+    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, *, epsilon: float = 1e-5, momentum: float = 0.9,
+    training_mode: bool = False,
+) -> Any:  # fmt: skip
+    wide, running = widened(x), ()
+    if training_mode:
+        axes = (0, *range(2, x.ndim))
+        found = np.mean(wide, axis=axes), np.var(wide, axis=axes)
+        running = tuple(
+            (old * momentum + new * (1 - momentum)).astype(old.dtype)
+            for old, new in zip((mean, variance), found, strict=True)
+        )
+        mean, variance = found
+    factor = widened(scale) / np.sqrt(widened(variance) + np.float32(epsilon))
+    return _by_channel(wide, factor, widened(bias) - widened(mean) * factor, x.dtype), *running
+
+
+@operator("InstanceNormalization", since_version=6)
+def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
+    """Per instance and channel (Ulyanov et al. 2016)."""
+    return _by_channel(_standardized(x, tuple(range(2, x.ndim)), epsilon)[0], scale, bias, x.dtype)
+
+
+@operator("GroupNormalization", since_version=18)
+def group_normalization(x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5) -> Any:
+    """Per instance and group of channels (Wu & He 2018); scale and bias per channel, before version 21 per group."""
+    if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:
+        raise KernelError(f"GroupNormalization: {num_groups} groups do not divide data of shape {list(x.shape)}")
+    normed = _standardized(x.reshape(x.shape[0], num_groups, -1), (2,), epsilon)[0].reshape(x.shape)
+    if scale.shape == (num_groups,):
+        scale, bias = (np.repeat(value, x.shape[1] // num_groups) for value in (scale, bias))
+    return _by_channel(normed, scale, bias, x.dtype)
+
+
+@operator("LRN")
+def local_response_normalization(
+    x: Any, *, size: Positive, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Any:
+    """x / (bias + alpha / size * sum of squares over neighbouring channels) ** beta (Krizhevsky et al. 2012)."""
+    channels = x.shape[1]
+    sums = np.zeros((x.shape[0], channels + 1, *x.shape[2:]), np.float64)
+    np.cumsum(np.square(x), axis=1, dtype=np.float64, out=sums[:, 1:])
+    index = np.arange(channels)
+    low = np.maximum(index - (size - 1) // 2, 0)
+    high = np.minimum(index + size // 2 + 1, channels)
+    return (x / (bias + alpha / size * (sums[:, high] - sums[:, low])) ** beta).astype(x.dtype)
+
+
+@operator("LpNormalization")
+def lp_normalization(x: Any, *, axis: int = -1, p: Literal[1, 2] = 2) -> Any:
+    """x over its 1- or 2-norm along an axis; 0 where the norm is 0."""
+    wide = widened(x)
+    size = np.sum(np.abs(wide), axis, keepdims=True) if p == 1 else np.sqrt(np.sum(wide * wide, axis, keepdims=True))
+    return np.where(size == 0, 0, wide / np.where(size == 0, 1, size)).astype(x.dtype)
+
+
+@operator("MeanVarianceNormalization", since_version=9)
+def mean_variance_normalization(x: Any, *, axes: tuple[int, ...] = (0, 2, 3)) -> Any:
+    """(x - mean) / (deviation + 1e-9) over the axes."""
+    wide = widened(x)
+    centred = wide - np.mean(wide, axis=axes, keepdims=True)
+    deviation = np.sqrt(np.mean(np.square(centred), axis=axes, keepdims=True))
+    return (centred / (deviation + wide.dtype.type(1e-9))).astype(x.dtype, copy=False)
+
+
+@operator("SkipLayerNormalization", domain=MS)
+def skip_layer_normalization(
+    x: Any, skip: Any, weight: Any, bias: Any = None, input_bias: Any = None, *, epsilon: float = 1e-12,
+    threads: Threads | None,
+) -> Any:  # fmt: skip
+    """sum = input + skip (+ bias); output 0 is its layer norm, output 3 the sum."""
+    return _of_sum(x, skip, epsilon, True, threads, weight=weight, bias=bias, input_bias=input_bias)
+
+
+@shape_rule("LayerNormalization", domain="")
+def layer_normalization_types(types: NodeTypes) -> list[Type | None]:
+    """The normalised input, mean and inverse deviation."""
+    source = types.source
+    statistics = replace(
+        statistics_type(source, types.attribute("axis", -1)), dtype=data_type(types.attribute("stash_type", 1))
+    )
+    return [source, statistics, statistics]
+
+
+def statistics_type(source: TensorType, axis: int) -> TensorType:
+    """Means or deviations of a normalisation: the input's shape, with ones from `axis` on."""
+    shape = source.shape
+    if not shape or not -len(shape) <= axis < len(shape):
+        return TensorType(DataType.FLOAT)
+    start = axis % len(shape)
+    return TensorType(DataType.FLOAT, (*shape[:start], *(1 for _ in shape[start:])))
+
+
+@shape_rule("SimplifiedLayerNormalization", domain="")
+@shape_rule("SimplifiedLayerNormalization")
+def simplified_layer_normalization_types(types: NodeTypes) -> list[Type | None]:
+    """The normalised input, in the scale's element type, and the inverse deviations."""
+    source, scale = types.source, types.tensor(1)
+    normalised = replace(source, dtype=scale.dtype if scale else source.dtype)
+    return [normalised, statistics_type(source, types.attribute("axis", -1))]
+
+
+@shape_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
+def skip_layer_normalization_types(types: NodeTypes) -> list[Type | None]:
+    """The normalised sum, mean, inverse deviation, and the sum itself."""
+    source = types.source
+    statistics = statistics_type(source, -1)
+    return [source, statistics, statistics, source]
+
+
+@row_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization", "QuickGelu", "FastGelu", "BiasGelu", domain=MS)
+def skip_norm_rows(at: NodeRows) -> States:
+    result = elementwise_rows(at)[0]
+    at.keep_off(result, -1)
+    return [result] * len(at.node.outputs)
+
+
+@record_rule("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
+def norm_record(spec: RowSpec) -> Made | None:
+    """Each run of the last axis alone: a row, or the heads of one."""
+    x = spec.rows(0)
+    if x is None or int(spec.attributes.get("axis", -1)) not in (-1, len(x.shape) - 1) or any(spec.outputs[1:]):
+        return None
+    centred = spec.op_type == "LayerNormalization"
+    if not spec.has(1) or spec.constant(1).size != x.last or (spec.has(2) and not centred):
+        return None
+    epsilon, out = float(spec.attributes.get("epsilon", 1e-5)), spec.outputs[0]
+    weight, bias = spec.constant_name(1), spec.constant_name(2)
+    record = Norm(spec.inputs[0], weight, epsilon, out, centred=centred, bias=bias, op_type=spec.op_type)
+    return Made([record], {out: x})
+
+
+@record_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization", domain=MS)
+def skip_norm_record(spec: RowSpec) -> Made | None:
+    """The norm of x + skip (+ bias), and the sum itself as output 3."""
+    x, skip = spec.rows(0), spec.rows(1)
+    if x is None or x != skip or x.last != x.width or any(spec.outputs[1:3]) or not spec.has(2):
+        return None
+    centred = spec.op_type == "SkipLayerNormalization"
+    total = spec.outputs[3] if len(spec.outputs) > 3 else ""
+    record = Norm(
+        spec.inputs[0], spec.constant_name(2), float(spec.attributes.get("epsilon", 1e-12)), spec.outputs[0],
+        centred=centred, bias=spec.constant_name(3) if centred else "", skip=spec.inputs[1],
+        input_bias=spec.constant_name(4 if centred else 3), total=total, op_type=spec.op_type,
+    )  # fmt: skip
+    return Made([record], dict.fromkeys(record.outputs, x))
+
+
+row_rule("LpNormalization", "SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")(along_axis_rows)

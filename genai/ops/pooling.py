@@ -1,0 +1,301 @@
+"""Windows that slide over the spatial axes of [batch, channels, ...], and pools over them, tap by tap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .reduction import extreme
+from .registry import KernelError, NodeSpec, Positive, operator
+from .support import checked_shape, widened
+
+# Windows are walked tap by tap; no real kernel is as large as this.
+MAX_TAPS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Per spatial axis: extent of the kernel, stride, dilation, pads before and after, and number of windows."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each window is the element itself."""
+        return all(size == 1 for size in self.kernel) and all(s == 1 for s in self.strides) and not self.pads_anything
+
+    @property
+    def pads_anything(self) -> bool:
+        """Whether there are pads."""
+        return any(self.begins) or any(self.ends)
+
+    def taps(self) -> Iterator[tuple[slice, ...]]:
+        """Per position inside the kernel, where its elements lie in the padded array (leading axes included)."""
+        lasts = [(count - 1) * stride for count, stride in zip(self.counts, self.strides, strict=True)]
+        for offsets in product(*(range(size) for size in self.kernel)):
+            starts = [offset * dilation for offset, dilation in zip(offsets, self.dilations, strict=True)]
+            places = zip(starts, lasts, self.strides, strict=True)
+            yield slice(None), slice(None), *(slice(first, first + last + 1, step) for first, last, step in places)
+
+    def within(self, extents: Sequence[int]) -> Windows:
+        """The same windows without taps that lie in the padding in every one of them."""
+        begins, sizes = [], []
+        for i, extent in enumerate(extents):
+            dilation, begin = self.dilations[i], self.begins[i]
+            last_start = max(self.counts[i] - 1, 0) * self.strides[i] - begin
+            first = min(max(-(last_start // dilation), 0), begin // dilation, self.kernel[i] - 1)
+            begins.append(begin - first * dilation)
+            sizes.append(max(min(-(-(extent + begin) // dilation), self.kernel[i]) - first, 1))
+        return replace(self, kernel=tuple(sizes), begins=tuple(begins))
+
+    def widths(self, extents: Sequence[int]) -> list[tuple[int, int]]:
+        """Elements before and after per axis of an input of these extents: pads, and what windows need beyond them."""
+        found = []
+        for i, extent in enumerate(extents):
+            needed = (self.counts[i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1
+            found.append((self.begins[i], max(needed - extent - self.begins[i], 0)))
+        return found
+
+    def padded(self, x: Any, value: Any) -> Any:
+        """x with its pads, and with what windows need beyond them."""
+        widths = self.widths(x.shape[2:])
+        if not any(before or after for before, after in widths):
+            return x
+        inner = tuple(slice(before, before + size) for (before, _), size in zip(widths, x.shape[2:], strict=True))
+        extents = (place.stop + after for place, (_, after) in zip(inner, widths, strict=True))
+        result = np.full((*x.shape[:2], *extents), value, x.dtype)
+        result[(slice(None), slice(None), *inner)] = x
+        return result
+
+
+class WindowSpec:
+    """The attributes of a convolution or pool that say where its windows lie.
+
+    Args:
+        may_exceed: a window may be larger than the padded input, as pools' may (and convolutions' may not).
+    """
+
+    def __init__(self, spec: NodeSpec, *, may_exceed: bool = False) -> None:
+        attributes = spec.attributes
+        self._name, self._may_exceed = spec.op_type, may_exceed
+        self._strides, self._dilations = attributes.get("strides"), attributes.get("dilations")
+        self._pads, self._auto_pad = attributes.get("pads"), str(attributes.get("auto_pad", "NOTSET"))
+        self._ceil = bool(attributes.get("ceil_mode", 0))
+        if self._auto_pad not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+            raise KernelError(f"{self._name}: auto_pad {self._auto_pad!r} is unknown")
+        for name in ("strides", "dilations", "kernel_shape"):
+            if any(int(value) < 1 for value in attributes.get(name) or ()):
+                raise KernelError(f"{self._name}: {name} {attributes[name]} must be at least 1")
+        if any(int(value) < 0 for value in self._pads or ()):
+            raise KernelError(f"{self._name}: pads {self._pads} must not be negative")
+
+    def windows(self, extents: Sequence[int], kernel: Sequence[int]) -> Windows:
+        """For an input of these spatial extents."""
+        rank = len(extents)
+        sizes, strides, dilations = (
+            self._per_axis(values, rank) for values in (kernel, self._strides, self._dilations)
+        )
+        reach = [dilation * (size - 1) + 1 for size, dilation in zip(sizes, dilations, strict=True)]
+        begins, ends = self._padding(extents, reach, strides)
+        counts = []
+        for extent, begin, end, size, stride in zip(extents, begins, ends, reach, strides, strict=True):
+            room = extent + begin + end - size
+            # A quotient below zero is rounded towards zero, as in ONNX's own shape inference and onnxruntime.
+            rounds_up = room < 0 or (self._ceil and self._auto_pad == "NOTSET")
+            count = (-(-room // stride) if rounds_up else room // stride) + 1
+            if count < 0 or (room < 0 and not self._may_exceed):
+                raise KernelError(f"{self._name}: a window of {size} is larger than the padded extent {room + size}")
+            # A last window that would begin in the padding at the end is left out.
+            counts.append(count - (self._ceil and (count - 1) * stride >= extent + begin))
+        windows = Windows(sizes, strides, dilations, tuple(begins), tuple(ends), tuple(counts))
+        walked = windows.within(extents) if self._may_exceed else windows
+        if math.prod(walked.kernel) > MAX_TAPS:
+            raise KernelError(f"{self._name}: a kernel of {list(sizes)} has more than {MAX_TAPS} elements")
+        return windows
+
+    def _per_axis(self, values: Any, rank: int) -> tuple[int, ...]:
+        found = (1,) * rank if values is None else tuple(int(value) for value in values)
+        if len(found) != rank:
+            raise KernelError(f"{self._name}: {list(found)} does not fit {rank} spatial axes")
+        return found
+
+    def _padding(
+        self, extents: Sequence[int], reach: Sequence[int], strides: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        rank = len(extents)
+        if self._auto_pad == "VALID" or (self._auto_pad == "NOTSET" and self._pads is None):
+            return [0] * rank, [0] * rank
+        if self._auto_pad == "NOTSET":
+            pads = [int(pad) for pad in self._pads or ()]
+            if len(pads) != 2 * rank:
+                raise KernelError(f"{self._name}: pads {pads} do not fit {rank} spatial axes")
+            return pads[:rank], pads[rank:]
+        totals = [
+            max((-(-extent // stride) - 1) * stride + size - extent, 0)
+            for extent, size, stride in zip(extents, reach, strides, strict=True)
+        ]
+        smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        return (smaller, larger) if self._auto_pad == "SAME_UPPER" else (larger, smaller)
+
+
+Places: TypeAlias = Callable[[Any], tuple[Windows, Windows]]
+
+
+def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tuple[Windows, Windows]:
+    """Where the windows lie, and the same without taps that only ever meet padding."""
+    windows = window_spec.windows(x.shape[2:], kernel)
+    walked = windows.within(x.shape[2:])
+    padded = (a + b + c for (a, c), b in zip(walked.widths(x.shape[2:]), x.shape[2:], strict=True))
+    checked_shape(spec, (*x.shape[:2], *padded), 8)
+    checked_shape(spec, (*x.shape[:2], *windows.counts), 8)
+    return windows, walked
+
+
+def places_of(spec: NodeSpec) -> Places:
+    """What says where the windows lie in an input, and which of their taps ever meet it."""
+    return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
+
+
+def _is_empty(x: Any, windows: Windows) -> bool:
+    return x.size == 0 or 0 in windows.counts
+
+
+@operator("MaxPool", places=places_of)
+def max_pool(x: Any, *, storage_order: bool = False, places: Places, spec: NodeSpec) -> Any:
+    """The largest of each window, and where it was in the flat input."""
+    _, windows = places(x)
+    if _is_empty(x, windows):
+        best = np.full((*x.shape[:2], *windows.counts), extreme(x.dtype, lowest=True), x.dtype)
+        return best, np.zeros(best.shape, np.int64)
+    padded = windows.padded(x, extreme(x.dtype, lowest=True))
+    taps = list(windows.taps())
+    best = padded[taps[0]].copy()
+    if not any(spec.outputs[1:]):
+        for tap in taps[1:]:
+            np.maximum(best, padded[tap], out=best)
+        return best
+    # A place outside the input is never chosen, even where everything inside is as low, or is no number.
+    inside = windows.padded(np.ones((1, 1, *x.shape[2:]), bool), False)
+    chosen = np.full(best.shape, -1, np.int64)
+    for number, tap in enumerate(taps):
+        value = padded[tap]
+        better = inside[tap] & ((chosen < 0) | (value > best))
+        best[better], chosen[better] = value[better], number
+    return best, _flat_indices(x, windows, chosen, storage_order)
+
+
+def _flat_indices(x: Any, windows: Windows, chosen: Any, by_column: bool) -> Any:
+    """Indices into the flat input of the tap chosen per window."""
+    offsets = np.array(list(product(*(range(size) for size in windows.kernel))), np.int64).reshape(
+        -1, len(windows.kernel)
+    )
+    extents = x.shape[2:]
+    steps = [1] * len(extents)
+    order = range(len(extents) - 1) if by_column else range(len(extents) - 1, 0, -1)
+    for axis in order:
+        following = axis + 1 if by_column else axis - 1
+        steps[following] = steps[axis] * extents[axis]
+    flat = np.zeros(chosen.shape, np.int64)
+    for axis, step in enumerate(steps):
+        starts = np.arange(windows.counts[axis]) * windows.strides[axis] - windows.begins[axis]
+        starts = starts.reshape([-1 if i == axis else 1 for i in range(len(extents))])
+        flat += (starts + offsets[chosen, axis] * windows.dilations[axis]) * step
+    planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(extents))
+    return flat + planes * math.prod(extents)
+
+
+@operator("AveragePool", places=places_of)
+def average_pool(x: Any, *, count_include_pad: bool = False, places: Places) -> Any:
+    """The mean of each window; pads count only where `count_include_pad` says so."""
+    windows, walked = places(x)
+    total = _sum_of_taps(widened(x), walked)
+    counts = _counts(x.shape[2:], windows, count_include_pad)
+    return (total / counts.astype(total.dtype)).astype(x.dtype, copy=False)
+
+
+def _sum_of_taps(x: Any, windows: Windows) -> Any:
+    if _is_empty(x, windows):
+        return np.zeros((*x.shape[:2], *windows.counts), x.dtype)
+    padded, taps = windows.padded(x, 0), windows.taps()
+    total = padded[next(taps)].copy()
+    for tap in taps:
+        total += padded[tap]
+    return total
+
+
+def _counts(extents: Sequence[int], windows: Windows, include_pads: bool) -> Any:
+    """How many elements each window averages: pads count or not, what lies beyond them never does."""
+    total = np.ones((1,) * len(extents))
+    for axis, extent in enumerate(extents):
+        dilation, begin = windows.dilations[axis], windows.begins[axis]
+        first, end = (-begin, extent + windows.ends[axis]) if include_pads else (0, extent)
+        starts = np.arange(windows.counts[axis]) * windows.strides[axis] - begin
+        lowest = np.maximum(-((starts - first) // dilation), 0)
+        highest = np.minimum((end - 1 - starts) // dilation, windows.kernel[axis] - 1)
+        inside = np.maximum(highest - lowest + 1, 0)
+        total = total * inside.reshape([-1 if i == axis else 1 for i in range(len(extents))])
+    return np.maximum(total, 1)
+
+
+@operator("LpPool", since_version=2, places=places_of)
+def lp_pool(x: Any, *, p: Positive = 2, places: Places) -> Any:
+    """The p-norm of each window."""
+    powers = _sum_of_taps(np.abs(widened(x)) ** p, places(x)[1])
+    return (powers ** (1.0 / p)).astype(x.dtype, copy=False)
+
+
+def _global(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    def pooled(x: Any) -> Any:
+        result = function(widened(x), axis=tuple(range(2, x.ndim)), keepdims=True)
+        return result.astype(x.dtype, copy=False)
+
+    return pooled
+
+
+operator("GlobalAveragePool")(_global(np.mean))
+operator("GlobalMaxPool")(_global(np.max))
+
+
+@operator("GlobalLpPool", since_version=2)
+def global_lp_pool(x: Any, *, p: Positive = 2) -> Any:
+    """The p-norm over all spatial axes."""
+    powers = np.sum(np.abs(widened(x)) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)
+    return (powers ** (1.0 / p)).astype(x.dtype, copy=False)
+
+
+@operator("MaxRoiPool")
+def max_roi_pool(
+    x: Any, regions: Any, *, pooled_shape: tuple[int, ...], spatial_scale: float = 1.0, spec: NodeSpec
+) -> Any:
+    """The largest element of each bin of each region (Girshick 2015); empty bins give 0."""
+    rows, columns = pooled_shape
+    result = np.zeros(checked_shape(spec, (len(regions), x.shape[1], rows, columns), 8), x.dtype)
+    for number, region in enumerate(regions):
+        image = int(region[0])
+        if not 0 <= image < len(x):
+            raise IndexError(f"MaxRoiPool: region {number} is of image {image}, there are {len(x)}")
+        left, top, right, bottom = (int(np.floor(v * spatial_scale + 0.5)) for v in region[1:5].tolist())
+        spans = (_bins(top, bottom, rows, x.shape[2]), _bins(left, right, columns, x.shape[3]))
+        for i, (y0, y1) in enumerate(spans[0]):
+            for j, (x0, x1) in enumerate(spans[1]):
+                if y1 > y0 and x1 > x0:
+                    result[number, :, i, j] = x[image, :, y0:y1, x0:x1].max(axis=(1, 2))
+    return result
+
+
+def _bins(first: int, last: int, count: int, extent: int) -> list[tuple[int, int]]:
+    """Ranges of the bins along one axis, cut off at the edges."""
+    size = max(last - first + 1, 1) / count
+    edges = ((int(np.floor(i * size)) + first, int(np.ceil((i + 1) * size)) + first) for i in range(count))
+    return [(min(max(begin, 0), extent), min(max(end, 0), extent)) for begin, end in edges]

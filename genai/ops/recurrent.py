@@ -1,0 +1,201 @@
+"""LSTM, GRU and RNN: one direction at a time, one product per step for all gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .activations import sigmoid, softplus
+from .registry import KernelError, NodeSpec, register
+from .support import optional, widened
+
+Function = Callable[[Any], Any]
+# name -> (function of x, alpha and beta; default alpha; default beta), from the definition of the operators.
+_FUNCTIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]] = {
+    "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
+    "elu": (lambda x, a, b: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x), 1.0, 0.0),
+    "hardsigmoid": (lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5),
+    "leakyrelu": (lambda x, a, b: np.where(x < 0, a * x, x), 0.01, 0.0),
+    "relu": (lambda x, a, b: np.maximum(x, 0), 0.0, 0.0),
+    "scaledtanh": (lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0),
+    "sigmoid": (lambda x, a, b: sigmoid(x), 0.0, 0.0),
+    "softplus": (lambda x, a, b: softplus(x), 0.0, 0.0),
+    "softsign": (lambda x, a, b: x / (1 + np.abs(x)), 0.0, 0.0),
+    "tanh": (lambda x, a, b: np.tanh(x), 0.0, 0.0),
+    "thresholdedrelu": (lambda x, a, b: np.where(x > a, x, 0), 1.0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """One direction's weights: inputs [I, gates H] and states [H, gates H] transposed, biases of both, peepholes."""
+
+    inputs: Any
+    states: Any
+    input_bias: Any
+    state_bias: Any
+    peepholes: Any
+
+
+class _Recurrent:
+    """What the three operators share: directions, sequence lengths, layout, activations."""
+
+    gates = 1
+    functions: tuple[str, ...] = ("Tanh",)  # of one direction, where the node names none
+    has_cell = False
+
+    def __init__(self, spec: NodeSpec) -> None:
+        attributes = spec.attributes
+        self.op_type = spec.op_type
+        direction = str(attributes.get("direction", "forward"))
+        if direction not in ("forward", "reverse", "bidirectional"):
+            raise KernelError(f"{spec.op_type}: direction {direction!r} is unknown")
+        self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+        self.batch_first = bool(attributes.get("layout", 0))
+        clip = attributes.get("clip")
+        self.clip = None if clip is None else float(clip)
+        self.activations, self.attributes = self._activations(spec), attributes
+
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+        """The next (state, cell) of some rows; `x` is already multiplied by the input weights."""
+        raise NotImplementedError
+
+    def _activations(self, spec: NodeSpec) -> list[list[Function]]:
+        count = len(self.functions)
+        names = list(spec.attributes.get("activations") or self.functions * len(self.backwards))
+        alphas = list(spec.attributes.get("activation_alpha") or ())
+        betas = list(spec.attributes.get("activation_beta") or ())
+        if len(names) != count * len(self.backwards):
+            raise KernelError(f"{spec.op_type}: {len(names)} activations, expected {count * len(self.backwards)}")
+        found: list[Function] = []
+        for name in names:
+            if name.lower() not in _FUNCTIONS:
+                raise KernelError(f"{spec.op_type}: activation {name!r} is unknown")
+            function, alpha, beta = _FUNCTIONS[name.lower()]
+            # Parameters are listed only for the functions that take them, in order.
+            alpha = float(alphas.pop(0)) if alphas and alpha else alpha
+            beta = float(betas.pop(0)) if betas and beta else beta
+            # As in onnxruntime the gates are clipped, and the cell that the last function of an LSTM shows is not.
+            shows_cell = self.has_cell and len(found) % count == count - 1
+            found.append(_bound(function, alpha, beta, None if shows_cell else self.clip))
+        return [found[i : i + count] for i in range(0, len(found), count)]
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = inputs[0]
+        dtype = x.dtype
+        x = widened(np.swapaxes(x, 0, 1) if self.batch_first else x)
+        if x.ndim != 3 or inputs[1].shape[0] != len(self.backwards):
+            raise KernelError(f"{self.op_type}: data {list(x.shape)} and weights {list(inputs[1].shape)} do not fit")
+        directions = self._directions(inputs)
+        hidden = directions[0].states.shape[0]
+        lengths = optional(inputs, 4)
+        if lengths is not None and (np.shape(lengths) != x.shape[1:2] or np.any((lengths < 0) | (lengths > len(x)))):
+            raise KernelError(f"{self.op_type}: sequence_lens must be a length from 0 to {len(x)} per sequence")
+        outputs: list[Any] = []
+        states: list[Any] = []
+        cells: list[Any] = []
+        for index, weights in enumerate(directions):
+            state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
+            walked = self._walk(x, weights, state, cell, lengths, index)
+            for values, value in zip((outputs, states, cells), walked, strict=True):
+                values.append(value)
+        result = np.stack(outputs, axis=1), np.stack(states), np.stack(cells)
+        if self.batch_first:
+            result = result[0].transpose(2, 0, 1, 3), np.swapaxes(result[1], 0, 1), np.swapaxes(result[2], 0, 1)
+        wanted = result if self.has_cell else result[:2]
+        return tuple(np.ascontiguousarray(value).astype(dtype, copy=False) for value in wanted)
+
+    def _initial(self, given: Any, index: int, x: Any, hidden: int) -> Any:
+        if given is None:
+            return np.zeros((x.shape[1], hidden), x.dtype)
+        return widened(given[:, index] if self.batch_first else given[index]).astype(x.dtype)
+
+    def _directions(self, inputs: Sequence[Any]) -> list[_Direction]:
+        weight, recurrence, bias = widened(inputs[1]), widened(inputs[2]), optional(inputs, 3)
+        peepholes = optional(inputs, 7) if self.has_cell else None
+        hidden = recurrence.shape[-1]
+        width = self.gates * hidden
+        found = []
+        for index in range(len(self.backwards)):
+            biases = np.zeros(2 * width, weight.dtype) if bias is None else widened(bias[index])
+            peephole = None if peepholes is None else widened(peepholes[index]).reshape(3, hidden)
+            found.append(_Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole))
+        return found
+
+    def _walk(self, x: Any, weights: _Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
+        """All steps of one direction: outputs [steps, batch, hidden], the last state and the last cell."""
+        steps, batch = x.shape[:2]
+        projected = x @ weights.inputs + weights.input_bias
+        outputs = np.zeros((steps, batch, state.shape[-1]), x.dtype)
+        ends = np.full(batch, steps) if lengths is None else np.asarray(lengths)
+        ragged = bool(np.any(ends != steps))
+        for step in range(steps - 1, -1, -1) if self.backwards[index] else range(steps):
+            new_state, new_cell = self.step(projected[step], state, cell, weights, self.activations[index])
+            if ragged:
+                alive = (step < ends)[:, None]
+                new_state, new_cell = np.where(alive, new_state, state), np.where(alive, new_cell, cell)
+                outputs[step] = np.where(alive, new_state, 0)
+            else:
+                outputs[step] = new_state
+            state, cell = new_state, new_cell
+        return outputs, state, cell
+
+
+def _bound(function: Callable[[Any, float, float], Any], alpha: float, beta: float, limit: float | None) -> Function:
+    if limit is None:
+        return lambda x: function(x, alpha, beta)
+    return lambda x: function(np.clip(x, -limit, limit), alpha, beta)
+
+
+@register("RNN", since_version=7)
+class _Rnn(_Recurrent):
+    """The Elman network."""
+
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+        return functions[0](x + state @ weights.states + weights.state_bias), cell
+
+
+@register("GRU", since_version=7)
+class _Gru(_Recurrent):
+    """Gated recurrent units (Cho et al. 2014): gates z, r, h in the weights."""
+
+    gates = 3
+    functions = ("Sigmoid", "Tanh")
+
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+        squash, form = functions
+        hidden = state.shape[-1]
+        both = 2 * hidden
+        gates = squash(x[:, :both] + state @ weights.states[:, :both] + weights.state_bias[:both])
+        update, reset = gates[:, :hidden], gates[:, hidden:]
+        if self.attributes.get("linear_before_reset", 0):
+            recalled = reset * (state @ weights.states[:, both:] + weights.state_bias[both:])
+        else:
+            recalled = (reset * state) @ weights.states[:, both:] + weights.state_bias[both:]
+        return (1 - update) * form(x[:, both:] + recalled) + update * state, cell
+
+
+@register("LSTM", since_version=7)
+class _Lstm(_Recurrent):
+    """Long short-term memory (Hochreiter & Schmidhuber 1997): gates i, o, f, c in the weights; peepholes i, o, f."""
+
+    gates = 4
+    functions = ("Sigmoid", "Tanh", "Tanh")
+    has_cell = True
+
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+        squash, form, show = functions
+        gates = x + state @ weights.states + weights.state_bias
+        admit, expose, forget, candidate = np.split(gates, 4, axis=-1)
+        peephole = weights.peepholes
+        if peephole is not None:
+            admit, forget = admit + peephole[0] * cell, forget + peephole[2] * cell
+        admit = squash(admit)
+        forget = 1 - admit if self.attributes.get("input_forget", 0) else squash(forget)
+        new_cell = forget * cell + admit * form(candidate)
+        if peephole is not None:
+            expose = expose + peephole[1] * new_cell
+        return squash(expose) * show(new_cell), new_cell

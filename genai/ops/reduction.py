@@ -1,0 +1,217 @@
+"""Operators that reduce or normalise along axes, and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from genai.kernels.host.arrays import Threads, softmax_rows
+
+from ..graph.rows import ONE, State
+from .registry import KernelError, NodeSpec, operator, scalar
+from .rules import NodeRows, States, row_rule
+from .support import axes_of, checked_axis, checked_indices, session_threads, widened
+
+Function = Callable[..., Any]
+
+
+def _largest(x: Any, **how: Any) -> Any:
+    return np.max(x, initial=extreme(x.dtype, lowest=True), **how)
+
+
+def _smallest(x: Any, **how: Any) -> Any:
+    return np.min(x, initial=extreme(x.dtype, lowest=False), **how)
+
+
+def extreme(dtype: Any, *, lowest: bool) -> Any:
+    """What the maximum (or minimum) of nothing is."""
+    if dtype.kind == "b":
+        return not lowest
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min if lowest else np.iinfo(dtype).max
+    return dtype.type(-np.inf if lowest else np.inf)
+
+
+def _log_sum_exp(x: Any, **how: Any) -> Any:
+    """Shifted by the largest element, so that nothing overflows."""
+    if x.size == 0:
+        return np.log(np.sum(np.exp(x), **how))
+    largest = np.max(x, axis=how["axis"], keepdims=True)
+    largest = np.where(np.isfinite(largest), largest, 0).astype(x.dtype)
+    total = np.log(np.sum(np.exp(x - largest), **how))
+    return total + (largest if how["keepdims"] else np.squeeze(largest, axis=how["axis"]))
+
+
+_REDUCTIONS: dict[str, Function] = {
+    "ReduceL1": lambda x, **how: np.sum(np.abs(x), **how),
+    "ReduceL2": lambda x, **how: np.sqrt(np.sum(np.square(x), **how)),
+    "ReduceLogSum": lambda x, **how: np.log(np.sum(x, **how)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": _largest,
+    "ReduceMean": lambda x, **how: np.mean(x, **how) if x.size else np.sum(x, **how),
+    "ReduceMin": _smallest,
+    "ReduceProd": np.prod,
+    "ReduceSum": np.sum,
+    "ReduceSumSquare": lambda x, **how: np.sum(np.square(x), **how),
+}
+
+
+def _reduction(function: Function) -> Function:
+    def reduced(
+        x: Any, given: Any = None, *, axes: tuple[int, ...] | None = None, keepdims: bool = True,
+        noop_with_empty_axes: bool = False,
+    ) -> Any:  # fmt: skip
+        # Where nothing is reduced, what is done to each element still is.
+        axis = axes_of(given, axes) or (() if noop_with_empty_axes else None)
+        return np.asarray(function(widened(x), axis=axis, keepdims=keepdims)).astype(x.dtype, copy=False)
+
+    return reduced
+
+
+for _name, _function in _REDUCTIONS.items():
+    operator(_name)(_reduction(_function))
+
+
+def _arg(function: Function) -> Function:
+    def arg(x: Any, *, axis: int = 0, keepdims: bool = True, select_last_index: bool = False, spec: NodeSpec) -> Any:
+        if x.size == 0 and x.shape[axis] == 0:
+            shape = np.any(x, axis=axis, keepdims=keepdims).shape
+            if 0 not in shape:
+                raise KernelError(f"{spec.op_type}: axis {axis} of {list(x.shape)} has no elements to choose from")
+            return np.zeros(shape, np.int64)
+        if select_last_index:
+            found = x.shape[axis] - 1 - function(np.flip(x, axis), axis=axis, keepdims=keepdims)
+        else:
+            found = function(x, axis=axis, keepdims=keepdims)
+        return np.asarray(found, np.int64)
+
+    return arg
+
+
+operator("ArgMax")(_arg(np.argmax))
+operator("ArgMin")(_arg(np.argmin))
+
+
+def _cumulative(function: Function, neutral: int) -> Function:
+    def cumulated(x: Any, axis: Any, *, exclusive: bool = False, reverse: bool = False) -> Any:
+        along, step = checked_axis(int(scalar(axis)), x.ndim), -1 if reverse else 1
+        moved = np.moveaxis(x, along, 0)[::step]
+        result = function(moved, axis=0, dtype=x.dtype)
+        if exclusive:
+            result = np.concatenate([np.full_like(moved[:1], neutral), result[:-1]])
+        return np.ascontiguousarray(np.moveaxis(result[::step], 0, along))
+
+    return cumulated
+
+
+operator("CumSum", since_version=11)(_cumulative(np.cumsum, 0))
+operator("CumProd", since_version=26)(_cumulative(np.cumprod, 1))
+
+
+def softmax(x: Any, axis: Any) -> Any:
+    """exp(x - max) / sum; rows that are all -inf give NaN, as the definition does."""
+    weights = np.subtract(x, np.max(x, axis=axis, keepdims=True))
+    np.exp(weights, out=weights)
+    weights /= np.sum(weights, axis=axis, keepdims=True)
+    return weights
+
+
+def _log_softmax(x: Any, axis: Any) -> Any:
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+
+
+def _hardmax(x: Any, axis: Any) -> Any:
+    if isinstance(axis, int):
+        first = np.expand_dims(np.argmax(x, axis=axis), axis)
+        result = np.zeros_like(x)
+        np.put_along_axis(result, first, 1, axis=axis)
+        return result
+    flat = x.reshape(*x.shape[: axis[0]], -1) if axis else x
+    return _hardmax(flat, -1).reshape(x.shape)
+
+
+def _along_axis(function: Function) -> Function:
+    """Since operator set 13: along one axis."""
+
+    def weights(x: Any, *, axis: int = -1, threads: Threads | None) -> Any:
+        if x.size == 0:
+            return x
+        along = checked_axis(axis, x.ndim)
+        if function is softmax and threads is not None and along == x.ndim - 1 and x.dtype == np.float32:
+            return softmax_rows(threads, x)
+        return function(x if x.dtype == np.float16 else widened(x), along).astype(x.dtype, copy=False)
+
+    return weights
+
+
+def _from_axis(function: Function) -> Function:
+    """Before: over all axes from one on."""
+
+    def weights(x: Any, *, axis: int = 1) -> Any:
+        if x.size == 0:
+            return x
+        first = x.ndim if axis == x.ndim else checked_axis(axis, x.ndim)
+        return function(widened(x), tuple(range(first, x.ndim))).astype(x.dtype, copy=False)
+
+    return weights
+
+
+for _name, _function in {"Softmax": softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}.items():
+    operator(_name, since_version=13, threads=session_threads)(_along_axis(_function))
+    operator(_name)(_from_axis(_function))
+
+
+@row_rule(*(_REDUCTIONS.keys() - {"ReduceLogSum"}))
+def reduce_rows(at: NodeRows) -> States:
+    state = at.rows
+    axes = at.axes()
+    axes = list(range(state.rank)) if axes is None else [state.place(axis) for axis in axes]
+    return [_reduced(at, state, axes)]
+
+
+def _reduced(at: NodeRows, state: State, axes: list[int]) -> State:
+    for axis in axes:
+        at.keep_off(state, axis)
+    if at.node.attribute("keepdims", 1):
+        return state.with_shape(tuple(ONE if i in axes else d for i, d in enumerate(state.known_shape)))
+    return state.without_axes(axes)
+
+
+@row_rule("ArgMax", "ArgMin")
+def arg_reduce_rows(at: NodeRows) -> States:
+    state = at.rows
+    return [_reduced(at, state, [at.axis(state, 0)])]
+
+
+def along_axis_rows(at: NodeRows) -> States:
+    state = at.rows
+    axis = at.axis(state, -1)
+    wide = at.node.op_type in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+    for each in range(axis, state.rank) if wide else (axis,):
+        at.keep_off(state, each)
+    return [state] * len(at.node.outputs)
+
+
+row_rule("Softmax", "LogSoftmax", "Hardmax")(along_axis_rows)
+
+
+@operator("NegativeLogLikelihoodLoss", since_version=12)
+def negative_log_likelihood_loss(
+    scores: Any, target: Any, weight: Any = None, *, reduction: Literal["none", "sum", "mean"] = "mean",
+    ignore_index: int | None = None,
+) -> Any:  # fmt: skip
+    """-x at the target's class, times the class's weight; targets of ignore_index count for nothing."""
+    x = widened(scores)
+    if x.ndim < 2 or target.shape != (len(x), *x.shape[2:]):
+        raise KernelError(f"NegativeLogLikelihoodLoss: targets {list(target.shape)} for scores {list(x.shape)}")
+    counts = np.ones(target.shape, bool) if ignore_index is None else target != ignore_index
+    classes = np.where(counts, target, 0).astype(np.int64)
+    checked_indices("NegativeLogLikelihoodLoss: targets", classes, x.shape[1])
+    shares = counts.astype(x.dtype) if weight is None else np.where(counts, widened(weight)[classes], 0)
+    losses = np.where(counts, -np.take_along_axis(x, classes[:, None], axis=1)[:, 0], 0) * shares
+    if reduction != "none":
+        losses = losses.sum() / shares.sum() if reduction == "mean" else losses.sum()
+    return np.asarray(losses).astype(scores.dtype, copy=False)

@@ -1,0 +1,294 @@
+"""One registry of kernels, keyed by (domain, operator, version), and kernels as plain functions of arrays.
+
+A kernel is made once per node, when the plan is built (attributes are read, constant weights packed), and is then
+called once per step. The registry also records where a kernel came from, so that docs can say so truthfully. Of a
+plain function, the parameters say what inputs and attributes its operator has.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from types import UnionType
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph.node import Node
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+
+class Kernel(Protocol):
+    """Called once per step with the node's inputs (None = absent); returns the node's outputs in order."""
+
+    def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
+
+
+class Subgraph(Protocol):
+    """A compiled subgraph: a kernel, and per output (dtype, sizes), None where the graph does not say."""
+
+    @property
+    def outputs(self) -> Sequence[tuple[Any, tuple[int | None, ...] | None]]: ...
+
+    def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
+
+
+# The accuracy_level of MatMulNBits and QMoE that allows activations rounded to int8.
+INT8_LEVEL = 4
+
+
+class Packer(Protocol):
+    """Shares packed weights: the same constants in the same format are packed once."""
+
+    def packed(self, names: tuple[str, ...], layout: str, make: Callable[[], T]) -> T: ...
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """What a kernel factory may know of its node.
+
+    Attributes:
+        domain, op_type, version: the operator, and the version its model imports.
+        attributes: attribute values in Python form (strings decoded).
+        inputs: input names ("" = absent); outputs: output names ("" = not wanted).
+        constants: per input its constant value, or None.
+        weights: shares packed forms of constants between nodes.
+        options: run-wide choices, such as accuracy or the threads.
+        subgraphs: per attribute a callable that runs the subgraph: (context, inputs) -> outputs.
+        proto: makes the node as an onnx.NodeProto, for operators borrowed from onnx.reference.
+    """
+
+    domain: str
+    op_type: str
+    version: int
+    attributes: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: tuple[Array | None, ...]
+    weights: Packer
+    options: Mapping[str, Any] = field(default_factory=dict)
+    subgraphs: Mapping[str, Subgraph] = field(default_factory=dict)
+    proto: Callable[[], Any] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether a product with quantised weights keeps its activations in float32.
+
+        The option "accuracy" decides ("fp32", "int8"), or with "auto" the node: accuracy_level 4 allows activations
+        rounded to int8. 0 (unset) and 1 ask for float32; 2 and 3 would allow less, and get it too, as in onnxruntime.
+        """
+        accuracy = self.options.get("accuracy", "auto")
+        allowed = accuracy == "int8" or self.attributes.get("accuracy_level", 0) == INT8_LEVEL
+        return accuracy == "fp32" or not allowed
+
+    def has(self, index: int) -> bool:
+        """Whether input `index` is given."""
+        return index < len(self.inputs) and self.inputs[index] != ""
+
+    def constant(self, index: int) -> Array:
+        """The constant value of input `index`; KernelError if it is computed at run time."""
+        value = self.constants[index] if index < len(self.constants) else None
+        if value is None:
+            name = self.inputs[index] if index < len(self.inputs) else "(absent)"
+            raise KernelError(f"{self.op_type} needs input {index} ({name!r}) to be a constant")
+        return value
+
+    def constant_name(self, index: int) -> str:
+        """The name of a constant input, "" if it is absent; KernelError if it is computed at run time."""
+        if not self.has(index):
+            return ""
+        self.constant(index)
+        return self.inputs[index]
+
+    def pack(self, indices: tuple[int, ...], layout: str, make: Callable[[], T]) -> T:
+        """Pack the constants at `indices` into `layout`, once for all nodes that ask for the same."""
+        return self.weights.packed(tuple(self.inputs[i] if self.has(i) else "" for i in indices), layout, make)
+
+
+class KernelError(ValueError):
+    """A node is outside what its kernel supports; the message names the operator and the reason."""
+
+
+KernelFactory = Callable[[NodeSpec], Kernel]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered kernel; `source` says where it came from."""
+
+    domain: str
+    op_type: str
+    since_version: int
+    source: str
+    factory: KernelFactory
+
+
+_ENTRIES: dict[tuple[str, str], list[Entry]] = {}
+
+
+def register(
+    op_type: str, *, domain: str = "", since_version: int = 1, source: str = "ours"
+) -> Callable[[KernelFactory], KernelFactory]:
+    """Decorator: register a kernel factory for an operator."""
+
+    def add(factory: KernelFactory) -> KernelFactory:
+        entries = _ENTRIES.setdefault((domain, op_type), [])
+        # Of one version the latest registration comes first, so that users can replace kernels.
+        entries.insert(0, Entry(domain, op_type, since_version, source, factory))
+        entries.sort(key=lambda entry: entry.since_version, reverse=True)
+        return factory
+
+    return add
+
+
+def find_kernel(domain: str, op_type: str, version: int) -> Entry | None:
+    """The kernel for an operator, of the newest version not above the model's, or None."""
+    load_ops()
+    return next((entry for entry in _ENTRIES.get((domain, op_type), ()) if entry.since_version <= version), None)
+
+
+def entries() -> list[Entry]:
+    """All kernels, for documentation."""
+    load_ops()
+    return [entry for several in _ENTRIES.values() for entry in several]
+
+
+@cache
+def load_ops() -> None:
+    """Import every family, so that the tables of kernels and rules are full."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f".{module.name}", __package__)
+
+
+class _Unpacked:
+    """Packs nothing: a node that is computed once has no use for packed weights."""
+
+    def packed(self, names: tuple[str, ...], layout: str, make: Callable[[], T]) -> T:
+        return make()
+
+
+def evaluated(node: Node, version: int, inputs: Sequence[Any], **options: Any) -> tuple[Any, ...]:
+    """What our kernel for a node, made for this one time, computes; NotImplementedError if there is none."""
+    domain, op_type = node.key
+    entry = find_kernel(domain, op_type, version)
+    if entry is None or entry.source != "ours":
+        raise NotImplementedError(f"there is no kernel of ours for {op_type}")
+    names, unknown = (tuple(node.inputs), tuple(node.outputs)), (None,) * len(node.inputs)
+    spec = NodeSpec(domain, op_type, version, node.attribute_values(), *names, unknown, _Unpacked(), options)
+    with np.errstate(all="ignore"):
+        return entry.factory(spec)(None, inputs)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A kernel's result as the tuple that plans expect."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def scalar(value: Any) -> Any:
+    """A Python scalar from a one-element array."""
+    return np.asarray(value).reshape(-1)[0].item()
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Types of attributes: whole numbers from 0 and from 1 on, and numbers as an array.
+Natural: TypeAlias = Annotated[int, 0]
+Positive: TypeAlias = Annotated[int, 1]
+Floats: TypeAlias = Annotated[Any, np.float32]
+Maker: TypeAlias = Callable[[NodeSpec], Any]
+
+
+def operator(*op_types: str, domain: str = "", since_version: int = 1, **made: Maker) -> Callable[[Function], Function]:
+    """Decorator: a function is the kernel of these operators.
+
+    Positional parameters are the node's inputs, None where they are absent and have that default. Keyword-only ones
+    are its attributes, converted to the type of their annotation, or else of their default; attributes without a
+    parameter are ignored. `threads` and `spec` are the run's threads and the node itself. A tuple is several results.
+
+    Args:
+        made: keyword-only parameters that are no attributes, but made from the node, once.
+    """
+
+    def add(function: Function) -> Function:
+        for op_type in op_types:
+            register(op_type, domain=domain, since_version=since_version)(from_function(function, **made))
+        return function
+
+    return add
+
+
+def from_function(function: Callable[..., Any], **made: Maker) -> KernelFactory:
+    """What `operator` registers."""
+
+    def factory(spec: NodeSpec) -> Kernel:
+        most, attributes = _parameters(function)
+        values = {name: (made.get(name) or read)(spec) for name, read in attributes.items()}
+        call = partial(function, **values) if values else function
+        count = len(spec.inputs) if most is None else most
+
+        def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+            result = call(*inputs[:count])
+            return result if isinstance(result, tuple) else (result,)
+
+        return kernel
+
+    return factory
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[int | None, Mapping[str, Maker]]:
+    """How many inputs a function takes at most (None: any number), and per keyword what reads it from a node."""
+    if isinstance(function, np.ufunc):
+        return function.nin, {}
+    # What wraps a function has inputs of its own, and the attributes of what it wraps.
+    own = [p.kind for p in inspect.signature(function, follow_wrapped=False).parameters.values()]
+    hints, found = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+    attributes = {
+        name: _reader(name, hints.get(name, type(p.default)), p.default)
+        for name, p in found.items()
+        if p.kind is p.KEYWORD_ONLY
+    }
+    most = None if inspect.Parameter.VAR_POSITIONAL in own else own.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return most, attributes
+
+
+def _reader(name: str, kind: Any, default: Any) -> Maker:
+    if name == "spec":
+        return lambda spec: spec
+    if name == "threads":
+        return lambda spec: spec.options.get("threads")
+
+    def read(spec: NodeSpec) -> Any:
+        value = spec.attributes.get(name, default)
+        if value is inspect.Parameter.empty:
+            raise ValueError(f"{spec.op_type} needs the attribute {name!r}")
+        return None if value is None else _converted(spec, name, kind, value)
+
+    return read
+
+
+def _converted(spec: NodeSpec, name: str, kind: Any, value: Any) -> Any:
+    """An attribute's value in the type that a parameter has."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _converted(spec, name, parts[0], value)
+    if origin is tuple:
+        return tuple(_converted(spec, name, parts[0], item) for item in value)
+    if origin is Literal:
+        if value not in parts:
+            raise KernelError(f"{spec.op_type}: {name} {value!r} is unknown, known are {', '.join(map(str, parts))}")
+        return value
+    if kind == Floats:
+        return np.asarray(value, np.float32)
+    if kind in (Natural, Positive):
+        if int(value) < parts[1]:
+            raise KernelError(f"{spec.op_type}: {name} is {int(value)}, expected at least {parts[1]}")
+        return int(value)
+    return kind(value) if kind in (bool, float, int, str) else value

@@ -1,0 +1,285 @@
+"""Resize and GridSample: values of an image at places that lie between its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from .registry import KernelError, NodeSpec, operator, register
+from .support import checked_axis, checked_shape, optional, widened
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis: sizes before and after, the scale, and the region of interest of tf_crop_and_resize."""
+
+    before: int
+    after: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+
+@register("Upsample", since_version=7)
+@register("Resize", since_version=10)
+class Resize:
+    """Nearest, linear or cubic interpolation along any axes."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        a = spec.attributes
+        self.spec = spec
+        self.mode = str(a.get("mode", "nearest"))
+        old = spec.op_type == "Upsample" or spec.version < 11
+        self.where = str(a.get("coordinate_transformation_mode", "asymmetric" if old else "half_pixel"))
+        self.nearest = str(a.get("nearest_mode", "floor" if old else "round_prefer_floor"))
+        self.cubic = float(a.get("cubic_coeff_a", -0.75))
+        self.exclude_outside = bool(a.get("exclude_outside", 0))
+        self.extrapolation = float(a.get("extrapolation_value", 0.0))
+        self.antialias = bool(a.get("antialias", 0)) and self.mode != "nearest"
+        self.policy = str(a.get("keep_aspect_ratio_policy", "stretch"))
+        self.axes = a.get("axes")
+        self.scales_at = 1 if old else 2
+        if self.mode not in ("nearest", "linear", "bilinear", "cubic"):
+            raise KernelError(f"{spec.op_type}: mode {self.mode!r} is unknown")
+        if self.nearest not in _ROUNDINGS:
+            raise KernelError(f"{spec.op_type}: nearest_mode {self.nearest!r} is unknown")
+        if self.where not in _COORDINATES:
+            raise KernelError(f"{spec.op_type}: coordinate_transformation_mode {self.where!r} is unknown")
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        x = inputs[0]
+        plans = self._plans(x, inputs)
+        shape = [x.shape[axis] for axis in range(x.ndim)]
+        for axis, plan in plans.items():
+            shape[axis] = plan.after
+        checked_shape(self.spec, shape, 4)
+        is_integer = x.dtype.kind in "iu"
+        result = x.astype(np.float64) if is_integer else widened(x)
+        outside = []
+        # The last axis first, as images are resized row by row: integers are rounded in between where antialiased.
+        for axis, plan in reversed(plans.items()):
+            if plan.before == plan.after and plan.scale == 1.0 and self.where != "tf_crop_and_resize":
+                continue
+            taps, beyond = self._taps(plan)
+            result = _combined(result, taps, axis)
+            if is_integer:
+                result = self._whole(result, x.dtype)
+            if beyond.any():
+                outside.append(beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)]))
+        for beyond in outside:
+            result = np.where(beyond, result.dtype.type(self.extrapolation), result)
+        if is_integer:
+            result = np.trunc(self._whole(result, x.dtype))
+        return (np.ascontiguousarray(result).astype(x.dtype, copy=False),)
+
+    def _whole(self, values: Any, dtype: Any) -> Any:
+        """Integers as onnxruntime makes them: rounded where antialiased, else cut off, but not for a rounding error."""
+        exact, info = np.round(values, 9 if self.antialias else 4), np.iinfo(dtype)
+        return np.clip(np.floor(exact + 0.5), info.min, info.max) if self.antialias else exact
+
+    def _plans(self, x: Any, inputs: Sequence[Any]) -> dict[int, _Axis]:
+        attribute = self.spec.attributes.get("scales")
+        scales = attribute if attribute is not None else optional(inputs, self.scales_at)
+        sizes, roi = optional(inputs, 3), optional(inputs, 1) if self.scales_at == 2 else None
+        axes = [checked_axis(int(a), x.ndim) for a in (range(x.ndim) if self.axes is None else self.axes)]
+        scales = [] if scales is None else np.asarray(scales, np.float64).reshape(-1).tolist()
+        if scales:
+            afters = [int(np.floor(x.shape[a] * s)) for a, s in zip(axes, scales, strict=False)]
+        elif sizes is not None:
+            afters, scales = self._by_sizes(x, axes, [int(size) for size in sizes])
+        else:
+            raise KernelError(f"{self.spec.op_type}: neither scales nor sizes are given")
+        if len(afters) != len(axes) or any(after < 0 for after in afters) or any(s <= 0 for s in scales):
+            raise KernelError(f"{self.spec.op_type}: scales {scales} or sizes {afters} do not fit the axes {axes}")
+        regions = [(0.0, 1.0)] * len(axes)
+        if self.where == "tf_crop_and_resize" and roi is not None and roi.size == 2 * len(axes):
+            regions = [(float(roi[i]), float(roi[i + len(axes)])) for i in range(len(axes))]
+        return {
+            axis: _Axis(x.shape[axis], after, scale, *region)
+            for axis, after, scale, region in zip(axes, afters, scales, regions, strict=True)
+        }
+
+    def _by_sizes(self, x: Any, axes: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[float]]:
+        if any(x.shape[axis] == 0 for axis in axes):
+            raise KernelError(f"{self.spec.op_type}: an axis of extent 0 cannot be resized")
+        scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
+        if self.policy == "stretch":
+            return list(sizes), scales
+        one = min(scales) if self.policy == "not_larger" else max(scales)
+        return [int(np.floor(x.shape[axis] * one + 0.5)) for axis in axes], [one] * len(scales)
+
+    def _taps(self, plan: _Axis) -> tuple[list[tuple[Any, Any]], Any]:
+        """(elements, their weights) whose sum each position is, and which positions lie outside the input.
+
+        Nearest elements have no weights; only tf_crop_and_resize has positions outside.
+        """
+        # In float32, as scales are, so that what should be a whole number is one.
+        numbers = np.arange(plan.after, dtype=np.float64 if self.antialias else np.float32)
+        places = _COORDINATES[self.where](numbers, plan).astype(np.float64)
+        beyond = np.zeros(plan.after, bool)
+        if self.where == "tf_crop_and_resize":
+            beyond = (places < 0) | (places > plan.before - 1)
+        if self.mode == "nearest":
+            index = _ROUNDINGS[self.nearest](places)
+            return [(np.clip(index, 0, plan.before - 1).astype(np.int64), None)], beyond
+        stretch = max(1.0, 1.0 / plan.scale) if self.antialias else 1.0
+        reach = (2 if self.mode == "cubic" else 1) * stretch
+        first = np.floor(places - reach).astype(np.int64) + (0 if self.antialias else 1)
+        offsets = np.arange(int(np.ceil(2 * reach)) + (2 if self.antialias else 0))
+        index = first[:, None] + offsets
+        distance = np.abs(places[:, None] - index) / stretch
+        weights = cubic(distance, self.cubic) if self.mode == "cubic" else np.maximum(1 - distance, 0)
+        if self.exclude_outside:
+            weights = np.where((index < 0) | (index >= plan.before), 0, weights)
+        total = weights.sum(axis=1, keepdims=True)
+        if self.exclude_outside or self.antialias:
+            weights = weights / np.where(total == 0, 1, total)
+        index = np.clip(index, 0, plan.before - 1)
+        used = [k for k in range(len(offsets)) if np.any(weights[:, k])]
+        return [(index[:, k], weights[:, k]) for k in used], beyond
+
+
+def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:
+    """Elements along an axis, times their weights, added up; what is not among them, as an infinity, has no part."""
+    total: Any = None
+    for index, weights in taps:
+        part = np.take(x, index, axis=axis)
+        if weights is None:
+            return part
+        factors = weights.astype(x.dtype).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+        part *= factors
+        total = part if total is None else np.add(total, part, out=total)
+    return np.take(x, [], axis=axis) if total is None else total
+
+
+def cubic(distance: Any, a: float) -> Any:
+    """Keys' cubic convolution kernel (1981)."""
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+
+
+def _align_corners(x: Any, plan: _Axis) -> Any:
+    # The length is that of the scaled axis, not of the whole number of elements it gives.
+    length = plan.before * plan.scale
+    return x * (plan.before - 1) / (length - 1) if length != 1 else np.zeros_like(x)
+
+
+def _half_pixel(x: Any, plan: _Axis) -> Any:
+    return (x + 0.5) / plan.scale - 0.5
+
+
+def _half_pixel_symmetric(x: Any, plan: _Axis) -> Any:
+    adjustment = plan.after / (plan.scale * plan.before)
+    centre = plan.before / 2
+    return centre * (1 - adjustment) + (x + 0.5) / plan.scale - 0.5
+
+
+def _crop(x: Any, plan: _Axis) -> Any:
+    last = plan.before - 1
+    if plan.after <= 1:
+        return 0.5 * (plan.start + plan.end) * last + np.zeros_like(x)
+    return plan.start * last + x * (plan.end - plan.start) * last / (plan.after - 1)
+
+
+_COORDINATES: dict[str, Callable[[Any, _Axis], Any]] = {
+    "align_corners": _align_corners,
+    "asymmetric": lambda x, plan: x / plan.scale,
+    "half_pixel": _half_pixel,
+    "half_pixel_symmetric": _half_pixel_symmetric,
+    "pytorch_half_pixel": lambda x, plan: _half_pixel(x, plan) if plan.after > 1 else np.zeros_like(x),
+    "tf_crop_and_resize": _crop,
+    "tf_half_pixel_for_nn": lambda x, plan: (x + 0.5) / plan.scale,
+}
+_ROUNDINGS: dict[str, Callable[[Any], Any]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "simple": lambda x: x,
+}
+
+
+_CUBIC = -0.75
+
+
+@operator("GridSample", since_version=16)
+def grid_sample(
+    x: Any, grid: Any, *, mode: Literal["linear", "bilinear", "nearest", "cubic", "bicubic"] = "linear",
+    padding_mode: Literal["zeros", "border", "reflection"] = "zeros", align_corners: bool = False, spec: NodeSpec,
+) -> Any:  # fmt: skip
+    """Nearest, linear or cubic interpolation at places from -1 to 1 along each axis, the last axis first."""
+    axes = x.ndim - 2
+    if axes < 1 or grid.ndim != x.ndim or grid.shape[-1] != axes or len(grid) != len(x):
+        raise KernelError(f"GridSample: a grid of {list(grid.shape)} does not fit an input of {list(x.shape)}")
+    shape = checked_shape(spec, (*x.shape[:2], *grid.shape[1:-1]), 8)
+    if not all(x.shape[2:]):
+        return np.zeros(shape, x.dtype)
+    places = widened(grid.reshape(len(grid), -1, axes))[..., ::-1]
+    sampled = _sampled(x, places, mode.removeprefix("bi"), padding_mode, align_corners)
+    return sampled.reshape(shape).astype(x.dtype, copy=False)
+
+
+def _sampled(x: Any, places: Any, mode: str, padding: str, from_corners: bool) -> Any:
+    """[batch, channels, places] of an image [batch, channels, ...] at [batch, places, axes] from -1 to 1."""
+    taps = []
+    for axis, extent in enumerate(x.shape[2:]):
+        place = places[..., axis]
+        place = (place + 1) / 2 * (extent - 1) if from_corners else ((place + 1) * extent - 1) / 2
+        borders = (0.0, extent - 1.0) if from_corners else (-0.5, extent - 0.5)
+        taps.append(_taps(np.nan_to_num(place, posinf=0, neginf=0), extent, borders, mode, padding))
+    flat = widened(x.reshape(*x.shape[:2], -1)) if x.dtype.kind == "f" else x.reshape(*x.shape[:2], -1)
+    result: Any = 0
+    for choice in product(*taps):
+        index, weight = np.zeros(places.shape[:2], np.int64), np.ones(places.shape[:2], places.dtype)
+        for (position, share), extent in zip(choice, x.shape[2:], strict=True):
+            index, weight = index * extent + position, weight * share
+        values = np.take_along_axis(flat, np.broadcast_to(index[:, None], (*flat.shape[:2], index.shape[1])), axis=2)
+        if mode == "nearest":
+            return np.where(weight[:, None] != 0, values, np.zeros((), values.dtype))
+        result = result + values * weight[:, None]
+    return result
+
+
+def _taps(place: Any, extent: int, borders: tuple[float, float], mode: str, padding: str) -> list[tuple[Any, Any]]:
+    """(pixel, weight) per neighbour along one axis; what lies outside follows the padding."""
+    if mode == "nearest":
+        place = np.rint(place)
+    is_outside = (place < borders[0]) | (place > borders[1])
+    if padding == "border" and mode != "cubic":
+        place = np.where(is_outside, np.clip(place, 0, extent - 1), place)
+    elif padding == "reflection":
+        place = np.where(is_outside, _reflected(place, *borders), place)
+    # Far outside nothing is near; a limit keeps what follows within whole numbers.
+    place = np.clip(place, -4, extent + 3)
+    low = np.floor(place)
+    after = place - low
+    offsets: tuple[int, ...]
+    if mode == "nearest":
+        offsets, weights = (0,), [np.ones_like(place)]
+    elif mode == "linear":
+        offsets, weights = (0, 1), [1 - after, after]
+    else:
+        offsets, weights = (-1, 0, 1, 2), [cubic(np.abs(after - offset), _CUBIC) for offset in (-1, 0, 1, 2)]
+    found = []
+    for offset, weight in zip(offsets, weights, strict=True):
+        pixel = low + offset
+        if padding == "zeros":
+            weight = np.where((pixel < 0) | (pixel >= extent), 0, weight)
+        elif padding == "reflection":
+            pixel = np.where((pixel < 0) | (pixel >= extent), np.trunc(_reflected(pixel, *borders)), pixel)
+        found.append((np.clip(pixel, 0, extent - 1).astype(np.int64), weight.astype(place.dtype, copy=False)))
+    return found
+
+
+def _reflected(place: Any, low: float, high: float) -> Any:
+    """Thrown back at both borders until it lies between them."""
+    span = high - low
+    if span <= 0:
+        return np.full_like(place, low)
+    turns = np.mod(place - low, 2 * span)
+    return low + np.where(turns > span, 2 * span - turns, turns)

@@ -1,0 +1,212 @@
+"""Operators on strings, which are arrays of str objects; regular expressions by RE2, in time linear in the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from ..graph.node import MS
+from ..graph.types import DataType, TensorType, Type
+from .registry import KernelError, NodeSpec, Positive, operator
+from .rules import NodeTypes, shape_rule
+from .support import checked_shape, objects
+
+
+@operator("StringConcat", since_version=20)
+def string_concat(left: Any, right: Any) -> Any:
+    """Joined element by element."""
+    left, right = np.broadcast_arrays(left, right)
+    return objects([a + b for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True)], left.shape)
+
+
+@operator("StringSplit", since_version=20)
+def string_split(x: Any, *, delimiter: str = "", maxsplit: int = -1) -> Any:
+    """Pieces along a new last axis, filled with "" to the longest; and how many pieces each string has."""
+    pieces = [text.split(delimiter or None, maxsplit) if text else [] for text in x.reshape(-1).tolist()]
+    longest = max(map(len, pieces), default=0)
+    rows = [piece for row in pieces for piece in (*row, *[""] * (longest - len(row)))]
+    counts = np.array([len(row) for row in pieces], np.int64).reshape(x.shape)
+    return objects(rows, (*x.shape, longest)), counts
+
+
+_CASES: dict[str, Callable[[str], str]] = {"NONE": lambda text: text, "LOWER": str.lower, "UPPER": str.upper}
+
+
+@operator("StringNormalizer", since_version=10)
+def string_normalizer(
+    x: Any, *, case_change_action: Literal["NONE", "LOWER", "UPPER"] = "NONE", is_case_sensitive: bool = False,
+    stopwords: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
+    """Change case and drop stop words, of [C] or [1, C]; what is left is at least one (empty) string.
+
+    Case follows Unicode; the attribute `locale` cannot change that, since Python's case mapping knows no locales.
+    """
+    if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
+        raise KernelError(f"StringNormalizer: shape {list(x.shape)}, expected [C] or [1, C]")
+    fold, change = _CASES["NONE" if is_case_sensitive else "LOWER"], _CASES[case_change_action]
+    dropped = {fold(word) for word in stopwords}
+    kept = [change(text) for text in x.reshape(-1).tolist() if fold(text) not in dropped] or [""]
+    return objects(kept, (len(kept),) if x.ndim == 1 else (1, len(kept)))
+
+
+@dataclass(frozen=True)
+class _Grams:
+    """A pool of n-grams with their places, the lengths among them that count, and per place a column and a weight."""
+
+    places: Mapping[tuple[Any, ...], int]
+    lengths: Sequence[int]
+    indexes: Any
+    weights: Any
+
+
+def _grams(spec: NodeSpec) -> _Grams:
+    a = spec.attributes
+    shortest, longest, skipped = (int(a[name]) for name in ("min_gram_length", "max_gram_length", "max_skip_count"))
+    if shortest < 1 or longest < shortest or skipped < 0 or a["mode"] not in ("TF", "IDF", "TFIDF"):
+        raise ValueError(f"TfIdfVectorizer: lengths {shortest} to {longest}, skips {skipped}, mode {a['mode']!r}")
+    places, indexes = _gram_places(spec), np.asarray(a["ngram_indexes"], np.int64)
+    if len(indexes) < len(places) or not len(indexes) or indexes.min() < 0:
+        raise ValueError(f"TfIdfVectorizer: {len(indexes)} indexes for {len(places)} n-grams, or a negative one")
+    weights = np.asarray(a.get("weights") or np.ones(len(indexes)), np.float32)
+    if len(weights) != len(indexes):
+        raise ValueError(f"TfIdfVectorizer: {len(weights)} weights for {len(indexes)} indexes")
+    lengths = sorted({len(gram) for gram in places if shortest <= len(gram) <= longest})
+    return _Grams(places, lengths, indexes, weights)
+
+
+@operator("TfIdfVectorizer", since_version=9, grams=_grams)
+def tf_idf_vectorizer(x: Any, *, mode: str, max_skip_count: int, grams: _Grams, spec: NodeSpec) -> Any:
+    """How often each n-gram of a pool occurs in a row, also with gaps; as counts, presence or times a weight."""
+    rows, width = x.reshape(1, -1) if x.ndim < 2 else x, int(grams.indexes.max()) + 1
+    result = np.zeros(checked_shape(spec, (len(rows), width), 4), np.float32)
+    for row, counts in zip(rows.tolist(), result, strict=True):
+        for place in _occurrences(row, grams, max_skip_count):
+            counts[grams.indexes[place]] += 1
+    if mode != "TF":
+        scale = np.zeros(width, np.float32)
+        scale[grams.indexes] = grams.weights
+        result = (result > 0) * scale if mode == "IDF" else result * scale
+    return result[0] if x.ndim < 2 else result
+
+
+def _gram_places(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
+    """The n-grams of the pool: those of one element first, then of two, and so on."""
+    pool = spec.attributes.get("pool_strings") or spec.attributes.get("pool_int64s") or []
+    starts = [*(int(start) for start in spec.attributes["ngram_counts"]), len(pool)]
+    grams: list[tuple[Any, ...]] = []
+    for size, (begin, end) in enumerate(pairwise(starts), 1):
+        if not 0 <= begin <= end <= len(pool) or (end - begin) % size:
+            raise ValueError(f"TfIdfVectorizer: ngram_counts {starts[:-1]} do not fit a pool of {len(pool)}")
+        grams += [tuple(pool[first : first + size]) for first in range(begin, end, size)]
+    return {gram: place for place, gram in enumerate(grams)}
+
+
+def _occurrences(row: list[Any], grams: _Grams, most_skipped: int) -> Iterator[int]:
+    """The place of each n-gram that occurs; single elements have no gaps, so they are looked at once."""
+    for step in range(1, min(most_skipped + 1, max(len(row), 1)) + 1):
+        for length in grams.lengths:
+            if length == 1 and step > 1:
+                continue
+            for first in range(len(row) - (length - 1) * step):
+                place = grams.places.get(tuple(row[first : first + (length - 1) * step + 1 : step]))
+                if place is not None:
+                    yield place
+
+
+class PatternError(ValueError):
+    """A pattern is malformed, or takes more memory than RE2 allows one."""
+
+
+class Pattern:
+    """A compiled pattern (github.com/google/re2/wiki/Syntax); of several matches at a place the longest counts."""
+
+    def __init__(self, pattern: str) -> None:
+        import re2
+
+        if re.search(r"(?<!\\)(?:\\\\)*\\C", pattern):
+            raise PatternError(f"regular expression {pattern!r:.80}: \\C, a single byte, may be half a character")
+        options = re2.Options()
+        options.longest_match, options.never_capture, options.log_errors = True, True, False
+        try:
+            self._pattern = re2.compile(pattern, options)
+        except re2.error as error:
+            reason = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error
+            raise PatternError(f"regular expression {pattern!r:.80}: {reason!s:.80}") from None
+        # RE2's Python package would keep the last 128 patterns, each of which may take 8 MiB.
+        re2.purge()
+
+    def matches(self, text: str) -> bool:
+        """Whether the whole text matches."""
+        return self._pattern.fullmatch(text) is not None
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where matches begin and end that are not empty, one after the other."""
+        return (match.span() for match in self._pattern.finditer(text) if match.end() > match.start())
+
+
+@operator("RegexFullMatch", since_version=20, pattern=lambda spec: Pattern(str(spec.attributes.get("pattern", ""))))
+def regex_full_match(x: Any, *, pattern: Pattern) -> Any:
+    """Per string, whether the whole of it matches the pattern."""
+    return np.array([pattern.matches(str(text)) for text in x.reshape(-1).tolist()], bool).reshape(x.shape)
+
+
+@shape_rule("RegexFullMatch", domain="")
+def regex_full_match_types(types: NodeTypes) -> list[Type | None]:
+    """One truth value per string."""
+    return [TensorType(DataType.BOOL, types.shape(0))]
+
+
+_BEGIN, _END = "\x02", "\x03"
+Splitter = Callable[[str], list[str]]
+
+
+def _splitter(spec: NodeSpec) -> Splitter:
+    """What cuts a string: separators one after another, or an expression that tokens match."""
+    separators, expression = spec.attributes.get("separators"), spec.attributes.get("tokenexp")
+    if separators == [""]:
+        if int(spec.attributes["mincharnum"]) > 1:
+            raise KernelError("Tokenizer: characters as tokens are never longer than 1, but mincharnum is")
+        return list
+    if separators:
+        patterns = [Pattern(str(separator)) for separator in separators]
+        for separator, pattern in zip(separators, patterns, strict=True):
+            if pattern.matches(""):
+                raise KernelError(f"Tokenizer: the separator {separator!r} matches the empty string")
+        return lambda text: _separated(text, patterns)
+    if not expression:
+        raise KernelError("Tokenizer: it needs separators or tokenexp")
+    wanted = Pattern(str(expression))
+    return lambda text: [text[first:last] for first, last in wanted.spans(text)]
+
+
+def _separated(text: str, patterns: Sequence[Pattern]) -> list[str]:
+    parts = [text]
+    for pattern in patterns:
+        cut: list[str] = []
+        for part in parts:
+            place = 0
+            for first, last in (*pattern.spans(part), (len(part), len(part))):
+                cut.append(part[place:first])
+                place = last
+        parts = [part for part in cut if part]
+    return parts
+
+
+@operator("Tokenizer", domain=MS, split=_splitter)
+def tokenizer(x: Any, *, mark: bool, mincharnum: Positive, pad_value: str, split: Splitter, spec: NodeSpec) -> Any:
+    """The tokens of each string along a new last axis, shorter rows filled up with `pad_value`."""
+    if x.ndim not in (1, 2):
+        raise KernelError(f"Tokenizer: shape {list(x.shape)}, expected [C] or [N, C]")
+    rows = [[token for token in split(str(text)) if len(token) >= mincharnum] for text in x.reshape(-1).tolist()]
+    longest = max(map(len, rows), default=0)
+    if longest and mark:
+        longest, rows = longest + 2, [[_BEGIN, *row, _END] for row in rows]
+    result = np.full(checked_shape(spec, (len(rows), longest), 8), pad_value, object)
+    for place, row in zip(result, rows, strict=True):
+        place[: len(row)] = row
+    return result.reshape(*x.shape, longest)

@@ -1,0 +1,298 @@
+"""Tree ensembles of ai.onnx.ml: attributes are flattened and checked once, rows walk in compiled code.
+
+Trees that are none raise ValueError and not KernelError, which would hand them on to code that might walk for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.host.arrays import Threads, trees
+
+from ..graph.node import ML
+from ..graph.types import TensorType, Type
+from .ml import TRANSFORMS, Transform, labels_of, post_transform, probit
+from .registry import Kernel, KernelError, NodeSpec, operator, register
+from .rules import NodeTypes, shape_rule
+
+_MODE_NAMES = "BRANCH_LEQ BRANCH_LT BRANCH_GTE BRANCH_GT BRANCH_EQ BRANCH_NEQ LEAF".split()
+_MODES = {name: number for number, name in enumerate(_MODE_NAMES)}
+_TESTS: Any = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+MEMBER = 6
+_AGGREGATES = {"SUM": 0, "AVERAGE": 0, "MIN": 1, "MAX": 2}
+
+
+def _numbers(attributes: Mapping[str, Any], name: str, dtype: Any) -> Any:
+    """An attribute as an array; the form `name_as_tensor` is the newer one."""
+    values = attributes.get(f"{name}_as_tensor")
+    if values is None or np.size(values) == 0:
+        values = attributes.get(name, ())
+    return np.asarray(values).reshape(-1).astype(dtype)
+
+
+def _int32(what: str, values: Any) -> Any:
+    """Integers as the walk takes them."""
+    found = np.asarray(values)
+    if np.any(found != found.astype(np.int32)):
+        raise ValueError(f"tree ensemble: {what} beyond 32 bits")
+    return found.astype(np.int32)
+
+
+def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
+    """The nodes, and the weights whose attributes begin with `prefix` ("class" or "target")."""
+    a = spec.attributes
+    tree_ids, nodes = (_numbers(a, f"nodes_{name}", np.int64) for name in ("treeids", "nodeids"))
+    names = {name: _numbers(a, f"nodes_{name}", np.int64) for name in ("featureids", "truenodeids", "falsenodeids")}
+    values = _numbers(a, "nodes_values", np.float64)
+    modes = _modes(a.get("nodes_modes") or ())
+    missing = _numbers(a, "nodes_missing_value_tracks_true", np.uint8)
+    weights = _numbers(a, f"{prefix}_weights", np.float64)
+    owners = [_numbers(a, f"{prefix}_{name}", np.int64) for name in ("treeids", "nodeids", "ids")]
+    missing = missing if len(missing) else np.zeros(len(nodes), np.uint8)
+    lengths = {len(array) for array in (tree_ids, nodes, values, modes, missing, *names.values())}
+    if len(lengths) != 1 or {len(array) for array in owners} != {len(weights)} or not len(nodes):
+        raise ValueError(f"{spec.op_type}: the attributes of nodes, or of weights, differ in length or are empty")
+    place = {key: index for index, key in enumerate(zip(tree_ids.tolist(), nodes.tolist(), strict=True))}
+    if len(place) != len(nodes):
+        raise ValueError(f"{spec.op_type}: two nodes of a tree have the same id")
+    inner = modes != trees.LEAF
+    true_children, false_children = (
+        _children(place, tree_ids, names[f"{side}nodeids"], inner) for side in ("true", "false")
+    )
+    has_parent = np.zeros(len(nodes), bool)
+    for side in (true_children, false_children):
+        has_parent[side[inner]] = True
+    starts, order = _leaf_starts(spec, place, owners, len(nodes))
+    if int((~has_parent).sum()) != len(np.unique(tree_ids)):
+        raise ValueError(f"{spec.op_type}: {int((~has_parent).sum())} roots for {len(np.unique(tree_ids))} trees")
+    return _sound(
+        spec, np.flatnonzero(~has_parent).astype(np.int32), _int32("feature ids", names["featureids"]), true_children,
+        false_children, values, modes, missing, starts, _int32("target or class ids", owners[2][order]),
+        weights[order], num_targets,
+    )  # fmt: skip
+
+
+def _sound(spec: NodeSpec, *parts: Any) -> trees.Forest:
+    """A forest whose trees are some: every child, feature and target exists, and every walk ends."""
+    forest = trees.Forest(*parts)
+    try:
+        forest.check_integrity()
+    except ValueError as error:
+        raise ValueError(f"{spec.op_type}: {error}") from error
+    return forest
+
+
+def _modes(names: Sequence[str]) -> Any:
+    try:
+        return np.array([_MODES[name] for name in names], np.uint8)
+    except KeyError as error:
+        raise ValueError(f"tree node mode {error} is unknown") from None
+
+
+def _children(place: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner: Any) -> Any:
+    """Positions of the children; leaves, which have none, get 0."""
+    try:
+        found = [
+            place[tree, child] if has else 0
+            for tree, child, has in zip(trees.tolist(), ids.tolist(), inner.tolist(), strict=True)
+        ]
+    except KeyError as error:
+        raise ValueError(f"a tree has no node {error}") from None
+    return np.array(found, np.int32)
+
+
+def _leaf_starts(
+    spec: NodeSpec, place: Mapping[tuple[int, int], int], owners: list[Any], num_nodes: int
+) -> tuple[Any, Any]:
+    """Where each node's weights begin, and the order that puts weights beside their nodes."""
+    try:
+        nodes = [place[key] for key in zip(owners[0].tolist(), owners[1].tolist(), strict=True)]
+    except KeyError as error:
+        raise ValueError(f"{spec.op_type}: a weight belongs to the node {error}, which does not exist") from None
+    positions = np.array(nodes, np.int64)
+    order = np.argsort(positions, kind="stable")
+    counts = np.bincount(positions, minlength=num_nodes)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), order
+
+
+def _rows(x: Any) -> Any:
+    """Rows of features as the walk takes them; other types become float64."""
+    rows = x if x.ndim == 2 else x.reshape(1, -1)
+    return np.ascontiguousarray(rows, np.float32 if x.dtype == np.float32 else np.float64)
+
+
+def _regression(spec: NodeSpec) -> trees.Forest:
+    if (name := spec.attributes.get("aggregate_function", "SUM")) not in _AGGREGATES:
+        raise ValueError(f"TreeEnsembleRegressor: aggregate_function {name!r} is unknown")
+    return _forest(spec, "target", int(spec.attributes.get("n_targets", 1)))
+
+
+def _base_values(spec: NodeSpec) -> Any:
+    return _numbers(spec.attributes, "base_values", np.float64)
+
+
+@operator("TreeEnsembleRegressor", domain=ML, forest=_regression, base=_base_values, transform=post_transform)
+def tree_ensemble_regressor(
+    x: Any, *, aggregate_function: str = "SUM", nodes_values_as_tensor: Any = None, forest: trees.Forest, base: Any,
+    transform: Transform, threads: Threads | None,
+) -> Any:  # fmt: skip
+    """Sum, mean, least or largest of the leaves' weights per target."""
+    scores = trees.run_forest(_rows(x), forest, _AGGREGATES[aggregate_function], threads=threads)
+    if aggregate_function == "AVERAGE":
+        scores /= len(forest.roots)
+    if len(base):
+        scores += base
+    is_double = nodes_values_as_tensor is not None and x.dtype == np.float64
+    return transform(scores).astype(np.float64 if is_double else np.float32)
+
+
+@register("TreeEnsembleClassifier", domain=ML)
+def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
+    """The label with the highest score, and the scores. Weights for one class only make a binary classifier."""
+    attributes = spec.attributes
+    labels = labels_of(spec)
+    ids = _numbers(attributes, "class_ids", np.int64)
+    is_binary = len(labels) <= 2 and len(np.unique(ids)) == 1
+    forest = _forest(spec, "class", max(len(labels), 2))
+    base = _base_values(spec)
+    transform, threads = post_transform(spec), spec.options.get("threads")
+    column = int(ids[0]) if len(ids) else 0
+    column_base = float(base[min(column, len(base) - 1)]) if len(base) else 0.0
+    binary = _of_one_score(spec, labels, bool(np.all(forest.weights >= 0)))
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        scores = trees.run_forest(_rows(inputs[0]), forest, threads=threads)
+        if is_binary:
+            return binary(scores, column, column_base)
+        if len(base):
+            scores += base
+        # Sums are compared as the float32 that they are given out as, so that ties are ties.
+        return labels[scores.astype(np.float32).argmax(axis=1)], transform(scores).astype(np.float32)
+
+    return kernel
+
+
+def _of_one_score(spec: NodeSpec, labels: Any, all_positive: bool) -> Callable[[Any, int, float], tuple[Any, Any]]:
+    """Two classes from one score: a probability where all weights are positive, else a margin around 0."""
+    transform, threshold = spec.attributes.get("post_transform", "NONE"), 0.5 if all_positive else 0.0
+    form = trees.LOGISTIC if transform == "LOGISTIC" else trees.COMPLEMENT if all_positive else trees.NEGATED
+    if len(labels) != 2:
+        labels = np.array([0 if labels.dtype != object else "", labels[0]], labels.dtype)
+
+    def classified(scores: Any, column: int, base: float) -> tuple[Any, Any]:
+        chosen, pair = trees.binary_scores(scores, column, base, threshold, form)
+        return labels[chosen], probit(pair[:, 1:]).astype(np.float32) if transform == "PROBIT" else pair
+
+    return classified
+
+
+@register("TreeEnsemble", domain=ML, since_version=5)
+def tree_ensemble(spec: NodeSpec) -> Kernel:
+    """The newer form, in which inner nodes and leaves have arrays of their own."""
+    a = spec.attributes
+    modes = np.asarray(a["nodes_modes"], np.uint8).reshape(-1)
+    if np.any(modes > MEMBER):
+        raise ValueError(f"TreeEnsemble: nodes_modes go up to {modes.max()}, there are 0 to {MEMBER}")
+    sets = _member_sets(a.get("membership_values", ()), modes)
+    num_inner, num_targets = len(modes), int(a.get("n_targets", 1))
+    weights = np.asarray(a["leaf_weights"]).reshape(-1).astype(np.float64)
+    targets = _int32("leaf_targetids", a["leaf_targetids"])
+    total = num_inner + len(weights)
+
+    def children(side: str) -> Any:
+        ids = np.asarray(a[f"nodes_{side}nodeids"], np.int64)
+        leaves = np.asarray(a[f"nodes_{side}leafs"], bool)
+        if len(ids) != num_inner or len(leaves) != num_inner or np.any(ids < 0) or np.any(ids >= total):
+            raise ValueError("TreeEnsemble: children do not fit the nodes")
+        return np.concatenate([np.where(leaves, ids + num_inner, ids), np.zeros(len(weights), np.int64)]).astype(
+            np.int32
+        )
+
+    def inner(name: str, dtype: Any) -> Any:
+        values = np.asarray(a.get(name, np.zeros(num_inner))).reshape(-1).astype(dtype)
+        if len(values) != num_inner:
+            raise ValueError(f"TreeEnsemble: {name} has {len(values)} entries for {num_inner} nodes")
+        return np.concatenate([values, np.zeros(len(weights), dtype)])
+
+    starts = np.concatenate([np.zeros(num_inner, np.int32), np.arange(len(weights) + 1, dtype=np.int32)])
+    forest = _sound(
+        spec, _int32("tree_roots", a["tree_roots"]), _int32("nodes_featureids", inner("nodes_featureids", np.int64)),
+        children("true"), children("false"), inner("nodes_splits", np.float64),
+        np.concatenate([np.where(modes == MEMBER, trees.EQ, modes), np.full(len(weights), trees.LEAF, np.uint8)]),
+        inner("nodes_missing_value_tracks_true", np.uint8), starts, targets, weights, num_targets,
+    )  # fmt: skip
+    aggregate = int(a.get("aggregate_function", 1))
+    transform, threads = _numbered_transform(spec), spec.options.get("threads")
+
+    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        how = {2: 1, 3: 2}.get(aggregate, 0)
+        if sets:
+            scores = _run_with_members(_rows(inputs[0]), forest, modes, sets, how)
+        else:
+            scores = trees.run_forest(_rows(inputs[0]), forest, how, threads=threads)
+        if aggregate == 0:
+            scores /= len(forest.roots)
+        return (transform(scores).astype(inputs[0].dtype, copy=False),)
+
+    return kernel
+
+
+def _member_sets(values: Any, modes: Any) -> dict[int, Any]:
+    """Per node of mode MEMBER its numbers: `values` in the order of the nodes, each set ended by NaN."""
+    nodes, numbers = np.flatnonzero(modes == MEMBER), np.asarray(values, np.float64).reshape(-1)
+    ends = np.flatnonzero(np.isnan(numbers))
+    sets = [part[~np.isnan(part)] for part in np.split(numbers, ends + 1)]
+    if len(ends) and ends[-1] == len(numbers) - 1:
+        sets = sets[:-1]
+    if len(sets) != len(nodes):
+        raise KernelError(f"TreeEnsemble: {len(sets)} sets of members for {len(nodes)} nodes that test membership")
+    return dict(zip(nodes.tolist(), sets, strict=True))
+
+
+def _run_with_members(x: Any, forest: trees.Forest, inner_modes: Any, sets: dict[int, Any], aggregate: int) -> Any:
+    """Combined weights [rows, targets], as `run_forest` gives them.
+
+    Args:
+        forest: its nodes that test membership have any other mode, as `inner_modes` says which they are.
+    """
+    if x.shape[1] < forest.num_features:
+        raise KernelError(f"TreeEnsemble: the trees look at {forest.num_features} features, there are {x.shape[1]}")
+    empty = {trees.MIN: np.inf, trees.MAX: -np.inf}.get(aggregate, 0.0)
+    result = np.full((len(x), forest.num_targets), empty)
+    combine: Any = {trees.MIN: np.minimum, trees.MAX: np.maximum}.get(aggregate, np.add)
+    rows = np.arange(len(x))
+    for root in forest.roots.tolist():
+        nodes = np.full(len(x), root)
+        while np.any(walking := forest.modes[nodes] != trees.LEAF):
+            for node in np.unique(nodes[walking]).tolist():
+                here = nodes == node
+                goes = _passes(x[here, forest.features[node]], node, forest, inner_modes, sets)
+                nodes[here] = np.where(goes, forest.true_children[node], forest.false_children[node])
+        leaf = forest.leaf_starts[nodes]
+        combine.at(result, (rows, forest.targets[leaf]), forest.weights[leaf])
+    result[np.isinf(result)] = 0.0
+    return result
+
+
+def _passes(values: Any, node: int, forest: trees.Forest, modes: Sequence[int], sets: dict[int, Any]) -> Any:
+    mode = int(modes[node])
+    found = np.isin(values, sets[node]) if mode == MEMBER else _TESTS[mode](values, forest.thresholds[node])
+    return np.where(np.isnan(values), bool(forest.missing_tracks_true[node]) or mode == trees.NEQ, found)
+
+
+def _numbered_transform(spec: NodeSpec) -> Any:
+    number = int(spec.attributes.get("post_transform", 0))
+    names = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+    if not 0 <= number < len(names):
+        raise ValueError(f"TreeEnsemble: post_transform {number} is unknown")
+    return TRANSFORMS[names[number]]
+
+
+@shape_rule("TreeEnsemble", domain=ML)
+def tree_ensemble_types(types: NodeTypes) -> list[Type | None]:
+    """[N, features] to [N, targets]."""
+    source, shape = types.source, types.shape(0, rank=2)
+    return [TensorType(source.dtype, (shape[0] if shape else None, types.attribute("n_targets", 1)))]

@@ -1,0 +1,298 @@
+"""Inputs and outputs of a session: what is said of them, and the checks of feeds and of results."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..graph.ir import Model, Value
+from ..graph.types import ArrayTypes, DataType, MapType, OptionalType, SequenceType, TensorType, Type
+from .errors import Fail, InvalidArgument
+from .values import OrtValue, array_from_dlpack, type_name
+
+_NO_VERSION = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output.
+
+    Attributes:
+        name: as in the graph.
+        type: such as "tensor(float)", "seq(tensor(int64))" or "" where the model does not say.
+        shape: extents, symbols, or None where unknown; empty for a scalar and where the rank is unknown.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, value: Value) -> NodeArg:
+        """From a value of a graph."""
+        known = value.type
+        shape = list(known.shape or ()) if isinstance(known, ArrayTypes) else []
+        return cls(value.name, "" if known is None else str(known), shape)
+
+    def __str__(self) -> str:
+        return f"NodeArg(name='{self.name}', type='{self.type}', shape={self.shape})"
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """The model's header."""
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: dict[str, str]
+
+    @classmethod
+    def of(cls, model: Model) -> ModelMetadata:
+        """From a model."""
+        return cls(
+            model.producer_name,
+            model.graph.name,
+            model.domain,
+            model.doc_string,
+            model.graph.doc_string,
+            model.model_version or _NO_VERSION,
+            dict(model.metadata),
+        )
+
+
+class InputCheck:
+    """One input: its type, prepared so that an array that fits costs two comparisons."""
+
+    def __init__(self, value: Value) -> None:
+        self.name = value.name
+        self.type = value.type
+        self._dtype, shape = _declared(value)
+        self._rank = -1 if shape is None else len(shape)
+        self._fixed = [(axis, dim) for axis, dim in enumerate(shape or ()) if isinstance(dim, int)]
+
+    def __call__(self, value: Any) -> Any:
+        """The value as kernels take it."""
+        if type(value) is np.ndarray and value.dtype is self._dtype and not value.dtype.hasobject:
+            array = value
+        elif isinstance(self.type, TensorType) or self.type is None:
+            array = self._array(value)
+        else:
+            return _container(self.name, self.type, value)
+        if self._rank >= 0:
+            self._check_shape(array)
+        return array
+
+    def _array(self, value: Any) -> Any:
+        if isinstance(value, OrtValue):
+            value = value.value
+        if not isinstance(value, np.ndarray | np.generic):
+            if value is None and self.type is not None:
+                raise _wrong_kind(self.name, "tensor", value)
+            if isinstance(value, list | tuple | int | float | bool | str | bytes | complex):
+                value = self._from_python(value)
+            elif hasattr(value, "__dlpack__"):
+                value = array_from_dlpack(value)
+            elif self.type is None:
+                return value
+            else:
+                raise _wrong_kind(self.name, str(self.type), value)
+        array = np.asarray(value)
+        if array.dtype.kind in "USTO" or array.dtype.type is np.void:
+            array = _texts(self.name, array)
+        elif not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if self._dtype is not None and array.dtype != self._dtype:
+            raise InvalidArgument(
+                f"input {self.name!r}: unexpected data type. Actual: {type_name(array)}, expected: {self.type}",
+                "element types are not converted, as that could lose values",
+                f"pass array.astype({self._dtype.name!r})",
+            )
+        return array
+
+    def _from_python(self, value: Any) -> Any:
+        """A list or number; without a dtype of its own it takes the input's, where no value is lost."""
+        try:
+            array = np.asarray(value)
+            if self._dtype is None or array.dtype == self._dtype or array.dtype.kind in "UO":
+                return array
+            converted = array.astype(self._dtype)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidArgument(
+                f"input {self.name!r}: the {type(value).__name__} is not an array", str(error), "pass a NumPy array"
+            ) from error
+        same_kind = np.can_cast(array.dtype, self._dtype, "same_kind") or array.size == 0 or array.dtype.kind in "biu"
+        return converted if same_kind else array
+
+    def _check_shape(self, array: Any) -> None:
+        shape = array.shape
+        if len(shape) != self._rank:
+            raise InvalidArgument(
+                f"invalid rank for input: {self.name} Got: {len(shape)} Expected: {self._rank}",
+                f"the array has shape {list(shape)}, the model says {_shape_text(self.type)}",
+                "reshape the array, or fix the model's input",
+            )
+        for axis, extent in self._fixed:
+            if shape[axis] != extent:
+                raise InvalidArgument(
+                    f"got invalid dimensions for input: {self.name} "
+                    f"index: {axis} Got: {shape[axis]} Expected: {extent}",
+                    f"the array has shape {list(shape)}, the model says {_shape_text(self.type)}",
+                    "reshape the array, or export the model with a free dimension there",
+                )
+
+
+def _texts(name: str, array: Any) -> Any:
+    """The elements as strings: bytes (also those of np.void, which keep zeros at their ends) are UTF-8."""
+    try:
+        texts = [_text(item) for item in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"input {name!r}: bytes that are no text", str(error), "pass UTF-8 or str") from error
+    return np.array(texts, object).reshape(array.shape)
+
+
+def _text(item: Any) -> str:
+    return item.decode() if isinstance(item, bytes) else str(item)
+
+
+class FeedCheck:
+    """All inputs of a model: names, and each value by its `InputCheck`."""
+
+    def __init__(self, inputs: list[Value], optional: set[str], slots: Mapping[str, int]) -> None:
+        self._checks = {value.name: (slots[value.name], InputCheck(value)) for value in inputs}
+        self._required = [value.name for value in inputs if value.name not in optional]
+        self._num_required = len(self._required)
+
+    def __call__(self, feed: Mapping[str, Any]) -> list[tuple[int, Any]]:
+        """(slot, value) per input given."""
+        checks = self._checks
+        try:
+            result = [(checks[name][0], checks[name][1](value)) for name, value in feed.items()]
+        except KeyError:
+            unknown = [str(name) for name in feed if name not in checks]
+            raise InvalidArgument(
+                f"invalid input name: {', '.join(unknown)}",
+                f"the model's inputs are {', '.join(checks) or 'none'}",
+                "rename the key of the feed",
+            ) from None
+        except AttributeError:
+            raise InvalidArgument(
+                f"the feed is a {type(feed).__name__}", "it maps input names to arrays", "pass a dict"
+            ) from None
+        if len(result) < self._num_required or not all(name in feed for name in self._required):
+            missing = [name for name in self._required if name not in feed]
+            raise InvalidArgument(
+                f"required inputs ({missing}) are missing from input feed ({list(feed)})",
+                f"the model needs {self._required}",
+                "add them to the feed",
+            )
+        return result
+
+
+def _container(name: str, type: Type, value: Any) -> Any:
+    """A sequence, optional or map, its elements as arrays."""
+    if isinstance(value, OrtValue):
+        value = value.value
+    if isinstance(type, OptionalType):
+        if value is None:
+            return None
+        return _container(name, type.element, value) if type.element else value
+    if isinstance(type, SequenceType):
+        if not isinstance(value, list | tuple):
+            raise _wrong_kind(name, str(type), value)
+        return [_container(name, type.element, item) if type.element else item for item in value]
+    if isinstance(type, MapType):
+        if not isinstance(value, dict):
+            raise _wrong_kind(name, str(type), value)
+        for key in value:
+            if not isinstance(key, str if type.key is DataType.STRING else int | np.integer):
+                raise _wrong_kind(name, f"{type}, without the key {key!r}", key)
+        return value
+    if isinstance(type, TensorType):
+        return InputCheck(Value(name, type))(value)
+    return value
+
+
+def _wrong_kind(name: str, expected: str, value: Any) -> InvalidArgument:
+    return InvalidArgument(
+        f"input {name!r}: unable to handle object of type {type(value).__name__}",
+        f"the model expects {expected}",
+        "pass a NumPy array, or for sequences a list of arrays",
+    )
+
+
+def _shape_text(known: Type | None) -> str:
+    shape = known.shape if isinstance(known, TensorType) else None
+    return str([dim if isinstance(dim, int) else dim or "?" for dim in shape or ()])
+
+
+class ResultCheck:
+    """Checks results against what the model declares, and copies what others could still change."""
+
+    def __init__(self, outputs: Sequence[Value]) -> None:
+        self._outputs = [(value, *_declared(value)) for value in outputs]
+
+    def __call__(self, results: Sequence[Any], feeds: Sequence[tuple[int, Any]]) -> list[Any]:
+        """The results, in order."""
+        taken = {id(_root(value)) for _, value in feeds if type(value) is np.ndarray}
+        checked: list[Any] = []
+        for (value, dtype, shape), result in zip(self._outputs, results, strict=True):
+            owned = _owned(result, taken)
+            if isinstance(owned, np.ndarray):
+                _check(value, dtype, shape, owned)
+            checked.append(owned)
+        return checked
+
+
+def _owned(value: Any, taken: set[int]) -> Any:
+    """The value, its arrays copied where they share memory with a feed, a constant or an earlier result."""
+    if isinstance(value, list | tuple):
+        return [_owned(item, taken) for item in value]
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    array = np.asarray(value)
+    root = _root(array)
+    if id(root) in taken or not array.flags.writeable or not array.flags.c_contiguous or not root.flags.owndata:
+        return np.array(array, order="C")
+    taken.add(id(root))
+    return array
+
+
+def _root(array: Any) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _declared(value: Value) -> tuple[Any, tuple[int | str | None, ...] | None]:
+    """The NumPy dtype and the shape that the model says; None for what it does not say."""
+    if not isinstance(value.type, TensorType):
+        return None, None
+    dtype = value.type.dtype
+    return None if dtype is DataType.UNDEFINED else dtype.numpy_dtype, value.type.shape
+
+
+def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None, array: Any) -> None:
+    if dtype is not None and array.dtype != dtype:
+        raise Fail(
+            f"output {value.name!r} is {array.dtype}, the model declares {value.type}",
+            "what a node computes and what the graph declares contradict each other",
+            "correct the output's element type in the model",
+        )
+    if shape is None or array.shape == shape:
+        return
+    fixed = [(axis, dim) for axis, dim in enumerate(shape) if isinstance(dim, int)]
+    if len(shape) != array.ndim or any(array.shape[axis] != dim for axis, dim in fixed):
+        # Converters declare wrong shapes often enough, and the values are right: onnxruntime warns too.
+        warnings.warn(
+            f"output {value.name!r} has shape {list(array.shape)}, the model declares "
+            f"{[dim if isinstance(dim, int) else '?' for dim in shape]}",
+            stacklevel=5,
+        )

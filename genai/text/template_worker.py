@@ -1,0 +1,211 @@
+"""The process in which chat templates are rendered: started once, reused, and replaced when a template ends it."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genai.kernels.interrupts import InterruptsDeferred, uninterrupted
+
+from ..errors import ChatTemplateError, InputError
+
+# Some prompts of 4 Mi characters, at most twelve bytes for one that JSON escapes.
+_MOST_ANSWER_BYTES = 2**28
+_PROGRAM = (
+    "import sys; sys.path[:0] = sys.argv[3:]; from genai.text.template_server import serve;"
+    "serve(float(sys.argv[1]), int(sys.argv[2]))"
+)
+
+
+@dataclass(frozen=True)
+class RenderLimits:
+    """What one request may use: processor time, the process's memory, and time until it answers.
+
+    The last is for machines that give a process little of their time; and the process has long to start.
+    """
+
+    cpu_seconds: float = 1.0
+    memory_bytes: int = 512 * 2**20
+    seconds: float = 3.0
+    seconds_to_start: float = 60.0
+
+
+class TemplateStopped(Exception):
+    """A template used up what it may use, or ended its process."""
+
+
+class TemplateWorker:
+    """Renders templates in a process of its own. Safe to use from several threads, which take turns.
+
+    The process ends when this one does, however that ends: its input ends then, and while it renders, the system counts
+    its processor time. After a fork the child starts a process of its own.
+    """
+
+    def __init__(self, limits: RenderLimits | None = None) -> None:
+        self.limits = limits or RenderLimits()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def start(self) -> None:
+        """Start the process, unless it runs: the caller may go on meanwhile. ChatTemplateError if it cannot."""
+        with self._lock:
+            self._running()
+
+    def render(
+        self, source: str, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]] = ({},)
+    ) -> list[dict[str, Any]]:
+        """What a template gives with `values`, each of `changes` replacing some of them.
+
+        Returns:
+            For each change {"text": …} or {"kind", "message", "line"}; if the first failed, its result alone.
+
+        Raises:
+            InputError: the values cannot be passed on.
+            TemplateStopped: it was stopped.
+            ChatTemplateError: the process cannot be started.
+        """
+        try:
+            request = json.dumps({"source": source, "values": values, "changes": changes}).encode() + b"\n"
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                "messages, tools or variables cannot be passed to a template", str(error), "make them plainer"
+            ) from error
+        with self._lock:
+            process = self._running()
+            try:
+                answer = self._exchange(process, request)
+                results: list[dict[str, Any]] = json.loads(answer)
+                if any(result.get("kind") == "memory" for result in results):
+                    raise TemplateStopped(f"it needed more than {self.limits.memory_bytes >> 20} MiB of memory")
+            except BaseException:  # an interrupt too: what it would answer later belongs to no request
+                self._stop()
+                raise
+        return results
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._stop()
+
+    def forget(self) -> None:
+        """After a fork, in the child: the process belongs to the parent, and a thread that held the lock is gone."""
+        self._lock = threading.Lock()
+        process, self._process = self._process, None
+        if process is not None:
+            _close_pipes(process)
+            process.returncode = 0  # so that nobody waits for it, nor warns that nobody did
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None if it does not run."""
+        return None if self._process is None else self._process.pid
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self._stop()
+        if self._process is None:
+            with InterruptsDeferred():  # a process that was started and is not known would not be ended
+                self._process, self._is_ready = _started(self.limits), False
+        return self._process
+
+    @uninterrupted
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            _close_pipes(process)
+            process.wait()
+
+    def _exchange(self, process: subprocess.Popen[bytes], request: bytes) -> bytes:
+        """The answer to a request; both are one line."""
+        assert process.stdin is not None
+        if not self._is_ready:
+            self._line(process, self.limits.seconds_to_start)
+            self._is_ready = True
+        try:
+            rest = memoryview(request)
+            while rest:
+                rest = rest[process.stdin.write(rest) :]
+        except BrokenPipeError:
+            raise TemplateStopped(self._reason(process)) from None
+        return self._line(process, self.limits.seconds)
+
+    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+        """The next line that the process writes."""
+        assert process.stdout is not None
+        line = bytearray()
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while not line.endswith(b"\n"):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TemplateStopped(f"it took longer than {seconds:g} seconds")
+            part = process.stdout.read(2**20)
+            if not part:
+                raise TemplateStopped(self._reason(process))
+            line += part
+            if len(line) > _MOST_ANSWER_BYTES:
+                raise TemplateStopped(f"it wrote more than {_MOST_ANSWER_BYTES >> 20} MiB")
+        return bytes(line)
+
+    def _reason(self, process: subprocess.Popen[bytes]) -> str:
+        """Why the process ended in the middle of a request."""
+        status = process.wait()
+        if status == -signal.SIGPROF:
+            return f"it took longer than {self.limits.cpu_seconds:g} seconds of processor time"
+        ended = f"by signal {-status}" if status < 0 else f"with status {status}"
+        return f"the process that renders it ended {ended}"
+
+
+def _started(limits: RenderLimits) -> subprocess.Popen[bytes]:
+    """A process that serves: without the user's site, environment or files, and out of reach of Ctrl-C."""
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(limits.cpu_seconds), str(limits.memory_bytes)]
+    try:
+        return subprocess.Popen(
+            [*command, *_places()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            process_group=0,
+        )
+    except (OSError, ValueError) as error:
+        raise ChatTemplateError(
+            "the process that renders chat templates cannot be started",
+            f"{sys.executable or 'no Python program is known here'}: {error}",
+            "let this process start Python, or format the prompt yourself and pass it as a text",
+        ) from error
+
+
+def _places() -> list[str]:
+    """Where this package, jinja2 and what it needs are installed."""
+    origins = [spec.origin for name in ("jinja2", "markupsafe") if (spec := importlib.util.find_spec(name)) is not None]
+    files = [Path(__file__).parent.parent / "__init__.py", *(Path(origin) for origin in origins if origin)]
+    return list(dict.fromkeys(str(file.resolve().parent.parent) for file in files))
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+SHARED = TemplateWorker()
+"""The worker of this process, for all its templates."""
+
+atexit.register(SHARED.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SHARED.forget)

@@ -1,0 +1,94 @@
+"""Every kernel that usual models need on this machine, to compile them ahead: `genai doctor --compile`.
+
+Most operators are made when a program first needs them, for a form of weights or a size of heads. Here the usual ones
+are asked for; a model of another form still compiles its own when it is loaded.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import product
+
+import numpy as np
+
+from ..formats import RecordLayout
+from . import blas, byte_functions, bytes, depthwise, functions, isa
+from .gemm import attention, product as gemm, windows
+from .gemm.micro import floats, integers
+from .jit import Compiled
+from .paged import few, heads, many, phases
+from .paged.panels import Panels
+from .paged.products import add_values_op, multiply_keys_op
+from .products.bfloat_tiles import FloatWeights, HalfWeights, supported
+from .products.dot import dot_for
+from .products.few import few_op
+from .products.many import many_op
+from .products.micro_kernels import Dense, DenseType, FloatBlocks, IntegerBlocks
+from .rowwise import elementwise, gather, norm
+
+_BITS, _BLOCK_SIZES, _GATES = (4, 8), (32, 64, 128), ("", "silu")
+_HEAD_SIZES, _GROUPS = (32, 64, 80, 96, 128, 256), range(1, 9)
+_TAILS = ("copy", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+
+
+def every_kernel() -> list[Compiled]:
+    """Kernels and operators in no order, each once."""
+    found = [*_of_modules(), *_rowwise(), *_products(), *_attention(), *_arrays()]
+    return list(dict.fromkeys(made for made in found if isinstance(made, Compiled)))
+
+
+def _of_modules() -> Iterator[object]:
+    """What modules hold, those that measure ceilings included."""
+    package = import_module(__package__)
+    for module in pkgutil.walk_packages(package.__path__, f"{__package__}."):
+        yield from (value for value in vars(import_module(module.name)).values() if isinstance(value, Compiled))
+
+
+def _rowwise() -> Iterator[object]:
+    yield from map(elementwise.unary_op, functions.UNARY)
+    yield from map(elementwise.binary_op, functions.BINARY)
+    yield from (elementwise.gate_op(name) for name in ("gelu", "gelu_tanh", "relu", "silu"))
+    yield from (norm.norm_op(*flags) for flags in product((False, True), repeat=2))
+    yield from (gather.gather_op(*flags) for flags in product(gather.ELEMENTS, (False, True)))
+
+
+def _products() -> Iterator[object]:
+    """Of decoders: block-quantised and dense weights, with few rows and with many."""
+    for bits, size, wide, points, gate in product(_BITS, _BLOCK_SIZES, (False, True), (False, True), _GATES):
+        layout = RecordLayout(bits, size, wide, points)
+        yield few_op(IntegerBlocks(layout, dot_for(isa.isa(), bits), isa.isa()), gate)
+        yield few_op(FloatBlocks(layout), gate)
+        if isa.isa() == "amx" and supported(layout):
+            yield many_op(FloatWeights(layout) if wide else HalfWeights(layout), gate)
+    dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")
+    for kind, gate in product(dense, _GATES):
+        yield few_op(Dense(kind), gate)
+
+
+def _attention() -> Iterator[object]:
+    for half in (False, True):
+        yield heads.store_op(half)
+        yield many.many_op(half)
+        for size, group in product(_HEAD_SIZES, _GROUPS):
+            yield from phases.many_operators(Panels(group, size, size), size, half).values()
+            yield multiply_keys_op(few.few_rows(group), size, half, True)
+            yield add_values_op(few.few_rows(group), size, half, True, few.WEIGHT_BYTES)
+
+
+def _arrays() -> Iterator[object]:
+    """Of sessions."""
+    for kind in (floats(), integers()):
+        yield gemm.product_op(kind)
+    yield windows.pack_windows(floats().tiling)
+    yield windows.pack_byte_windows(integers().tiling)
+    yield attention.attend_op(floats().tiling)
+    yield from (gemm.finish_op(floats(), name) for name in _TAILS)
+    results: tuple[gemm.Result, ...] = ("int32", "float32", "bytes")
+    yield from (gemm.finish_op(integers(), "copy", result) for result in results)
+    yield from map(windows.columns_op, (4, 8))
+    yield from map(bytes.dequantize_op, (np.dtype(np.int8), np.dtype(np.uint8)))
+    yield from map(byte_functions.combine_op, ("Add", "Mul"))
+    yield from map(depthwise.depthwise_op, (None, *((size, size, step) for size in (3, 5) for step in (1, 2))))
+    yield from (blas.product_op(letter, is_wide) for letter in "sd" for is_wide in (False, True))

@@ -1,0 +1,229 @@
+"""The CPU as a device: records become programs of native operators, run by threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..executor import StepContext, UnsupportedRecord
+from ..formats import PagedLayer
+from ..large import ReservedMemory
+from ..records import (
+    Attention,
+    BlockWeight,
+    Constants,
+    Experts,
+    GatedProduct,
+    HostNode,
+    Ids,
+    Per,
+    Product,
+    Record,
+    RowProgram,
+    Weight,
+    branches,
+)
+from .arguments import Binding
+from .arrays import ExpertsOfArrays
+from .isa import isa
+from .jit import LIBRARY
+from .lowering.memory import COUNTED, Lowering
+from .lowering.records import fuse, has_prefill_product, knows, lower
+from .lowering.weights import PackedWeights
+from .paged.few import partial_floats
+from .paged.phases import fill_table
+from .program import pool
+from .program.calls import Program, Rows
+from .program.context import ContextTable, Word
+from .program.kept import addresses_of
+from .sampling import CpuSampler, sample_slots
+
+Array = NDArray[Any]
+# Rows that a program is first written for.
+_FIRST_CAPACITY = {Word.TOKENS: 16, Word.WANTED: 4}
+# Rough costs on one thread, for guessing how long a step takes: per byte of weights, per byte and token; always shared.
+_NANOSECONDS_PER_BYTE, _NANOSECONDS_PER_PRODUCT = 0.1, 0.004
+_LEAST_NANOSECONDS = 1e5
+# More slots than threads, so that a core that something else slows down gets fewer of them.
+_SLOTS_PER_THREAD = 2
+
+
+class CpuExecutor:
+    """See `genai.kernels.executor.Executor`.
+
+    Args:
+        threads: None = the physical cores available.
+
+    Raises:
+        ValueError: threads is out of range.
+    """
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.host_threads = pool.Threads(threads)  # for functions of arrays, too
+        self._weights = PackedWeights(self.host_threads)
+        self.threads = self.host_threads.count
+        LIBRARY.expect([sample_slots])  # every request needs it: made with the first program's operators
+
+    def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CpuStep:
+        """See Executor.compile."""
+        unknown = sorted({type(record).__name__ for record in program.records if not knows(record)})
+        if unknown:
+            raise UnsupportedRecord(f"the CPU does not know records of the kinds {', '.join(unknown)}")
+        return CpuStep(program, layers, self._weights, self.host_threads)
+
+    def allocate(self, nbytes: int) -> ReservedMemory:
+        """See Executor.allocate."""
+        return ReservedMemory(nbytes)
+
+    def sampler(self, vocab_size: int) -> CpuSampler:
+        """See Executor.sampler."""
+        return CpuSampler(self.host_threads, vocab_size)
+
+    def host(self, rows: Array) -> NDArray[np.float32]:
+        """See Executor.host."""
+        return rows
+
+    def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
+        """See Executor.array_function."""
+        if isinstance(record, Experts):
+            return ExpertsOfArrays(record, self._weights, constants, self.host_threads)
+        raise UnsupportedRecord(f"the CPU has no function of arrays for {type(record).__name__}")
+
+    def packed_bytes(self, weight: Weight, constants: Constants) -> int:
+        """See Executor.packed_bytes."""
+        return self._weights.nbytes(weight, constants)
+
+    def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
+        """See Executor.arithmetic."""
+        if not isinstance(record, Product | GatedProduct | Experts) or record.exact:
+            return None if prefill else "fp32"
+        weight = branches(record)[0].weight
+        if not prefill:
+            return "vnni int8" if isinstance(weight, BlockWeight) and isa() in ("amx", "vnni") else "fp32"
+        if isinstance(record, Experts):
+            return None
+        return "amx bf16" if has_prefill_product(record, self._weights.matrix(weight, constants)) else None
+
+
+class CpuStep:
+    """A program of records, ready to run; see `genai.kernels.executor.StepFunction`."""
+
+    def __init__(
+        self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: PackedWeights, threads: pool.Threads
+    ) -> None:
+        self._program = program
+        self._table = ContextTable()
+        self._parts: list[_Segment | HostNode] = []
+        for is_host, parts in groupby(program.parts, lambda part: isinstance(part, HostNode)):
+            gathered: list[Any] = list(parts)
+            self._parts += gathered if is_host else [_Segment(program, gathered, layers, weights, threads)]
+        self._floats_per_split = max(
+            (partial_floats(r.heads, r.v_head_size) for r in program.records if isinstance(r, Attention)), default=0
+        )
+
+    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        """See StepFunction.run."""
+        values: dict[str, Any] = dict(given or {})
+        for name, (ids, dtype) in self._program.ids.items():
+            values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
+        fill_table(self._table, step, self._floats_per_split)
+        counts = {Word.TOKENS: len(step.positions), Word.WANTED: len(step.logits_indices)}
+        for part in self._parts:
+            if isinstance(part, HostNode):
+                values.update(part.call(values))
+                continue
+            values.update(part.run(counts, self._table, values))
+        return {name: values[name] for name in self._program.outputs}
+
+    def cancel(self) -> None:
+        """See StepFunction.cancel."""
+        self._table.count(Word.CANCEL, 1)
+
+    def resume(self) -> None:
+        """See StepFunction.resume."""
+        self._table.count(Word.CANCEL, 0)
+
+
+class _Segment:
+    """Records that follow each other, as one program, which is written for as many rows as have been needed so far.
+
+    Args:
+        program: whose records they are.
+    """
+
+    def __init__(
+        self, program: RowProgram, records: Sequence[Record], layers: Sequence[PagedLayer | None],
+        weights: PackedWeights, threads: pool.Threads,
+    ) -> None:  # fmt: skip
+        made = [name for record in records for name in record.outputs]
+        inside = {id(record) for record in records}
+        read = {name for part in program.parts if id(part) not in inside for name in part.inputs}
+        self._made = [name for name in made if name in read or name in program.outputs]
+        self._given = sorted({name for record in records for name in record.inputs if name not in made})
+        # Logits outlive the step: each gets memory of its own, and nothing is copied. Other outputs are.
+        self._kept = {name for name in made if name in program.outputs}
+        self._fresh = [name for name in made if name in self._kept and program.types[name].per is Per.LOGITS]
+        self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
+        self._records = fuse(records, self._made, lambda a, b: weights.alike(a, b, program.constants))
+        self._bytes = sum(
+            weights.nbytes(branch.weight, program.constants) for record in self._records for branch in branches(record)
+        )
+        self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
+        self._program: Program | None = None
+        self._bound: Program | None = None
+        self._places: dict[str, Rows] = {}
+        self._program_for(_FIRST_CAPACITY)  # so that the first step does not wait
+
+    def run(self, counts: Mapping[Word, int], table: ContextTable, values: Mapping[str, Any]) -> dict[str, Array]:
+        """Compute the values that are read outside."""
+        program, types = self._program_for(counts), self._source.types
+        fresh = {name: np.empty((counts[Word.WANTED], types[name].width), np.float32) for name in self._fresh}
+        self._bound = program.bound(addresses_of(fresh), self._bound)
+        for name in self._given:
+            self._view(name, counts)[...] = np.asarray(values[name]).reshape(-1, types[name].width)
+        tokens = counts[Word.TOKENS]
+        nanoseconds = self._bytes * (_NANOSECONDS_PER_BYTE + tokens * _NANOSECONDS_PER_PRODUCT)
+        self._threads.run(self._bound, table, nanoseconds=max(nanoseconds, _LEAST_NANOSECONDS))
+        return {name: self._result(name, counts, fresh) for name in self._made}
+
+    def _program_for(self, counts: Mapping[Word, int]) -> Program:
+        if self._program is None or any(count > self._capacity[word] for word, count in counts.items()):
+            for word, count in counts.items():
+                while self._capacity[word] < count:
+                    self._capacity[word] = max(_FIRST_CAPACITY[word], 2 * self._capacity[word])
+            self._program, self._bound, self._places = None, None, {}  # give the memory back first
+            source = self._source
+            lowering = Lowering(
+                self._capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh
+            )
+            lowering.expect(name for record in self._records for name in record.inputs)
+            lowering.expect(self._made)
+            for name in self._given:
+                lowering.make(name)
+            for record in self._records:
+                lower(record, lowering)
+                lowering.done(record.inputs, record.outputs)
+            self._program, self._places = lowering.finish(), lowering.places
+        return self._program
+
+    def _view(self, name: str, counts: Mapping[Word, int]) -> NDArray[np.float32]:
+        rows, type_ = self._places[name], self._source.types[name]
+        memory: NDArray[np.uint8] = rows.held
+        assert isinstance(rows.address, int)
+        first = rows.address - memory.ctypes.data
+        return np.ndarray((counts[COUNTED[type_.per]], type_.width), np.float32, memory, first, (rows.stride, 4))
+
+    def _result(
+        self, name: str, counts: Mapping[Word, int], fresh: Mapping[str, NDArray[np.float32]]
+    ) -> NDArray[np.float32]:
+        shape = self._source.types[name].shape
+        if isinstance(self._places[name].address, Binding):
+            return fresh[name].reshape(shape)
+        view = self._view(name, counts)
+        return (view.copy() if name in self._kept else view).reshape(shape)

@@ -1,0 +1,221 @@
+"""Programs: operator calls in order, each with its arguments and its items, and where threads wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...large import huge_array
+from ..arguments import MAX_ARGUMENTS, Address, Arguments, Binding, BoundVector, Held
+from ..jit import LIBRARY, Compiled, NativeOp
+from ..lazy import inline
+from .context import Word
+
+# Numbers in one item of work where a row can be cut. It is fixed, so that no result depends on the threads.
+PIECE = 4096
+# A call in a program, in words: what the driver reads, then the operator's arguments.
+OPERATOR, BARRIER, COUNTED, FACTOR, DIVISOR, GRAIN = 0, 1, 2, 3, 4, 5
+FIRST_ARGUMENT = 8
+CALL_WORDS = FIRST_ARGUMENT + MAX_ARGUMENTS
+CALL_BYTES = CALL_WORDS * 8
+_OF_MANY = (Word.MANY, Word.MANY_BLOCKS)
+_LINE = 64
+
+
+class Items(NamedTuple):
+    """How many items a call has: ceil(context[counted] * factor / divisor); threads take `grain` or more at once."""
+
+    counted: Word = Word.ONE
+    factor: int = 1
+    divisor: int = 1
+    grain: int = 1
+
+
+class Rows(Arguments, kw_only=False):
+    """float32 rows in memory, one per unit of `counted` (TOKENS or WANTED): what operators read and write.
+
+    Attributes:
+        address: of the first row, or what will be bound to it.
+        stride: bytes from a row to the next; rows may be parts of wider ones.
+        width: numbers in a row.
+        held: keeps the memory alive.
+    """
+
+    address: Address
+    stride: int
+    width: int
+    counted: Word = Word.TOKENS
+    held: Held = None
+
+    def columns(self, first: int, width: int) -> Rows:
+        """A part of every row."""
+        return Rows(self.address + 4 * first, self.stride, width, self.counted, self.held)
+
+    @staticmethod
+    def of(array: NDArray[np.float32], counted: Word = Word.TOKENS) -> Rows:
+        """The rows of a float32 matrix whose rows are contiguous each."""
+        if array.ndim != 2 or array.dtype != np.float32 or array.strides[1] != 4:
+            raise ValueError(f"rows are {array.dtype} {list(array.shape)} with strides {list(array.strides)}")
+        return Rows(array.ctypes.data, array.strides[0], array.shape[1], counted, array)
+
+
+def pieces_of(width: int) -> int:
+    """How many pieces a row is cut into."""
+    return max(1, -(-width // PIECE))
+
+
+def piece_items(rows: Rows) -> Items:
+    """Pieces of rows as items: number row * pieces + piece."""
+    return Items(rows.counted, factor=pieces_of(rows.width), grain=_grain(rows.width))
+
+
+def group_items(rows: Rows, groups: int = 1) -> Items:
+    """Groups of rows as items, row * groups + group; each is computed as a whole."""
+    return Items(rows.counted, factor=groups, grain=_grain(rows.width // groups))
+
+
+def _grain(numbers: int) -> int:
+    """So many items are worth a thread's while."""
+    return max(1, PIECE // max(1, numbers))
+
+
+def check_rows(name: str, rows: Rows, counted: Word, width: int) -> None:
+    """These rows have this width, and there is one per unit of `counted`."""
+    if rows.width != width or rows.counted != counted:
+        raise ValueError(f"{name} is [{rows.counted.name}, {rows.width}], expected [{Word(counted).name}, {width}]")
+
+
+def check_vector(name: str, vector: NDArray[Any] | BoundVector, sizes: tuple[int, ...]) -> None:
+    """A contiguous float32 vector of one of these sizes."""
+    if isinstance(vector, BoundVector):
+        if vector.size not in sizes:
+            raise ValueError(
+                f"{name} has {vector.size} numbers, expected {' or '.join(map(str, dict.fromkeys(sizes)))}"
+            )
+    elif vector.dtype != np.float32 or vector.ndim != 1 or vector.size not in sizes or not vector.flags.c_contiguous:
+        wanted = " or ".join(str([size]) for size in dict.fromkeys(sizes))
+        raise ValueError(f"{name} is {vector.dtype} {list(vector.shape)}, expected contiguous float32 {wanted}")
+
+
+# Absent ones.
+NO_ROWS = Rows(None, 0, 0)
+
+
+@inline
+def row_at(rows: Any, row: int) -> Any:
+    """The address of a row, of what has an address and a stride."""
+    return rows.address + row * rows.stride
+
+
+# Calls in phases: those of one phase do not depend on each other, every phase on the ones before it.
+Phases = Sequence[Sequence["Call"]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator, its arguments, its items.
+
+    `scratch` is the memory in bytes that a thread needs for it.
+    """
+
+    op: NativeOp
+    arguments: Arguments
+    items: Items = field(default_factory=Items)
+    scratch: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.arguments) is not self.op.arguments:
+            declared = getattr(self.op.arguments, "__name__", "no declared arguments")
+            raise TypeError(f"{self.op.name} takes {declared}, not {type(self.arguments).__name__}")
+
+
+@dataclass(eq=False)
+class Program:
+    """Calls in order, ready to run once everything that it leaves open is bound.
+
+    Attributes:
+        words: int64 [calls, CALL_WORDS].
+        calls: what the words were written from.
+        scratch: bytes that each thread needs, whole cache lines.
+        open: places in `words` (call, word) that wait for what is bound to a name.
+        later: calls that only MANY rows need, whose operators were not compiled when it was written; see `complete`.
+    """
+
+    words: NDArray[np.int64]
+    calls: tuple[Call, ...]
+    scratch: int
+    open: list[tuple[int, int, Binding]] = field(default_factory=list)
+    later: list[int] = field(default_factory=list)
+
+    @cached_property
+    def address(self) -> int:
+        """Where its words lie."""
+        return int(self.words.__array_interface__["data"][0])
+
+    @cached_property
+    def view(self) -> memoryview:
+        """Its words, which are written in a fifth of the time that an array takes."""
+        return self.words.data
+
+    def bound(self, addresses: Mapping[str, int], copy: Program | None = None) -> Program:
+        """A copy, or that of an earlier run, in which nothing is open. Several threads may run copies at once."""
+        if copy is None:
+            copy = Program(self.words.copy(), self.calls, self.scratch, later=[*self.later])
+        for call, word, binding in self.open:
+            copy.view[call, word] = addresses[binding.name] + binding.offset
+        return copy
+
+    def complete(self) -> None:
+        """Compile what was left for later, and write it into the words: before MANY rows run."""
+        if self.later:
+            LIBRARY.prepare(operators_of([self.calls[index] for index in self.later]))
+            for index in self.later:
+                self.write(index)
+            self.later.clear()
+
+    def write(self, index: int) -> None:
+        """Write a call's operator and arguments into the words, but for what is to be bound."""
+        row, call = self.words[index], self.calls[index]
+        row[OPERATOR] = call.op.address
+        for place, value in enumerate(call.arguments.words(), FIRST_ARGUMENT):
+            if isinstance(value, Binding):
+                self.open.append((index, place, value))
+            else:
+                row[place] = value
+
+
+def program_of(phases: Phases, also: Collection[Compiled] = ()) -> Program:
+    """The program of some phases, with a barrier after each; compiles its operators, and other kernels with them.
+
+    What only MANY rows need may come later.
+    """
+    calls = tuple(call for phase in phases for call in phase)
+    ends = set(accumulate(map(len, phases)))
+    operators = [operators_of([call]) for call in calls]
+    now = {op for call, ops in zip(calls, operators, strict=True) if call.items.counted not in _OF_MANY for op in ops}
+    later = {op for ops in operators for op in ops} - now
+    if also or later or not all(op.ready for op in now):
+        LIBRARY.prepare([*also, *now], later=later)
+    words = huge_array((len(calls), CALL_WORDS), np.int64)
+    scratch = max((call.scratch for call in calls), default=0)
+    program = Program(words, calls, -(-scratch // _LINE) * _LINE)
+    for index, (row, call, ops) in enumerate(zip(words, calls, operators, strict=True)):
+        row[BARRIER] = index + 1 in ends
+        row[COUNTED : GRAIN + 1] = call.items
+        if all(op.ready or op.load() for op in ops):
+            program.write(index)
+        else:
+            program.later.append(index)
+    return program
+
+
+def operators_of(calls: Sequence[Call]) -> list[Compiled]:
+    """The operators of calls, those that others call included."""
+    found = [op for call in calls for op in (call.op, *call.arguments.operators())]
+    return [op for op in dict.fromkeys(found) if isinstance(op, Compiled)]

@@ -1,0 +1,181 @@
+"""What a device is to the engine: it compiles programs of records, owns the cache and the logits, and samples.
+
+A step tells it which tokens to compute, where they stand, which blocks they see, which logits are wanted: a flat batch
+of T tokens that belong to S sequences, in which decode rows and prefill chunks mix freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .formats import PagedLayer
+from .records import Constants, Record, RowProgram, Weight
+from .sampling import SamplingBatch
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """One step over a flat batch.
+
+    Attributes:
+        tokens: int64 [T], token ids.
+        positions: int64 [T], index of each token inside its sequence.
+        cu_seqlens_q: int32 [S + 1], sequence s owns rows cu_seqlens_q[s]:cu_seqlens_q[s + 1].
+        context_lens: int32 [S], tokens visible to the last row of each sequence, this step's included.
+        block_tables: int32 [S, max_blocks], block ids of each sequence, in order.
+        slot_mapping: int64 [T], where each token's key and value go: block * block_size + offset.
+        num_decode_sequences: so many sequences come first whose rows have decode numerics; those of the others have
+            prefill numerics.
+        logits_indices: int64 [R], rows whose logits are wanted.
+        rope_table: int32 [S], which RoPE table a sequence uses (0 short, 1 long).
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    cu_seqlens_q: NDArray[np.int32]
+    context_lens: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    slot_mapping: NDArray[np.int64]
+    num_decode_sequences: int
+    logits_indices: NDArray[np.int64]
+    rope_table: NDArray[np.int32]
+
+
+# Memory of a device: an array that can be sliced, viewed as another type, reshaped and assigned to.
+DeviceArray = Any
+
+
+class DeviceMemory(Protocol):
+    """Memory that somebody owns.
+
+    Attributes:
+        bytes: uint8 [n].
+    """
+
+    bytes: DeviceArray
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+class StepCancelled(Exception):
+    """The step was cancelled: what it computed is incomplete."""
+
+
+class StepError(RuntimeError):
+    """The step was refused: its tokens, positions or blocks lead outside their tables."""
+
+
+class StepFunction(Protocol):
+    """A program that is ready to run. One step runs at a time."""
+
+    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, DeviceArray]:
+        """Compute the program's outputs, [T, width] each, which the next step may overwrite.
+
+        Args:
+            given: arrays for the program's `given`.
+
+        Raises:
+            StepCancelled: `cancel` was called meanwhile.
+            StepError: an index of the step leads outside its table.
+        """
+
+    def cancel(self) -> None:
+        """End the run in progress early; called from another thread."""
+
+    def resume(self) -> None:
+        """Forget a cancellation."""
+
+
+class Sampler(Protocol):
+    """Chooses tokens from rows of logits. One call runs at a time."""
+
+    def sample(
+        self, logits: DeviceArray, batch: SamplingBatch, distributions: NDArray[np.float64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Take each row of the batch through its steps to a token.
+
+        Args:
+            logits: float32 [B, V], not changed.
+            distributions: float64 [A, V] or None: receives the distributions from which the tokens were drawn.
+
+        Returns:
+            tokens int64 [A]; float64 [A], the probability of each in the distribution it was drawn from (1 if greedy);
+            status int64 [A], FINE, or why there is no token: HAS_NAN, HAS_INFINITY, ALL_MASKED (then the token is -1).
+        """
+
+    def log_normalizers(
+        self, logits: DeviceArray, rows: NDArray[np.int64], top: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """What turns logits into log-probabilities, and the most likely tokens, of some rows.
+
+        Args:
+            logits: float32 [B, V]. rows: int64 [A], 0 to B - 1. top: how many tokens are wanted, 0 to V.
+
+        Returns:
+            float64 [A], log(sum(exp(row))): a token's log-probability is its logit less this. NaN for a row with NaN,
+            with infinity, or with nothing but -inf.
+            int64 [A, top], ids of the largest logits, the largest first, among equals the lowest id. Masked tokens
+            (-inf) do not count: a row with fewer others ends in -1.
+        """
+
+
+class Executor(Protocol):
+    """A device."""
+
+    @property
+    def name(self) -> str:
+        """Such as "cpu"."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of the host that it uses."""
+
+    @property
+    def host_threads(self) -> Any:
+        """What functions of arrays take as `threads`."""
+
+    def allocate(self, nbytes: int) -> DeviceMemory:
+        """Zeroed memory for the cache, which takes room only where it is written to if the device can do that.
+
+        Raises:
+            MemoryError: there is not so much.
+        """
+
+    def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> StepFunction:
+        """Make a program ready: pack its weights, compile its kernels.
+
+        Args:
+            layers: per cache layer its pages.
+
+        Raises:
+            UnsupportedRecord: a record that this device does not know.
+        """
+
+    def sampler(self, vocab_size: int) -> Sampler:
+        """A sampler of rows of so many logits."""
+
+    def host(self, rows: DeviceArray) -> NDArray[np.float32]:
+        """Logits as a NumPy array."""
+
+    def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
+        """A record as a function of arrays: its values in order to its outputs.
+
+        Raises:
+            UnsupportedRecord: there is none.
+        """
+
+    def packed_bytes(self, weight: Weight, constants: Constants) -> int:
+        """Bytes that a product with this weight reads."""
+
+    def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
+        """The instructions that multiply in a record; None where it has no prefill numerics of its own."""
+
+
+class UnsupportedRecord(ValueError):
+    """A record that a device cannot lower; the message names it."""

@@ -1,0 +1,151 @@
+"""Ctrl-C at moments in which an exception would leave something half done, and threads that one can wait for."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+# Whether the main thread is inside a block of InterruptsDeferred.
+_deferring = False
+
+
+class InterruptsDeferred:
+    """`with InterruptsDeferred():` what the handler of SIGINT raises inside is raised at the end.
+
+    The handler itself runs at once. Only the main thread runs it, so elsewhere nothing changes; nor does it where the
+    block lies in another one, at whose end it is raised.
+
+    Args:
+        on_interrupt: called when the handler has raised, so that what goes on inside may end early.
+    """
+
+    def __init__(self, on_interrupt: Callable[[], None] | None = None) -> None:
+        self._on_interrupt = on_interrupt
+        self._handler: Any = None
+        self._raised: BaseException | None = None
+
+    def __enter__(self) -> InterruptsDeferred:
+        global _deferring
+        if threading.current_thread() is threading.main_thread() and not _deferring:
+            handler = signal.getsignal(signal.SIGINT)
+            self._handler = handler if callable(handler) else None
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handle)  # the last call in which something can be raised
+            _deferring = True
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        try:
+            self._handler(number, frame)
+        except BaseException as error:
+            self._raised = error
+            if self._on_interrupt is not None:
+                self._on_interrupt()
+
+    def __exit__(self, *error: object) -> None:
+        global _deferring
+        if self._handler is not None:
+            _deferring = False
+            signal.signal(signal.SIGINT, self._handler)
+        if self._raised is not None:
+            raise self._raised
+
+
+def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that is done whole: an interrupt is raised when it returns."""
+
+    @wraps(function)
+    def whole(*arguments: P.args, **options: P.kwargs) -> T:
+        with InterruptsDeferred():
+            return function(*arguments, **options)
+
+    return whole
+
+
+@contextmanager
+def temporary_folder(parent: Path, prefix: str, suffix: str = "", *, mode: int = 0o777) -> Iterator[Path]:
+    """A new folder with a name of its own, gone at the end unless it was renamed, wherever an interrupt arrives.
+
+    The name comes before the folder: tempfile's own, whose name an interrupt hid from us, would be left behind.
+    """
+    folder = parent / f"{prefix}{secrets.token_hex(8)}{suffix}"
+    try:
+        folder.mkdir(mode)
+        yield folder
+        with InterruptsDeferred():
+            shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+class ThreadsRefused(RuntimeError):
+    """The system starts no more threads."""
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread, or raise ThreadsRefused: an interrupt is raised when it runs for certain."""
+    with InterruptsDeferred():
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ThreadsRefused(f"{error}: {threading.active_count()} run in this process") from error
+
+
+class Task(Generic[T]):
+    """A call on a thread of its own, which does not keep the process from ending; who waits can be interrupted.
+
+    Nothing waits on a Condition or an Event: an interrupt in the middle of it leaves their lock held, or released
+    twice. A signal that arrives just before a thread blocks is seen when it wakes, so no wait is longer than SECONDS.
+    """
+
+    SECONDS = 0.1
+
+    def __init__(self, work: Callable[[], T], name: str) -> None:
+        self._work = work
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        start(self.thread)
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._work())
+        except BaseException as error:
+            self._error = error
+        self._bell.put(None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is a result, or an error."""
+        return bool(self._result) or self._error is not None
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Until it is over; False if it takes longer."""
+        deadline = time.monotonic() + seconds
+        while not self.is_over and (left := deadline - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._bell.get(timeout=min(left, self.SECONDS))
+        return self.is_over
+
+    def result(self) -> T:
+        """What the call returned, or raised."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result[0]

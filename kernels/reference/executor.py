@@ -1,0 +1,152 @@
+"""The reference device: walks over the records of a program and computes each as it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import records
+from ..executor import StepCancelled, StepContext, UnsupportedRecord
+from ..formats import PagedLayer
+from ..large import ReservedMemory
+from ..records import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
+from .attention import attention, within
+from .functions import BINARY, UNARY, Array, Float64, norm
+from .sampling import ReferenceSampler
+from .weights import Weights, mixture
+
+KNOWN = (
+    records.Attention, records.Binary, records.Columns, records.Experts, records.Gate, records.GatedProduct,
+    records.LogitsRows, records.Lookup, records.Norm, records.Product, records.Unary,
+)  # fmt: skip
+
+
+class ReferenceExecutor:
+    """See `genai.kernels.executor.Executor`; how many threads products use is NumPy's affair."""
+
+    name = "reference"
+    threads = 1
+    host_threads = None
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._weights: dict[Constants, Weights] = {}
+
+    def allocate(self, nbytes: int) -> ReservedMemory:
+        return ReservedMemory(nbytes)
+
+    def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> ReferenceStep:
+        unknown = sorted({type(record).__name__ for record in program.records if not isinstance(record, KNOWN)})
+        if unknown:
+            raise UnsupportedRecord(f"the reference does not know records of the kinds {', '.join(unknown)}")
+        return ReferenceStep(program, layers, self._weights_of(program.constants).hold(program.records))
+
+    def _weights_of(self, constants: Constants) -> Weights:
+        return self._weights.setdefault(constants, Weights(constants))
+
+    def sampler(self, vocab_size: int) -> ReferenceSampler:
+        return ReferenceSampler(vocab_size)
+
+    def host(self, rows: Array) -> NDArray[np.float32]:
+        return rows
+
+    def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
+        if not isinstance(record, records.Experts):
+            raise UnsupportedRecord(f"the reference has no function of arrays for {type(record).__name__}")
+        product = self._weights_of(constants).hold([record]).product
+        return lambda x, scores: mixture(record, x, scores, product).astype(np.float32)
+
+    def packed_bytes(self, weight: Weight, constants: Constants) -> int:
+        """See Executor.packed_bytes: weights are read as they are stored."""
+        return sum(constants.array(name).nbytes for name in constant_names(weight))
+
+    def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
+        return None if prefill else "fp32"
+
+
+class ReferenceStep:
+    """See `genai.kernels.executor.StepFunction`.
+
+    Values of a step are float32 in the shapes of the graph, and read and written as float64 [T, width].
+    """
+
+    def __init__(self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: Weights) -> None:
+        self._program, self._layers, self._weights = program, layers, weights
+        self._values: dict[str, Any] = {}
+        self._cancelled = False
+
+    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        self._values, integers = dict(given or {}), {Ids.TOKENS: step.tokens, Ids.POSITIONS: step.positions}
+        for name, (ids, dtype) in self._program.ids.items():
+            self._values[name] = integers[ids][None].astype(dtype)
+        with np.errstate(all="ignore"):
+            for part in self._program.parts:
+                if self._cancelled:
+                    raise StepCancelled
+                if isinstance(part, HostNode):
+                    self._values.update(part.call(self._values))
+                else:
+                    self._compute(part, step)
+        return {name: self._values[name] for name in self._program.outputs}
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def resume(self) -> None:
+        self._cancelled = False
+
+    def __getitem__(self, name: str) -> Any:
+        """The rows of a value; 0 where there is none."""
+        if not name:
+            return 0.0
+        return np.asarray(self._values[name], np.float64).reshape(-1, self._program.types[name].width)
+
+    def __setitem__(self, name: str, rows: Float64) -> None:
+        if name:
+            self._values[name] = np.ascontiguousarray(rows, np.float32).reshape(self._program.types[name].shape)
+
+    def _vector(self, name: str) -> Any:
+        """A constant as float64 [n]; 0 where there is none."""
+        array = self._weights.array(name)
+        return 0.0 if array is None else array.reshape(-1).astype(np.float64)
+
+    def _product(self, x: str, branch: Branch) -> Any:
+        return self._weights.product(self[x], branch) + self[branch.addend]
+
+    def _compute(self, record: Record, step: StepContext) -> None:
+        """What the record means."""
+        types = self._program.types
+        match record:
+            case records.Lookup(table, ids, out):
+                wanted = step.tokens if ids is Ids.TOKENS else step.positions
+                within(wanted, table.rows, "index outside its table")
+                self[out] = self._weights.rows(table, wanted)
+            case records.Columns(x, first, out):
+                self[out] = self[x][:, first : first + types[out].width]
+            case records.LogitsRows(x, out):
+                within(step.logits_indices, len(step.tokens), "row of logits outside the step")
+                self[out] = self[x][step.logits_indices]
+            case records.Product(x, branch, out):
+                self[out] = self._product(x, branch)
+            case records.GatedProduct(x, gate, up, activation, out):
+                self[out] = UNARY[activation](self._product(x, gate)) * self._product(x, up)
+            case records.Norm(x, weight, epsilon, out, centred, bias, skip, input_bias, total):
+                scale, summed = self._vector(weight), self[x] + self[skip] + self._vector(input_bias)
+                self[total] = summed
+                self[out] = norm(summed.reshape(-1, scale.size), scale, epsilon, self._vector(bias), centred)
+            case records.Unary(function, x, out, parameters):
+                self[out] = UNARY[function](self[x], *parameters)
+            case records.Binary(function, a, b, out, a_constant, b_constant):
+                left = self[a] if a else np.resize(self._vector(a_constant), types[out].width)
+                right = self[b] if b else np.resize(self._vector(b_constant), types[out].width)
+                self[out] = BINARY[function](left, right)
+            case records.Gate(activation, gate, up, out):
+                self[out] = UNARY[activation](self[gate]) * self[up]
+            case records.Attention(query, key, value, out, layer):
+                pages, rows = self._layers[layer], [self[name] if name else None for name in (query, key, value)]
+                assert pages is not None
+                self[out] = attention(record, rows, pages, step, self._weights.array)
+            case records.Experts(x, scores, out):
+                self[out] = mixture(record, self[x], self[scores], self._weights.product)

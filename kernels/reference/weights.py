@@ -1,0 +1,100 @@
+"""Weights as models store them, dequantised where they are used; products with them, and mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..records import BlockWeight, Branch, Constants, Experts, Record, Weight, constant_names
+from .functions import UNARY, Array, Float64
+
+# Numbers of a matrix that are dequantised at once, and how many such slabs are kept for the next step: 256 MiB.
+_SLAB, _KEPT = 1 << 19, 64
+
+
+def unpack_bits(packed: Array, bits: int) -> Array:
+    """Integers from bytes that hold several along the last axis, the lowest bits first."""
+    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def dequantize_weight(
+    data: Array, scales: Array, points: Array | None = None, *, n: int, k: int, bits: int, block_size: int
+) -> Float64:
+    """Rows of a matrix [n, k] in blocks along k; see `records.BlockWeight`."""
+    blocks = -(-k // block_size)
+    zeros = np.full((n, 1), 2 ** (bits - 1)) if points is None else points.reshape(n, -1)
+    if points is not None and points.dtype == np.uint8:
+        zeros = unpack_bits(zeros, bits)[:, :blocks]
+    zeros, factors = (
+        np.repeat(np.broadcast_to(numbers, (n, blocks)).astype(np.float64), block_size, axis=1)[:, :k]
+        for numbers in (zeros, scales.reshape(n, -1))  # per block, or per row
+    )
+    return (unpack_bits(data.reshape(n, -1), bits)[:, :k] - zeros) * factors
+
+
+class Weights:
+    """The constants that records name; the program may drop its own."""
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants = constants
+        self._arrays: dict[str, Array] = {}
+        self._slab = lru_cache(_KEPT)(lambda weight, first, last: self.rows(weight, slice(first, last)))
+
+    def hold(self, records: Iterable[Record]) -> Weights:
+        """Keep what records name."""
+        for name in {name for record in records for name in constant_names(record)} - self._arrays.keys():
+            self._arrays[name] = self._constants.array(name)
+        return self
+
+    def array(self, name: str) -> Array | None:
+        """A constant as it is stored; None for ""."""
+        return self._arrays[name] if name else None
+
+    def rows(self, weight: Weight, which: slice | Array) -> Float64:
+        """Some rows of a matrix, those of all experts counted through: [n, columns]."""
+        count = max(weight.experts, 1) * weight.rows
+        if not isinstance(weight, BlockWeight):
+            data = self._arrays[weight.data]
+            return (data.reshape(count, -1) if weight.transposed else data.T)[which].astype(np.float64)
+        stored = [self._arrays[name] for name in (weight.data, weight.scales, weight.points) if name]
+        parts = [array.reshape(count, -1)[which] for array in stored]
+        n, k = len(parts[0]), weight.columns
+        return dequantize_weight(*parts, n=n, k=k, bits=weight.bits, block_size=weight.block_size)
+
+    def product(self, x: Float64, branch: Branch, expert: int = 0) -> Float64:
+        """x @ weight.T + bias of an expert: [T, columns] to [T, rows]; a slab of rows at a time."""
+        weight, height = branch.weight, max(1, _SLAB // branch.weight.columns)
+        begin, end = expert * weight.rows, (expert + 1) * weight.rows
+        slabs = [self._slab(weight, first, min(first + height, end)) for first in range(begin, end, height)]
+        out = np.concatenate([x @ slab.T for slab in slabs], axis=1)
+        return out + self._arrays[branch.bias].reshape(-1, weight.rows)[expert] if branch.bias else out
+
+
+def routing_weights(scores: Array, k: int, *, normalized: bool) -> tuple[NDArray[np.int64], Float64]:
+    """The k best experts of each token and their shares, both [T, k]; see `records.Experts`."""
+    scores = scores.astype(np.float64)
+    chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    best = np.take_along_axis(scores, chosen, axis=1)
+    over = best if normalized else scores
+    return chosen, np.exp(best - best[:, :1]) / np.exp(over - best[:, :1]).sum(axis=1, keepdims=True)
+
+
+def mixture(record: Experts, x: Array, scores: Array, product: Callable[[Float64, Branch, int], Float64]) -> Float64:
+    """Rows [T, H] with scores [T, experts] to rows; an expert that no token is sent to takes no part."""
+    chosen, shares = routing_weights(scores, record.per_token, normalized=record.normalized)
+    out = np.zeros((len(x), record.second.weight.rows))
+    for expert in np.unique(chosen).tolist():
+        tokens, places = np.nonzero(chosen == expert)
+        hidden = product(x[tokens].astype(np.float64), record.first, expert)
+        if record.activation == "swiglu":
+            alpha, beta, limit = record.parameters or (1.0, 0.0, np.inf)
+            gate, up = np.minimum(hidden[:, 0::2], limit), np.clip(hidden[:, 1::2], -limit, limit)
+            hidden = UNARY["quick_gelu"](gate, alpha) * (up + beta)
+        else:
+            hidden = UNARY[record.activation](hidden, *record.parameters)
+        out[tokens] += shares[tokens, places, None] * product(hidden, record.second, expert)
+    return out

@@ -1,0 +1,80 @@
+"""Help pages and usage errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from genai.cli.app import command, run
+
+Capture = pytest.CaptureFixture[str]
+
+
+def leaves(one: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    children = getattr(one, "commands", {})
+    yield names, one
+    for name, child in children.items():
+        yield from leaves(child, (*names, name))
+
+
+@pytest.mark.parametrize("columns", ["52", "60", "120"])
+def test_help_at_any_width(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for names, one in leaves(command()):
+        assert run([*names, "--help"]) == 0
+        page = capsys.readouterr().out
+        assert max(map(len, page.splitlines())) <= int(columns)
+        assert "..." not in page.replace("[ARGS]...", ""), "nothing is cut"
+        assert not re.search(r"env var|<\w", page)
+        said = re.sub(r"\s+", "", page)
+        for parameter in one.params:
+            assert re.sub(r"\s+", "", parameter.help) in said
+
+
+def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["chat", "-h"]) == 0
+    page = capsys.readouterr().out
+    heads = re.findall(r"^(\w.*):$", page, re.M)
+    groups = [f"{name} options" for name in ("Model", "Sampling", "Output", "Advanced")]
+    assert heads == ["Arguments", "Options", *groups, "Environment"]
+    parts = re.split(r"^\w.*:$", page, flags=re.M)
+    for index, flag in ((3, "--threads N"), (4, "--temperature NUMBER"), (5, "--quiet"), (6, "--dry-base")):
+        assert flag in parts[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["generate", "--temprature", "1"], "did you mean --temperature?"),
+        (["chat", "--max_tokens", "3"], "did you mean --max-tokens or"),
+        (["chat", "--temp", "1"], "did you mean --temperature?"),
+        (["chat", "--max-new-tokens", "1"], "did you mean --max-tokens?"),
+        (["chat", "--ctx", "1"], "did you mean --ctx-size?"),
+        (["chat", "--thread", "1"], "did you mean --threads?"),
+        (["chat", "--verbos"], "did you mean --verbose?"),
+        (["generate", "--xyzzy"], "fix: `genai generate -h` lists them"),
+        (["chat", "What", "is", "this?"], 'genai chat -p "What is this?"'),
+        (["generate", "-n", "x"], "'--max-tokens'"),
+        (["evalute"], "Did you mean 'eval'"),
+        (["build"], "Missing argument 'CHECKPOINT'"),
+        (["generate", "-t"], "requires an argument"),
+        (["info", "a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_usage_errors_say_what_to_type(arguments: list[str], text: str, capsys: Capture) -> None:
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(r"^error: .+\n  why: .+\n  fix: .+", captured.err)
+    assert text in captured.err
+
+
+def test_a_group_alone_shows_its_help(capsys: Capture) -> None:
+    for arguments in ([], ["bench"], ["eval"]):
+        assert run(arguments) == 2
+        captured = capsys.readouterr()
+        assert "Commands:" in captured.out + captured.err

@@ -1,0 +1,57 @@
+"""Lines of whole words."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import pytest
+
+from genai.cli import wrapping
+from genai.cli.wrapping import WordWrap, shown_on, table, wrapped
+
+TEXT = "A story about a fox, who lived in a forest.\n\n    indented code()\nThe end, and a_rather_long_word_at_the_end."
+
+
+@pytest.mark.parametrize("width", [10, 24, 60])
+def test_pieces_of_any_size_come_out_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapping, "width_of", lambda stream: width)
+    shown = set()
+    for seed in range(20):
+        wrap, rng, out, rest = WordWrap(io.StringIO()), random.Random(seed), "", TEXT
+        while rest:
+            count = rng.randint(1, 9)
+            out, rest = out + wrap.feed(rest[:count]), rest[count:]
+        shown.add(out + wrap.flush())
+    (text,) = shown
+    assert text.split() == TEXT.split(), "nothing is lost, no word is cut"
+    assert all(len(line) <= width or len(line.split()) == 1 for line in text.split("\n"))
+
+
+def test_other_writing_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapping, "width_of", lambda stream: 20)
+    wrap = WordWrap(io.StringIO())
+    assert len(wrap.feed("这是一个没有空格的句子")) >= 10
+    assert "x" * 50 in WordWrap(io.StringIO()).feed("x" * 80)
+
+
+def test_no_terminal_no_change() -> None:
+    wrap = WordWrap(io.StringIO())
+    assert wrap.feed(TEXT) + wrap.flush() == TEXT
+    assert wrapped(TEXT, None) == TEXT
+
+
+def test_hanging_lines_and_tables() -> None:
+    assert wrapped("error: one two three four five", 30, 2) == "error: one two three four\n  five"
+    rows = [("/set [NAME VALUE]", "show or change settings"), ("/bye", "leave")]
+    assert table(rows, 32).split("\n") == ["/set [NAME VALUE]", "    show or change settings", "/bye", "    leave"]
+    assert table(rows, 40).split("\n") == [
+        "/set [NAME VALUE]  show or change",
+        "                   settings",
+        "/bye               leave",
+    ]
+
+
+def test_a_poor_encoding() -> None:
+    assert shown_on("pebble · context…", io.TextIOWrapper(io.BytesIO(), "ascii")) == "pebble - context..."
+    assert shown_on("pebble · context…", io.TextIOWrapper(io.BytesIO(), "utf-8")) == "pebble · context…"

@@ -1,0 +1,40 @@
+"""Programs that are kept: found again by their key, forgotten when there are too many, run with other addresses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.arguments import Binding
+from genai.kernels.cpu.byte_functions import ByteTableArguments, look_up_bytes
+from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.program.calls import Call
+from genai.kernels.cpu.program.kept import Kept, NodeProgram
+from genai.kernels.cpu.program.pool import Threads
+
+
+def test_the_last_few_are_kept():
+    made = []
+
+    def make(*key: int) -> tuple[int, ...]:
+        made.append(key)
+        return key
+
+    kept: Kept[tuple[int, ...]] = Kept(2)
+    assert [kept.get(make, 1, 2), kept.get(make, 3), kept.get(make, 1, 2)] == [(1, 2), (3,), (1, 2)]
+    assert made == [(1, 2), (3,)]
+    kept.get(make, 4)
+    kept.get(make, 1, 2)
+    assert made == [(1, 2), (3,), (4,), (1, 2)]
+
+
+@pytest.mark.parametrize("threads", [None, Threads(1), Threads(2)])
+def test_one_program_for_all_addresses(monkeypatch, threads):
+    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    table = np.arange(256, dtype=np.uint8)[::-1].copy()
+    arguments = ByteTableArguments(x=Binding("x"), table=table, out=Binding("out", 1), count=5)
+    program = NodeProgram([[Call(look_up_bytes, arguments)]], 1.0)
+    for value in (3, 200):
+        x, out = np.full(5, value, np.uint8), np.zeros(7, np.uint8)
+        program.run(threads, x=x, out=out)
+        assert out.tolist() == [0, *[255 - value] * 5, 0]

@@ -1,0 +1,15 @@
+"""What a pool says of its blocks."""
+
+import pytest
+
+
+@pytest.fixture
+def sound():
+    """sound(pool, holders): every block is in one state, and has as many references as these holders have of it."""
+
+    def check(pool, holders):
+        pool.check_integrity(holders)
+        held = {block for blocks in holders for block in blocks}
+        assert pool.num_free == pool.num_blocks - len(held)
+
+    return check

@@ -1,0 +1,88 @@
+"""What is said to somebody who gives something else than a model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from genai import LLM, Config
+from genai.errors import ModelFolderError
+from genai.graph.reader import read_model
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ("meta-llama/Llama-3.2-1B", ["name on Hugging Face", "`hf download meta-llama/Llama-3.2-1B --local-dir"]),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`"]),
+        ("hf.co/Qwen/Qwen3-0.6B", ["hf download Qwen/Qwen3-0.6B"]),
+        ("models/phi-3.Q4_K_M.gguf", ["GGUF", "*.safetensors"]),
+        ("model.onnx", [".onnx file is not a model folder", "no such file"]),
+        ("llama3", ["not known by names", 'genai chat -p "…"']),
+        ("llama3:8b", ["not known by names"]),
+        ("pebble", ["leave MODEL out"]),
+        ("What is the capital of France?", ['`genai chat -p "What is the capital of France?"`']),
+        ("Tell me a story", ['genai chat -p "Tell me a story"']),
+        ("Why?\nBecause.", ["genai chat -p"]),
+        ("/no/such/folder", ["no such folder", "genai_config.json"]),
+        ("./no/such", ["no such folder"]),
+    ],
+)
+def test_what_was_meant(given: str, texts: list[str]) -> None:
+    for read in (Config, LLM):
+        with pytest.raises(ModelFolderError) as caught:
+            read(given)
+        assert caught.value.why and caught.value.fix
+        for text in texts:
+            assert text in str(caught.value)
+
+
+def test_a_file_of_a_folder(here: Path) -> None:
+    folder = here / "model"
+    folder.mkdir()
+    for name in ("model.onnx", "model.safetensors", "pytorch_model.bin", "notes.txt"):
+        (folder / name).touch()
+    with pytest.raises(ModelFolderError, match=r"genai info \S*model.onnx` describes the graph"):
+        Config(folder / "model.onnx")
+    with pytest.raises(ModelFolderError, match=r"model.onnx: an .onnx file is not a model folder|of model.onnx"):
+        Config(folder)
+    with pytest.raises(ModelFolderError, match="pickle"):
+        Config(folder / "pytorch_model.bin")
+    with pytest.raises(ModelFolderError, match="give the folder that holds"):
+        Config(folder / "notes.txt")
+    (folder / "genai_config.json").write_text("{}")
+    for name in ("model.onnx", "model.safetensors"):
+        with pytest.raises(ModelFolderError, match=f"give {folder}"):
+            Config(folder / name)
+    with pytest.raises(ModelFolderError, match=f"genai chat {folder}"):
+        read_model(folder)
+
+
+def test_folders_nearby(here: Path) -> None:
+    for name in ("phi-3-mini", "deep/cpu/int4"):
+        (here / name).mkdir(parents=True)
+    (here / "deep/cpu/int4/genai_config.json").write_text("{}")
+    with pytest.raises(ModelFolderError, match=r"did you mean phi-3-mini\?"):
+        Config("phi-3-mimi")
+    with pytest.raises(ModelFolderError, match="give deep/cpu/int4"):
+        Config("deep")
+    (here / "gguf").mkdir()
+    (here / "gguf/a.gguf").touch()
+    with pytest.raises(ModelFolderError, match="does not read GGUF"):
+        Config("gguf")
+
+
+def test_what_hugging_face_has_downloaded(here: Path) -> None:
+    snapshot = here / "hf/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    with pytest.raises(ModelFolderError, match=f"genai chat {snapshot}"):
+        Config("Qwen/Qwen3-0.6B")

@@ -1,0 +1,129 @@
+"""Whatever is made is also removed, wherever Ctrl-C arrives: files, folders, descriptors, processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from genai.bench import speed
+from genai.builder.folder import locked, unfinished_folder
+from genai.generator import Generator, GeneratorParams
+from genai.graph.external_data import map_file
+from genai.graph.ir import Graph, Model as GraphModel, Tensor
+from genai.graph.writer import write_model
+from genai.kernels.cpu import compiler, workers
+from genai.kernels.cpu.cache import CacheFolder
+from genai.model import Model
+from genai.text.template_worker import TemplateWorker
+
+Interrupted = Callable[[Callable[[], object], int], bool]
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def held() -> tuple[int, set[str]]:
+    """Descriptors and processes."""
+    return len(list(Path("/proc/self/fd").iterdir())), children()
+
+
+def build(folder: Path) -> None:
+    with unfinished_folder(folder / "kept") as unfinished:
+        (unfinished / "model.onnx").write_bytes(b"1")
+        unfinished.rename(folder / "kept")
+
+
+def lock(folder: Path) -> None:
+    with locked(folder):
+        pass
+
+
+def write(folder: Path) -> None:
+    weights = Tensor.from_array("w", np.zeros(1000))
+    write_model(
+        GraphModel(Graph("g", initializers={"w": weights}), 10, {"": 20}), folder / "kept", external_data="kept.data"
+    )
+
+
+def look(folder: Path) -> None:
+    (folder / "kept").write_bytes(b"1")
+    map_file(folder / "kept")
+
+
+def keep_kernel(folder: Path) -> None:
+    CacheFolder(folder / "kept", "key").save("kernel", b"1")
+
+
+def share(folder: Path) -> None:
+    list(workers._share([], 2))
+
+
+def start_cold(folder: Path) -> None:
+    speed._run(folder, 1, 1, True)
+
+
+@pytest.mark.parametrize(
+    "work", [build, lock, write, look, keep_kernel, share, start_cold], ids=lambda work: work.__name__
+)
+def test_nothing_is_left(
+    interrupted: Interrupted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[Path], None],
+) -> None:
+    monkeypatch.setattr(workers, "_start", lambda worker: None)
+    monkeypatch.setattr(compiler, "make_ready", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0, stdout="[1.0]"))
+    work(tmp_path)  # what is imported or cached by the first call
+    before = held()
+    for place in range(1, 3000):
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        came = interrupted(lambda: work(tmp_path), place)
+        if held() != before:
+            gc.collect()  # the exception's frames
+        assert held() == before, f"interrupted at place {place}"
+        left = [
+            path.name for path in tmp_path.rglob("*") if path.name.startswith((".", "genai-")) or path.suffix == ".tmp"
+        ]
+        assert not left, f"interrupted at place {place}"
+        if not came:
+            break
+    assert 3 < place < 2999
+
+
+def test_a_process_that_was_started_is_ended(interrupted: Interrupted) -> None:
+    before = held()
+    for place in range(1, 3000, 7):
+        worker = TemplateWorker()
+        came = interrupted(worker.start, place)
+        worker.close()
+        assert held() == before, f"interrupted at place {place}"
+        if not came:
+            break
+    assert 30 < place < 2999
+
+
+def test_asking_for_rows_leaves_the_tokens(bundled: Model, interrupted: Interrupted) -> None:
+    """They are computed again without what came after them."""
+    generator = Generator(bundled, GeneratorParams(bundled))
+    generator.append_tokens(list(range(3, 9)))
+    generator.generate_next_token()
+    tokens, rows = generator.get_sequence(0).tolist(), generator.get_output("logits")
+    for place in range(1, 5000, 11):
+        came = interrupted(lambda: generator.get_output("logits"), place)
+        assert generator.get_sequence(0).tolist() == tokens, f"interrupted at place {place}"
+        if not came:
+            break
+    assert 100 < place < 4999
+    np.testing.assert_array_equal(generator.get_output("logits"), rows)

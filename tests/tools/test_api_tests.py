@@ -1,0 +1,69 @@
+"""The tool that runs onnxruntime-genai's tests, on a checkout made here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import api_tests
+from tools.api_tests import FILES, WAITING, Case
+
+API = """
+import onnxruntime_genai as og
+import pytest
+
+
+def test_module(request):
+    assert og.__name__ == "genai"
+    assert request.config.getoption("--test_models")
+
+
+def test_adapters():
+    og.Adapters(None)
+
+
+def test_new():
+    assert og is None
+
+
+def test_far():
+    pytest.skip("far away")
+"""
+CONFTEST = 'def pytest_addoption(parser):\n    parser.addoption("--test_models")\n'
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    python = tmp_path / "test" / "python"
+    (python / "models").mkdir(parents=True)
+    (tmp_path / "test" / "models").mkdir()
+    (python / "conftest.py").write_text(CONFTEST)
+    (python / FILES[0]).write_text(API)
+    (python / FILES[1]).write_text("def test_decoder_state():\n    pass\n")
+    return tmp_path
+
+
+def test_outcomes(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {case.name: case for case in api_tests.run(checkout)}
+    assert [(case.name, case.outcome) for case in cases.values()] == [
+        ("test_module", "passed"),
+        ("test_adapters", "waits"),
+        ("test_new", "failed"),
+        ("test_far", "skipped"),
+        ("test_decoder_state", "passed"),
+    ]
+    assert cases["test_adapters"] == Case("test_adapters", "waits", WAITING["test_adapters"])
+    assert cases["test_far"].reason == "far away"
+    assert "is None" in cases["test_new"].reason
+    (checkout / "test" / "python" / FILES[0]).write_text("def test_module():\n    pass\n")
+    monkeypatch.setattr(sys, "argv", ["api_tests", str(checkout)])
+    with pytest.raises(SystemExit) as ended:
+        api_tests.main()
+    assert not ended.value.code
+    assert "2 passed" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["api_tests", str(checkout / "test")])
+    with pytest.raises(SystemExit):
+        api_tests.main()
+    assert "is no checkout" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Runs onnxruntime-genai's own API tests with `genai` in its place: `python -m tools.api_tests CHECKOUT`.
+
+CHECKOUT is a checkout of its repository; it is only read. Its tests want three downloaded models: small ones of random
+weights and the same interface stand for them. Exit status 1 where a case fails that `WAITING` does not name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+FILES = ("test_onnxruntime_genai_api.py", "models/test_decoder_state_input_ids.py")
+# Beginnings of cases that wait for something, and for what.
+WAITING = {
+    "test_adapters": "LoRA adapters come later",
+    "test_decoder_no_input_ids": "embeddings as a graph of their own come later, with images",
+    "test_decoder_with_input_ids": "embeddings as a graph of their own come later, with images",
+    "test_marian": "encoder-decoder models come later",
+    "test_phi3v": "images come later",
+    "test_pipeline_model": "models cut into several graphs come later",
+    "test_streaming_asr": "speech comes later",
+    "test_whisper": "speech comes later",
+}
+_SIZES: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_size": 16,
+    "context_length": 512,
+}
+_PHI2 = {"vocab_size": 51200, "bos_token_id": 50256, "eos_token_ids": (50256,), "pad_token_id": 50256}
+# The folder that the tests look for, the model that stands there, and the folder whose tokenizer it takes.
+_STAND_INS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("phi-2", _PHI2, "pipeline-model"),
+    ("phi-3-mini", {"vocab_size": 32064}, "phi3-v"),
+    ("qwen-2.5-0.5b", {**_PHI2, "hidden_size": 896}, "pipeline-model"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case: its name, "passed", "failed", "skipped" or "waits", and why."""
+
+    name: str
+    outcome: str
+    reason: str = ""
+
+
+def run(checkout: Path) -> list[Case]:
+    """Run the tests of a checkout of onnxruntime-genai, on a copy."""
+    with tempfile.TemporaryDirectory() as name:
+        workshop = Path(name)
+        shutil.copytree(checkout / "test", workshop / "test", ignore=shutil.ignore_patterns("*.cpp", "csharp"))
+        models = workshop / "test" / "models"
+        write_stand_ins(models)
+        (workshop / "shim").mkdir()
+        redirect = "import sys, genai\nsys.modules['onnxruntime_genai'] = genai\n"
+        (workshop / "shim" / "onnxruntime_genai.py").write_text(redirect, encoding="utf-8")
+        tests = workshop / "test" / "python"
+        path = os.pathsep.join([str(workshop / "shim"), str(Path(__file__).resolve().parent.parent)])
+        report = workshop / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tests}"]
+        arguments = [f"--junitxml={report}", f"--test_models={models}", *(str(tests / file) for file in FILES)]
+        environment = {**os.environ, "PYTHONPATH": path, "ORT_DISABLE_TELEMETRY": "1"}
+        done = subprocess.run([*command, *arguments], cwd=tests, env=environment, capture_output=True, text=True)
+        if not report.is_file():
+            raise SystemExit(f"pytest gave no report:\n{done.stdout}{done.stderr}")
+        return [_case(element) for element in ElementTree.parse(report).iter("testcase")]
+
+
+def _case(element: ElementTree.Element) -> Case:
+    name = element.get("name", "")
+    for kind, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        found = element.find(kind)
+        if found is not None:
+            waits = next((why for start, why in WAITING.items() if name.startswith(start)), "")
+            if waits and outcome == "failed":
+                return Case(name, "waits", waits)
+            return Case(name, outcome, (found.get("message") or "").strip().split("\n")[0])
+    return Case(name, "passed")
+
+
+def write_stand_ins(models: Path) -> None:
+    """Small models of random weights where the tests look for phi-2, phi-3-mini and qwen-2.5-0.5b."""
+    from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+    from genai.builder.tensors import RandomWeights
+
+    for name, changes, tokenizer in _STAND_INS:
+        folder = models / name / "int4" / "cpu"
+        if not (models / tokenizer).is_dir():
+            continue
+        spec = DecoderSpec(**{**_SIZES, **changes})
+        folder.parent.mkdir(parents=True)
+        write_model_folder(folder, spec, ExportOptions(), RandomWeights(spec, seed=1), tokenizer_dir=models / tokenizer)
+        _show_hidden_states(folder / "model.onnx", spec.hidden_size)
+
+
+def _show_hidden_states(path: Path, width: int) -> None:
+    """Name the head's input as an output, as the builder's `include_hidden_states` does."""
+    import onnx
+    from onnx import helper
+
+    model = onnx.load(path, load_external_data=False)
+    head = next(node for node in model.graph.node if "logits" in node.output)
+    old = head.input[0]
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["hidden_states" if name == old else name for name in names]
+    shape = ["batch_size", "sequence_length", width]
+    model.graph.output.append(helper.make_tensor_value_info("hidden_states", onnx.TensorProto.FLOAT, shape))
+    kept = [value for value in model.graph.value_info if value.name not in (old, "hidden_states")]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    path.write_bytes(model.SerializeToString())
+
+
+def main() -> None:
+    """Print each case and the sums."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("checkout", type=Path)
+    given = parser.parse_args()
+    if not (given.checkout / "test" / "python" / FILES[0]).is_file():
+        parser.error(f"{given.checkout} is no checkout of onnxruntime-genai: test/python/{FILES[0]} is missing")
+    cases = run(given.checkout.resolve())
+    for case in cases:
+        print(f"{case.outcome:<8} {case.name}{': ' if case.reason else ''}{case.reason}")
+    print(", ".join(f"{count} {outcome}" for outcome, count in Counter(case.outcome for case in cases).items()))
+    sys.exit(any(case.outcome == "failed" for case in cases))
+
+
+if __name__ == "__main__":
+    main()

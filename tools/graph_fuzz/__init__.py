@@ -1,0 +1,1 @@
+"""Random graphs against onnxruntime: `python -m tools.graph_fuzz COUNT [--seed N]`."""

@@ -1,0 +1,76 @@
+"""Where ONNX leaves open what onnxruntime does, or onnxruntime departs from it, with the line of the definition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+if TYPE_CHECKING:
+    from .graphs import Graph
+
+_NAN = (
+    "open: ONNX does not say what the largest, least or sorted of NaN and numbers is, and onnxruntime's answer varies"
+)
+_OVERFLOW = "open: ONNX does not say what integers beyond their type become"
+_INFINITE = "open: infinities meet, and the order of operations decides between infinity and NaN"
+_CHOOSING = frozenset(
+    "ArgMax ArgMin Clip GlobalMaxPool Hardmax LogSoftmax Max MaxPool Min ReduceLogSumExp ReduceMax ReduceMin Relu "
+    "ScatterElements Softmax TopK Unique".split()
+)
+_SUMMING = frozenset(
+    "Add CumSum Mul Neg Abs Sub Div Pow ReduceProd ReduceSum ReduceSumSquare MatMul Range Sum Mod ReduceL1".split()
+)
+
+
+def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[Any]) -> str:
+    """Why a difference is not ours, or "" if no reason is known."""
+    for child in (child for item in node.attribute for child in item.g.node if child.op_type != "Identity"):
+        plain = onnx.NodeProto()
+        plain.CopyFrom(child)
+        # What a loop carries is what it begins with.
+        plain.input[:] = [node.input[2] if name == "carried" else name for name in child.input]
+        return fault_of_node(plain, graph, ours, theirs)
+    given = [graph.values.get(name) for name in node.input]
+    arrays = [value for value in given if isinstance(value, np.ndarray)]
+    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    floats = [value.astype(np.float64) for value in arrays if value.dtype.kind == "f"]
+    if node.op_type in _CHOOSING and any(np.isnan(value).any() for value in floats):
+        return _NAN
+    if node.op_type == "ReduceLogSum" and any(_cancels(value) for value in floats):
+        return "open: the logarithm of what rounding leaves of a sum that cancels"
+    if node.op_type == "Sign" and any(np.isnan(value).any() for value in floats):
+        return "open: the sign of NaN; onnxruntime gives NaN for float32 and 0 for float16"
+    if node.op_type in _SUMMING and any(value.dtype.kind in "iu" for value in arrays):
+        return _OVERFLOW if any(np.abs(value.astype(float)).max(initial=0) > 100 for value in arrays) else ""
+    reason = _fault(node, graph, arrays, attributes, theirs)
+    if not reason and any(np.isinf(value).any() or np.abs(value).max(initial=0) > 1e20 for value in floats):
+        return _INFINITE
+    return reason
+
+
+def _fault(node: onnx.NodeProto, graph: Graph, arrays: list[Any], attributes: dict[str, Any], theirs: list[Any]) -> str:
+    if node.op_type == "MeanVarianceNormalization" and np.isnan(theirs[0]).any():
+        return (
+            "MeanVarianceNormalization: its body divides by the deviation + 1e-9, so that equal numbers give 0, not NaN"
+        )
+    if node.op_type == "Slice" and _ends_at_the_largest(arrays):
+        return "Slice: 'for negative stepping it is clamped to [-1, dims[axes[i]]-1]', also an end of INT_MAX"
+    if node.op_type == "AveragePool" and attributes.get("count_include_pad") and graph.version < 19:
+        return "AveragePool: what lies beyond the padding is no padding, so count_include_pad does not count it"
+    if node.op_type == "MaxPool" and any(np.any(np.asarray(value) == np.finfo(np.float32).min) for value in theirs):
+        return "MaxPool: 'the maximum of all values', and the maximum of -inf is -inf, not the least number"
+    if node.op_type == "Reshape" and attributes.get("allowzero") and {0, -1} <= set(arrays[-1].tolist()):
+        return "Reshape: with allowzero 'it is invalid for the specified shape to contain both a zero value and -1'"
+    if node.op_type == "Gather" and theirs[0].dtype.kind == "O":
+        return "Gather: onnxruntime copies the first string of a slice only; 'gather entries of the axis dimension'"
+    return ""
+
+
+def _cancels(values: Any) -> bool:
+    return bool(abs(values.sum()) < 1e-4 * np.abs(values).sum())
+
+
+def _ends_at_the_largest(arrays: list[Any]) -> bool:
+    return len(arrays) == 5 and bool(np.any((arrays[2] >= 2**31 - 1) & (arrays[4] < 0)))

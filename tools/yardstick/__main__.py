@@ -1,0 +1,17 @@
+"""python -m tools.yardstick STAGE ...: train (prepares the text first, goes on where it stopped) or export."""
+
+import sys
+
+from . import export, train
+
+STAGES = {"train": train.main, "export": export.main}
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or sys.argv[1] not in STAGES:
+        sys.exit(f"{__doc__}\nEach stage has --help.")
+    STAGES[sys.argv[1]](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
