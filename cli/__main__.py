@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
+from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; never returns normally."""
+    sys.unraisablehook = _interrupt_again
     try:
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is signal.default_int_handler:
+            # Nothing is at stake before the first line of a command: the signal itself may end the process.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         from .app import run
         from .streams import prepare_streams
 
+        signal.signal(signal.SIGINT, handler)
         prepare_streams()
         code = run(arguments)
     except KeyboardInterrupt:
@@ -19,6 +27,18 @@ def main(arguments: list[str] | None = None) -> None:
     # What is left is to leave: Ctrl-C only makes it quicker, without an exception out of somebody's farewell.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
+
+
+def _interrupt_again(dropped: Any) -> None:
+    """Deliver an interrupt a moment later that fell into a callback, which no exception leaves (of a weak reference,
+    say, or __del__): Python would show it and go on.
+    """
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        later = threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        later.daemon = True
+        later.start()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ __all__ = [*_MODULES, "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'genai' has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name], __name__), name)
+    from .kernels.interrupts import InterruptsDeferred
+
+    with InterruptsDeferred():  # Python can lose an interrupt in the middle of an import
+        value = getattr(import_module(_MODULES[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -32,10 +32,18 @@ _MISSING = 8
 _SECONDS_TO_END = 5.0
 _QUESTION, _ANSWER = "What is 12 + 7?", "19"
 _STORY = "Tell me a story about Luna and Tom. "
+# Python itself shows a traceback while it starts, before any line of ours: a process says when it has come to us.
+_COMMAND_LINE = """
+import os, sys
+from genai.__main__ import main
+os.write(2, b".")
+main(sys.argv[1:])
+"""
 _LIBRARY = """
-import sys
+import os, sys
+import genai
+os.write(2, b".")
 try:
-    import genai
     with genai.LLM(threads=2, quiet=True) as llm:
         if sys.argv[1] == "stream":
             for piece in llm.stream(sys.argv[2], max_tokens=150, ignore_eos=True):
@@ -55,10 +63,10 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
-_COMMAND = [sys.executable, "-m", "genai"]
+_COMMAND = [sys.executable, "-c", _COMMAND_LINE]
 _SCRIPT = [sys.executable, "-c", _LIBRARY]
-# Python itself shows a traceback while it starts, before any line of ours.
-_PYTHON_IS_UP = 0.15
+# The first line of ours after that, which says what an interrupt does, is sooner.
+_AT_LEAST = 0.01
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,7 @@ class Workshop:
         with _started(phase.command, cache, mark) as process:
             if phase.after_output:
                 _wait_for_output(process)
-            time.sleep(delay if phase.after_output else max(delay, _PYTHON_IS_UP))
+            time.sleep(max(delay, _AT_LEAST))
             process.send_signal(number)
             found = []
             try:
@@ -180,14 +188,18 @@ class Workshop:
 
 
 def _started(command: tuple[str, ...], cache: Path, mark: str) -> subprocess.Popen[bytes]:
-    """A process that, with all that it starts, can be known by a mark."""
-    return subprocess.Popen(
+    """A process at its first line of ours that, with all that it starts, can be known by a mark."""
+    process = subprocess.Popen(
         command,
         env={**os.environ, "GENAI_CACHE_DIR": str(cache), "GENAI_INTERRUPTS_MARK": mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        bufsize=0,
     )
+    assert process.stderr is not None
+    process.stderr.read(1)
+    return process
 
 
 def _wait_for_output(process: subprocess.Popen[bytes]) -> None:

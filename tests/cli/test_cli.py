@@ -286,18 +286,53 @@ def test_ctrl_c_in_a_one_shot_exits_130() -> None:
     assert code in (0, 130)
 
 
+# `python -m genai`, which says when Python itself is up: before that, an interrupt is shown by Python.
+SAYS_WHEN_IT_STARTS = """
+import os, sys
+from genai.__main__ import main
+os.write(2, b".")
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
 @pytest.mark.parametrize("command", [["chat", "-p"], ["generate", "--chat", "--ignore-eos", "-p"]], ids=str)
 def test_ctrl_c_at_any_moment_ends_without_a_traceback(command: list[str], seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(4):
-        process = subprocess.Popen([*GENAI, *command, "Tell me a story."], stdout=-1, stderr=-1, start_new_session=True)
-        time.sleep(0.05 + rng.random() * 1.2)
+        started = [sys.executable, "-c", SAYS_WHEN_IT_STARTS, *command, "Tell me a story."]
+        process = subprocess.Popen(started, stdout=-1, stderr=-1, start_new_session=True, bufsize=0)
+        assert process.stderr is not None
+        assert process.stderr.read(1) == b"."
+        time.sleep(0.02 + rng.random() * 1.2)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
         assert b"Traceback" not in stderr, stderr.decode()
-        # Killed by the signal itself where Python had not begun, or had ended.
+        # Killed by the signal itself where no command had begun, or where one had ended.
         assert process.returncode in (0, 130, -signal.SIGINT)
+
+
+def test_an_interrupt_that_falls_into_a_callback_arrives_all_the_same() -> None:
+    script = """
+import signal, sys, time, weakref
+import genai.cli.app
+from genai.cli.__main__ import main
+
+class Something:
+    pass
+
+def run(arguments):
+    one = Something()
+    callback = weakref.ref(one, lambda _: signal.raise_signal(signal.SIGINT))
+    del one  # the exception cannot leave the callback
+    time.sleep(30)
+    return 0
+
+genai.cli.app.run = run
+main([])
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=25)
+    assert (process.returncode, process.stderr) == (130, b"")
 
 
 @pytest.mark.parametrize(
