@@ -53,24 +53,30 @@ def num_blocks(row: Row) -> Any:
 
 
 @helper
+def _has_nan(logits: Any, count: int) -> bool:
+    for token in range(count):  # noqa: SIM110 (kernels know no generators)
+        if math.isnan(logits[token]):
+            return True
+    return False
+
+
+@helper
 def scan(row: Row) -> None:
     """Find the maxima of the blocks and of the row, and whether the row can be sampled at all."""
     if row.flags[SCANNED]:
         return
     logits, size = current(row), row.given.shape[0]
     whole = size // BLOCK
-    poison = splat_float32(0.0)
-    highest = MASKED
+    sums, best = splat_float32(0.0), splat_float32(MASKED)
     for block in range(whole):
-        best = splat_float32(MASKED)
-        for first in range(block * BLOCK, (block + 1) * BLOCK, LANES):
-            vector = load(logits, first)
-            poison = poison + minimum(maximum(vector, -1.0), 1.0)  # infinities become 1, NaNs stay
-            best = maximum(best, vector)
-        peak = reduce_max(best)
-        row.blocks[MAXIMA, block] = peak
-        highest = max(highest, peak)
-    has_nan = math.isnan(reduce_add(poison))
+        one, other = load(logits, block * BLOCK), load(logits, block * BLOCK + LANES)
+        larger = maximum(one, other)
+        row.blocks[MAXIMA, block] = reduce_max(larger)
+        best = maximum(best, larger)
+        sums = sums + (one + other)
+    highest = reduce_max(best)
+    # No NaN leaves a sum again, but infinities of both signs make one too.
+    has_nan = math.isnan(reduce_add(sums)) and _has_nan(logits, whole * BLOCK)
     if whole * BLOCK < size:
         peak = MASKED
         for token in range(whole * BLOCK, size):
