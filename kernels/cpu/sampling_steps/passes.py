@@ -53,14 +53,6 @@ def num_blocks(row: Row) -> Any:
 
 
 @helper
-def _has_nan(logits: Any, count: int) -> bool:
-    for token in range(count):  # noqa: SIM110 (kernels know no generators)
-        if math.isnan(logits[token]):
-            return True
-    return False
-
-
-@helper
 def scan(row: Row) -> None:
     """Find the maxima of the blocks and of the row, and whether the row can be sampled at all."""
     if row.flags[SCANNED]:
@@ -75,17 +67,18 @@ def scan(row: Row) -> None:
         best = maximum(best, larger)
         sums = sums + (one + other)
     highest = reduce_max(best)
-    # No NaN leaves a sum again, but infinities of both signs make one too.
-    has_nan = math.isnan(reduce_add(sums)) and _has_nan(logits, whole * BLOCK)
     if whole * BLOCK < size:
         peak = MASKED
         for token in range(whole * BLOCK, size):
-            has_nan = has_nan or math.isnan(logits[token])
             peak = max(peak, logits[token])
         row.blocks[MAXIMA, whole] = peak
         highest = max(highest, peak)
     row.state[MAXIMUM] = highest
     row.flags[SCANNED] = 1
+    # No NaN leaves a sum again, but infinities of both signs make one too.
+    has_nan = False
+    for token in range(0 if math.isnan(reduce_add(sums)) else whole * BLOCK, size):
+        has_nan = has_nan or math.isnan(logits[token])
     if has_nan:
         row.flags[STATUS] = HAS_NAN
     elif highest == math.inf:
