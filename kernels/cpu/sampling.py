@@ -29,6 +29,7 @@ from .memory import array_at
 from .program.calls import Call, Items
 from .program.kept import NodeProgram, addresses_of
 from .program.pool import Threads
+from .program.waiting import fetch_add
 from .sampling_steps.draw import draw, most_likely, uniforms
 from .sampling_steps.passes import close, scan, total_weight
 from .sampling_steps.repetition import dry, edit, forbid_repeated_ngrams, penalties
@@ -53,8 +54,6 @@ _integers, _doubles, _floats = array_at("int64", 1), array_at("float64", 1), arr
 _ids, _counters = array_at("int32", 1), array_at("uint64", 1)
 # Per logit, on one thread.
 _NANOSECONDS_TO_SAMPLE, _NANOSECONDS_TO_SUM = 0.5, 2.0
-# More slots than threads, so that a core that something else slows down gets fewer of them.
-_SLOTS_PER_THREAD = 2
 # Rows of so few logits become a list of candidates at once, exact to float64.
 _SHORT_ROW = 1024
 
@@ -113,13 +112,15 @@ def _write_distribution(row: Row, out: Any, certain: int) -> None:
 class SamplingArguments(Arguments):
     """`count` rows to sample (see `SamplingBatch`), the memory to work in, and where the results go.
 
-    `outcomes`: of each row its token and its status, int64, and the token's probability, float64. `distributions`: 0,
-    or float64 [count, vocab_size]. `same`: room of `same_length` int32 per slot for DRY.
+    `taken`: rows that somebody has begun. `outcomes`: of each row its token and its status, int64, and the token's
+    probability, float64. `distributions`: 0, or float64 [count, vocab_size]. `same`: room of `same_length` int32 per
+    slot for DRY.
     """
 
     logits: Address
     replaced: Address
     count: int
+    taken: Address
     rows: Address
     edit_ids: Address
     edit_values: Address
@@ -204,10 +205,12 @@ def _sampler(name: str, rare: bool) -> NativeOp:
             _write_distribution(row, out, chosen if is_greedy else -1)
 
     def sample(arguments: SamplingArguments, context: int, begin: int, end: int, scratch: int) -> int:
-        count, slots = arguments.count, arguments.workspace.slots
+        # Some rows take twice as long as others: a slot takes the next one when it is done.
         for slot in range(begin, end):
-            for i in range(slot * count // slots, (slot + 1) * count // slots):
+            i = fetch_add(arguments.taken, 1)
+            while i < arguments.count:
                 sample_row(arguments, i, slot)
+                i = fetch_add(arguments.taken, 1)
         return 0
 
     return native_op(SamplingArguments, name=name)(sample)
@@ -229,8 +232,8 @@ class CpuSampler:
 
     def __init__(self, threads: Threads, vocab_size: int) -> None:
         self._threads = threads
-        slots = 1 if threads.count == 1 else _SLOTS_PER_THREAD * threads.count
-        self._workspace = Workspace.allocate(slots, vocab_size)
+        # More slots than threads, so that a core that something else slows down gets fewer of them.
+        self._workspace = Workspace.allocate(2 * threads.count, vocab_size)
         self._programs: dict[NativeOp, NodeProgram] = {}
 
     def sample(
@@ -250,6 +253,7 @@ class CpuSampler:
             rows=batch.rows,
             logits=logits,
             count=count,
+            taken=np.zeros(1, np.int64),
             replaced=batch.replaced if len(batch.replaced) else None,
             edit_ids=batch.edit_ids if len(batch.edit_ids) else None,
             edit_values=batch.edit_values if len(batch.edit_ids) else None,

@@ -221,4 +221,6 @@ def test_with_lesser_instructions(name: str, tmp_path: Any) -> None:
     environment = {**os.environ, "GENAI_CPU_ISA": name, "GENAI_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    if "this machine does not have it" in result.stdout + result.stderr:
+        pytest.skip(f"this machine has no {name}")
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
