@@ -93,14 +93,11 @@ class _Recurrent:
         lengths = optional(inputs, 4)
         if lengths is not None and (np.shape(lengths) != x.shape[1:2] or np.any((lengths < 0) | (lengths > len(x)))):
             raise KernelError(f"{self.op_type}: sequence_lens must be a length from 0 to {len(x)} per sequence")
-        outputs: list[Any] = []
-        states: list[Any] = []
-        cells: list[Any] = []
+        walked = []
         for index, weights in enumerate(directions):
             state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
-            walked = self._walk(x, weights, state, cell, lengths, index)
-            for values, value in zip((outputs, states, cells), walked, strict=True):
-                values.append(value)
+            walked.append(self._walk(x, weights, state, cell, lengths, index))
+        outputs, states, cells = zip(*walked, strict=True)
         result = np.stack(outputs, axis=1), np.stack(states), np.stack(cells)
         if self.batch_first:
             result = result[0].transpose(2, 0, 1, 3), np.swapaxes(result[1], 0, 1), np.swapaxes(result[2], 0, 1)
