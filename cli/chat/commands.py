@@ -34,8 +34,8 @@ def run_command(loop: Loop, text: str) -> None:
     name = "/bye" if name in _ALSO_BYE else name
     command = COMMANDS.get(name)
     if command is None:
-        close = difflib.get_close_matches(name, (*COMMANDS, *_ALSO_BYE), 1)
-        hint = (f"did you mean {close[0]}? " if close else "") + "/help lists the commands"
+        close = difflib.get_close_matches(name[1:], [known[1:] for known in (*COMMANDS, *_ALSO_BYE)], 1)
+        hint = (f"did you mean /{close[0]}? " if close else "") + "/help lists the commands"
         raise InputError(f"unknown command {name!r}", "messages that begin with a slash are commands", hint)
     argument = argument.strip()
     if command.argument and not command.argument.startswith("[") and not argument:

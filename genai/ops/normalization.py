@@ -48,32 +48,38 @@ def _is_plain(x: Any, weight: Any, first: int) -> bool:
 @operator("SimplifiedLayerNormalization")
 @operator("SimplifiedLayerNormalization", domain=MS)
 @operator("RMSNormalization", since_version=23)
-def rms_normalization(x: Any, weight: Any, *, axis: int = -1, epsilon: float = 1e-5, threads: Threads | None) -> Any:
-    """x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019)."""
+def rms_normalization(
+    x: Any, weight: Any, *, axis: int = -1, epsilon: float = 1e-5, threads: Threads | None, spec: NodeSpec
+) -> Any:
+    """x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019); then the factor of x."""
     first = checked_axis(axis, x.ndim)
-    if _is_plain(x, weight, first):
+    if _is_plain(x, weight, first) and not any(spec.outputs[1:]):
         return norm(_rows(x), weight, epsilon, threads=threads).reshape(x.shape)
-    normed = _standardized(x, tuple(range(first, x.ndim)), epsilon, centre=False)[0]
-    return (normed.astype(x.dtype) * weight).astype(weight.dtype, copy=False)
+    normed, _, inverse = _standardized(x, tuple(range(first, x.ndim)), epsilon, centre=False)
+    return (normed.astype(x.dtype) * weight).astype(weight.dtype, copy=False), inverse.astype(np.float32, copy=False)
 
 
 @operator("SkipSimplifiedLayerNormalization", domain=MS)
 def skip_rms_normalization(
-    x: Any, skip: Any, weight: Any, input_bias: Any = None, *, epsilon: float = 1e-12, threads: Threads | None
-) -> Any:
+    x: Any, skip: Any, weight: Any, input_bias: Any = None, *, epsilon: float = 1e-12, threads: Threads | None,
+    spec: NodeSpec,
+) -> Any:  # fmt: skip
     """sum = input + skip (+ bias); output 0 is its RMS norm, output 3 the sum."""
-    return _of_sum(x, skip, epsilon, False, threads, weight=weight, input_bias=input_bias)
+    return _of_sum(x, skip, epsilon, False, threads, spec, weight=weight, input_bias=input_bias)
 
 
 def _of_sum(
-    x: Any, skip: Any, epsilon: float, centred: bool, threads: Threads | None, **vectors: Any
+    x: Any, skip: Any, epsilon: float, centred: bool, threads: Threads | None, spec: NodeSpec, **vectors: Any
 ) -> tuple[Any, ...]:
-    """The outputs in x's type; skip may be that of one sequence for all."""
+    """The outputs in x's type, between them mean and 1 / deviation; skip may be that of one sequence for all."""
     wide = {name: np.ascontiguousarray(v, np.float32) for name, v in vectors.items() if v is not None}
     rows = _rows(x), _rows(np.broadcast_to(skip, x.shape))
     results = norm_of_sum(*rows, wide.pop("weight"), epsilon, **wide, centred=centred, threads=threads)
     normed, total = (rows.reshape(x.shape).astype(x.dtype, copy=False) for rows in results)
-    return normed, None, None, total
+    if not any(spec.outputs[1:3]):
+        return normed, None, None, total
+    _, mean, inverse = _standardized(results[1].reshape(x.shape), (x.ndim - 1,), epsilon, centre=centred)
+    return normed, np.zeros_like(inverse) + mean, inverse, total
 
 
 @operator("LayerNormalization")
@@ -172,10 +178,10 @@ def mean_variance_normalization(x: Any, *, axes: tuple[int, ...] = (0, 2, 3)) ->
 @operator("SkipLayerNormalization", domain=MS)
 def skip_layer_normalization(
     x: Any, skip: Any, weight: Any, bias: Any = None, input_bias: Any = None, *, epsilon: float = 1e-12,
-    threads: Threads | None,
+    threads: Threads | None, spec: NodeSpec,
 ) -> Any:  # fmt: skip
     """sum = input + skip (+ bias); output 0 is its layer norm, output 3 the sum."""
-    return _of_sum(x, skip, epsilon, True, threads, weight=weight, bias=bias, input_bias=input_bias)
+    return _of_sum(x, skip, epsilon, True, threads, spec, weight=weight, bias=bias, input_bias=input_bias)
 
 
 @shape_rule("LayerNormalization", domain="")

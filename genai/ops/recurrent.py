@@ -13,19 +13,19 @@ from .registry import KernelError, NodeSpec, register
 from .support import optional, widened
 
 Function = Callable[[Any], Any]
-# name -> (function of x, alpha and beta; default alpha; default beta), from the definition of the operators.
-_FUNCTIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]] = {
+# name -> (function of x, alpha and beta; their defaults, None for what it does not take), as the operators define them.
+_FUNCTIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float | None]] = {
     "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
-    "elu": (lambda x, a, b: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x), 1.0, 0.0),
+    "elu": (lambda x, a, b: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x), 1.0, None),
     "hardsigmoid": (lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5),
-    "leakyrelu": (lambda x, a, b: np.where(x < 0, a * x, x), 0.01, 0.0),
-    "relu": (lambda x, a, b: np.maximum(x, 0), 0.0, 0.0),
+    "leakyrelu": (lambda x, a, b: np.where(x < 0, a * x, x), 0.01, None),
+    "relu": (lambda x, a, b: np.maximum(x, 0), None, None),
     "scaledtanh": (lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0),
-    "sigmoid": (lambda x, a, b: sigmoid(x), 0.0, 0.0),
-    "softplus": (lambda x, a, b: softplus(x), 0.0, 0.0),
-    "softsign": (lambda x, a, b: x / (1 + np.abs(x)), 0.0, 0.0),
-    "tanh": (lambda x, a, b: np.tanh(x), 0.0, 0.0),
-    "thresholdedrelu": (lambda x, a, b: np.where(x > a, x, 0), 1.0, 0.0),
+    "sigmoid": (lambda x, a, b: sigmoid(x), None, None),
+    "softplus": (lambda x, a, b: softplus(x), None, None),
+    "softsign": (lambda x, a, b: x / (1 + np.abs(x)), None, None),
+    "tanh": (lambda x, a, b: np.tanh(x), None, None),
+    "thresholdedrelu": (lambda x, a, b: np.where(x > a, x, 0), 1.0, None),
 }
 
 
@@ -55,8 +55,7 @@ class _Recurrent:
             raise KernelError(f"{spec.op_type}: direction {direction!r} is unknown")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.batch_first = bool(attributes.get("layout", 0))
-        clip = attributes.get("clip")
-        self.clip = None if clip is None else float(clip)
+        self.clip = float(attributes.get("clip", np.inf))
         self.activations, self.attributes = self._activations(spec), attributes
 
     def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
@@ -76,11 +75,11 @@ class _Recurrent:
                 raise KernelError(f"{spec.op_type}: activation {name!r} is unknown")
             function, alpha, beta = _FUNCTIONS[name.lower()]
             # Parameters are listed only for the functions that take them, in order.
-            alpha = float(alphas.pop(0)) if alphas and alpha else alpha
-            beta = float(betas.pop(0)) if betas and beta else beta
+            alpha = float(alphas.pop(0)) if alphas and alpha is not None else alpha
+            beta = float(betas.pop(0)) if betas and beta is not None else beta
             # As in onnxruntime the gates are clipped, and the cell that the last function of an LSTM shows is not.
             shows_cell = self.has_cell and len(found) % count == count - 1
-            found.append(_bound(function, alpha, beta, None if shows_cell else self.clip))
+            found.append(_bound(function, alpha, beta, np.inf if shows_cell else self.clip))
         return [found[i : i + count] for i in range(0, len(found), count)]
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -94,19 +93,15 @@ class _Recurrent:
         lengths = optional(inputs, 4)
         if lengths is not None and (np.shape(lengths) != x.shape[1:2] or np.any((lengths < 0) | (lengths > len(x)))):
             raise KernelError(f"{self.op_type}: sequence_lens must be a length from 0 to {len(x)} per sequence")
-        outputs: list[Any] = []
-        states: list[Any] = []
-        cells: list[Any] = []
+        walked = []
         for index, weights in enumerate(directions):
             state, cell = (self._initial(optional(inputs, 5 + i), index, x, hidden) for i in (0, 1))
-            walked = self._walk(x, weights, state, cell, lengths, index)
-            for values, value in zip((outputs, states, cells), walked, strict=True):
-                values.append(value)
+            walked.append(self._walk(x, weights, state, cell, lengths, index))
+        outputs, states, cells = zip(*walked, strict=True)
         result = np.stack(outputs, axis=1), np.stack(states), np.stack(cells)
         if self.batch_first:
             result = result[0].transpose(2, 0, 1, 3), np.swapaxes(result[1], 0, 1), np.swapaxes(result[2], 0, 1)
-        wanted = result if self.has_cell else result[:2]
-        return tuple(np.ascontiguousarray(value).astype(dtype, copy=False) for value in wanted)
+        return tuple(np.ascontiguousarray(value).astype(dtype, copy=False) for value in result[: 2 + self.has_cell])
 
     def _initial(self, given: Any, index: int, x: Any, hidden: int) -> Any:
         if given is None:
@@ -144,9 +139,7 @@ class _Recurrent:
         return outputs, state, cell
 
 
-def _bound(function: Callable[[Any, float, float], Any], alpha: float, beta: float, limit: float | None) -> Function:
-    if limit is None:
-        return lambda x: function(x, alpha, beta)
+def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Function:
     return lambda x: function(np.clip(x, -limit, limit), alpha, beta)
 
 

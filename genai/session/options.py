@@ -6,7 +6,6 @@ and has no effect here, which docs/session.md says; everything else is obeyed or
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from enum import IntEnum
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import OptionError
+from ..errors import OptionError, did_you_mean
 from ..graph.rewrites.base import Level
 from ..refused import REASONS, refusing_method
 
@@ -322,9 +321,8 @@ def check_entries(entries: Mapping[str, str]) -> None:
         if why and value not in ("", *harmless):
             raise OptionError(f"config entry {key} = {value!r}", why, "leave it out")
         if not why and key not in OBEYED | _WITHOUT_EFFECT and not key.startswith(_PREFIXES_WITHOUT_EFFECT):
-            near = difflib.get_close_matches(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            warnings.warn(f"the config entry {key!r} is unknown and has no effect{hint}", stacklevel=6)
+            hint = did_you_mean(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], "check its name")
+            warnings.warn(f"the config entry {key!r} is unknown and has no effect; {hint}", stacklevel=6)
     for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
         if key in entries and not entries[key].isdecimal():
             raise OptionError(f"config entry {key} = {entries[key]!r}", "it is a number of bytes", "correct it")

@@ -115,11 +115,13 @@ _HEARD = "8305172964{:03d}1726394850"
 
 
 def variations(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """What to change for the further renderings: the messages marked, and the tools left out where there are some."""
+    """What to change for the further renderings: the messages marked; tool calls and tools left out where some are."""
     marked = list(messages)
     for index in _last_of_each_role(messages):
         marked[index] = _with_mark(messages[index], _HEARD.format(index)) or messages[index]
-    return [{"messages": marked}, *([{"tools": None}] if tools else [])]
+    silent = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+    calls = [{"messages": silent}] if any(message.get("tool_calls") for message in messages) else []
+    return [{"messages": marked}, *calls, *([{"tools": None}] if tools else [])]
 
 
 def check_heard(
@@ -132,7 +134,7 @@ def check_heard(
     Raises:
         ChatTemplateError: something was left out.
     """
-    marked, *without_tools = others
+    marked, *without = others
     for index in _last_of_each_role(messages) if "text" in marked else []:
         if _HEARD.format(index) not in marked["text"]:
             raise ChatTemplateError(
@@ -140,11 +142,11 @@ def check_heard(
                 f"{origin} writes nothing of it, so the model would never see it",
                 "use a role that the template knows, such as user, in a place where it reads it",
             )
-    if any(result.get("text") == prompt for result in without_tools):
+    if any(result.get("text") == prompt for result in without):
         raise ChatTemplateError(
-            "the chat template leaves out the tools",
+            "the chat template leaves out the tools or their calls",
             f"{origin} gives the same prompt without them, so the model would never see them",
-            "leave tools out, describe them in a message, or use a model whose template has tools",
+            "leave tools and tool_calls out, describe them in a message, or use a model whose template has tools",
         )
 
 

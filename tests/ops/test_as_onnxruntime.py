@@ -69,6 +69,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "unique strings, unsorted": ("Unique", {"x": WORDS}, {"axis": 1, "sorted": 0, "out": 4}),
     "lstm, clipped": lstm(clip=0.5),
     "lstm, clipped, forget coupled": lstm(clip=0.2, input_forget=1, activations=["Sigmoid", "Tanh", "Softsign"]),
+    "lstm, activations with two numbers each": lstm(activations=["HardSigmoid", "Affine", "ScaledTanh"], activation_alpha=[0.3, 0.5, 0.7], activation_beta=[0.4, 0.2, 0.9]),
+    "gru, affine gates": ("GRU", {"x": f([[1.0]], [[2.0]]), "w": f([[1], [2], [3]]), "r": f([[1], [-1], [2]])}, {"hidden_size": 1, "activations": ["Affine", "Elu"], "activation_alpha": [0.3, 0.5], "activation_beta": [0.4], "out": 2}),
+    **{f"rms norm and its factor, {t.__name__}, axis {a}": ("SimplifiedLayerNormalization", {"x": (THIRDS - 1).astype(t), "s": np.ones((2,) * -a, t)}, {"axis": a, "out": 2}) for t in (np.float32, np.float64) for a in (-1, -2)},
     "gru, clipped": ("GRU", {"x": f([[1.0]], [[2.0]]), "w": f([[1], [2], [3]]), "r": f([[1], [-1], [2]])}, {"hidden_size": 1, "clip": 0.4, "out": 2}),
     "resize of bytes, antialiased": ("Resize", {"x": np.array([[[10, 20, 35, 47, 3]]], np.uint8), "r": None, "s": None, "n": i(1, 1, 3)}, {"mode": "linear", "antialias": 1, "version": 19}),
     "resize of an image, antialiased": ("Resize", {"x": np.arange(42, dtype=np.uint8).reshape(1, 1, 6, 7) * 5, "r": None, "s": f(1, 1, 0.5, 0.7)}, {"mode": "cubic", "antialias": 1, "version": 19}),
@@ -262,6 +265,18 @@ def test_a_linear_machine_whose_terms_cancel(one_node):
     exact = x.astype(np.float64) @ vectors.astype(np.float64).T @ weights.astype(np.float64) + rho
     np.testing.assert_allclose(scores[:, 1], exact, rtol=1e-6)
     assert labels.tolist() == (exact <= 0).astype(int).tolist()
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_statistics_of_a_sum(centred, one_node, rng):
+    """Mean and inverse deviation of input + skip; onnxruntime leaves both outputs as the memory was."""
+    op_type = "SkipLayerNormalization" if centred else "SkipSimplifiedLayerNormalization"
+    x, skip = rng.standard_normal((2, 2, 3, 8)).astype(np.float32)
+    feed = {"x": x, "skip": skip, "weight": np.ones(8, np.float32)}
+    model = one_node(op_type, feed, 4, domain="com.microsoft", epsilon=0.01)
+    normed, mean, inverse, total = genai.InferenceSession(model).run(None, feed)
+    np.testing.assert_allclose(mean, total.mean(-1, keepdims=True) * centred, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose((total - mean) * inverse, normed, rtol=1e-5, atol=1e-6)
 
 
 def test_gelu_of_float64_is_not_rounded_to_float32(one_node):

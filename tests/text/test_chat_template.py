@@ -521,6 +521,16 @@ class TestNothingIsLeftOut:
         assert self.prompt(tokenizer, without_words, [*TURNS[0], call])
         assert self.prompt(tokenizer, self.KNOWN, [*TURNS[0], thought]) == "U:HiA:4"
 
+    @pytest.mark.parametrize("content", ["", None])
+    def test_tool_calls_that_the_template_does_not_write(self, tokenizer, content):
+        call = {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+        answer = {"role": "tool", "content": "9 degrees"}
+        every_role = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+        with pytest.raises(ChatTemplateError, match="leaves out the tools or their calls"):
+            self.prompt(tokenizer, every_role, [*TURNS[0], call, answer])
+        calls = every_role.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls }}")
+        assert "arguments" in self.prompt(tokenizer, calls, [*TURNS[0], call, answer])
+
     def test_a_refusal_is_no_silence(self, tokenizer):
         with pytest.raises(ChatTemplateError, match="must alternate"):
             self.prompt(tokenizer, MISTRAL, [*TURNS[0], *TURNS[0]])

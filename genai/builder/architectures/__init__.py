@@ -6,9 +6,7 @@ reads no tensor: a new architecture needs code elsewhere only if it has a part t
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
-from ...errors import UnsupportedModelError
+from ...errors import UnsupportedModelError, did_you_mean
 from . import gpt, llama  # noqa: F401 (they fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
@@ -18,10 +16,9 @@ MODEL_TYPES = sorted(ARCHITECTURES)
 def find(model_type: str) -> Architecture:
     """The architecture of a model_type; UnsupportedModelError lists those that are known."""
     if model_type not in ARCHITECTURES:
-        close = get_close_matches(model_type, MODEL_TYPES, 1)
         raise UnsupportedModelError(
-            f"model_type {model_type!r} is not known" + (f"; did you mean {close[0]!r}?" if close else ""),
+            f"model_type {model_type!r} is not known",
             f"known are {', '.join(MODEL_TYPES)}",
-            "use a checkpoint of one of these, or an ONNX export of yours; docs/build.md says how to add one",
+            did_you_mean(model_type, MODEL_TYPES, "use one of these; docs/build.md says how to add another"),
         )
     return ARCHITECTURES[model_type]
