@@ -30,9 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _interrupt_again(dropped: Any) -> None:
-    """Deliver an interrupt a moment later that fell into a callback, which no exception leaves (of a weak reference,
-    say, or __del__): Python would show it and go on.
-    """
+    """Deliver again an interrupt that fell into a callback (of a weak reference, say): no exception leaves those."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         later = threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
         later.daemon = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from genai.kernels.cpu.executor import CpuExecutor
+from genai.kernels.cpu.isa import IsaError, isa
 from genai.kernels.cpu.jit import LIBRARY, report_progress as report_progress
 from genai.kernels.cpu.program.pool import MAX_THREADS
 from genai.kernels.executor import Executor
@@ -22,7 +23,7 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
         device: one of `genai.model.DEVICES`. threads: of the CPU; None = the physical cores available.
 
     Raises:
-        OptionError: more threads than can share a step.
+        OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.
     """
     if threads is not None and threads > MAX_THREADS:
         raise OptionError(
@@ -32,4 +33,8 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
         from genai.kernels.reference.executor import ReferenceExecutor
 
         return ReferenceExecutor(threads)
+    try:
+        isa()
+    except IsaError as error:
+        raise OptionError(*error.args) from error
     return CpuExecutor(threads)

@@ -231,3 +231,11 @@ def test_choice_of_instructions() -> None:
         choose({"GENAI_CPU_ISA": "amx"}, ("avx2", "portable"))
     with pytest.raises(IsaError, match="no such instruction set"):
         choose({"GENAI_CPU_ISA": "avx9"}, ("avx2", "portable"))
+
+
+def test_instructions_that_the_machine_lacks_are_not_the_models_fault() -> None:
+    environment = {**os.environ, "GENAI_CPU_ISA": "avx9"}
+    command = [sys.executable, "-m", "genai", "generate", "-p", "hi", "-n", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: GENAI_CPU_ISA = 'avx9'\n  why: there is no such instruction set\n")
