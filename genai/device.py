@@ -36,5 +36,5 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     try:
         isa()
     except IsaError as error:
-        raise OptionError(*error.args) from error
+        raise OptionError("GENAI_CPU_ISA cannot be obeyed", str(error), "unset it, or choose another") from error
     return CpuExecutor(threads)

@@ -53,7 +53,7 @@ def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
         return usable[0]
     if wanted not in usable:
         why = "this machine does not have it" if wanted in ISAS else "there is no such instruction set"
-        raise IsaError(f"{_VARIABLE} = {wanted!r}", why, f"unset it, or choose from {', '.join(usable)}")
+        raise IsaError(f"{_VARIABLE} is {wanted!r}: {why}. Unset it, or choose from {', '.join(usable)}.")
     return wanted
 
 

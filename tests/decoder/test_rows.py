@@ -100,8 +100,9 @@ def test_row_wise_graphs_give_the_same_rows_when_flattened(name: str) -> None:
     parts = [RNG.normal(size=(1, length, WIDTH)).astype(F) for length in (3, 1, 4)]
     flat = evaluator.run(None, {"x": np.concatenate(parts, axis=1)})[0]
     alone = [evaluator.run(None, {"x": part})[0] for part in parts]
-    # Not to the bit: what NumPy adds up first depends on the processor and the number of rows.
-    np.testing.assert_allclose(flat, np.concatenate(alone, axis=state.axis), rtol=1e-5, atol=1e-6)
+    # Products not to the bit: what NumPy adds up first depends on the processor and the number of rows.
+    error = 1e-6 if any(node.op_type == "MatMul" for node in proto.graph.node) else 0
+    np.testing.assert_allclose(flat, np.concatenate(alone, axis=state.axis), rtol=error, atol=error)
 
 
 CROSS_ROW: dict[str, tuple[list[Any], dict[str, Any], str]] = {

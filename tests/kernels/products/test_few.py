@@ -238,4 +238,5 @@ def test_instructions_that_the_machine_lacks_are_not_the_models_fault() -> None:
     command = [sys.executable, "-m", "genai", "generate", "-p", "hi", "-n", "1"]
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 2
-    assert run.stderr.startswith("error: GENAI_CPU_ISA = 'avx9'\n  why: there is no such instruction set\n")
+    why = "GENAI_CPU_ISA is 'avx9': there is no such instruction set."
+    assert run.stderr.startswith(f"error: GENAI_CPU_ISA cannot be obeyed\n  why: {why} Unset it")
