@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,6 +64,24 @@ def onnxruntime_node() -> Callable[..., list[np.ndarray]]:
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         return session.run(None, feeds)
+
+    return run
+
+
+@pytest.fixture
+def with_instructions() -> Callable[..., None]:
+    """with_instructions(name, *arguments of pytest, **variables): those tests pass with another instruction set.
+
+    They run in a process of their own; where the machine does not have the instructions, the test is skipped.
+    """
+
+    def run(name: str, *arguments: str, timeout: float | None = None, **variables: str) -> None:
+        environment = {**os.environ, "GENAI_CPU_ISA": name, **variables}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout, check=False)
+        if "this machine does not have it" in result.stdout + result.stderr:
+            pytest.skip(f"this machine has no {name}")
+        assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
     return run
 

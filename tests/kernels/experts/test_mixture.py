@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -230,11 +226,6 @@ def test_refusals(layer: MakeLayer, run: Run, normal: Callable[..., np.ndarray])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ISAS if name != isa()])
-def test_other_instruction_sets(name: str) -> None:
+def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
     """This file again, with the kernels of another instruction set (where the machine has it)."""
-    environment = {**os.environ, "GENAI_CPU_ISA": name}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if "this machine does not have it" in result.stdout:
-        pytest.skip(f"this machine has no {name}")
-    assert result.returncode == 0, result.stdout[-3000:]
+    with_instructions(name, __file__)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -212,15 +210,8 @@ def test_keys_with_a_score_of_minus_infinity_count_for_nothing(make_step: MakeSt
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these are x86 instructions")
 @pytest.mark.parametrize("name", ["vnni", "avx2", "portable"])
-def test_with_lesser_instructions(name: str, tmp_path: Any) -> None:
+def test_with_lesser_instructions(name: str, tmp_path: Any, with_instructions: Callable[..., None]) -> None:
     """This file again, in a process that is told to use fewer instructions."""
-    import os
-
     if name == isa():
         pytest.skip("this process runs them already")
-    environment = {**os.environ, "GENAI_CPU_ISA": name, "GENAI_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    if "this machine does not have it" in result.stdout + result.stderr:
-        pytest.skip(f"this machine has no {name}")
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    with_instructions(name, __file__, timeout=900, GENAI_CACHE_DIR=str(tmp_path))

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -214,14 +213,9 @@ def test_refusals(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ISAS if name != isa()])
-def test_other_instruction_sets(name: str) -> None:
+def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
     """This file again, with the kernels of another instruction set (where the machine has it)."""
-    environment = {**os.environ, "GENAI_CPU_ISA": name}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if "this machine does not have it" in run.stdout:
-        pytest.skip(f"this machine has no {name}")
-    assert run.returncode == 0, run.stdout[-3000:]
+    with_instructions(name, __file__)
 
 
 def test_choice_of_instructions() -> None:
