@@ -18,12 +18,16 @@ from .row import (
     MASKED,
     MAXIMA,
     MAXIMUM,
+    MOMENT,
+    NOWHERE,
     OPEN,
     SCANNED,
     STATUS,
+    SUMMED_AT,
     SUMS,
     TEMPERATURE,
     TOKENS,
+    TOTAL,
     VALUES,
     Row,
     current,
@@ -74,7 +78,7 @@ def scan(row: Row) -> None:
         row.blocks[MAXIMA, whole] = peak
         highest = max(highest, peak)
     row.state[MAXIMUM] = highest
-    row.flags[SCANNED] = 1
+    row.flags[SCANNED], row.state[SUMMED_AT] = 1, NOWHERE
     # No NaN leaves a sum again, but infinities of both signs make one too.
     has_nan = False
     for token in range(0 if math.isnan(reduce_add(sums)) else whole * BLOCK, size):
@@ -94,6 +98,8 @@ def total_weight(row: Row) -> Any:
     Weights are float32, added up block by block (SUMS) and then in float64.
     """
     scan(row)
+    if row.state[SUMMED_AT] == row.state[TEMPERATURE]:
+        return row.state[TOTAL], row.state[MOMENT]
     logits, size = current(row), row.given.shape[0]
     highest, temperature = np.float32(row.state[MAXIMUM]), row.state[TEMPERATURE]
     scale = np.float32(min(1.0 / temperature, _LARGEST_SCALE))
@@ -122,6 +128,7 @@ def total_weight(row: Row) -> Any:
                 moment += math.exp(distance) * distance
         row.blocks[SUMS, whole] = rest
         total += rest
+    row.state[TOTAL], row.state[MOMENT], row.state[SUMMED_AT] = total, moment, temperature
     return total, moment
 
 
