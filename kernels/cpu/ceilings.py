@@ -15,7 +15,8 @@ from .arguments import Address, Arguments
 from .emit import FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
 from .jit import Kernel, kernel, native_op
 from .lazy import intrinsic
-from .memory import load_int32, prefetch, store_int32
+from .memory import load_int32, store_int32
+from .prefetching import stream_prefetch
 from .program.calls import Call, Items
 from .tiles import TILE_CONFIG as TILE_CONFIG
 from .vector import LANES, splat_int32
@@ -24,9 +25,7 @@ from .vector import LANES, splat_int32
 STREAMS = 4
 # What the parts of a buffer are counted in.
 ITEM_BYTES = 4096
-# Bytes in a cache line, and how far ahead of the reading lines are asked for.
-_LINE = 64
-_AHEAD = 32 * _LINE
+_LINE = 64  # bytes in a cache line
 _ROUNDS = 16
 
 
@@ -34,6 +33,12 @@ class ReadArguments(Arguments):
     """The buffer's first byte."""
 
     buffer: Address
+
+
+@intrinsic(None, "int64")
+def _ask_ahead(e: Emitter, address: Any) -> None:
+    level, distance = stream_prefetch()
+    e.prefetch(e.at(address, distance), level)
 
 
 @native_op(ReadArguments)
@@ -47,10 +52,10 @@ def read_memory(arguments: ReadArguments, context: int, begin: int, end: int, sc
     c = splat_int32(0)
     d = splat_int32(0)
     for i in range(0, size, _LINE):
-        prefetch(first + i + _AHEAD)
-        prefetch(second + i + _AHEAD)
-        prefetch(third + i + _AHEAD)
-        prefetch(fourth + i + _AHEAD)
+        _ask_ahead(first + i)
+        _ask_ahead(second + i)
+        _ask_ahead(third + i)
+        _ask_ahead(fourth + i)
         a = a + load_int32(first + i)
         b = b + load_int32(second + i)
         c = c + load_int32(third + i)

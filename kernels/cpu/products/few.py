@@ -20,6 +20,7 @@ from ..functions import UNARY, sigmoid
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import load_float32, store_first, word
+from ..prefetching import stream_prefetch
 from ..program.calls import Rows, row_at
 from ..tiles import configure_tiles, release_tiles
 from ..vector import maximum, minimum
@@ -35,7 +36,6 @@ STREAMS = TILES_TOGETHER
 SWIGLU = "swiglu"
 # Rows at once -> tiles at once.
 _SHAPES = {1: 4, 2: 4, 4: 2, 8: 1}
-_PREFETCH_BYTES = 2048
 _LINE = 64
 _VECTOR_BYTES = 4 * LANES
 # Results of the micro-kernels: [row][stream] vectors.
@@ -118,7 +118,8 @@ def _emit_pass(
     """The loop over the steps of some tiles."""
     b, per_record, tiles = e.builder, kind.steps_per_record, len(streams)
     lines = -(-kind.record_bytes // (_LINE * per_record))
-    records_ahead = -(-_PREFETCH_BYTES // kind.record_bytes)
+    level, distance = stream_prefetch()
+    records_ahead = -(-distance // kind.record_bytes)
     steps = b.mul(records, INT64(per_record))
     with e.loop(steps, [constant(FLOAT_VECTOR, 0.0)] * (len(row_at) * tiles)) as (index, sums):
         part = b.and_(index, INT64(per_record - 1))  # a power of two
@@ -130,7 +131,7 @@ def _emit_pass(
         ahead = e.at(moved, b.mul(part, INT64(kind.record_bytes // per_record // _LINE * _LINE)))
         for address in at:
             for line in range(lines):
-                e.prefetch(e.at(e.at(address, ahead), _LINE * line + records_ahead * kind.record_bytes))
+                e.prefetch(e.at(e.at(address, ahead), _LINE * line + records_ahead * kind.record_bytes), level)
         sums[:] = kind.step(e, Step(index, part, at, row_at, scales, corrections), sums)
     for m in range(len(row_at)):
         for t in range(tiles):
