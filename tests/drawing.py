@@ -1,7 +1,7 @@
 """Sweeps over many similar cases: a run computes a part of them, drawn by the commit, so that in time all are computed.
 
 A pytest plugin. `@pytest.mark.drawn(n)` on a test or on some of its cases: one in n of those is run, and at least one;
-cases without the mark, a sweep's core, always are. The fixture `drawn` has numbers for tests that make up their cases.
+cases without the mark, a sweep's core, always are. The fixture `draw` is for tests that go through cases themselves.
 """
 
 from __future__ import annotations
@@ -10,12 +10,48 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 VARIABLE = "TEST_CASES"  # processes that tests start, and xdist's, draw the same cases
 ALL = "all"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a word draws; ALL draws everything."""
+
+    word: str
+
+    @property
+    def seed(self) -> int:
+        """For random cases."""
+        return int.from_bytes(_digest(self.word)[:4])
+
+    def part(self, names: Iterable[str], one_in: int) -> set[str]:
+        """One in so many of the names (rounded up)."""
+        ordered = sorted(names, key=lambda name: _digest(f"{self.word} {name}"))
+        return set(ordered if self.word == ALL else ordered[: -(-len(ordered) // one_in)])
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def commit(folder: Path) -> str:
+    """The name of the commit; ALL where git does not know it."""
+    try:
+        run = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ALL
+    return run.stdout.strip()[:12]
+
+
+@pytest.fixture(scope="session")
+def draw() -> Draw:
+    return Draw(os.environ[VARIABLE])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,33 +67,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[VARIABLE] = config.getoption("cases") or os.environ.get(VARIABLE) or commit(config.rootpath)
 
 
-def commit(folder: Path) -> str:
-    """The commit's name; ALL where git does not know it."""
-    try:
-        run = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ALL
-    return run.stdout.strip()[:12]
-
-
-def keep(names: Iterable[str], one_in: int, word: str) -> set[str]:
-    """One in so many of the names (rounded up), chosen by a word."""
-    ordered = sorted(names, key=lambda name: hashlib.sha256(f"{word} {name}".encode()).digest())
-    return set(ordered if word == ALL else ordered[: -(-len(ordered) // one_in)])
-
-
 @pytest.hookimpl(trylast=True)  # of the cases that -m and -k leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    word = os.environ[VARIABLE]
     sweeps: dict[tuple[str, int], list[str]] = {}
     for item in items:
         if mark := item.get_closest_marker("drawn"):
-            sweeps.setdefault((item.nodeid.split("[")[0], *mark.args), []).append(item.nodeid)
-    kept = {name for (_, one_in), names in sweeps.items() for name in keep(names, one_in, word)}
-    drawn = {name for names in sweeps.values() for name in names}
-    left_out = [item for item in items if item.nodeid in drawn - kept]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item.nodeid in kept or item.nodeid not in drawn]
+            sweeps.setdefault((item.nodeid.split("[")[0], mark.args[0]), []).append(item.nodeid)
+    left_out: set[str] = set()
+    for (_, one_in), names in sweeps.items():
+        left_out |= set(names) - Draw(os.environ[VARIABLE]).part(names, one_in)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
