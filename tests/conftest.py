@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.drawing"]
+
 # The same examples in every run: what a change breaks shows in the change's own run.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")

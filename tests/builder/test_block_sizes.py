@@ -65,7 +65,7 @@ def quick(name: str, precision: str, block_size: int, symmetric: bool) -> bool:
 
 
 ALL = [
-    pytest.param(*case, marks=() if quick(*case) else pytest.mark.slow)
+    pytest.param(*case, marks=() if quick(*case) else (pytest.mark.slow, pytest.mark.drawn(4)))
     for case in product(SPECS, ("int4", "int8"), BLOCK_SIZES, (True, False))
 ]
 
@@ -85,6 +85,7 @@ def test_as_the_rounded_weights(
 
 @pytest.mark.oracle
 @pytest.mark.slow
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("precision", ["int4", "int8"])
 @pytest.mark.parametrize("name", SPECS)

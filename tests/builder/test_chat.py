@@ -15,9 +15,10 @@ from genai.kernels.cpu.jit import LIBRARY
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
 NAMES = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))
 FAST = ("llama_tied", "gemma2", "qwen2_moe")
+DRAWN = pytest.mark.slow, pytest.mark.drawn(4)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else DRAWN) for n in NAMES])
 def test_chat_with_a_checkpoint(
     name: str,
     golden: Any,

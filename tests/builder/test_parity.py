@@ -33,7 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", names, indirect=True, ids=names)
     if "quantised" in metafunc.fixturenames:
         cases = [(name, precision) for name in names for precision in ("int4", "int8")]
-        marks = [() if name in QUANTISED and precision == "int4" else pytest.mark.slow for name, precision in cases]
+        drawn = pytest.mark.slow, pytest.mark.drawn(4)
+        marks = [() if name in QUANTISED and precision == "int4" else drawn for name, precision in cases]
         parameters = [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
         metafunc.parametrize(("quantised", "precision"), parameters)
 

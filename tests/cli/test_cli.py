@@ -295,7 +295,9 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=(pytest.mark.slow, pytest.mark.drawn(4))) for seed in (1, 2, 3, 4))]
+)
 @pytest.mark.parametrize("command", [["chat", "-p"], ["generate", "--chat", "--ignore-eos", "-p"]], ids=str)
 def test_ctrl_c_at_any_moment_ends_without_a_traceback(command: list[str], seed: int) -> None:
     rng = random.Random(seed)

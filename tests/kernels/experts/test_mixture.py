@@ -12,12 +12,14 @@ import pytest
 
 from genai.kernels.cpu.experts.mixture import ExpertLayer, Mixture
 from genai.kernels.cpu.experts.products import pack_dense_experts, pack_experts
-from genai.kernels.cpu.isa import ISAS, isa
 from genai.kernels.cpu.products.few import SwigluArguments
 from genai.kernels.records import Branch, DenseWeight, Experts
 from genai.kernels.reference.weights import mixture as reference
+from tests.instructions import other_instructions
 
 EXPERTS, HIDDEN, WIDTH = 6, 96, 80
+# Variants of the cases that every run has.
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
 Run = Callable[..., np.ndarray]
 MakeLayer = Callable[..., Any]
 
@@ -78,9 +80,9 @@ def mixture_of(first: Any, second: Any, per_token: int, **options: Any) -> Mixtu
         {},
         {"bits": 8, "points": "packed", "scale_type": np.float32, "bias": True},
         {"block_size": 16, "points": "packed", "bias": True},
-        pytest.param({"block_size": 128, "points": "fractions"}, marks=pytest.mark.slow),
-        pytest.param({"block_size": 64, "scale_type": np.float32, "points": "fractions"}, marks=pytest.mark.slow),
-        pytest.param({"bits": 8, "block_size": 256, "bias": True}, marks=pytest.mark.slow),
+        pytest.param({"block_size": 128, "points": "fractions"}, marks=DRAWN),
+        pytest.param({"block_size": 64, "scale_type": np.float32, "points": "fractions"}, marks=DRAWN),
+        pytest.param({"bits": 8, "block_size": 256, "bias": True}, marks=DRAWN),
     ],
 )
 def test_against_float64(
@@ -224,8 +226,7 @@ def test_refusals(layer: MakeLayer, run: Run, normal: Callable[..., np.ndarray])
         run(mixture, normal(3, 33), normal(3, 6))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ISAS if name != isa()])
+@other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
     """This file again, with the kernels of another instruction set (where the machine has it)."""
     with_instructions(name, __file__)

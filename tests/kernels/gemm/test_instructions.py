@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from genai.kernels.cpu.isa import ISAS, isa
+from tests.instructions import other_instructions
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ISAS if name != isa()])
+@other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
     files = [str(path) for path in Path(__file__).parent.glob("test_*.py") if path.name != Path(__file__).name]
-    with_instructions(name, "-n", "0", *files)
+    with_instructions(name, *files)

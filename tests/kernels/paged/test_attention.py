@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import platform
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.isa import isa
 from genai.kernels.cpu.paged.few import PIECE_TOKENS
 from genai.kernels.cpu.paged.many import uses_tiles
 from genai.kernels.cpu.paged.panels import BLOCK_TOKENS, CHUNK_TOKENS
+from tests.instructions import other_instructions
 
 MakeStep, MakeRope = Callable[..., Any], Callable[..., Any]
 
@@ -207,11 +206,7 @@ def test_keys_with_a_score_of_minus_infinity_count_for_nothing(make_step: MakeSt
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-3 if uses_tiles(dtype is np.float16) else FLOAT32_ERROR)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these are x86 instructions")
-@pytest.mark.parametrize("name", ["vnni", "avx2", "portable"])
-def test_with_lesser_instructions(name: str, tmp_path: Any, with_instructions: Callable[..., None]) -> None:
-    """This file again, in a process that is told to use fewer instructions."""
-    if name == isa():
-        pytest.skip("this process runs them already")
-    with_instructions(name, __file__, timeout=900, GENAI_CACHE_DIR=str(tmp_path))
+@other_instructions
+def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
+    """This file again, in a process that is told to use other instructions."""
+    with_instructions(name, __file__)

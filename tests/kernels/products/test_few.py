@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.isa import ISAS, IsaError, choose, isa
+from genai.kernels.cpu.isa import IsaError, choose
 from genai.kernels.cpu.products.calls import Branch
 from genai.kernels.cpu.products.dense import pack_dense
 from genai.kernels.cpu.program.calls import Rows
 from genai.kernels.formats import BlockMatrix
+from tests.instructions import other_instructions
 
 Multiply = Callable[..., np.ndarray]
 ROWS = 15  # 8 + 4 + 2 + 1: every shape of the kernel
+# Variants of the cases that every run has.
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
 
 
 def dequantized(matrix: BlockMatrix) -> np.ndarray:
@@ -48,9 +51,9 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-6) -> 
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("block_size", [32, pytest.param(16, marks=pytest.mark.slow), 128])
-@pytest.mark.parametrize("zero_points", ["none", "packed", pytest.param("fractions", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("scale_type", [np.float16, pytest.param(np.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block_size", [32, pytest.param(16, marks=DRAWN), 128])
+@pytest.mark.parametrize("zero_points", ["none", "packed", pytest.param("fractions", marks=DRAWN)])
+@pytest.mark.parametrize("scale_type", [np.float16, pytest.param(np.float32, marks=DRAWN)])
 @pytest.mark.parametrize("quantized", [True, False], ids=["int8", "fp32"])
 def test_against_float64(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray],
@@ -73,12 +76,12 @@ def test_against_float64(
         (65, 4, 32, "none", np.float16),  # fewer records than are worked on at once
         (300, 4, 64, "packed", np.float32),
         (500, 8, 32, "none", np.float16),
-        pytest.param(300, 4, 32, "fractions", np.float16, marks=pytest.mark.slow),
-        pytest.param(1000, 4, 96, "none", np.float16, marks=pytest.mark.slow),
-        pytest.param(700, 4, 256, "none", np.float16, marks=pytest.mark.slow),
-        pytest.param(900, 8, 256, "none", np.float16, marks=pytest.mark.slow),
-        pytest.param(900, 8, 256, "packed", np.float16, marks=pytest.mark.slow),
-        pytest.param(500, 8, 128, "packed", np.float16, marks=pytest.mark.slow),
+        pytest.param(300, 4, 32, "fractions", np.float16, marks=DRAWN),
+        pytest.param(1000, 4, 96, "none", np.float16, marks=DRAWN),
+        pytest.param(700, 4, 256, "none", np.float16, marks=DRAWN),
+        pytest.param(900, 8, 256, "none", np.float16, marks=DRAWN),
+        pytest.param(900, 8, 256, "packed", np.float16, marks=DRAWN),
+        pytest.param(500, 8, 128, "packed", np.float16, marks=DRAWN),
     ],
 )
 def test_any_number_of_rows(
@@ -211,8 +214,7 @@ def test_refusals(
             multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=wrong)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ISAS if name != isa()])
+@other_instructions
 def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
     """This file again, with the kernels of another instruction set (where the machine has it)."""
     with_instructions(name, __file__)

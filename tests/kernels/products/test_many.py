@@ -36,7 +36,8 @@ pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tile
 Multiply = Callable[..., np.ndarray]
 # Rounding both operands to bfloat16's eight bits: two independent errors of 2 ** -9 at most.
 ROUNDING = 4e-3
-
+# Variants of the cases that every run has.
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
 
 # Numbers of threads that must agree, and nanoseconds of work that they share.
 THREADS, SHARED = (1, 2, 3), 1e6
@@ -126,11 +127,11 @@ def test_against_float64(
         (4, 128, "packed", np.float16, HalfWeights),
         (8, 32, "none", np.float16, HalfWeights),
         (4, 32, "fractions", np.float32, FloatWeights),
-        pytest.param(4, 256, "none", np.float16, HalfWeights, marks=pytest.mark.slow),
-        pytest.param(8, 128, "packed", np.float16, HalfWeights, marks=pytest.mark.slow),
-        pytest.param(8, 32, "fractions", np.float16, FloatWeights, marks=pytest.mark.slow),
-        pytest.param(8, 64, "none", np.float32, FloatWeights, marks=pytest.mark.slow),
-        pytest.param(4, 128, "none", np.float32, FloatWeights, marks=pytest.mark.slow),
+        pytest.param(4, 256, "none", np.float16, HalfWeights, marks=DRAWN),
+        pytest.param(8, 128, "packed", np.float16, HalfWeights, marks=DRAWN),
+        pytest.param(8, 32, "fractions", np.float16, FloatWeights, marks=DRAWN),
+        pytest.param(8, 64, "none", np.float32, FloatWeights, marks=DRAWN),
+        pytest.param(4, 128, "none", np.float32, FloatWeights, marks=DRAWN),
     ],
 )
 def test_every_kind_of_weight(

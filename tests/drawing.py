@@ -1,0 +1,87 @@
+"""Sweeps over many similar cases: a run computes a part of them, drawn by the commit, so that in time all are computed.
+
+A pytest plugin. `@pytest.mark.drawn(n)` on a test or on some of its cases: one in n of those is run, and at least one;
+cases without the mark, a sweep's core, always are. The fixture `draw` is for tests that go through cases themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+VARIABLE = "TEST_CASES"  # processes that tests start, and xdist's, draw the same cases
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a word draws; ALL draws everything."""
+
+    word: str
+
+    @property
+    def seed(self) -> int:
+        """For random cases."""
+        return int.from_bytes(_digest(self.word)[:4])
+
+    def part(self, names: Iterable[str], one_in: int) -> set[str]:
+        """One in so many of the names (rounded up)."""
+        ordered = sorted(names, key=lambda name: _digest(f"{self.word} {name}"))
+        return set(ordered if self.word == ALL else ordered[: -(-len(ordered) // one_in)])
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def commit(folder: Path) -> str:
+    """The name of the commit; ALL where git does not know it."""
+    try:
+        run = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ALL
+    return run.stdout.strip()[:12]
+
+
+@pytest.fixture(scope="session")
+def draw() -> Draw:
+    return Draw(os.environ[VARIABLE])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases",
+        metavar="all|WORD",
+        help="all cases of sweeps, or those that WORD draws [default: $TEST_CASES, else the commit; all without git]",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "drawn(n): one in n of these cases is run, drawn by the commit (see --cases)")
+    os.environ[VARIABLE] = config.getoption("cases") or os.environ.get(VARIABLE) or commit(config.rootpath)
+
+
+@pytest.hookimpl(trylast=True)  # of the cases that -m and -k leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sweeps: dict[tuple[str, int], list[str]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("drawn"):
+            sweeps.setdefault((item.nodeid.split("[")[0], mark.args[0]), []).append(item.nodeid)
+    left_out: set[str] = set()
+    for (_, one_in), names in sweeps.items():
+        left_out |= set(names) - Draw(os.environ[VARIABLE]).part(names, one_in)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """At the end, since a quiet run (-q) has no header."""
+    word = os.environ[VARIABLE]
+    said = "all cases" if word == ALL else f"cases drawn by {word} (again: --cases={word}; all of them: --cases={ALL})"
+    terminalreporter.write_line(said)

@@ -1,0 +1,78 @@
+"""Sweeps of which a run computes a part: which one, said aloud, and that it can be had again, or whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.drawing import ALL, VARIABLE, Draw, commit
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = [f"case {i}" for i in range(10)]
+SWEEP = """
+import pytest
+
+@pytest.mark.parametrize("case", ["core", *(pytest.param(f"case{i}", marks=pytest.mark.drawn(4)) for i in range(10))])
+def test_sweep(case):
+    print(case)
+
+def test_seed(draw):
+    print("seed", draw.seed)
+"""
+
+
+def test_one_in_so_many_rounded_up() -> None:
+    assert [len(Draw("a").part(NAMES, one_in)) for one_in in (1, 3, 4, 10, 99)] == [10, 4, 3, 1, 1]
+    assert Draw("a").part([], 3) == set()
+    assert Draw(ALL).part(NAMES, 99) == set(NAMES)
+
+
+def test_a_word_draws_the_same_and_many_words_draw_all() -> None:
+    assert Draw("a").part(reversed(NAMES), 4) == Draw("a").part(NAMES, 4)
+    assert Draw("a").seed == Draw("a").seed != Draw("b").seed
+    assert set().union(*(Draw(f"{word}").part(NAMES, 4) for word in range(50))) == set(NAMES)
+
+
+def test_the_commit_or_all_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit(tmp_path) == ALL
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert commit(tmp_path) == ALL  # no commit yet
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    assert re.fullmatch("[0-9a-f]{12}", commit(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    assert commit(tmp_path) == ALL
+
+
+def run(tmp_path: Path, *options: str, word: str = "") -> tuple[set[str], str]:
+    """Run the sweep; the cases that were run, and what pytest wrote."""
+    (tmp_path / "test_sweep.py").write_text(SWEEP)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", VARIABLE: word}
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "tests.drawing", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    return set(re.findall(r"core|case\d+", done.stdout)), done.stdout
+
+
+def test_a_run_says_what_it_drew_and_draws_it_again(tmp_path: Path) -> None:
+    some, said = run(tmp_path, "--cases=abc")
+    assert len(some) == 4 and "core" in some
+    assert "7 deselected" in said
+    assert "cases drawn by abc (again: --cases=abc; all of them: --cases=all)" in said
+    assert f"seed {Draw('abc').seed}" in said
+    assert run(tmp_path, word="abc")[0] == some
+    assert run(tmp_path, "--cases=b")[0] != some
+
+
+def test_all_of_it_or_the_one_that_is_named(tmp_path: Path) -> None:
+    every, said = run(tmp_path, "--cases=all", word="abc")
+    assert len(every) == 11
+    assert "all cases\n" in said
+    missing = min(every - run(tmp_path, word="abc")[0])
+    assert run(tmp_path, f"test_sweep.py::test_sweep[{missing}]", word="abc")[0] == {missing}
+    assert run(tmp_path, "-k", missing, word="abc")[0] == {missing}
