@@ -28,8 +28,6 @@ _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _NAME_WIDTH = 40
 # What later rows may hold: 1.234e-05.
 _NUMBER_WIDTH = 9
-
-
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
 NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")]
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]

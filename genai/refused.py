@@ -100,14 +100,9 @@ def refusing_method(name: str, reason: str) -> Callable[..., NoReturn]:
     return method
 
 
-def _not_available() -> bool:
-    """Whether models can run there: no."""
-    return False
-
-
 def __getattr__(name: str) -> Any:
     if name in AVAILABLE:
-        return _not_available
+        return lambda: False
     if name not in REASONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = made = refused(name, REASONS[name], _FIXES[name])

@@ -69,7 +69,14 @@ class RequestBuilder:
         self, rows: Sequence[Sequence[int]], plans: Sequence[SamplingPlan], keep: Sequence[str]
     ) -> list[Generation]:
         for row, plan in zip(rows, plans, strict=True):
-            self._check_room(row, plan)
+            params = plan.params
+            least = max(len(row) + params.min_tokens, params.min_length)
+            if least > self.context_size:
+                raise ContextOverflowError(
+                    f"min_tokens = {params.min_tokens}, min_length = {params.min_length} ask for {least} tokens",
+                    f"the prompt has {len(row)}, and the context holds {self.context_size} together with the answer",
+                    "lower them, or load the model with a larger context",
+                )
         return [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), strict=True)]
 
     def _prompt(self, prompt: Prompt) -> list[int]:
@@ -96,15 +103,6 @@ class RequestBuilder:
             f"the context holds {self.context_size}, the answer included",
             "shorten it, or load the model with a larger context",
         )
-
-    def _check_room(self, prompt: Sequence[int], plan: SamplingPlan) -> None:
-        least = max(len(prompt) + plan.params.min_tokens, plan.params.min_length)
-        if least > self.context_size:
-            raise ContextOverflowError(
-                f"min_tokens = {plan.params.min_tokens}, min_length = {plan.params.min_length} ask for {least} tokens",
-                f"the prompt has {len(prompt)}, and the context holds {self.context_size} together with the answer",
-                "lower them, or load the model with a larger context",
-            )
 
     def _plan(self, params: SamplingParams) -> SamplingPlan:
         vocab_size = self._model.decoder.vocab_size  # raises if the model was closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -175,8 +176,7 @@ def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) 
         if text.bos is not None:
             fed[0] = text.bos
         context = window.scored_from - window.begin
-        sequence = decoder.open()
-        try:
+        with closing(decoder.open()) as sequence:
             if context:
                 sequence.append(fed[:context], together=len(fed))
                 pending_logits(decoder, sequence)
@@ -187,8 +187,6 @@ def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) 
                 targets = text.tokens[window.begin + first + 1 : window.begin + last + 1]
                 yield ScoredRows(logits, targets, computed + last - first)
                 computed = 0
-        finally:
-            sequence.close()
 
 
 def pending_logits(

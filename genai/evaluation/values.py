@@ -10,6 +10,7 @@ import copy
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,12 +85,9 @@ def trace_values(
             "it has neither a program of records nor a plan of steps",
             "use another",
         )
-    sequence = decoder.open()
-    try:
+    with closing(decoder.open()) as sequence:
         sequence.append(tokens.tolist())
         pending_logits(decoder, sequence, all_rows=True, token_budget=len(tokens))
-    finally:
-        sequence.close()
     return tracer.values
 
 

@@ -51,7 +51,9 @@ def infer_model(
         ) from error
     found: dict[Graph, GraphTypes] = {}
     _collect(model.graph, result.graph, found)
-    symbols = _declared_symbols(model)
+    inputs = (value.type for graph in model.graphs() for value in graph.inputs)
+    dims = (dim for known in inputs if isinstance(known, ArrayTypes) for dim in known.shape or ())
+    symbols = {dim for dim in dims if isinstance(dim, str)}
     return {
         graph: {name: _without_generated(known, symbols) for name, known in types.items()}
         for graph, types in found.items()
@@ -138,16 +140,12 @@ def _collect(graph: Graph, proto: onnx.GraphProto, found: dict[Graph, GraphTypes
                 _collect(subgraph, subgraph_proto, found)
 
 
-def _declared_symbols(model: Model) -> set[str]:
-    """Names of extents that the model itself uses for its inputs."""
-    types = [value.type for graph in model.graphs() for value in graph.inputs]
-    return {
-        dim for known in types if isinstance(known, ArrayTypes) for dim in known.shape or () if isinstance(dim, str)
-    }
-
-
 def _without_generated(known: Type, declared: set[str]) -> Type:
-    """A type without the symbols that ONNX makes up for open extents: they change with every pass."""
+    """A type without the symbols that ONNX makes up for open extents: they change with every pass.
+
+    Args:
+        declared: symbols that the model itself uses for its inputs.
+    """
     if not isinstance(known, ArrayTypes) or known.shape is None:
         return known
     if not any(isinstance(dim, str) and dim not in declared for dim in known.shape):

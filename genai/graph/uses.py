@@ -105,7 +105,8 @@ def topological_order(nodes: Sequence[Node]) -> list[Node]:
             if node in done:
                 stack.pop()
                 continue
-            needed = [] if node in opened else _unplaced(node, producers, done)
+            used = () if node in opened else used_names(node)
+            needed = {producers[name] for name in used if name in producers} - done
             if not needed:
                 stack.pop()
                 done.add(node)
@@ -113,19 +114,10 @@ def topological_order(nodes: Sequence[Node]) -> list[Node]:
                 continue
             opened.add(node)
             if any(other in opened for other in needed):
-                raise _cycle(node)
+                raise GraphError(
+                    f"the graph has a cycle through {node!r}",
+                    "a node may only use values that are made before it",
+                    "export the model again; an ONNX graph has no cycles",
+                )
             stack.extend(sorted(needed, key=position.__getitem__, reverse=True))
     return ordered
-
-
-def _unplaced(node: Node, producers: dict[str, Node], done: set[Node]) -> set[Node]:
-    found = {producers[name] for name in used_names(node) if name in producers}
-    return found - done
-
-
-def _cycle(node: Node) -> GraphError:
-    return GraphError(
-        f"the graph has a cycle through {node!r}",
-        "a node may only use values that are made before it",
-        "export the model again; an ONNX graph has no cycles",
-    )

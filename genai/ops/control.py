@@ -18,12 +18,7 @@ from .support import MAX_VALUE_BYTES, checked_axis
 def if_(spec: NodeSpec) -> Kernel:
     """Run one of two subgraphs."""
     then_branch, else_branch = spec.subgraphs["then_branch"], spec.subgraphs["else_branch"]
-
-    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        branch = then_branch if scalar(inputs[0]) else else_branch
-        return branch(context, inputs[1:])
-
-    return kernel
+    return lambda context, inputs: (then_branch if scalar(inputs[0]) else else_branch)(context, inputs[1:])
 
 
 @register("Loop")

@@ -17,14 +17,6 @@ from .support import axes_of, checked_axis, checked_indices, session_threads, wi
 Function = Callable[..., Any]
 
 
-def _largest(x: Any, **how: Any) -> Any:
-    return np.max(x, initial=extreme(x.dtype, lowest=True), **how)
-
-
-def _smallest(x: Any, **how: Any) -> Any:
-    return np.min(x, initial=extreme(x.dtype, lowest=False), **how)
-
-
 def extreme(dtype: Any, *, lowest: bool) -> Any:
     """What the maximum (or minimum) of nothing is."""
     if dtype.kind == "b":
@@ -49,9 +41,9 @@ _REDUCTIONS: dict[str, Function] = {
     "ReduceL2": lambda x, **how: np.sqrt(np.sum(np.square(x), **how)),
     "ReduceLogSum": lambda x, **how: np.log(np.sum(x, **how)),
     "ReduceLogSumExp": _log_sum_exp,
-    "ReduceMax": _largest,
+    "ReduceMax": lambda x, **how: np.max(x, initial=extreme(x.dtype, lowest=True), **how),
     "ReduceMean": lambda x, **how: np.mean(x, **how) if x.size else np.sum(x, **how),
-    "ReduceMin": _smallest,
+    "ReduceMin": lambda x, **how: np.min(x, initial=extreme(x.dtype, lowest=False), **how),
     "ReduceProd": np.prod,
     "ReduceSum": np.sum,
     "ReduceSumSquare": lambda x, **how: np.sum(np.square(x), **how),

@@ -152,14 +152,10 @@ class InputCheck:
 def _texts(name: str, array: Any) -> Any:
     """The elements as strings: bytes (also those of np.void, which keep zeros at their ends) are UTF-8."""
     try:
-        texts = [_text(item) for item in array.ravel().tolist()]
+        texts = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"input {name!r}: bytes that are no text", str(error), "pass UTF-8 or str") from error
     return np.array(texts, object).reshape(array.shape)
-
-
-def _text(item: Any) -> str:
-    return item.decode() if isinstance(item, bytes) else str(item)
 
 
 class FeedCheck:

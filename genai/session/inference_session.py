@@ -300,8 +300,7 @@ class InferenceSession:
                 return
             warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=4)
             self._providers = [(CPU_PROVIDER, {})]
-            prepared = self._prepare(self._source)
-            self._plan = prepared.plan
+            self._plan = self._prepare(self._source).plan
 
 
 def _out_of_memory(doing: str, error: MemoryError) -> RuntimeException:

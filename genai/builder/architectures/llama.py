@@ -291,9 +291,6 @@ def qwen2_moe(config: HFConfig) -> DecoderSpec:
 
 @architecture("Qwen 3 MoE")
 def qwen3_moe(config: HFConfig) -> DecoderSpec:
-    experts, bias, windows = (
-        _experts(config),
-        common.attention_biases(config),
-        common.window_fields(config, window=4096),
-    )
-    return decoder(config, qk_norm=True, **bias, **experts, **(windows if config.flag("use_sliding_window") else {}))
+    windows = common.window_fields(config, window=4096)
+    used = windows if config.flag("use_sliding_window") else {}
+    return decoder(config, qk_norm=True, **common.attention_biases(config), **_experts(config), **used)
