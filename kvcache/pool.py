@@ -147,34 +147,3 @@ class BlockPool:
         self._check_id(block)
         if self._references[block] == 0:
             raise BlockError(f"block {block} is not held by anyone: it was released too often, or never allocated")
-
-    def check_integrity(self, holders: Iterable[Sequence[int]] | None = None) -> None:
-        """Check that every block is in exactly one state and that both key maps agree. For tests.
-
-        Args:
-            holders: if given, the blocks of every holder there is; their references must add up.
-
-        Raises:
-            IntegrityError: naming the first contradiction.
-        """
-        with self._lock:
-            free, idle = set(self._free), set(self._idle)
-            _require(len(free) == len(self._free), "a block is twice in the free list")
-            for block, count in enumerate(self._references):
-                states = (count > 0) + (block in free) + (block in idle)
-                _require(count >= 0 and states == 1, f"block {block} with {count} references is in {states} states")
-                _require(block not in free or block not in self._key_of_block, f"free block {block} has a key")
-            _require(idle <= self._key_of_block.keys(), "an idle block has no key")
-            inverse = {block: key for key, block in self._block_of_key.items()}
-            _require(inverse == self._key_of_block, "the maps of keys and blocks disagree")
-            if holders is not None:
-                counts = [0] * self.num_blocks
-                for blocks in holders:
-                    for block in blocks:
-                        counts[block] += 1
-                _require(counts == self._references, f"references are {self._references}, holders have {counts}")
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise IntegrityError(problem)
