@@ -101,10 +101,15 @@ class PagedDecoder(Decoder):
         self.closed = False
 
     def open(self) -> PagedSequence:
-        return PagedSequence(BlockTable(self.pool, self.storage.layout.block_size))
+        return self._with(BlockTable(self.pool, self.storage.layout.block_size))
+
+    def _with(self, table: BlockTable) -> PagedSequence:
+        sequence = PagedSequence(table)
+        self.pool.release_after(sequence, table.release)
+        return sequence
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
-        other = PagedSequence(sequence.table.fork())
+        other = self._with(sequence.table.fork())
         other.tokens, other._many, other.rope_table = [*sequence.tokens], sequence._many[:], sequence.rope_table
         return other
 
