@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ class Model:
         check_model_options(**options)
         from .loading import load_decoder
 
+        options = {name: int(value) if isinstance(value, Integral) else value for name, value in options.items()}
         self.config = source if isinstance(source, Config) else Config(source)
         self.config.check_providers()
         self.folder = self.config.folder
@@ -132,9 +134,7 @@ class Model:
         return f"Model({str(self.folder)!r}, type={self.type!r})"
 
 
-def check_model_options(
-    *, kv_dtype: str = "auto", accuracy: str = "auto", device: str = "cpu", **numbers: int | None
-) -> None:
+def check_model_options(*, kv_dtype: str = "auto", accuracy: str = "auto", device: str = "cpu", **numbers: Any) -> None:
     """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
@@ -145,7 +145,7 @@ def check_model_options(
             why = "the reference computes in full precision, with as many threads as NumPy takes"
             raise OptionError(f"device = 'reference' with {name} = {value!r}", why, f"leave {name} out")
     for name, value in numbers.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
             raise OptionError(
                 f"{name} = {value!r}", "a whole number of at least 1 is expected", f"leave {name} out for the default"
             )

@@ -290,5 +290,5 @@ def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None,
         warnings.warn(
             f"output {value.name!r} has shape {list(array.shape)}, the model declares "
             f"{[dim if isinstance(dim, int) else '?' for dim in shape]}",
-            stacklevel=5,
+            stacklevel=6,
         )

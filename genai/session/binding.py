@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError
-from ..graph.types import DataType
-from .errors import InvalidArgument
-from .values import OrtValue, array_from_dlpack, check_device
+from .errors import InvalidArgument, typed_errors
+from .values import OrtValue, array_from_dlpack, check_device, element_dtype
 
 if TYPE_CHECKING:
     from .inference_session import InferenceSession
 
 
+@typed_errors
 class IOBinding:
     """Keeps what goes into and comes out of a session. Made by `InferenceSession.io_binding`."""
 
@@ -64,9 +66,12 @@ class IOBinding:
             )
         self._outputs[name] = OrtValue(_memory(element_type, shape, buffer_ptr))
 
-    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
         """Write an output into an OrtValue."""
         _check_name("output", name, self._output_names)
+        if not isinstance(ortvalue, OrtValue):
+            kind = type(ortvalue).__name__
+            raise InvalidArgument(f"a {kind} for output {name!r}", "results go to OrtValues", "pass one")
         self._outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
@@ -131,14 +136,11 @@ def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
 
 def _memory(element_type: Any, shape: Sequence[int], address: int) -> Any:
     """An array over memory that the caller vouches for."""
-    import ctypes
-
-    dtype = DataType(element_type).numpy_dtype if isinstance(element_type, int) else np.dtype(element_type)
-    count = int(np.prod(shape, dtype=np.int64))
-    if address <= 0 or count < 0:
+    dtype, count = element_dtype(element_type), math.prod(shape)
+    if address <= 0 or any(size < 0 for size in shape):
         raise InputError(f"address {address} with shape {list(shape)}", "that is no memory", "pass array.ctypes.data")
     buffer = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memoryview(buffer), dtype).reshape(tuple(shape))
+    return np.frombuffer(memoryview(buffer), dtype, count).reshape(tuple(shape))
 
 
 SessionIOBinding = IOBinding

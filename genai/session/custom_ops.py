@@ -13,10 +13,12 @@ from genai.ops.registry import Kernel, KernelError, NodeSpec, as_tuple, register
 from ..errors import OptionError
 from ..graph.ir import canonical_domain
 from ..ops.rules import SHAPE_RULES, ShapeRule
+from .errors import typed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@typed
 def register_op(
     domain: str, name: str, since_version: int = 1, *, shape_rule: ShapeRule | None = None
 ) -> Callable[[F], F]:

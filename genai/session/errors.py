@@ -6,6 +6,12 @@ changing the import. Wrong names and missing inputs are ValueErrors too, as onnx
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
 from ..errors import ExternalDataError, GenaiError, GraphError, InputError, ModelFolderError, UnsupportedOpError
 
 
@@ -63,6 +69,44 @@ class ExternalDataFail(Fail, ExternalDataError):
 
 class SourceTypeError(InputError, TypeError):
     """A model cannot be read from an object of this kind."""
+
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def typed_errors(owner: type[T]) -> type[T]:
+    """Class decorator: whatever public methods raise at what they are given is an InvalidArgument."""
+    for name, member in list(vars(owner).items()):
+        if name.startswith("_") and name not in ("__init__", "__setattr__"):
+            continue
+        label = owner.__name__ if name == "__init__" else f"{owner.__name__}.{name}"
+        if isinstance(member, staticmethod):
+            setattr(owner, name, staticmethod(typed(member.__func__, label)))
+        elif isinstance(member, FunctionType):
+            setattr(owner, name, typed(member, label))
+    return owner
+
+
+def typed(function: F, label: str = "") -> F:
+    """The function; other errors than ours become InvalidArgument. Calls of wrong arity are Python's affair."""
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except GenaiError:
+            raise
+        except Exception as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is None:
+                raise
+            raise InvalidArgument(
+                f"{label or function.__name__} cannot take {reprlib.repr(given)}, {reprlib.repr(named)}",
+                f"{type(error).__name__}: {error!s:.300}",
+                f"help(genai.{label or function.__name__}) says what it takes",
+            ) from error
+
+    return cast(F, call)
 
 
 def as_session_error(error: GenaiError) -> GenaiError:

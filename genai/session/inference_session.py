@@ -14,7 +14,7 @@ from ..refused import REASONS, refusing_method
 from ..runtime.python_loop import RunStopped
 from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
 from .binding import IOBinding
-from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error
+from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error, typed_errors
 from .options import RunOptions, SessionOptions
 from .preparing import Prepared, prepare
 from .providers import CPU_PROVIDER, chosen_providers
@@ -24,6 +24,7 @@ from .values import OrtMemoryInfo, OrtValue
 Callback = Callable[[list[Any], Any, str], None]
 
 
+@typed_errors
 class InferenceSession:
     """A model ready to run. One session may be used from several threads at once.
 
@@ -298,7 +299,7 @@ class InferenceSession:
         with self._fallback_lock:
             if len(self._providers) == 1:
                 return
-            warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=4)
+            warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=5)
             self._providers = [(CPU_PROVIDER, {})]
             self._plan = self._prepare(self._source).plan
 

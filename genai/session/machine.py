@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import OptionError
+from .errors import typed
 from .providers import get_available_providers
 
 package_name = "onnx-genai-toolkit"
@@ -25,6 +26,7 @@ def get_build_info() -> str:
     return f"Build Info: genai {get_version_string()}, NumPy {np.__version__}, providers {providers}"
 
 
+@typed
 def set_default_logger_severity(severity: int) -> None:
     """Accepted: sessions log nothing.
 

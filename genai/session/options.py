@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import OptionError, did_you_mean
 from ..graph.rewrites.base import Level
 from ..refused import REASONS, refusing_method
+from .errors import typed_errors
 
 if TYPE_CHECKING:
     from .values import OrtValue
@@ -83,6 +84,7 @@ class _Entries:
         return self._entries[key]
 
 
+@typed_errors
 class SessionOptions(_Entries):
     """Options of an InferenceSession.
 
@@ -198,6 +200,7 @@ class SessionOptions(_Entries):
         )
 
 
+@typed_errors
 class RunOptions(_Entries):
     """Options of one run.
 

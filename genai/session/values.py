@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..graph.types import DataType
 from ..refused import REASONS, refuse, refusing_method
+from .errors import typed, typed_errors
 
 CPU = "cpu"
 
@@ -63,6 +64,7 @@ class OrtDeviceVendorId(IntEnum):
     INTEL = 0x8086
 
 
+@typed_errors
 class OrtDevice:
     """Where a value lies."""
 
@@ -95,6 +97,7 @@ class OrtDevice:
         return f"Device:[Type:0 MemType:0 VendorId:0 DeviceId:{self._id} Alignment:0]"
 
 
+@typed_errors
 @dataclass(frozen=True)
 class OrtMemoryInfo:
     """Memory in which inputs and results of a session lie.
@@ -134,6 +137,7 @@ def check_device(name: str, device_id: int = 0) -> None:
         raise InputError(f"device {name!r} number {device_id}", "values of a session lie on the CPU", "use 'cpu', 0")
 
 
+@typed_errors
 class OrtValue:
     """A tensor, a sequence, a map or nothing. The array given is used, not copied.
 
@@ -163,7 +167,7 @@ class OrtValue:
         Raises:
             InputError: the sizes differ, or there is no such type.
         """
-        dtype = _element_dtype(onnx_element_type)
+        dtype = element_dtype(onnx_element_type)
         if data.dtype.itemsize != dtype.itemsize:
             raise InputError(
                 f"{data.dtype} cannot be read as ONNX type {onnx_element_type}",
@@ -178,8 +182,8 @@ class OrtValue:
     ) -> OrtValue:
         """An uninitialised tensor; `element_type` is a NumPy dtype or ONNX's number."""
         check_device(device_type, device_id)
-        dtype = _element_dtype(element_type) if isinstance(element_type, int) else np.dtype(element_type)
-        return OrtValue(np.empty(tuple(shape), dtype))
+        dtype, sizes = element_dtype(element_type), tuple(shape)
+        return OrtValue(np.full(sizes, "", dtype) if dtype.hasobject else np.empty(sizes, dtype))
 
     @staticmethod
     def from_dlpack(value: Any, is_bool_tensor: bool = False) -> OrtValue:
@@ -317,6 +321,7 @@ class _Writable:
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
+@typed
 def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
     """Copy each tensor of `src` into the one of `dst` at the same place.
 
@@ -339,7 +344,7 @@ def array_from_dlpack(value: Any) -> NDArray[Any]:
         if type(value).__name__ == "PyCapsule":
             return np.asarray(_Writable(np.from_dlpack(_Capsule(value))))
         return np.from_dlpack(value)
-    except (BufferError, TypeError, RuntimeError, AttributeError, ValueError) as error:
+    except Exception as error:  # producers raise what they like
         raise InputError(
             f"{type(value).__name__} cannot be read through DLPack", str(error), "pass a NumPy array"
         ) from error
@@ -360,10 +365,13 @@ def type_name(value: Any) -> str:
     return "optional()" if value is None else type(value).__name__
 
 
-def _element_dtype(number: int) -> np.dtype[Any]:
+def element_dtype(given: Any) -> np.dtype[Any]:
+    """The NumPy type of elements given by ONNX's number, or by a type of NumPy's that ONNX has too."""
+    if not isinstance(given, int | np.integer):
+        return DataType.from_numpy(given).numpy_dtype
     try:
-        return DataType(number).numpy_dtype
+        return DataType(int(given)).numpy_dtype
     except ValueError:
         raise InputError(
-            f"ONNX element type {number}", f"types go from 1 to {max(DataType)}", "use onnx.TensorProto's numbers"
+            f"ONNX element type {given}", f"types go from 1 to {max(DataType)}", "use onnx.TensorProto's numbers"
         ) from None

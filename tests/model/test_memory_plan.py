@@ -311,7 +311,13 @@ def test_the_folders_own_max_length_yields_to_the_context(write_folder: Folder) 
         og.GeneratorParams(model)
 
 
-@pytest.mark.parametrize("size", [0, -1, 257, 2.5, True, "64"])
+def test_numbers_of_numpy_are_numbers(write_folder: Folder) -> None:
+    threads, size = np.int64(1), np.int32(64)
+    with og.Model(write_folder({}, precision="int4"), threads=threads, context_size=size) as model:  # type: ignore[arg-type]
+        assert (model.threads, model.context_size, type(model.context_size)) == (1, 64, int)
+
+
+@pytest.mark.parametrize("size", [0, -1, 257, 2.5, True, "64", np.int64(0), np.bool_(True)])
 def test_contexts_that_a_model_refuses(write_folder: Folder, size: Any) -> None:
     with pytest.raises(OptionError) as caught:
         og.Model(write_folder({}, precision="int4"), context_size=size)
