@@ -61,7 +61,9 @@ def table(rows: Sequence[tuple[str, str]], width: int | None) -> str:
     first = max(len(name) for name, _ in rows)
     if width is not None and first > width // 2:
         return "\n".join(f"{name}\n{wrapped(f'    {text}', width)}" for name, text in rows)
-    return "\n".join(wrapped(f"{name:<{first}}  {text}", width, first + 2) for name, text in rows)
+    below = "\n" + " " * (first + 2)
+    texts = [wrapped(text, width and width - first - 2).replace("\n", below) for _, text in rows]
+    return "\n".join(f"{name:<{first}}  {text}" for (name, _), text in zip(rows, texts, strict=True))
 
 
 def shown_on(text: str, stream: TextIO) -> str:
