@@ -245,7 +245,7 @@ def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLin
 
 
 def _emit_cells(cells: Iterable[str], widths: list[int]) -> None:
-    emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), "\n")
+    emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip(), "\n")
 
 
 def _shown(name: str, value: object) -> str:
@@ -258,5 +258,5 @@ def _shown(name: str, value: object) -> str:
             return f"{value / 1e9:.1f} GB/s"
         if name.endswith("operations"):
             return f"{value / 1e12:.2f} TOP/s"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{4 if abs(value) >= 1e-3 else 2}g}"
     return str(value)

@@ -13,7 +13,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def products(kind: str) -> list[dict[str, Any]]:
-    figures = {"ms": 0.01234, "GB/s": 123.456, "of bandwidth": 1.0, "TOP/s": 0.01234, "of products": 0.0123}
+    figures = {"ms": 0.01234, "GB/s": 123.456, "of bandwidth": 1.0, "TOP/s": 0.00018042, "of products": 0.0123}
     return [{"product": kind, "rows": rows, "as": "many", **figures} for rows in (1, 512)]
 
 
@@ -25,7 +25,7 @@ def test_a_table_fits_into_60_columns_and_cuts_nothing(monkeypatch: pytest.Monke
     assert max(map(len, lines)) < 60
     assert [line.split() for line in lines[:2]] == [["of", "of"], "rows as ms GB/s bandwidth TOP/s products".split()]
     assert lines[2] == "8 x 8 int4 by 32" and lines[5] == wide
-    assert lines[3].replace(" %", "%").split() == ["1", "many", "0.01234", "123.5", "100.0%", "0.01234", "1.2%"]
+    assert lines[3].replace(" %", "%").split() == ["1", "many", "0.01234", "123.5", "100.0%", "0.00018", "1.2%"]
     assert len({len(line) for line in (*lines[:2], *lines[3:5], *lines[6:])}) == 1, "columns end together"
 
 
