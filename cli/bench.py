@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,9 +26,8 @@ Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the me
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
-_NAME_WIDTH = 40
-# What later rows may hold: 1.234e-05.
-_NUMBER_WIDTH = 9
+# What later rows may hold: 0.01234.
+_NUMBER_WIDTH = 7
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
 NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")]
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]
@@ -221,19 +221,31 @@ def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine,
 
 
 def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine) -> Iterator[Mapping[str, Any]]:
+    """The rows, each when it was printed, narrow: words of a heading stand above each other, names above their rows."""
     widths: list[int] = []
+    named = ""
     for row in rows:
         yield row
         if as_json:
             continue
         line.close()
-        cells = [_shown(name, value) for name, value in row.items()]
+        (first, value), *_ = row.items()
+        name = value if isinstance(value, str) else ""
+        cells = {key: _shown(key, value) for key, value in row.items() if not name or key != first}
         if not widths:
-            widths = [max(len(name), len(cell), _NUMBER_WIDTH) for name, cell in zip(row, cells, strict=True)]
-            if isinstance(next(iter(row.values())), str):
-                widths[0] = max(widths[0], _NAME_WIDTH)  # later rows may have longer names
-            emit("  ".join(f"{name:>{width}}" for name, width in zip(row, widths, strict=True)), "\n")
-        emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), "\n")
+            heads = [key.split() for key in cells]
+            for key, head in zip(cells, heads, strict=True):
+                least = _NUMBER_WIDTH if isinstance(row[key], float) else 0
+                widths.append(max(least, *map(len, [*head, cells[key]])))
+            for words in reversed(list(zip_longest(*map(reversed, heads), fillvalue=""))):
+                _emit_cells(words, widths)
+        if name != named:
+            emit(named := name, "\n")
+        _emit_cells(cells.values(), widths)
+
+
+def _emit_cells(cells: Iterable[str], widths: list[int]) -> None:
+    emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip(), "\n")
 
 
 def _shown(name: str, value: object) -> str:
@@ -246,5 +258,5 @@ def _shown(name: str, value: object) -> str:
             return f"{value / 1e9:.1f} GB/s"
         if name.endswith("operations"):
             return f"{value / 1e12:.2f} TOP/s"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{4 if abs(value) >= 1e-3 else 2}g}"
     return str(value)

@@ -10,7 +10,7 @@ import typer
 
 from genai.errors import OptionError
 
-from .terminal import emit, say
+from .terminal import emit, emit_line, say
 
 Named = list[str] | None
 # Not named "model": GENAI_MODEL, a model folder, is no default of it.
@@ -44,14 +44,16 @@ def run(
     results = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
     say(f"{(time.perf_counter() - began) * 1e3:.1f} ms")
     for name, value in results.items():
-        emit(f"{name}: {_summary(value)}", "\n")
+        emit_line(f"{name}: {_summary(value)}")
     if output is not None:
         save_arrays(output, results)
     if compare is not None:
         _compare(file, threads, feed, results)
     if profile:
-        for name, (calls, nanoseconds) in session.profile_totals().items():
-            emit(f"{name:<28} {calls:>6} calls {nanoseconds / 1e6:>10.3f} ms", "\n")
+        totals = session.profile_totals()
+        width = max(map(len, totals), default=0)
+        for name, (calls, nanoseconds) in totals.items():
+            emit(f"{name:<{width}} {calls:>6} calls {nanoseconds / 1e6:>10.3f} ms", "\n")
         say(f"trace: {session.end_profiling()}")
 
 
@@ -126,4 +128,4 @@ def _compare(model: Path, threads: int, feed: dict[str, Any], results: dict[str,
 
     emit("largest differences from onnxruntime:", "\n")
     for name, absolute, relative in differences(results, Peer(str(model), threads).run(feed)):
-        emit(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)", "\n")
+        emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)")

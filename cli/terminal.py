@@ -52,6 +52,11 @@ def emit(text: str, end: str = "") -> None:
     sys.stdout.flush()
 
 
+def emit_line(text: str) -> None:
+    """Print to stdout, on a terminal in lines of whole words."""
+    emit(wrapped(text, width_of(sys.stdout), 2), "\n")
+
+
 def emit_figures(figures: str | Iterable[tuple[str, str]]) -> None:
     """Print a text, such as JSON, or names and what is said of them."""
     emit(figures if isinstance(figures, str) else table(list(figures), width_of(sys.stdout)), "\n")

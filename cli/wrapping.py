@@ -57,11 +57,17 @@ def wrapped(text: str, width: int | None, hanging: int = 0) -> str:
 
 
 def table(rows: Sequence[tuple[str, str]], width: int | None) -> str:
-    """Names and what is said of them, in two columns; below each other where the window is too narrow."""
+    """Names and what is said of them, in two columns; below each other where that needs a wider window."""
     first = max(len(name) for name, _ in rows)
-    if width is not None and first > width // 2:
-        return "\n".join(f"{name}\n{wrapped(f'    {text}', width)}" for name, text in rows)
-    return "\n".join(wrapped(f"{name:<{first}}  {text}", width, first + 2) for name, text in rows)
+    return "\n".join(_row(name, text, first, width) for name, text in rows)
+
+
+def _row(name: str, text: str, first: int, width: int | None) -> str:
+    longest = max(map(len, text.split()), default=0)
+    if width is not None and max(first + 2 + longest, 2 * first) >= width:
+        return f"{name}\n{wrapped(f'    {text}', width)}"
+    below = "\n" + " " * (first + 2)
+    return f"{name:<{first}}  {wrapped(text, width and width - first - 2).replace(chr(10), below)}"
 
 
 def shown_on(text: str, stream: TextIO) -> str:

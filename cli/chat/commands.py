@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from genai.errors import InputError, OptionError
 
-from ..options import FLAGS, find_flag, read_setting
+from ..options import FLAGS, Flag, find_flag, read_setting
 from ..terminal import dump_prompt, footer
 from ..wrapping import table, width_of
 
@@ -82,13 +82,10 @@ def _set(loop: Loop, argument: str) -> None:
 
 
 def _show_settings(loop: Loop) -> None:
-    params = loop.session.params
-    for flag in FLAGS:
-        value = getattr(params, flag.option)
-        mark = "*" if flag.option in loop.session.options else " "
-        loop.voice.say(f"{mark} {flag.setting:<20} {_shown(value)}")
-    for name, shown in _own_settings(loop).items():
-        loop.voice.say(f"  {name:<20} {shown}")
+    ours = loop.session.options
+    rows = [(f"{' *'[flag.option in ours]} {flag.setting}", _value(loop, flag)) for flag in FLAGS]
+    rows += [(f"  {name}", shown) for name, shown in _own_settings(loop).items()]
+    loop.voice.say(table(rows, width_of(sys.stderr)), exactly=True)
     loop.voice.say("(* set here or by a flag; the others are the model's; - is none, or no limit)")
 
 
@@ -98,7 +95,7 @@ def _show_setting(loop: Loop, name: str) -> None:
         loop.voice.say(f"({name} is {own[name]})")
     else:
         flag = find_flag(name)
-        loop.voice.say(f"({flag.setting} is {_shown(getattr(loop.session.params, flag.option))}: {flag.help})")
+        loop.voice.say(f"({flag.setting} is {_value(loop, flag)}: {flag.help})")
 
 
 def _own_settings(loop: Loop) -> dict[str, str]:
@@ -119,7 +116,11 @@ def setting_values() -> dict[str, tuple[str, ...]]:
     return {flag.setting: ("on", "off", "default") if flag.kind is bool else ("default",) for flag in FLAGS} | own
 
 
-def _shown(value: object) -> str:
+def _value(loop: Loop, flag: Flag) -> str:
+    return _shown(getattr(loop.session.params, flag.option), "," if flag.repeated else "; ")
+
+
+def _shown(value: object, separator: str = "") -> str:
     """A setting's value as it would be typed."""
     if value is None or value == ():
         return "-"
@@ -127,7 +128,7 @@ def _shown(value: object) -> str:
         return "on" if value else "off"
     if isinstance(value, tuple):
         parts = ["=".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in value]
-        return ";".join(part.encode("unicode_escape").decode("ascii") for part in parts)
+        return separator.join(part.encode("unicode_escape").decode("ascii") for part in parts)
     return str(value)
 
 

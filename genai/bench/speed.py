@@ -224,7 +224,7 @@ def bench_startup(
         "packages s": packages,
         "model s": loaded,
         "first token s": first,
-        "of it compiling s": compiling,
+        "compiling s": compiling,
         "slowest s": max(last),
         "fastest s": min(last),
     }

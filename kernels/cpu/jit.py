@@ -247,8 +247,9 @@ def _each_made(absent: Sequence[Compiled]) -> Generator[Compiled, None, None]:
         for made, content in objects:
             made.adopt(content)
             yield made
+    deadline = time.monotonic() + _MOST_SECONDS_BEHIND
     for made in coming:
-        while is_made_behind(made) and not made.load():
+        while is_made_behind(made) and not made.load() and time.monotonic() < deadline:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         if not (made.ready or made.load()):
             made.adopt(made.make())
@@ -257,6 +258,8 @@ def _each_made(absent: Sequence[Compiled]) -> Generator[Compiled, None, None]:
 
 _ANNOUNCEMENT = "Compiling CPU kernels (once per kernel)"
 _SECONDS_BETWEEN_LOOKS = 0.02
+# Those processes give way to all others: where these leave them no time, kernels are compiled here.
+_MOST_SECONDS_BEHIND = 20.0
 # Roughly how long kernels take, by the beginnings of their names; the others take 2.
 _COSTS = {"sample_slots": 44, "many_": 12, "few_": 10, "attend_": 6}
 

@@ -48,8 +48,29 @@ def make_all(kernels: Sequence[Compiled]) -> Generator[tuple[Compiled, bytes]]:
             yield kernel, kernel.make()
 
 
-# Processes that nobody waits for, the process that started them, and what they make.
-_BEHIND: list[tuple[BaseProcess, int, Sequence[Compiled]]] = []
+class _Behind:
+    """A process that nobody waits for, not even at exit: where the machine is busy, it takes long to end."""
+
+    def __init__(self, kernels: Sequence[Compiled]) -> None:
+        self.kernels, self._parent, self._pid = kernels, os.getpid(), 0
+
+    def start(self) -> None:
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                _keep(self.kernels, self._parent)
+            finally:
+                os._exit(0)
+
+    @property
+    def is_at_work(self) -> bool:
+        try:
+            return self._parent == os.getpid() and os.waitpid(self._pid, os.WNOHANG) == (0, 0)
+        except ChildProcessError:  # somebody else asked before
+            return False
+
+
+_BEHIND: list[_Behind] = []
 
 
 def make_behind(kernels: Sequence[Compiled], *, prepared: bool) -> None:
@@ -68,26 +89,27 @@ def make_behind(kernels: Sequence[Compiled], *, prepared: bool) -> None:
         from . import compiler
 
         compiler.make_ready()
-    context = multiprocessing.get_context("fork")
     for first in range(processes):
-        part = kernels[first::processes]
-        process = context.Process(target=_keep, args=(part, os.getpid()), daemon=True)
+        process = _Behind(kernels[first::processes])
         try:
             _start(process)
         except OSError:
             return  # no more processes to be had: this one compiles them when they are wanted
-        _BEHIND.append((process, os.getpid(), part))
+        _BEHIND.append(process)
 
 
 def is_made_behind(kernel: Compiled) -> bool:
     """Whether a process that `make_behind` started is at work on it, or will be."""
-    _BEHIND[:] = [one for one in _BEHIND if one[1] == os.getpid() and one[0].is_alive()]
-    return any(kernel in part for _, _, part in _BEHIND)
+    _BEHIND[:] = [one for one in _BEHIND if one.is_at_work]
+    return any(kernel in one.kernels for one in _BEHIND)
 
 
 def _keep(kernels: Sequence[Compiled], parent: int) -> None:
     """A process of `make_behind`."""
     _leave_the_terminal()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):  # whoever reads what the parent writes waits for the parent only
+        os.dup2(nothing, number)
     os.nice(_NICENESS)  # the first answer goes first
     for kernel in kernels:
         if os.getppid() != parent:
@@ -154,7 +176,7 @@ def _share(kernels: Sequence[Compiled], processes: int) -> Generator[tuple[int, 
             pipe.close()
 
 
-def _start(worker: BaseProcess) -> None:
+def _start(worker: BaseProcess | _Behind) -> None:
     """Start a process, which gets no signals before it has its own way with them."""
     with InterruptsDeferred(), warnings.catch_warnings():
         # Python counts the threads of other libraries too, which sleep and hold nothing.

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from genai.engine.sampling.option_rules import DEFAULT_ORDER
+
 Open = Callable[..., Any]
 STORY = "Tell me a story about Luna and Tom."
 
@@ -78,6 +80,20 @@ def test_settings(terminal: Open) -> None:
     assert "tok/s" not in one.enter("What is 12 + 7?", "1\n")
     one.enter("/set prompts on", "is on")
     one.enter("What is 2 + 2?", r"<\|im_start\|>user\nWhat is 2 \+ 2\?<\|im_end\|>.*\[\d+ tokens\] 1 ")
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_settings_at_any_width(terminal: Open, columns: int) -> None:
+    one = chat(terminal, "--stop", "one two", "--stop", "three")
+    one.resize(columns, 60)
+    lines = one.enter("/set", "none, or no limit").split("\n")
+    assert max(map(len, lines)) < columns
+    assert re.search(r"\* stop +one two,three\n", "\n".join(lines))
+    first = next(index for index, line in enumerate(lines) if line.startswith("  samplers "))
+    last = next(index for index, line in enumerate(lines) if line.startswith("  seed "))
+    order = " ".join(" ".join(lines[first:last]).split()[1:])
+    assert order.split("; ") == list(DEFAULT_ORDER)
+    one.enter(f"/set samplers {order}", "samplers is ")
 
 
 def test_taking_back(terminal: Open) -> None:

@@ -50,6 +50,14 @@ def test_hanging_lines_and_tables() -> None:
         "                   settings",
         "/bye               leave",
     ]
+    rows = [("  samplers", "one; two; three; four; five; six"), ("", "fix: nothing, there is nothing"), ("* a", "-")]
+    assert table(rows, 34).split("\n") == [
+        "  samplers  one; two; three;",
+        "            four; five; six",
+        "            fix: nothing, there",
+        "            is nothing",
+        "* a         -",
+    ]
 
 
 def test_a_poor_encoding() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu import workers
+from genai.kernels.cpu import jit, workers
 from genai.kernels.cpu.jit import Kernel, Library
 from genai.kernels.cpu.memory import read_int64, write_int64
 from genai.kernels.cpu.program.pool import THREAD_NAMES
@@ -164,9 +164,8 @@ def test_kernels_for_later_are_made_meanwhile(library: Library, monkeypatch: pyt
     assert library.compile_seconds >= before > 0
     assert here == ["add_0"], "one kernel alone is made here"
     assert_they_work(kernels)
-    for child in multiprocessing.active_children():
-        child.join()
-    assert not any(workers.is_made_behind(kernel) for kernel in kernels)
+    while any(workers.is_made_behind(kernel) for kernel in kernels):
+        time.sleep(0.01)
 
 
 def test_no_more_processes_behind_than_threads(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +177,40 @@ def test_no_more_processes_behind_than_threads(library: Library, monkeypatch: py
         workers.make_behind([kernel], prepared=False)
     assert [workers.is_made_behind(kernel) for kernel in kernels] == [True, True, False, False]
     assert len(workers._BEHIND) == 2
-    for child, *_ in workers._BEHIND:
-        child.kill()
-        child.join()
+    end_those_behind()
+
+
+def end_those_behind() -> None:
+    for child in workers._BEHIND:
+        os.kill(child._pid, signal.SIGKILL)
+        os.waitpid(child._pid, 0)
+
+
+def test_what_starves_behind_is_made_here(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "can_fork", lambda: True)
+    monkeypatch.setattr(jit, "_MOST_SECONDS_BEHIND", 0.1)
+    process, make = os.getpid(), Kernel.make
+    monkeypatch.setattr(Kernel, "make", lambda self: make(self) if os.getpid() == process else time.sleep(100))
+    kernels = adders(library, 3)
+    library.prepare([], lambda current, total: None, later=kernels)
+    library.prepare(kernels, lambda current, total: None)
+    assert_they_work(kernels)
+    end_those_behind()
+
+
+def test_nobody_waits_for_those_behind_at_the_end(tmp_path: Path) -> None:
+    """Here they stand still; on a busy machine it takes them long to end. Their parent's output ends with it, too."""
+    code = (
+        SLOW_COMPILING.replace("while True:", "os.kill(os.getpid(), 19)\n    while True:").replace(
+            "library.prepare(kernels)", "library.prepare([], later=kernels)"
+        )
+        + "while len(list(folder.glob('*.pid'))) < 2:\n    time.sleep(0.01)\nprint('over', flush=True)\n"
+    )
+    environment = {**os.environ, "GENAI_CACHE_DIR": str(tmp_path / "cache")}
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (result.stdout, result.returncode) == ("over\n", 0), result.stderr
 
 
 def test_later_is_here_where_a_process_fails(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import genai
 from genai.chat import ChatSession
 from genai.errors import ContextOverflowError, TokenizerError
-from genai.text import backend
+from genai.text import backend, files
 
 SLOW = {"type": "Split", "pattern": {"Regex": "(a{1,7}){1,7}c"}, "behavior": "Isolated", "invert": False}
 EMPTY_TRIE = struct.pack("<I", 1024) + bytes(1024)
@@ -180,3 +181,17 @@ def test_a_text_far_too_long_is_not_encoded_as_a_whole(bundled: genai.Model, mon
             assert caught.value.why and caught.value.fix
         # Many characters in few tokens are read on.
         assert llm.tokenizer.too_many_tokens("a" * 1000, 10**6) == 0
+
+
+def test_a_file_of_many_objects_is_read_with_interrupts_alive(tmp_path: Path) -> None:
+    """The handler runs while the parser is at work, not behind it."""
+    places = set()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: places.add(frame and frame.f_code.co_filename))
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        found = files.parse_json('{"rules": [' + "{}," * 500_000 + "{}]}", tmp_path)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(found["rules"]) == 500_001
+    assert files.__file__ in places

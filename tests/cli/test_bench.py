@@ -1,0 +1,49 @@
+"""The tables of `genai bench`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from genai.bench import kernels, speed
+from genai.cli.app import run
+
+Capture = pytest.CaptureFixture[str]
+
+
+def products(kind: str) -> list[dict[str, Any]]:
+    figures = {"ms": 0.01234, "GB/s": 123.456, "of bandwidth": 1.0, "TOP/s": 0.00018042, "of products": 0.0123}
+    return [{"product": kind, "rows": rows, "as": "many", **figures} for rows in (1, 512)]
+
+
+def test_a_table_fits_into_60_columns_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    wide = "128256 x 4096 floats in 1050673152 bytes, Sigmoid of two"
+    monkeypatch.setattr(kernels, "bench_kernels", lambda *_, **__: [*products("8 x 8 int4 by 32"), *products(wide)])
+    assert run(["bench", "kernels"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 60
+    assert [line.split() for line in lines[:2]] == [["of", "of"], "rows as ms GB/s bandwidth TOP/s products".split()]
+    assert lines[2] == "8 x 8 int4 by 32" and lines[5] == wide
+    assert lines[3].replace(" %", "%").split() == ["1", "many", "0.01234", "123.5", "100.0%", "0.00018", "1.2%"]
+    assert len({len(line) for line in (*lines[:2], *lines[3:5], *lines[6:])}) == 1, "columns end together"
+
+
+@pytest.mark.parametrize(
+    ("command", "head"),
+    [
+        ("context", [["prefill", "prefill", "decode", "decode"], ["context", "tok/s", "share", "tok/s", "share"]]),
+        ("batch", [["per"], ["batch", "tok/s", "sequence", "share"]]),
+        ("threads", [["decode", "decode", "prefill", "prefill"], ["threads", "tok/s", "share", "tok/s", "share"]]),
+    ],
+)
+def test_sweeps(command: str, head: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    figures = {"tokens_per_second": 12345.678, "share": 0.98765}
+    monkeypatch.setattr(speed, "bench_prefill", lambda *_, **__: figures)
+    monkeypatch.setattr(speed, "bench_decode", lambda *_, **__: {**figures, "share": None})
+    flag = {"context": "-c", "batch": "-b", "threads": "-t"}[command]
+    assert run(["bench", command, flag, "1", flag, "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:2]] == head
+    assert max(map(len, lines)) < 60
+    assert all("12,346" in line for line in lines[2:]) and len(lines) == 4
