@@ -17,7 +17,7 @@ from genai.kvcache.budget import available_memory, format_bytes
 from genai.kvcache.storage import ITEM_BYTES, CacheLayout, LayerShape
 
 from .config import Config
-from .errors import CacheCapacityError, ConfigError, GraphError, UnsupportedModelError
+from .errors import CacheCapacityError, ConfigError, UnsupportedModelError, malformed
 from .graph.flatten import AttentionLayer, FlatDecoder, flatten_decoder
 from .graph.ir import DataType, Graph, Model, Node, Tensor, Value
 from .graph.names import GraphNames
@@ -227,11 +227,8 @@ def whole_number(node: Node, name: str, default: int, *, least: int = 1) -> int:
     """An attribute that sizes are computed from."""
     value = node.attribute(name, default)
     if not isinstance(value, int) or value < least:
-        raise GraphError(
-            f"{node.op_type} {node.name!r}: {name} is {value!r:.40}",
-            f"a whole number of at least {least} is expected",
-            "export the model again",
-        )
+        what = f"{node.op_type} {node.name!r}: {name} is {value!r:.40}"
+        raise malformed(what, f"a whole number of at least {least} is expected")
     return value
 
 
@@ -242,11 +239,10 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
         raise _disagree(f"the graph has {found} attention layers", "model.decoder.num_hidden_layers", wanted, found)
     for layer in flat.layers:
         if min(layer.kv_heads, layer.head_size, layer.v_head_size) < 1:
-            raise GraphError(
+            raise malformed(
                 f"attention layer {layer.layer} has {layer.kv_heads} key/value heads of size {layer.head_size}, values "
                 f"of size {layer.v_head_size}",
                 f"its product ({' or '.join(PRODUCTS)}) gives too few features, or its own attributes are wrong",
-                "export the model again",
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from ..errors import ConfigError, UnsupportedModelError
 from . import rope_scaling
@@ -35,10 +35,14 @@ class HFConfig:
 
     A key may have several names, newest first. Every getter raises ConfigError if a value is missing that has no
     default, or is of another type.
+
+    Args:
+        part: of config.json, if these are not all of its values.
     """
 
-    def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any] | None = None, part: str = "") -> None:
         self.values, self.generation = values, generation or {}
+        self._part = part and f" of {part}"
         self._asked: set[str] = set()
 
     @property
@@ -63,13 +67,13 @@ class HFConfig:
         """A size or a count."""
         value = int(self._typed(names, default, (int,)))
         if not least <= value <= most:
-            raise _wrong(names[0], value, f"a whole number from {least} to {most}")
+            raise self.wrong(names[0], value, f"a whole number from {least} to {most}")
         return value
 
     def number(self, *names: str, default: float = REQUIRED, positive: bool = False) -> float:
         value = self._typed(names, default, (int, float))
         if not abs(value) <= MAX_NUMBER or (positive and value <= 0):  # Python's JSON knows NaN and Infinity
-            raise _wrong(names[0], value, "a positive number" if positive else "a finite number")
+            raise self.wrong(names[0], value, "a positive number" if positive else "a finite number")
         return float(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -92,7 +96,7 @@ class HFConfig:
         """A list with one entry per layer, or None."""
         value: list[Any] | None = self.get(name)
         if value is not None and (not isinstance(value, list) or len(value) != count):
-            raise _wrong(name, value, f"a list with one entry for each of the {count} layers")
+            raise self.wrong(name, value, f"a list with one entry for each of the {count} layers")
         return value
 
     def numbers(self, name: str) -> list[int]:
@@ -100,7 +104,7 @@ class HFConfig:
         value = self.get(name)
         value = [] if value is None else value
         if not isinstance(value, list) or not all(type(number) is int for number in value):
-            raise _wrong(name, value, "a list of integers")
+            raise self.wrong(name, value, "a list of integers")
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
@@ -109,7 +113,7 @@ class HFConfig:
         value = self.get(name) if value is None else value
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int for token in ids):
-            raise _wrong(name, value, "a token id or a list of them")
+            raise self.wrong(name, value, "a token id or a list of them")
         # -1 is how some checkpoints say "none".
         return tuple(dict.fromkeys(token for token in ids if token >= 0))
 
@@ -117,17 +121,16 @@ class HFConfig:
         value = self.get(*names)
         if value is None:
             if default is REQUIRED:
-                raise ConfigError(
-                    f"config.json has no {names[0]}", "the architecture needs it", "download the checkpoint again"
-                )
+                what = f"config.json has no {names[0]}{self._part}"
+                raise ConfigError(what, "the architecture needs it", "download the checkpoint again")
             return default
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise _wrong(names[0], value, " or ".join(kind.__name__ for kind in types))
+            raise self.wrong(names[0], value, " or ".join(kind.__name__ for kind in types))
         return value
 
-
-def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"config.json: {name} is {value!r}", f"expected {wanted}", "correct the file")
+    def wrong(self, name: str, value: Any, wanted: str) -> ConfigError:
+        """The error for a value that is none of those wanted."""
+        return ConfigError(f"config.json: {name}{self._part} is {value!r}", f"expected {wanted}", "correct the file")
 
 
 def rope_fields(
@@ -145,7 +148,7 @@ def rope_fields(
     """
     values = rope_values(config, kind)
     share = config.number("partial_rotary_factor", "rotary_pct", default=partial or 1.0)
-    share = _number(values, "partial_rotary_factor", share)
+    share = values.number("partial_rotary_factor", default=share, positive=True)
     if partial is None and share != 1:
         raise UnsupportedModelError(
             f"config.json: partial_rotary_factor is {share}",
@@ -160,14 +163,14 @@ def rope_fields(
         context = max(context, math.ceil(scaling.original_max_position_embeddings * scaling.factor))
     base = config.number("rope_theta", "rotary_emb_base", default=theta)
     return {
-        "rope_theta": _number(values, "rope_theta", base),
+        "rope_theta": values.number("rope_theta", default=base, positive=True),
         "rope_scaling": scaling,
         "partial_rotary_factor": share,
         "context_length": context,
     }
 
 
-def rope_values(config: HFConfig, kind: str | None = None) -> Mapping[str, Any]:
+def rope_values(config: HFConfig, kind: str | None = None) -> HFConfig:
     """rope_parameters or rope_scaling, of one kind of layers if it tells them apart."""
     values = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(values, dict):
@@ -180,12 +183,12 @@ def rope_values(config: HFConfig, kind: str | None = None) -> Mapping[str, Any]:
             "here all layers rotate alike",
             "check that model_type and the weights belong together",
         )
-    return values
+    return HFConfig(values, part="the rope scaling")
 
 
-def _scaling(config: HFConfig, values: Mapping[str, Any], context: int) -> rope_scaling.RopeScaling | None:
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind == "default":
+def _scaling(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.RopeScaling | None:
+    kind = values.get("rope_type", "type")
+    if kind in (None, "default"):
         return None
     if not isinstance(kind, str) or kind not in _READERS:
         raise ConfigError(
@@ -196,14 +199,14 @@ def _scaling(config: HFConfig, values: Mapping[str, Any], context: int) -> rope_
     return _READERS[kind](config, values, context)
 
 
-def _llama3(config: HFConfig, values: Mapping[str, Any], context: int) -> rope_scaling.Llama3Scaling:
-    factors = {name: _number(values, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+def _llama3(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.Llama3Scaling:
+    factors = {name: values.number(name, positive=True) for name in ("factor", "low_freq_factor", "high_freq_factor")}
     return rope_scaling.Llama3Scaling(original_max_position_embeddings=_original_length(values, context), **factors)
 
 
-def _yarn(config: HFConfig, values: Mapping[str, Any], context: int) -> rope_scaling.YarnScaling:
+def _yarn(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.YarnScaling:
     original = _original_length(values, context)
-    factor = _number(values, "factor", context / original)
+    factor = values.number("factor", default=context / original, positive=True)
     attention = _optional(values, "attention_factor")
     mscale, all_dim = _optional(values, "mscale"), _optional(values, "mscale_all_dim")
     if attention is None and mscale and all_dim:
@@ -212,17 +215,17 @@ def _yarn(config: HFConfig, values: Mapping[str, Any], context: int) -> rope_sca
         factor=factor,
         original_max_position_embeddings=original,
         attention_factor=attention,
-        beta_fast=_number(values, "beta_fast", 32.0),
-        beta_slow=_number(values, "beta_slow", 1.0),
+        beta_fast=values.number("beta_fast", default=32.0, positive=True),
+        beta_slow=values.number("beta_slow", default=1.0, positive=True),
         truncate=values.get("truncate") is not False,
     )
 
 
-def _longrope(config: HFConfig, values: Mapping[str, Any], context: int) -> rope_scaling.LongRope:
+def _longrope(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.LongRope:
     original = config.integer("original_max_position_embeddings", default=_original_length(values, context), least=2)
     attention = _optional(values, "attention_factor")
     if attention is None and values.get("factor") is not None:
-        attention = rope_scaling.long_rope_magnitude(_number(values, "factor"), original)
+        attention = rope_scaling.long_rope_magnitude(values.number("factor", positive=True), original)
     short = _optional(values, "short_mscale")
     return rope_scaling.LongRope(
         short_factor=_numbers(values, "short_factor"),
@@ -233,10 +236,10 @@ def _longrope(config: HFConfig, values: Mapping[str, Any], context: int) -> rope
     )
 
 
-_READERS: dict[str, Callable[[HFConfig, Mapping[str, Any], int], rope_scaling.RopeScaling]] = {
-    "linear": lambda config, values, context: rope_scaling.LinearScaling(factor=_number(values, "factor")),
+_READERS: dict[str, Callable[[HFConfig, HFConfig, int], rope_scaling.RopeScaling]] = {
+    "linear": lambda config, values, context: rope_scaling.LinearScaling(factor=values.number("factor", positive=True)),
     "dynamic": lambda config, values, context: rope_scaling.DynamicScaling(
-        factor=_number(values, "factor"), original_max_position_embeddings=context
+        factor=values.number("factor", positive=True), original_max_position_embeddings=context
     ),
     "llama3": _llama3,
     "yarn": _yarn,
@@ -245,38 +248,22 @@ _READERS: dict[str, Callable[[HFConfig, Mapping[str, Any], int], rope_scaling.Ro
 }
 
 
-def _original_length(values: Mapping[str, Any], context: int) -> int:
+def _original_length(values: HFConfig, context: int) -> int:
     """Tokens that the model was first trained on."""
     name = "original_max_position_embeddings"
-    length = _number(values, name, context)
+    length = values.number(name, default=context, positive=True)
     if length < 2 or length > MAX_CONTEXT:
-        raise _wrong_scaling(name, values.get(name), f"a number from 2 to {MAX_CONTEXT} is expected")
+        raise values.wrong(name, values.get(name), f"a number from 2 to {MAX_CONTEXT}")
     return int(length)
 
 
-def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = values.get(name)
-    value = default if value is None else value
-    if not _is_positive(value):
-        raise _wrong_scaling(name, value, "a positive number is expected")
-    return float(value)
-
-
-def _optional(values: Mapping[str, Any], name: str) -> float | None:
+def _optional(values: HFConfig, name: str) -> float | None:
     """A number; 0 means the same as none."""
-    return _number(values, name) if values.get(name) not in (None, 0) else None
+    return values.number(name, positive=True) if values.get(name) not in (None, 0) else None
 
 
-def _numbers(values: Mapping[str, Any], name: str) -> tuple[float, ...]:
+def _numbers(values: HFConfig, name: str) -> tuple[float, ...]:
     value = values.get(name)
-    if not isinstance(value, list) or not all(map(_is_positive, value)):
-        raise _wrong_scaling(name, value, "a list of positive numbers is expected")
+    if not isinstance(value, list) or not all(type(x) in (int, float) and 0 < x <= MAX_NUMBER for x in value):
+        raise values.wrong(name, value, "a list of positive numbers")
     return tuple(float(x) for x in value)
-
-
-def _is_positive(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
-
-
-def _wrong_scaling(name: str, value: Any, why: str) -> ConfigError:
-    return ConfigError(f"config.json: {name} of the rope scaling is {value!r}", why, "correct the file")

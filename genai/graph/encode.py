@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class Encoder:
         )
         if model.model_version:
             proto.model_version = model.model_version
-        _fill_opset_imports(proto.opset_import, model.opset_imports)
+        proto.opset_import.extend(itertools.starmap(onnx.helper.make_opsetid, model.opset_imports.items()))
         self.fill_graph(proto.graph, model.graph)
         fill_properties(proto.metadata_props, model.metadata)
         proto.functions.extend(self.function(function) for function in model.functions.values())
@@ -62,7 +63,7 @@ class Encoder:
         )
         _fill_text(proto, domain=function.domain, overload=function.overload, doc_string=function.doc_string)
         proto.attribute_proto.extend(map(self.attribute, function.attribute_defaults.values()))
-        _fill_opset_imports(proto.opset_import, function.opset_imports)
+        proto.opset_import.extend(itertools.starmap(onnx.helper.make_opsetid, function.opset_imports.items()))
         constants = [make_node("Constant", [], [t.name], value=t) for t in function.body.initializers.values()]
         proto.node.extend(map(self.node, [*constants, *function.body.nodes]))
         proto.value_info.extend(map(encode_value, function.body.values.values()))
@@ -170,13 +171,6 @@ def _fill_text(proto: Any, **fields: str) -> None:
     for name, value in fields.items():
         if value:
             setattr(proto, name, value)
-
-
-def _fill_opset_imports(target: Any, imports: Mapping[str, int]) -> None:
-    for domain, version in imports.items():
-        entry = target.add()
-        entry.domain = domain
-        entry.version = version
 
 
 def _written_ir_version(model: Model) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -28,9 +30,23 @@ NEW_EACH_TIME = frozenset(
 """Operators that give other results each time, so that none stands for another."""
 
 
+_TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
+EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+"""What an equation of Einsum is made of."""
+
+
 def canonical_domain(domain: str) -> str:
     """The domain for lookups: ONNX's own operators are in "", also where a model spells "ai.onnx"."""
     return "" if domain in STANDARD_DOMAINS else domain
+
+
+@cache
+def onnx_schema(domain: str, op_type: str, version: int) -> Any:
+    """ONNX's own definition of an operator, onnx.defs.OpSchema; None if it has none."""
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
 
 
 def canonical_imports(imports: Mapping[str, int]) -> dict[str, int]:

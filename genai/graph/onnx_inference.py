@@ -17,6 +17,7 @@ from onnx import shape_inference
 from ..errors import GraphError, malformed
 from .encode import Encoder, encode_value
 from .ir import Function, Graph, Model, Node, Tensor, Value
+from .node import EQUATION
 from .type_protos import decode_type, encode_type
 from .types import ArrayTypes, Type
 
@@ -27,8 +28,6 @@ MAX_CONSTANT_BYTES = 1024
 
 _GENERATED = re.compile(r"unk__\d+")
 _HIDDEN_DOMAIN = "genai.shape_rules"
-_TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
-_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 
 
 def infer_model(
@@ -160,7 +159,7 @@ def _without_generated(known: Type, declared: set[str]) -> Type:
 def _check_equation(node: Node) -> None:
     """ONNX's inference never ends on some malformed Einsum equations, so they do not reach it."""
     equation = node.attribute("equation")
-    if not isinstance(equation, str) or not _EQUATION.fullmatch(equation):
+    if not isinstance(equation, str) or not EQUATION.fullmatch(equation):
         raise malformed(
             f"Einsum node {node.name!r} has the equation {equation!r:.80}",
             "an equation is made of letters, commas, at most one '...' per term, and one '->'",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from onnx import TensorShapeProto, TypeProto
+from onnx import TensorShapeProto, TypeProto, helper
 
 from ..errors import GraphError
 from . import types
@@ -64,14 +63,20 @@ def decode_type(proto: TypeProto) -> types.Type | None:
 
 def encode_type(value: types.Type | None) -> TypeProto:
     """A type as protobuf; None gives an empty message."""
-    proto = TypeProto()
-    if value is None:
-        return proto
-    if value.denotation:
+    if isinstance(value, types.TensorType):
+        proto = helper.make_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
+    elif isinstance(value, types.SparseTensorType):
+        proto = helper.make_sparse_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
+    else:
+        proto = _encode_container(value)
+    if value is not None and value.denotation:
         proto.denotation = value.denotation
-    if isinstance(value, types.TensorType | types.SparseTensorType):
-        _fill_array(proto.tensor_type if isinstance(value, types.TensorType) else proto.sparse_tensor_type, value)
-    elif isinstance(value, types.SequenceType | types.OptionalType):
+    return proto
+
+
+def _encode_container(value: types.SequenceType | types.OptionalType | types.MapType | types.OpaqueType | None) -> Any:
+    proto = TypeProto()
+    if isinstance(value, types.SequenceType | types.OptionalType):
         content = proto.sequence_type if isinstance(value, types.SequenceType) else proto.optional_type
         content.SetInParent()
         if value.element is not None:
@@ -80,7 +85,7 @@ def encode_type(value: types.Type | None) -> TypeProto:
         proto.map_type.key_type = value.key
         if value.value is not None:
             proto.map_type.value_type.CopyFrom(encode_type(value.value))
-    else:
+    elif value is not None:
         proto.opaque_type.SetInParent()
         proto.opaque_type.domain = value.domain
         proto.opaque_type.name = value.name
@@ -103,22 +108,3 @@ def _decode_dim(dim: TensorShapeProto.Dimension) -> types.Dim:
     if kind == "dim_value":
         return dim.dim_value
     return (text(dim.dim_param) or None) if kind == "dim_param" else None
-
-
-def _fill_array(
-    proto: TypeProto.Tensor | TypeProto.SparseTensor, value: types.TensorType | types.SparseTensorType
-) -> None:
-    proto.SetInParent()
-    proto.elem_type = value.dtype
-    if value.shape is None:
-        return
-    proto.shape.SetInParent()
-    denotations: Iterable[str] = value.dim_denotations or ("",) * len(value.shape)
-    for extent, denotation in zip(value.shape, denotations, strict=True):
-        dim = proto.shape.dim.add()
-        if isinstance(extent, int):
-            dim.dim_value = extent
-        elif extent is not None:
-            dim.dim_param = extent
-        if denotation:
-            dim.denotation = denotation

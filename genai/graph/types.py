@@ -8,8 +8,8 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
+from onnx import helper
 
 from ..errors import GraphError
 
@@ -125,26 +125,10 @@ _SUB_BYTE_BITS = {
 }
 
 
-# NumPy's or ml_dtypes' name of an element type, where it is not ONNX's in small letters.
-_DTYPE_NAMES = {
-    DataType.FLOAT: "float32",
-    DataType.DOUBLE: "float64",
-    DataType.STRING: "object",
-    DataType.FLOAT8E4M3FN: "float8_e4m3fn",
-    DataType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
-    DataType.FLOAT8E5M2: "float8_e5m2",
-    DataType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
-    DataType.FLOAT4E2M1: "float4_e2m1fn",
-    DataType.FLOAT8E8M0: "float8_e8m0fnu",
-    DataType.FLOAT6E2M3: "float6_e2m3fn",
-    DataType.FLOAT6E3M2: "float6_e3m2fn",
-}
-
-
 @cache
 def _numpy_dtypes() -> dict[DataType, np.dtype[Any]]:
-    names = {kind: _DTYPE_NAMES.get(kind, kind.onnx_name) for kind in DataType if kind is not DataType.UNDEFINED}
-    return {kind: np.dtype(getattr(ml_dtypes, name, name)) for kind, name in names.items()}
+    known = [kind for kind in map(DataType, helper.get_all_tensor_dtypes()) if kind is not DataType.UNDEFINED]
+    return {kind: np.dtype(helper.tensor_dtype_to_np_dtype(kind)) for kind in known}
 
 
 @cache

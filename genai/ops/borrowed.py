@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.node import onnx_schema
 from .registry import Kernel, KernelError, NodeSpec, as_tuple
 from .support import checked_shape
 
@@ -33,15 +34,11 @@ _MAX_RANK = 8
 @cache
 def available(domain: str, op_type: str, version: int) -> bool:
     """Whether onnx.reference can run an operator, directly or through its function body."""
-    import onnx.defs
-
-    try:
-        schema: Any = onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
+    schema = onnx_schema(domain, op_type, version)
+    if schema is None:
         return False
-    return _implementation(domain, op_type, version) is not None or bool(
-        schema.has_function or schema.has_context_dependent_function
-    )
+    has_body = schema.has_function or schema.has_context_dependent_function
+    return bool(has_body) or _implementation(domain, op_type, version) is not None
 
 
 def implemented(domain: str, op_type: str, version: int) -> bool:

@@ -6,7 +6,6 @@ What BLAS does not know is computed in float32 and rounded once.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +13,9 @@ import numpy as np
 
 from genai.kernels.host.arrays import Linear, Threads, matmul as blas_matmul, pack_weight
 
-from ..graph.node import OURS
+from ..graph.node import EQUATION, OURS
 from .registry import Kernel, KernelError, NodeSpec, operator, register
 from .support import checked_shape, optional, session_threads, widened
-
-_TERM = r"[A-Za-z]*(\.\.\.[A-Za-z]*)?"
-_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
-
 
 # Smaller matrices are left to BLAS, which costs less per call.
 _MIN_ELEMENTS = 1 << 13
@@ -153,7 +148,7 @@ def gemm(spec: NodeSpec) -> Kernel:
 def einsum(*values: Any, equation: str = "", spec: NodeSpec) -> Any:
     """Sums of products by NumPy, whose notation is the same."""
     equation = equation.replace(" ", "")
-    if not _EQUATION.fullmatch(equation):
+    if not EQUATION.fullmatch(equation):
         raise KernelError(f"Einsum: equation {equation!r:.80} is malformed")
     _check_einsum_size(spec, equation, values)
     result = np.einsum(equation, *(widened(x) for x in values), optimize="greedy" if len(values) > 1 else False)

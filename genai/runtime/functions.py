@@ -10,6 +10,7 @@ from ..graph.decode import Decoder
 from ..graph.encode import EmbeddingEncoder
 from ..graph.external_data import ExternalData
 from ..graph.ir import Attribute, Function, Graph, Node
+from ..graph.node import onnx_schema
 from ..graph.type_protos import encode_type
 
 
@@ -52,9 +53,8 @@ def _bound(attribute: Attribute, given: dict[str, Attribute]) -> Attribute | Non
 def schema_function(node: Node, version: int, graph: Graph) -> Function | None:
     """The body by which ONNX defines an operator, or None if it has none or its types are not known well enough."""
     domain, op_type = node.key
-    try:
-        schema: Any = onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
+    schema = onnx_schema(domain, op_type, version)
+    if schema is None:
         return None
     if schema.has_function:
         body = schema.get_function_with_opset_version(_newest(schema.function_opset_versions, version))

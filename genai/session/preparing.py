@@ -18,7 +18,7 @@ from genai.ops.support import MAX_VALUE_BYTES as MOST_BYTES
 from ..device import open_executor
 from ..graph.gradients import expand_gradients
 from ..graph.ir import Graph, Model, Node, Tensor, Value, canonical_domain
-from ..graph.node import canonical_imports
+from ..graph.node import canonical_imports, onnx_schema
 from ..graph.reader import read_model
 from ..graph.rewrites.base import run_rewrites
 from ..graph.rewrites.byte_tables import tabulate_bytes
@@ -217,17 +217,9 @@ def _check_graph(model: Model, graph: Graph, versions: Mapping[str, int]) -> Non
                 f"imported are {', '.join(name or 'ai.onnx' for name in versions)}",
                 "export the model again, or add the import",
             )
-        schema = _schema(op_type, versions[domain], domain)
+        schema = onnx_schema(domain, op_type, versions[domain])
         if schema is not None:
             _check_node(graph, node, schema)
-
-
-@cache
-def _schema(op_type: str, version: int, domain: str) -> Any:
-    try:
-        return onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
-        return None
 
 
 def _check_node(graph: Graph, node: Node, schema: Any) -> None:

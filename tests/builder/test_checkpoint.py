@@ -187,7 +187,7 @@ def test_config_is_no_object(checkpoint: Path, text: str) -> None:
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope scaling 'spiral' is not known"),
         ({"rope_parameters": {"rope_type": "mrope"}}, "rope scaling 'mrope' is not known"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "factor of the rope scaling is None"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "no factor of the rope scaling"),
         ({"rope_parameters": 7}, "rope_parameters is 7"),
         ({"attention_bias": "no"}, "attention_bias is 'no'"),
     ],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from ..hf_config import HFConfig, rope_values
 from ..spec import DecoderSpec, Experts
 from . import common
-from .common import Rule, View, architecture, decoder
+from .common import Rule, architecture, decoder
 
 
 @architecture("Llama 1-3.3")
@@ -136,22 +136,12 @@ def granite(config: HFConfig) -> DecoderSpec:
     return decoder(config, family="granite", **_multipliers(config), **common.given_biases(config))
 
 
-def _of_expert(half: int | None) -> View:
-    """One expert's matrix out of [experts, rows, columns]: the first or second half of its rows, or all."""
-
-    def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
-        matrix: NDArray[Any] = tensor[expert]
-        width = len(matrix) // 2
-        return matrix if half is None else matrix[width:] if half else matrix[:width]
-
-    return view
-
-
 @architecture(
     "Granite 3 MoE",
-    Rule(r"mlp\.experts\.(\d+)\.gate_proj", "block_sparse_moe.input_linear", _of_expert(0)),
-    Rule(r"mlp\.experts\.(\d+)\.up_proj", "block_sparse_moe.input_linear", _of_expert(1)),
-    Rule(r"mlp\.experts\.(\d+)\.down_proj", "block_sparse_moe.output_linear", _of_expert(None)),
+    # Of all experts together, [experts, rows, columns]; gate and up below each other.
+    Rule(r"mlp\.experts\.(\d+)\.gate_proj", "block_sparse_moe.input_linear", lambda spec, x, e: np.split(x[e], 2)[0]),
+    Rule(r"mlp\.experts\.(\d+)\.up_proj", "block_sparse_moe.input_linear", lambda spec, x, e: np.split(x[e], 2)[1]),
+    Rule(r"mlp\.experts\.(\d+)\.down_proj", "block_sparse_moe.output_linear", lambda spec, x, e: x[e]),
     Rule(r"mlp\.gate\.", "block_sparse_moe.router.layer."),
 )
 def granitemoe(config: HFConfig) -> DecoderSpec:
