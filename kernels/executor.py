@@ -147,6 +147,9 @@ class Executor(Protocol):
             MemoryError: there is not so much.
         """
 
+    def copy_blocks(self, blocks: DeviceArray, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy rows of the cache's memory, seen as [blocks, bytes]: (source, destination) each, in order."""
+
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> StepFunction:
         """Make a program ready: pack its weights, compile its kernels.
 
@@ -175,6 +178,9 @@ class Executor(Protocol):
 
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
         """The instructions that multiply in a record; None where it has no prefill numerics of its own."""
+
+    def close(self) -> None:
+        """Give packed weights back; programs that were compiled keep theirs as long as somebody holds them."""
 
 
 class UnsupportedRecord(ValueError):

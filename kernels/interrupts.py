@@ -94,7 +94,7 @@ def temporary_folder(parent: Path, prefix: str, suffix: str = "", *, mode: int =
 
 
 class ThreadsRefused(RuntimeError):
-    """The system starts no more threads."""
+    """The system starts no more threads, or those of a run are not in this process."""
 
 
 def start(thread: threading.Thread) -> None:
@@ -141,6 +141,8 @@ class Task(Generic[T]):
         while not self.is_over and (left := deadline - time.monotonic()) > 0:
             with suppress(Empty):
                 self._bell.get(timeout=min(left, self.SECONDS))
+            if not self.thread.is_alive() and not self.is_over:
+                raise ThreadsRefused("this process was forked by a signal handler, and the thread it waits for was not")
         return self.is_over
 
     def result(self) -> T:

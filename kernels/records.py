@@ -68,7 +68,7 @@ class BlockWeight:
     """A matrix [rows, columns] of small integers in blocks of columns: value = (integer - zero point) * scale.
 
     Equal weights are packed once, so a tied embedding and head share memory. The bytes are those of
-    com.microsoft's block-quantised products, for `experts` matrices one after the other; 0 = no mixture's, but one.
+    onnxruntime's block-quantised products, for `experts` matrices one after the other; 0 = no mixture's, but one.
 
     Attributes:
         data: uint8; scales: of any float type, one per block or one per row; points: uint8 packed, or floats;

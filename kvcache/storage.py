@@ -70,7 +70,7 @@ class PagedStorage:
 
     Args:
         layout: what each layer keeps.
-        num_blocks: blocks to reserve, at least 1.
+        num_blocks: blocks to reserve, at least 1; their bytes are `blocks`, uint8 [num_blocks, bytes].
         allocate: a device's memory (see `genai.kernels.executor.Executor.allocate`).
 
     Raises:
@@ -86,7 +86,7 @@ class PagedStorage:
         self.num_blocks = num_blocks
         block_bytes = sum(_part_bytes(part, layer) for layer in layout.layers for part in self._parts(layer))
         self._memory = allocate(num_blocks * block_bytes)
-        self._blocks: DeviceArray = self._memory.bytes.reshape(num_blocks, block_bytes)
+        self.blocks: DeviceArray = self._memory.bytes.reshape(num_blocks, block_bytes)
         self.layers: tuple[PagedLayer, ...] = tuple(self._carve())
 
     def _parts(self, layer: LayerShape) -> list[tuple[int, ...]]:
@@ -99,18 +99,14 @@ class PagedStorage:
         for layer in self.layout.layers:
             arrays: list[DeviceArray] = []
             for shape in self._parts(layer):
-                part = self._blocks[:, start : start + _shape_bytes(shape, layer)]
+                part = self.blocks[:, start : start + _shape_bytes(shape, layer)]
                 arrays.append(part.view(layer.dtype).reshape(self.num_blocks, *shape))
                 start += _part_bytes(shape, layer)
             yield PagedLayer(*arrays)
 
-    def copy_block(self, source: int, destination: int) -> None:
-        """Copy a block's keys and values in every layer."""
-        self._blocks[destination] = self._blocks[source]
-
     def close(self) -> None:
         """Give the memory back to the system; arrays of it that the caller still holds read as zeros."""
-        self.layers, self._blocks = (), None
+        self.layers, self.blocks = (), None
         self._memory.close()
 
 

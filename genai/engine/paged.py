@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.executor import Executor, StepCancelled, StepContext
+from genai.kernels.executor import Executor, StepCancelled, StepContext, StepFunction
 from genai.kernels.forks import renew_locks, was_busy
 from genai.kernels.interrupts import InterruptsDeferred, ThreadsRefused
 from genai.kernels.records import RowProgram
@@ -153,8 +153,8 @@ class PagedDecoder(Decoder):
     ) -> Iterator[tuple[int, Logits]]:
         with self._reserved(sequences, step) as slots:
             context, owners = self._context(sequences, step, slots, all_rows)
-            with self._turn, self._interruptible(sequences[part.sequence] for part in step):
-                logits = self._compute(context)[self._values[output or self.output_names[0]]]
+            with self._turn, self._interruptible(sequences[part.sequence] for part in step) as run:
+                logits = self._compute(run, context)[self._values[output or self.output_names[0]]]
                 # Other outputs stay in memory that the next step overwrites.
                 logits = np.array(logits, np.float32) if output else logits
             self._check_open()  # closed meanwhile, it has read pages that were given back
@@ -165,21 +165,25 @@ class PagedDecoder(Decoder):
             if last > first:
                 yield index, logits[first:last]
 
-    def _compute(self, context: StepContext) -> dict[str, Any]:
+    def _compute(self, run: StepFunction, context: StepContext) -> dict[str, Any]:
         try:
-            return self.run.run(context)
+            return run.run(context)
         except StepCancelled:
+            self._check_open()  # close() cancels, too
             raise StepInterrupted("the step was given up", "its sequences were cancelled", "ask again") from None
         except ThreadsRefused as error:
+            self._check_open()  # a signal handler may have forked this process meanwhile
             raise no_threads(error) from error
 
     @contextmanager
-    def _interruptible(self, sequences: Iterable[PagedSequence]) -> Iterator[None]:
+    def _interruptible(self, sequences: Iterable[PagedSequence]) -> Iterator[StepFunction]:
         try:
             with self._running_lock:
-                self.run.resume()
+                self._check_open()
+                run = self.run
+                run.resume()
                 self._running = {id(sequence) for sequence in sequences}
-            yield
+            yield run
         finally:
             with self._running_lock:
                 self._running = set()
@@ -215,8 +219,7 @@ class PagedDecoder(Decoder):
                 f"{error}; other sequences of this model hold the rest",
                 "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
             ) from error
-        for source, destination in copies:
-            self.storage.copy_block(source, destination)
+        self.executor.copy_blocks(self.storage.blocks, copies)
         return slots
 
     def _context(
@@ -236,12 +239,15 @@ class PagedDecoder(Decoder):
             num_rows = count if index in all_rows else int(end == len(own))
             owners.append((index, len(wanted), len(wanted) + num_rows))
             wanted += range(len(tokens) - num_rows, len(tokens))
+        block_tables = np.zeros((len(tables), max(len(table.blocks) for table in tables)), np.int32)
+        for row, table in zip(block_tables, tables, strict=True):
+            row[: len(table.blocks)] = table.blocks
         context = StepContext(
             tokens=np.array(tokens, np.int64),
             positions=np.array(positions, np.int64),
             cu_seqlens_q=np.array(starts, np.int32),
             context_lens=np.array([table.length for table in tables], np.int32),
-            block_tables=_block_tables(tables),
+            block_tables=block_tables,
             slot_mapping=np.array(slots, np.int64),
             num_decode_sequences=sum(not part.many for part in step),
             logits_indices=np.array(wanted, np.int64),
@@ -260,13 +266,10 @@ class PagedDecoder(Decoder):
             raise StateError("the model is closed", "close() gave its memory back", "load the model again")
 
     def close(self) -> None:
-        self.closed = True
+        with self._running_lock:
+            if not self.closed:
+                self.run.cancel()
+                self.closed, self._running = True, set()
+                del self.run, self.program  # with their weights, whoever still holds this decoder
         self.storage.close()
-
-
-def _block_tables(tables: Sequence[BlockTable]) -> np.ndarray:
-    width = max(len(table.blocks) for table in tables)
-    result = np.zeros((len(tables), width), np.int32)
-    for row, table in zip(result, tables, strict=True):
-        row[: len(table.blocks)] = table.blocks
-    return result
+        self.executor.close()

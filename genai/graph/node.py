@@ -205,13 +205,7 @@ class Node(Changeable):
 
 
 def make_node(
-    op_type: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    *,
-    domain: str = "",
-    name: str = "",
-    **attributes: Any,
+    op_type: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", name: str = "", **attributes: Any
 ) -> Node:
     """A node with attributes from Python values; None leaves an attribute out."""
     given = {key: Attribute.of(key, value) for key, value in attributes.items() if value is not None}

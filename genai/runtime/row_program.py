@@ -109,7 +109,7 @@ def _kept(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class ProgramConstants:
-    """The constants that records name; those that a device has packed are dropped, and their pages given back."""
+    """The `Constants` that records name; those that a device has packed are dropped, and their pages given back."""
 
     def __init__(self, compiler: _RowCompiler) -> None:
         self._release = compiler.weights.release
@@ -120,11 +120,9 @@ class ProgramConstants:
         self._readers = Counter(name for weight in weights for name in constant_names(weight))
 
     def array(self, name: str) -> NDArray[Any]:
-        """See Constants.array."""
         return self._arrays[name]
 
     def packed(self, weight: Weight) -> None:
-        """See Constants.packed."""
         names = constant_names(weight)
         self._readers.subtract(names)
         for name in names:

@@ -119,7 +119,7 @@ def quantize_to_range(arguments: PieceArguments, context: int, begin: int, end: 
 
 
 def quantized_to_range(threads: Threads, x: Float32) -> tuple[NDArray[np.uint8], np.float32, int] | None:
-    """uint8 values over the range of x and 0, their scale and zero point (ONNX's DynamicQuantizeLinear).
+    """uint8 values over the range of x and 0, their scale and zero point.
 
     None where that range is empty, or not finite.
     """

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..executor import StepContext, UnsupportedRecord
 from ..formats import PagedLayer
-from ..large import ReservedMemory
+from ..large import HostMemory
 from ..records import (
     Attention,
     BlockWeight,
@@ -52,7 +52,7 @@ _LEAST_NANOSECONDS = 1e5
 _SLOTS_PER_THREAD = 2
 
 
-class CpuExecutor:
+class CpuExecutor(HostMemory):
     """See `genai.kernels.executor.Executor`.
 
     Args:
@@ -71,36 +71,23 @@ class CpuExecutor:
         LIBRARY.expect([sample_slots])  # every request needs it: made with the first program's operators
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CpuStep:
-        """See Executor.compile."""
         unknown = sorted({type(record).__name__ for record in program.records if not knows(record)})
         if unknown:
             raise UnsupportedRecord(f"the CPU does not know records of the kinds {', '.join(unknown)}")
         return CpuStep(program, layers, self._weights, self.host_threads)
 
-    def allocate(self, nbytes: int) -> ReservedMemory:
-        """See Executor.allocate."""
-        return ReservedMemory(nbytes)
-
     def sampler(self, vocab_size: int) -> CpuSampler:
-        """See Executor.sampler."""
         return CpuSampler(self.host_threads, vocab_size)
 
-    def host(self, rows: Array) -> NDArray[np.float32]:
-        """See Executor.host."""
-        return rows
-
     def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
-        """See Executor.array_function."""
         if isinstance(record, Experts):
             return ExpertsOfArrays(record, self._weights, constants, self.host_threads)
         raise UnsupportedRecord(f"the CPU has no function of arrays for {type(record).__name__}")
 
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
-        """See Executor.packed_bytes."""
         return self._weights.nbytes(weight, constants)
 
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
-        """See Executor.arithmetic."""
         if not isinstance(record, Product | GatedProduct | Experts) or record.exact:
             return None if prefill else "fp32"
         weight = branches(record)[0].weight
@@ -109,6 +96,9 @@ class CpuExecutor:
         if isinstance(record, Experts):
             return None
         return "amx bf16" if has_prefill_product(record, self._weights.matrix(weight, constants)) else None
+
+    def close(self) -> None:
+        self._weights = PackedWeights(self.host_threads)
 
 
 class CpuStep:
@@ -128,7 +118,6 @@ class CpuStep:
         )
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
-        """See StepFunction.run."""
         values: dict[str, Any] = dict(given or {})
         for name, (ids, dtype) in self._program.ids.items():
             values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
@@ -142,11 +131,9 @@ class CpuStep:
         return {name: values[name] for name in self._program.outputs}
 
     def cancel(self) -> None:
-        """See StepFunction.cancel."""
         self._table.count(Word.CANCEL, 1)
 
     def resume(self) -> None:
-        """See StepFunction.resume."""
         self._table.count(Word.CANCEL, 0)
 
 

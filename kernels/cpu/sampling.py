@@ -239,7 +239,6 @@ class CpuSampler:
     def sample(
         self, logits: Float32, batch: SamplingBatch, distributions: NDArray[np.float64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """See Sampler.sample."""
         size, count = self._workspace.vocab_size, len(batch.rows)
         check("logits", logits, (None, size))
         batch.check(len(logits), size)
@@ -249,28 +248,19 @@ class CpuSampler:
         longest = 0 if batch.plain else _longest(batch)
         self._run(
             sample_slots if batch.plain and distributions is None else sample_slots_by_any_steps,
-            _NANOSECONDS_TO_SAMPLE * count * size,
-            rows=batch.rows,
-            logits=logits,
-            count=count,
-            taken=np.zeros(1, np.int64),
-            replaced=batch.replaced if len(batch.replaced) else None,
+            _NANOSECONDS_TO_SAMPLE * count * size, rows=batch.rows, logits=logits, count=count,
+            taken=np.zeros(1, np.int64), replaced=batch.replaced if len(batch.replaced) else None,
             edit_ids=batch.edit_ids if len(batch.edit_ids) else None,
-            edit_values=batch.edit_values if len(batch.edit_ids) else None,
-            num_edits=len(batch.edit_ids),
-            tokens=batch.tokens if len(batch.tokens) else None,
-            num_tokens=len(batch.tokens),
-            outcomes=outcomes,
-            distributions=distributions,
+            edit_values=batch.edit_values if len(batch.edit_ids) else None, num_edits=len(batch.edit_ids),
+            tokens=batch.tokens if len(batch.tokens) else None, num_tokens=len(batch.tokens), outcomes=outcomes,
+            distributions=distributions, same_length=longest,
             same=np.empty((self._workspace.slots, longest), np.int32) if longest else None,
-            same_length=longest,
-        )
+        )  # fmt: skip
         return outcomes[:, 0], outcomes.view(np.float64)[:, 2], outcomes[:, 1]
 
     def log_normalizers(
         self, logits: Float32, rows: NDArray[np.int64], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """See Sampler.log_normalizers."""
         size, count = self._workspace.vocab_size, len(rows)
         check_rows(logits, rows, top, size)
         normalizers, tokens = np.empty(count, np.float64), np.empty((count, top), np.int64)

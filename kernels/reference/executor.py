@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import records
 from ..executor import StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
-from ..large import ReservedMemory
+from ..large import HostMemory
 from ..records import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
@@ -24,7 +23,7 @@ KNOWN = (
 )  # fmt: skip
 
 
-class ReferenceExecutor:
+class ReferenceExecutor(HostMemory):
     """See `genai.kernels.executor.Executor`; how many threads products use is NumPy's affair."""
 
     name = "reference"
@@ -33,9 +32,6 @@ class ReferenceExecutor:
 
     def __init__(self, threads: int | None = None) -> None:
         self._weights: dict[Constants, Weights] = {}
-
-    def allocate(self, nbytes: int) -> ReservedMemory:
-        return ReservedMemory(nbytes)
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> ReferenceStep:
         unknown = sorted({type(record).__name__ for record in program.records if not isinstance(record, KNOWN)})
@@ -49,9 +45,6 @@ class ReferenceExecutor:
     def sampler(self, vocab_size: int) -> ReferenceSampler:
         return ReferenceSampler(vocab_size)
 
-    def host(self, rows: Array) -> NDArray[np.float32]:
-        return rows
-
     def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
         if not isinstance(record, records.Experts):
             raise UnsupportedRecord(f"the reference has no function of arrays for {type(record).__name__}")
@@ -64,6 +57,9 @@ class ReferenceExecutor:
 
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
         return None if prefill else "fp32"
+
+    def close(self) -> None:
+        self._weights.clear()
 
 
 class ReferenceStep:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import genai as og
+from genai.engine.decoder import compute
 from genai.errors import (
     CacheCapacityError,
     ContextOverflowError,
@@ -418,6 +421,56 @@ def test_a_closed_model_says_so(form_folder: Callable[..., Path]) -> None:
     loaded.close()
     with pytest.raises(StateError, match="closed"):
         generator(loaded)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_a_closed_model_gives_its_weights_back(device: str, form_folder: Callable[..., Path]) -> None:
+    """Also while somebody holds a generator, who is told."""
+    loaded = og.Model(form_folder("int4"), device=device)
+    held = generator(loaded)
+    held.append_tokens([5, 6, 7])
+    program = weakref.ref(loaded.decoder.run)
+    loaded.close()
+    gc.collect()
+    assert program() is None
+    with pytest.raises(StateError, match="closed"):
+        held.append_tokens([5])
+
+
+def test_a_model_closed_in_the_middle_of_a_step(form_folder: Callable[..., Path]) -> None:
+    loaded = og.Model(form_folder("int4"))
+    held, run = generator(loaded), loaded.decoder.run.run
+
+    def closing(step: Any) -> Any:
+        loaded.close()
+        return run(step)
+
+    loaded.decoder.run.run = closing
+    with pytest.raises(StateError, match="closed"):
+        held.append_tokens([5, 6, 7])
+
+
+def test_blocks_are_copied_by_the_executor(small: og.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a fork shares and writes to."""
+    copied: list[Any] = []
+    copy = small.decoder.executor.copy_blocks
+
+    def spy(blocks: Any, copies: Any) -> None:
+        copied.extend(copies)
+        copy(blocks, copies)
+
+    monkeypatch.setattr(small.decoder.executor, "copy_blocks", spy)
+    first = small.decoder.open()
+    first.append([5, 6, 7])
+    compute(small.decoder, [first])
+    second = small.decoder.fork(first)
+    (source,) = first.table.blocks
+    for sequence in (first, second):
+        sequence.append([8])
+        compute(small.decoder, [sequence])
+    assert copied[0] == (source, first.table.blocks[0])
+    for sequence in (first, second):
+        sequence.close()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from genai.kernels import large
 from genai.kernels.formats import PAGE_TOKENS
+from genai.kernels.large import HostMemory
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.kvcache.table import BlockTable
@@ -53,7 +54,7 @@ def test_sizes():
 def test_latent_rows_have_empty_values():
     storage = PagedStorage(CacheLayout((LayerShape(kv_heads=1, head_size=12, v_head_size=0),), PAGE_TOKENS), 2)
     assert storage.layers[0].values.shape == (2, 1, 32, 0)
-    storage.copy_block(0, 1)
+    HostMemory().copy_blocks(storage.blocks, [(0, 1)])
     storage.close()
 
 
@@ -76,15 +77,16 @@ def test_a_block_holds_what_all_layers_keep(storage):
     assert (places[1:].min(axis=1) >= ends[:-1].max(axis=1)).all()
 
 
-def test_copy_block_copies_every_layer_and_nothing_else(storage):
+def test_copied_blocks_are_those_of_every_layer_and_nothing_else(storage):
     rng = np.random.default_rng(0)
     for cache in storage.layers:
         cache.keys[...] = rng.standard_normal(cache.keys.shape)
         cache.values[...] = rng.standard_normal(cache.values.shape)
     before = [(cache.keys.copy(), cache.values.copy()) for cache in storage.layers]
-    storage.copy_block(1, 4)
+    HostMemory().copy_blocks(storage.blocks, [(1, 4), (0, 2), (4, 5)])
     for (keys, values), cache in zip(before, storage.layers, strict=True):
-        keys[4], values[4] = keys[1], values[1]
+        for array in (keys, values):
+            array[4], array[2], array[5] = array[1], array[0], array[1]
         np.testing.assert_array_equal(cache.keys, keys)
         np.testing.assert_array_equal(cache.values, values)
 
@@ -119,8 +121,7 @@ def test_random_forks_and_rewinds_keep_every_sequence_readable(storage, sound):
             tables = [entry for entry in tables if entry[0] is not table]
         elif pool.num_free > 2:
             slots, copies = table.append(int(rng.integers(1, PAGE_TOKENS + 2)))
-            for copy in copies:
-                storage.copy_block(*copy)
+            HostMemory().copy_blocks(storage.blocks, copies)
             for slot in slots:
                 values.append(step + slot / 100)
                 storage.layers[0].keys[slot // PAGE_TOKENS, :, :, slot % PAGE_TOKENS] = values[-1]

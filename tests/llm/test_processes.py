@@ -198,6 +198,39 @@ print(tokens() == expected)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_inside_a_run(run_script: Run) -> None:
+    """As a signal handler may: the parent's step goes on, the child's is a StateError."""
+    result = run_script(
+        START.replace("genai.LLM()", "genai.LLM(threads=2)")
+        + """
+from genai.kernels.cpu.program import pool
+def tokens():
+    generator = genai.Generator(llm.model, genai.GeneratorParams(llm.model))
+    generator.append_tokens(llm.encode('Once upon'))
+    return generator.get_logits().tolist()
+
+expected, run = tokens(), pool._Workspace.run
+def forking(*arguments):
+    global pid
+    pool._Workspace.run = run
+    pid = os.fork()
+    return run(*arguments)
+pool._Workspace.run = forking
+try:
+    found = tokens()
+except StateError as error:
+    os._exit(0 if pid == 0 and 'fork' in error.what else 1)
+if pid == 0:
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+print(found == expected == tokens())
+"""
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "True\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_before_the_first_use(run_script: Run) -> None:
     result = run_script(
         START

@@ -74,7 +74,7 @@ def pack_experts(
     weight: NDArray[np.uint8], scales: NDArray[Any], zero_points: NDArray[Any] | None = None, *, columns: int,
     bits: int, block_size: int, gated: bool = False, threads: Threads | None = None, arena: Arena | None = None,
 ) -> ExpertMatrices:  # fmt: skip
-    """Pack the constants of com.microsoft::QMoE, one expert after the other.
+    """Pack matrices of integers in blocks, one expert after the other.
 
     Args:
         weight: uint8 [experts, rows, ...], every expert's as `pack_matrix` takes it, or without what only fills up the
@@ -112,7 +112,7 @@ def pack_experts(
 
 
 def pack_dense_experts(weight: NDArray[Any], *, gated: bool = False, arena: Arena | None = None) -> ExpertMatrices:
-    """Pack the constants of com.microsoft::MoE: float32, float16 or bfloat16 [experts, rows, columns].
+    """Lay matrices of floats out: float32, float16 or bfloat16 [experts, rows, columns].
 
     Args:
         gated, arena: as for `pack_experts`.

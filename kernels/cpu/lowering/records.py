@@ -169,14 +169,15 @@ def _attention(record: records.Attention, at: Lowering) -> None:
 @lower.register
 def _multiply(record: records.Product | records.GatedProduct, at: Lowering) -> None:
     """The rows of decode numerics, and where the machine has prefill numerics of its own, those of it apart."""
-    first, *gated = (_branch(branch, at) for branch in records.branches(record))
+    branches = records.branches(record)
+    first, *gated = (_branch(branch, at) for branch in branches)
     options: dict[str, Any] = {}
     if isinstance(record, records.GatedProduct):
         options = {"gate": record.activation, "gated": gated[0]}
     x = at.rows(record.x)
     apart = has_prefill_product(record, first.matrix) and x.counted == Word.TOKENS
     activations, source = _activations(record, at, first.matrix, Word.FEW if apart else x.counted)
-    sources: list[Any] = [source, *record.inputs[1:]]
+    sources: list[Any] = [source, *(branch.addend for branch in branches if branch.addend)]
     if apart:
         tiles, tiles_source = _row_tiles(at, record.x, x, first.matrix.padded_columns)
         sources.append(tiles_source)

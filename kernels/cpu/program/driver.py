@@ -25,7 +25,7 @@ from .waiting import current, current_core, exchange, fetch_add, replace, wait_u
 # of their own. Behind them every thread has THREAD_LINES lines: how many runs it was started for, with the number of
 # those that sleep until the next (0 or 1) on a line of its own, and the core that it runs on.
 LINE_WORDS = 8
-ARRIVED, BARRIER_SLEEPERS, ERROR = 0, 8, 16
+ARRIVED, BARRIER_SLEEPERS, ERROR, FORKED = 0, 8, 16, 17
 CALLS, CALL_COUNT, CONTEXT, COUNTERS, SCRATCH, SCRATCH_BYTES, THREADS = 24, 25, 26, 27, 28, 29, 30
 FIRST_BARRIER, SPIN_LIMIT, START_SPIN_LIMIT = 32, 33, 34
 FIRST_THREAD = 40
@@ -138,6 +138,8 @@ def _walk(words: int, thread: int) -> None:
 @kernel
 def run_program(words: int) -> int:
     """Start the run that the words describe, take part in it as thread 0, and return when it is done."""
+    if word(words, FORKED) != 0:
+        return 0  # nobody is there
     counters, threads = word(words, COUNTERS), word(words, THREADS)
     for index in range(word(words, CALL_COUNT) * threads):
         write_int64(counters + index * _COUNTER_BYTES, 0)

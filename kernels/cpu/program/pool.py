@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...executor import StepCancelled, StepError
-from ...interrupts import InterruptsDeferred, Task, start
+from ...interrupts import InterruptsDeferred, Task, ThreadsRefused, start
 from ...large import huge_array
 from ..cores import default_threads
 from ..jit import LIBRARY
@@ -63,6 +63,8 @@ class _Workspace:
         view[driver.CONTEXT], view[driver.THREADS] = context.address, threads
         view[driver.SCRATCH_BYTES] = program.scratch
         driver.run_program(self._address)
+        if view[driver.FORKED]:
+            raise ThreadsRefused("this process was forked in the middle of the run, and its threads were not")
         return int(view[driver.ERROR])
 
     def _grow(self, scratch: int, counters: int) -> None:
@@ -82,21 +84,28 @@ class _Pool:
     """
 
     def __init__(self, spins: int = SPINS) -> None:
-        self.turn = threading.Lock()
-        self._workspace = _Workspace(MAX_THREADS, spins)
+        self.turn = threading.RLock()  # a signal handler may fork inside a run of the same thread
+        self._running = False
+        self.workspace = _Workspace(MAX_THREADS, spins)
         self._started = 1
 
     def run(self, program: Program, context: ContextTable, threads: int) -> int:
         """As _Workspace.run, by so many threads."""
         LIBRARY.prepare([driver.run_program, driver.serve])  # before the turn, which a fork waits for
         with self.turn:
+            if self._running:
+                raise ThreadsRefused("a signal handler interrupted a run of this thread, and wants another")
             while self._started < threads:
                 with InterruptsDeferred():  # a thread that was started and is not counted would be started again
-                    number, words = self._started, self._workspace.words  # a thread knows nothing else
+                    number, words = self._started, self.workspace.words  # a thread knows nothing else
                     name = f"{THREAD_NAMES}{number}"
                     start(threading.Thread(target=_serve, args=(words, number), name=name, daemon=True))
                     self._started += 1
-            return self._workspace.run(program, context, threads)
+            self._running = True
+            try:
+                return self.workspace.run(program, context, threads)
+            finally:
+                self._running = False
 
 
 THREAD_NAMES = "genai-pool-"
@@ -111,6 +120,7 @@ def _begin_fork() -> None:
 
 def _end_fork_in_child() -> None:
     global _POOL, _OWN
+    _POOL.workspace.words[driver.FORKED] = 1  # a run that a signal handler interrupted to fork ends
     _POOL, _OWN = _Pool(), threading.local()  # the parent's threads do not exist here
 
 

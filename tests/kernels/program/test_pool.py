@@ -404,7 +404,7 @@ def test_a_fork_waits_for_the_run_in_progress() -> None:
     program = in_order(work(100_000), visit(visits))
     caller = threading.Thread(target=lambda: Threads(3).run(program, nanoseconds=SHARED))
     caller.start()
-    while not pool._POOL.turn.locked():
+    while not pool._POOL._running:
         time.sleep(0.001)
     assert not visits.any()
 
@@ -415,6 +415,76 @@ def test_a_fork_waits_for_the_run_in_progress() -> None:
 
     assert status_of_child(child) == 0
     caller.join()
+
+
+@needs_fork
+@pytest.mark.usefixtures("new_pool")
+def test_a_fork_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler may: the parent's run goes on; the child's ends with an error, and its next one is done."""
+    visits, children = np.zeros(20, np.int64), []
+    program, grow = in_order(visit(visits)), pool._Workspace._grow
+
+    def forking(self: Any, *sizes: int) -> None:
+        if not children:
+            children.append(os.fork())
+        grow(self, *sizes)
+
+    monkeypatch.setattr(pool._Workspace, "_grow", forking)
+    refused = False
+    try:
+        Threads(2).run(program, nanoseconds=SHARED)
+    except ThreadsRefused as error:
+        refused = "forked" in str(error)
+    if children == [0]:
+        try:
+            Threads(2).run(program, nanoseconds=SHARED)
+            os._exit(0 if refused and (visits == 1).all() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+    assert not refused
+    assert (visits == 1).all()
+
+
+@needs_fork
+def test_a_fork_while_the_main_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a long run, which has a thread of its own, that the child has not."""
+    go_on, children = threading.Event(), []
+    monkeypatch.setattr(Threads, "_run", lambda *_: go_on.wait(60) and 0)
+
+    def fork(*_: Any) -> None:
+        children.append(os.fork())
+        go_on.set()
+
+    handler = signal.signal(signal.SIGUSR1, fork)
+    signaller = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    signaller.start()
+    status = 1
+    try:
+        Threads(2).run(minutes(), nanoseconds=LONG)
+    except ThreadsRefused as error:
+        status = 0 if "forked" in str(error) else 1
+    finally:
+        if children == [0]:
+            os._exit(status)
+        signal.signal(signal.SIGUSR1, handler)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+
+@pytest.mark.usefixtures("new_pool")
+def test_a_run_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler that computes is told; the run that it interrupted is whole."""
+    visits, grow = np.zeros(20, np.int64), pool._Workspace._grow
+    program = in_order(visit(visits))
+
+    def computing(self: Any, *sizes: int) -> None:
+        with pytest.raises(ThreadsRefused, match="interrupted a run"):
+            Threads(2).run(program, nanoseconds=SHARED)
+        grow(self, *sizes)
+
+    monkeypatch.setattr(pool._Workspace, "_grow", computing)
+    Threads(2).run(program, nanoseconds=SHARED)
+    assert (visits == 1).all()
 
 
 def test_no_process_outlives_its_end() -> None:

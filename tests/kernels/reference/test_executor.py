@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from genai.config import Config
+from genai.device import open_executor
 from genai.engine.decoder import Decoder, compute as logits_of
 from genai.kernels import records
-from genai.kernels.executor import StepCancelled, UnsupportedRecord
+from genai.kernels.executor import Executor, StepCancelled, UnsupportedRecord
 from genai.kernels.records import BlockWeight, Branch, Columns, DenseWeight, HostNode, Product, Record, Unary
 from genai.kernels.reference.executor import KNOWN, ReferenceExecutor
 from genai.loading import load_decoder
@@ -33,6 +34,14 @@ class Unheard(Record):
 def test_every_record_is_known() -> None:
     kinds = {kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, Record)}
     assert set(KNOWN) == kinds - {Record}
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_a_device_has_all_that_an_executor_has(device: str) -> None:
+    executor, public = open_executor(device), [name for name in vars(Executor) if not name.startswith("_")]
+    assert {"compile", "allocate", "sampler", "copy_blocks", "close"} <= set(public)
+    for name in public:
+        assert callable(getattr(executor, name)) == callable(getattr(Executor, name)), name
 
 
 def test_records_that_are_not_known(program: Run) -> None:

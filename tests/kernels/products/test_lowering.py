@@ -1,0 +1,46 @@
+"""Products of a program: what they read is there until they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from genai.kernels import records
+from genai.kernels.cpu.lowering.memory import Lowering
+from genai.kernels.cpu.lowering.records import lower
+from genai.kernels.cpu.lowering.weights import PackedWeights
+from genai.kernels.cpu.program.calls import BARRIER
+from genai.kernels.cpu.program.context import Word
+from genai.kernels.cpu.program.pool import Threads
+
+
+class Constants(dict[str, np.ndarray]):
+    """Arrays by name; packed weights belong to one of these, whatever is in it."""
+
+    __hash__ = object.__hash__
+
+    def array(self, name: str) -> np.ndarray:
+        return self[name]
+
+    def packed(self, weight: records.Weight) -> None:
+        """Arrays may be read again."""
+
+
+def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> None:
+    """Memory that another value gets is not written before the product has read it."""
+    constants, arrays = Constants(), stored(64, 64)
+    constants["w"], constants["s"] = arrays["weight"], arrays["scales"]
+    branch = records.Branch(records.BlockWeight("w", "s", "", 64, 64, 4, 32), addend="x")
+    types = {name: records.RowsType((1, -1, 64), 64) for name in "xyab"}
+    lowering = Lowering({Word.TOKENS: 64, Word.WANTED: 4}, types, constants, PackedWeights(Threads(1)))
+    lowering.expect("xyab")
+    for name in "xy":
+        lowering.make(name)
+    for record in (records.Product("x", branch, "a", exact=False), records.Unary("neg", "y", "b")):
+        lower(record, lowering)
+        lowering.done(record.inputs, record.outputs)
+    program, places = lowering.finish(), lowering.places
+    reading = next(i for i, call in enumerate(program.calls) if hasattr(call.arguments, "weights"))
+    assert places["b"].address != places["x"].address or program.words[reading:-1, BARRIER].any()
