@@ -125,12 +125,13 @@ class _Recurrent:
         steps, batch = x.shape[:2]
         projected = x @ weights.inputs + weights.input_bias
         outputs = np.zeros((steps, batch, state.shape[-1]), x.dtype)
-        ends = np.full(batch, steps) if lengths is None else np.asarray(lengths)
+        ends = (np.full(batch, steps) if lengths is None else np.asarray(lengths))[:, None]
+        state, cell = (np.where(ends > 0, start, 0) for start in (state, cell))  # no step, no state, as in onnxruntime
         ragged = bool(np.any(ends != steps))
         for step in range(steps - 1, -1, -1) if self.backwards[index] else range(steps):
             new_state, new_cell = self.step(projected[step], state, cell, weights, self.activations[index])
             if ragged:
-                alive = (step < ends)[:, None]
+                alive = step < ends
                 new_state, new_cell = np.where(alive, new_state, state), np.where(alive, new_cell, cell)
                 outputs[step] = np.where(alive, new_state, 0)
             else:

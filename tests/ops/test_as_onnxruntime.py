@@ -70,6 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "lstm, clipped": lstm(clip=0.5),
     "lstm, clipped, forget coupled": lstm(clip=0.2, input_forget=1, activations=["Sigmoid", "Tanh", "Softsign"]),
     "lstm, activations with two numbers each": lstm(activations=["HardSigmoid", "Affine", "ScaledTanh"], activation_alpha=[0.3, 0.5, 0.7], activation_beta=[0.4, 0.2, 0.9]),
+    **{f"{op}, rows without steps, {direction}": (op, {"x": THIRDS[:, :, :1], "w": np.ones((d, g, 1), np.float32), "r": np.ones((d, g, 1), np.float32), "b": None, "n": np.array([0, 1], np.int32), "h": np.full((d, 2, 1), 3, np.float32), **({"c": np.full((d, 2, 1), 2, np.float32)} if g == 4 else {})}, {"hidden_size": 1, "direction": direction, "out": 3 if g == 4 else 2}) for op, g in (("RNN", 1), ("GRU", 3), ("LSTM", 4)) for direction, d in (("forward", 1), ("reverse", 1), ("bidirectional", 2))},
     "gru, affine gates": ("GRU", {"x": f([[1.0]], [[2.0]]), "w": f([[1], [2], [3]]), "r": f([[1], [-1], [2]])}, {"hidden_size": 1, "activations": ["Affine", "Elu"], "activation_alpha": [0.3, 0.5], "activation_beta": [0.4], "out": 2}),
     **{f"rms norm and its factor, {t.__name__}, axis {a}": ("SimplifiedLayerNormalization", {"x": (THIRDS - 1).astype(t), "s": np.ones((2,) * -a, t)}, {"axis": a, "out": 2}) for t in (np.float32, np.float64) for a in (-1, -2)},
     "gru, clipped": ("GRU", {"x": f([[1.0]], [[2.0]]), "w": f([[1], [2], [3]]), "r": f([[1], [-1], [2]])}, {"hidden_size": 1, "clip": 0.4, "out": 2}),
