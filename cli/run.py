@@ -15,6 +15,8 @@ from .terminal import emit, say
 Named = list[str] | None
 # Not named "model": GENAI_MODEL, a model folder, is no default of it.
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An .onnx file.")]
+# Of inputs that are missing.
+_INPUTS_SHOWN = 3
 
 
 def run(
@@ -37,7 +39,7 @@ def run(
 
     _check_choice("--compare", compare, (None, *PEERS))
     session = InferenceSession(file, _options(level, threads, profile))
-    feed = _feed(session, inputs or [], random, extents(dims or []), seed)
+    feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
     began = time.perf_counter()
     results = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
     say(f"{(time.perf_counter() - began) * 1e3:.1f} ms")
@@ -83,7 +85,7 @@ def extents(dims: list[str]) -> dict[str, int]:
     return found
 
 
-def _feed(session: Any, inputs: list[str], random: bool, dims: dict[str, int], seed: int) -> dict[str, Any]:
+def _feed(session: Any, file: Path, inputs: list[str], random: bool, dims: dict[str, int], seed: int) -> dict[str, Any]:
     from genai.session.arrays import load_arrays, random_feed
 
     feed: dict[str, Any] = {}
@@ -100,10 +102,11 @@ def _feed(session: Any, inputs: list[str], random: bool, dims: dict[str, int], s
             feed.update(load_arrays(Path(item)))
     missing = [argument for argument in session.get_inputs() if argument.name not in feed]
     if missing and not random:
-        names = ", ".join(str(argument) for argument in missing)
-        raise OptionError(
-            f"no input for {names}", "every input needs a value", "give --input NAME=FILE.npy, or --random"
-        )
+        shown = [f"{one.name} {one.type}{one.shape}" for one in missing[:_INPUTS_SHOWN]]
+        rest = f" and {len(missing) - len(shown)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
+        chat = f"; to chat with the model it belongs to, `genai chat {file.parent}`"
+        fix = "give --input NAME=FILE.npy, or --random" + chat * (file.parent / "genai_config.json").is_file()
+        raise OptionError(f"no input for {', '.join(shown)}{rest}", "every input needs a value", fix)
     return {**random_feed(missing, dims, seed), **feed}
 
 

@@ -421,10 +421,6 @@ class Generator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        for sequence in getattr(self, "_sequences", ()):
-            sequence.close()
-
     set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()")
     set_active_adapter = refusing_method("set_active_adapter", "LoRA adapters come later")
     set_hidden_states = refusing_method("set_hidden_states", "multi-token prediction comes later")

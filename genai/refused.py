@@ -6,6 +6,7 @@ Mentioning them is fine: examples do so in type annotations.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 from .errors import NotSupportedYetError
@@ -50,7 +51,14 @@ REASONS = {name: why for reasons in _REFUSED.values() for why, names in reasons.
 """Names that are refused, each with the reason."""
 _FIXES = {name: page for page, reasons in _REFUSED.items() for names in reasons.values() for name in names.split()}
 
-AVAILABLE = tuple(f"is_{device}_available" for device in ("cuda", "dml", "openvino", "qnn", "webgpu"))
+
+def is_cuda_available() -> bool:
+    """False, as of every device but the CPU."""
+    return False
+
+
+is_dml_available = is_openvino_available = is_qnn_available = is_webgpu_available = is_cuda_available
+AVAILABLE = tuple(name for name in globals() if name.startswith("is_"))
 """What scripts ask of devices: none of them is there."""
 
 
@@ -64,28 +72,29 @@ def refuse(name: str, reason: str, fix: str = _SESSION_PAGE) -> NoReturn:
 
 
 class _RefusedType(type):
-    """Attributes of such classes, as members of an enumeration, are refused as well."""
+    """Attributes of such classes, as members of an enumeration, are stand-ins too, that refuse when they are called."""
 
     refusal: tuple[str, str]
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(name)
-        refuse(f"{cls.__name__}.{name}", *cls.refusal)
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+        return _stand_in(f"{cls.__name__}.{name}", *cls.refusal)
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
         refuse(cls.__name__, *cls.refusal)
 
 
-def refused(name: str, reason: str, fix: str = _SESSION_PAGE) -> Any:
-    """A class (or a function, if its name begins with a small letter) that refuses whatever is done with it."""
+@cache
+def _stand_in(name: str, reason: str, fix: str) -> Any:
+    """What refuses when it is called; a function if the name begins with a small letter, else a class."""
     if name[0].isupper():
         return _RefusedType(name, (), {"refusal": (reason, fix)})
 
     def function(*arguments: Any, **options: Any) -> NoReturn:
         refuse(name, reason, fix)
 
-    function.__name__ = name
+    function.__name__ = function.__qualname__ = name
     return function
 
 
@@ -101,9 +110,6 @@ def refusing_method(name: str, reason: str) -> Callable[..., NoReturn]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in AVAILABLE:
-        return lambda: False
     if name not in REASONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = made = refused(name, REASONS[name], _FIXES[name])
-    return made
+    return _stand_in(name, REASONS[name], _FIXES[name])

@@ -60,7 +60,7 @@ def _ids(value: Any) -> NDArray[np.int64]:
     except ValueError as error:
         raise InputError("the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
     if array.size == 0:
-        raise InputError("there are no tokens", "a sequence needs at least one", "pass at least one token per sequence")
+        raise InputError("there are no tokens", "a sequence needs at least one", "give a text, or tokens for each")
     if array.dtype.kind not in "iu":
         raise InputError(
             f"token ids of type {array.dtype}", "ids are whole numbers", "pass what Tokenizer.encode returned"

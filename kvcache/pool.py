@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from genai.kernels.forks import renew_locks
+from genai.kernels.interrupts import uninterrupted
 
 
 class CacheFull(RuntimeError):
@@ -48,10 +53,27 @@ class BlockPool:
         self._key_of_block: dict[int, bytes] = {}
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
+        self._owners: dict[weakref.ref[Any], Callable[[], None]] = {}
+        self._dropped: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
+
+    def release_after(self, owner: object, release: Callable[[], None]) -> None:
+        """Once `owner` was dropped, call `release` before blocks are given out or counted.
+
+        Not when it is dropped: that may be anywhere, also inside this lock, and what an interrupt raises there is lost.
+        The queue takes note of it in one call that nothing comes between.
+        """
+        self._owners[weakref.ref(owner, self._dropped.put)] = release
+
+    @uninterrupted
+    def _release_dropped(self) -> None:
+        while not self._dropped.empty():
+            with suppress(Empty):  # another thread was faster
+                self._owners.pop(self._dropped.get_nowait())()
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, idle ones included."""
+        self._release_dropped()
         return len(self._free) + len(self._idle)
 
     def references(self, block: int) -> int:
@@ -72,9 +94,10 @@ class BlockPool:
         """
         if count < 0:
             raise ValueError(f"count = {count}: cannot allocate fewer than no blocks")
+        self._release_dropped()
         with self._lock:
-            if count > self.num_free:
-                raise CacheFull(f"{count} cache blocks needed, {self.num_free} of {self.num_blocks} are free")
+            if count > (free := len(self._free) + len(self._idle)):
+                raise CacheFull(f"{count} cache blocks needed, {free} of {self.num_blocks} are free")
             blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
             for block in blocks:
                 self._references[block] = 1
@@ -147,34 +170,3 @@ class BlockPool:
         self._check_id(block)
         if self._references[block] == 0:
             raise BlockError(f"block {block} is not held by anyone: it was released too often, or never allocated")
-
-    def check_integrity(self, holders: Iterable[Sequence[int]] | None = None) -> None:
-        """Check that every block is in exactly one state and that both key maps agree. For tests.
-
-        Args:
-            holders: if given, the blocks of every holder there is; their references must add up.
-
-        Raises:
-            IntegrityError: naming the first contradiction.
-        """
-        with self._lock:
-            free, idle = set(self._free), set(self._idle)
-            _require(len(free) == len(self._free), "a block is twice in the free list")
-            for block, count in enumerate(self._references):
-                states = (count > 0) + (block in free) + (block in idle)
-                _require(count >= 0 and states == 1, f"block {block} with {count} references is in {states} states")
-                _require(block not in free or block not in self._key_of_block, f"free block {block} has a key")
-            _require(idle <= self._key_of_block.keys(), "an idle block has no key")
-            inverse = {block: key for key, block in self._block_of_key.items()}
-            _require(inverse == self._key_of_block, "the maps of keys and blocks disagree")
-            if holders is not None:
-                counts = [0] * self.num_blocks
-                for blocks in holders:
-                    for block in blocks:
-                        counts[block] += 1
-                _require(counts == self._references, f"references are {self._references}, holders have {counts}")
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise IntegrityError(problem)

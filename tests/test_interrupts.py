@@ -21,7 +21,9 @@ from genai.graph.external_data import map_file
 from genai.graph.ir import Graph, Model as GraphModel, Tensor
 from genai.graph.writer import write_model
 from genai.kernels.cpu import compiler, workers
+from genai.kernels.cpu.blas import BLAS_THREADS
 from genai.kernels.cpu.cache import CacheFolder
+from genai.kernels.interrupts import Task
 from genai.model import Model
 from genai.text.template_worker import TemplateWorker
 
@@ -127,3 +129,45 @@ def test_asking_for_rows_leaves_the_tokens(bundled: Model, interrupted: Interrup
             break
     assert 100 < place < 4999
     np.testing.assert_array_equal(generator.get_output("logits"), rows)
+
+
+def test_threads_of_blas_come_back(interrupted: Interrupted) -> None:
+    def use() -> None:
+        with BLAS_THREADS.single():
+            assert BLAS_THREADS.library is library
+
+    with BLAS_THREADS.single():
+        library = BLAS_THREADS.library
+    before = library.get_threads() if library else 1
+    for place in range(1, 3000):
+        came = interrupted(use, place)
+        assert BLAS_THREADS.library is None, f"interrupted at place {place}"
+        assert (library.get_threads() if library else 1) == before, f"interrupted at place {place}"
+        if not came:
+            break
+    assert 10 < place < 2999
+
+
+def test_a_generator_that_is_dropped_swallows_no_interrupt(bundled: Model, interrupted: Interrupted) -> None:
+    """Wherever that is, also where the pool is in use: the garbage collector may come at any time."""
+    pool = bundled.decoder.pool  # type: ignore[attr-defined]
+    free = pool.num_free
+
+    def dropped() -> list[Generator]:
+        generator = Generator(bundled, GeneratorParams(bundled))
+        generator.append_tokens(list(range(3, 40)))
+        assert pool.num_free < free
+        return [generator]
+
+    holder = dropped()
+    assert interrupted(lambda: holder.clear(), 1)
+    assert pool.num_free == free
+    holder = dropped()
+
+    def drop_inside() -> None:
+        with pool._lock:
+            holder.clear()
+
+    assert Task(drop_inside, "drop").wait(20)
+    assert pool.num_free == free
+    pool.check_integrity()

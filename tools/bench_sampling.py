@@ -19,10 +19,10 @@ import numpy as np
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.tensors import RandomWeights
 from genai.engine.decoder import compute
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.plan import RowSampler, plan_sampling
+from tools.random_weights import RandomWeights
 
 OPTIONS: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0},

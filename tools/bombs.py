@@ -33,9 +33,9 @@ from onnx import numpy_helper
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.tensors import RandomWeights
 from genai.bundled import bundled_model
 from genai.model_info import describe
+from tools.random_weights import RandomWeights
 
 SECONDS = 5.0
 SECONDS_AFTER_INTERRUPT = 1.5

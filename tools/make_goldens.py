@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from golden_cases import CASES, VOCAB
 
-from genai.builder.tensors import random_tensor
+from tools.random_weights import random_tensor
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "builder" / "goldens"
 SEED = 7

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import genai
 from genai.builder import ExportOptions, build_model
 from genai.builder.architectures import find
-from genai.builder.tensors import random_tensor
 from genai.engine.decoder import compute as compute_pending
+from tools.random_weights import random_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS, PAGE = ROOT / "tests" / "builder" / "goldens", ROOT / "docs" / "models.md"

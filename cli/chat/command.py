@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.errors import InputError
+
 from .. import options as opt, terminal
 from ..options import sampling_flags
 from ..terminal import Voice, emit, say
@@ -47,6 +49,9 @@ def chat(
         prompt = terminal.read_stdin()
     elif prompt is not None and terminal.stdin_has_text():
         prompt = "\n\n".join(filter(None, (terminal.read_stdin().strip(), prompt)))
+    if prompt is not None and not prompt.strip():
+        fix = 'ask something, such as `genai chat -p "What is 12 + 7?"`; on a terminal, without -p, a chat begins'
+        raise InputError("the question is empty", "neither -p nor stdin holds a text", fix)
     from genai.chat import ChatSession
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:

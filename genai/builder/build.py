@@ -13,10 +13,11 @@ from typing import Any
 
 from ..errors import ConfigError, ModelFolderError, OptionError
 from ..sampling_params import model_defaults
+from ..search import SEARCH_OPTIONS, checked
 from ..text.files import generation_defaults
 from .architectures import find
 from .checkpoint import GENERATION_CONFIG, Checkpoint, is_checkpoint
-from .folder import check_tokenizer, locked, search_defaults, tokenizer_files, write_model_folder
+from .folder import check_tokenizer, locked, tokenizer_files, write_model_folder
 from .options import ExportOptions
 from .rope_scaling import LongRope
 from .spec import DecoderSpec
@@ -84,14 +85,14 @@ def plan_build(
 
 def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
     """Search options out of generation_config.json, if the engine will take them when the model is loaded."""
-    search = search_defaults(checkpoint.config.generation)
+    sampling = generation_defaults(checkpoint.folder).sampling
     try:
-        model_defaults({**generation_defaults(checkpoint.folder).sampling, **search}, vocab_size)
+        model_defaults(sampling, vocab_size)
+        return {name: checked(name, value) for name, value in sampling.items() if name in SEARCH_OPTIONS}
     except OptionError as error:
         raise ConfigError(
             f"{GENERATION_CONFIG}: {error.what}", error.why, "correct the file, or remove the key"
         ) from error
-    return search
 
 
 def build_model(

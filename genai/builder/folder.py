@@ -120,27 +120,6 @@ def _remove_dead(target: Path) -> None:
                         shutil.rmtree(folder, ignore_errors=True)
 
 
-# What generation_config.json may say of how to decode, and the types that it may have there.
-_SEARCH_TYPES: dict[str, tuple[type, ...]] = {
-    "do_sample": (bool,),
-    "temperature": (int, float),
-    "top_k": (int,),
-    "top_p": (int, float),
-    "repetition_penalty": (int, float),
-    "no_repeat_ngram_size": (int,),
-}
-
-
-def search_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Search options out of generation_config.json; what is no number of the right type is left out."""
-    given = {name: generation.get(name) for name in _SEARCH_TYPES}
-    return {
-        name: value
-        for name, value in given.items()
-        if isinstance(value, _SEARCH_TYPES[name]) and isinstance(value, bool) == (name == "do_sample")
-    }
-
-
 def genai_config(spec: DecoderSpec, options: ExportOptions, search: Mapping[str, Any]) -> dict[str, Any]:
     """The contents of genai_config.json; `search` goes before the defaults, which are greedy."""
     eos = list(spec.eos_token_ids)

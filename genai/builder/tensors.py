@@ -1,15 +1,9 @@
-"""Every tensor that a decoder reads, by the names of Llama, Qwen and Gemma 2; the size of its model folder;
-and random weights, each of which depends on the seed and its own name alone, on every machine.
-"""
+"""Every tensor that a decoder reads, by the names of Llama, Qwen and Gemma 2, and the size of its model folder."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Mapping
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator
 
 from genai.quant.blocks import num_blocks
 
@@ -125,35 +119,3 @@ def _matrix_bytes(shape: Shape, precision: Precision, options: ExportOptions) ->
     blocks = num_blocks(columns, options.block_size)
     points = 0 if options.symmetric else 1
     return rows * blocks * (options.block_size * BITS[precision] // 8 + 4 + points)
-
-
-def random_tensor(name: str, shape: Shape, seed: int, *, norm_mean: float = 1.0) -> NDArray[np.float32]:
-    """One tensor: matrices keep the size of what they are applied to, biases lie around 0, others around norm_mean."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    values = np.random.Generator(np.random.PCG64(int.from_bytes(digest))).standard_normal(shape, np.float32)
-    if len(shape) >= 2:
-        return values * np.float32(shape[-1] ** -0.5)
-    values *= np.float32(0.2)
-    return values if name.endswith("bias") else values + np.float32(norm_mean)
-
-
-class RandomWeights(Mapping[str, NDArray[np.float32]]):
-    """Weights by Hugging Face name, drawn anew at every look-up, so that a large model takes no memory.
-
-    Matrices keep the size of what they are applied to, so logits spread by about 1; norm weights lie around 1 (less the
-    architecture's offset), biases around 0.
-    """
-
-    def __init__(self, spec: DecoderSpec, seed: int = 0) -> None:
-        self._shapes = tensor_shapes(spec)
-        self._norm_mean = 1 - spec.norm_weight_offset
-        self._seed = seed
-
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        return random_tensor(name, self._shapes[name], self._seed, norm_mean=self._norm_mean)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)

@@ -116,10 +116,15 @@ class PagedDecoder(Decoder):
         self.closed = False
 
     def open(self) -> PagedSequence:
-        return PagedSequence(BlockTable(self.pool, self.block_size), self.rope_threshold)
+        return self._with(BlockTable(self.pool, self.block_size))
+
+    def _with(self, table: BlockTable) -> PagedSequence:
+        sequence = PagedSequence(table, self.rope_threshold)
+        self.pool.release_after(sequence, table.release)
+        return sequence
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
-        other = PagedSequence(sequence.table.fork(), self.rope_threshold)
+        other = self._with(sequence.table.fork())
         other.tokens, other._many = [*sequence.tokens], sequence._many[:]
         return other
 

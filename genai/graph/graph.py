@@ -279,22 +279,6 @@ class Graph(Changeable):
         self._root()._names = None
         self._touch()
 
-    def check_integrity(self) -> None:
-        """Compare the index with the nodes, here and in subgraphs.
-
-        Raises:
-            GraphError: if a hand edit was not followed by `update` or `invalidate`.
-        """
-        if self._uses().snapshot() != UseIndex(self.nodes).snapshot():
-            raise GraphError(
-                f"the index of graph {self.name!r} does not match its nodes",
-                "a node was edited by hand without graph.update(node) or graph.invalidate()",
-                "use the graph's own methods",
-            )
-        for node in self.nodes:
-            for subgraph in node.subgraphs():
-                subgraph.check_integrity()
-
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes, {len(self.initializers)} initializers)"
 

@@ -86,10 +86,6 @@ class UseIndex:
         self.remove(node)
         self.add(node)
 
-    def snapshot(self) -> tuple[dict[str, Node], dict[str, set[Node]]]:
-        """Producers and consumers as plain data, for comparing two indices."""
-        return dict(self._producers), {name: set(users) for name, users in self._consumers.items()}
-
 
 def topological_order(nodes: Sequence[Node]) -> list[Node]:
     """The nodes, each after those that make what it needs, otherwise in the order given."""

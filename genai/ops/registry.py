@@ -110,7 +110,7 @@ class NodeSpec:
 
     def pack(self, indices: tuple[int, ...], layout: str, make: Callable[[], T]) -> T:
         """Pack the constants at `indices` into `layout`, once for all nodes that ask for the same."""
-        return self.weights.packed(tuple(self.inputs[i] if self.has(i) else "" for i in indices), layout, make)
+        return self.weights.packed(tuple(map(self.constant_name, indices)), layout, make)
 
 
 class KernelError(ValueError):

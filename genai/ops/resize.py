@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 
+from ..graph.types import TensorType, Type
 from .registry import KernelError, NodeSpec, operator, register
+from .rules import NodeTypes, shape_rule
 from .support import checked_axis, checked_shape, optional, widened
 
 
@@ -35,7 +37,7 @@ class Resize:
         self.mode = str(a.get("mode", "nearest"))
         old = spec.op_type == "Upsample" or spec.version < 11
         self.where = str(a.get("coordinate_transformation_mode", "asymmetric" if old else "half_pixel"))
-        self.nearest = str(a.get("nearest_mode", "floor" if old else "round_prefer_floor"))
+        self.nearest = str(a.get("nearest_mode", "simple" if old else "round_prefer_floor"))
         self.cubic = float(a.get("cubic_coeff_a", -0.75))
         self.exclude_outside = bool(a.get("exclude_outside", 0))
         self.extrapolation = float(a.get("extrapolation_value", 0.0))
@@ -43,38 +45,47 @@ class Resize:
         self.policy = str(a.get("keep_aspect_ratio_policy", "stretch"))
         self.axes = a.get("axes")
         self.scales_at = 1 if old else 2
-        if self.mode not in ("nearest", "linear", "bilinear", "cubic"):
-            raise KernelError(f"{spec.op_type}: mode {self.mode!r} is unknown")
-        if self.nearest not in _ROUNDINGS:
-            raise KernelError(f"{spec.op_type}: nearest_mode {self.nearest!r} is unknown")
-        if self.where not in _COORDINATES:
-            raise KernelError(f"{spec.op_type}: coordinate_transformation_mode {self.where!r} is unknown")
+        modes = ("nearest", "linear", "bilinear", "cubic")
+        for name, value, known in (
+            ("mode", self.mode, modes),
+            ("nearest_mode", self.nearest, _ROUNDINGS),
+            ("coordinate_transformation_mode", self.where, _COORDINATES),
+        ):
+            if value not in known:
+                raise KernelError(f"{spec.op_type}: {name} {value!r} is unknown")
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
         plans = self._plans(x, inputs)
-        shape = [x.shape[axis] for axis in range(x.ndim)]
+        shape = list(x.shape)
         for axis, plan in plans.items():
             shape[axis] = plan.after
-        checked_shape(self.spec, shape, 4)
+        if checked_shape(self.spec, shape, 4) == x.shape and self.where != "tf_crop_and_resize":
+            return (x,)  # whatever the scales are: onnxruntime takes what keeps its shape as it is
+        if 0 in shape:
+            return (np.zeros(shape, x.dtype),)
         is_integer = x.dtype.kind in "iu"
-        result = x.astype(np.float64) if is_integer else widened(x)
-        outside = []
-        # The last axis first, as images are resized row by row: integers are rounded in between where antialiased.
-        for axis, plan in reversed(plans.items()):
-            if plan.before == plan.after and plan.scale == 1.0 and self.where != "tf_crop_and_resize":
-                continue
-            taps, beyond = self._taps(plan)
-            result = _combined(result, taps, axis)
-            if is_integer:
-                result = self._whole(result, x.dtype)
+        taps = {
+            axis: self._taps(plan)
+            for axis, plan in plans.items()
+            if plan.before != plan.after
+            or (plan.scale != 1.0 and not self.antialias)  # onnxruntime's filter leaves axes that keep their extent
+            or self.where == "tf_crop_and_resize"
+        }
+        if is_integer and self.mode != "cubic" and not self.antialias:
+            result = _corners(x, {axis: found for axis, (found, _) in taps.items()})
+        else:
+            result = x.astype(np.float64) if is_integer else widened(x)
+            # The last axis first, as images are resized row by row: integers are rounded in between where antialiased.
+            for axis, (found, _) in reversed(taps.items()):
+                result = _combined(result, found, axis)
+                if is_integer:
+                    result = self._whole(result, x.dtype)
+        for axis, (_, beyond) in taps.items():
             if beyond.any():
-                outside.append(beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)]))
-        for beyond in outside:
-            result = np.where(beyond, result.dtype.type(self.extrapolation), result)
-        if is_integer:
-            result = np.trunc(self._whole(result, x.dtype))
-        return (np.ascontiguousarray(result).astype(x.dtype, copy=False),)
+                place = beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+                result = np.where(place, result.dtype.type(self.extrapolation), result)
+        return (np.ascontiguousarray(np.trunc(result) if is_integer else result).astype(x.dtype, copy=False),)
 
     def _whole(self, values: Any, dtype: Any) -> Any:
         """Integers as onnxruntime makes them: rounded where antialiased, else cut off, but not for a rounding error."""
@@ -88,9 +99,11 @@ class Resize:
         axes = [checked_axis(int(a), x.ndim) for a in (range(x.ndim) if self.axes is None else self.axes)]
         scales = [] if scales is None else np.asarray(scales, np.float64).reshape(-1).tolist()
         if scales:
-            afters = [int(np.floor(x.shape[a] * s)) for a, s in zip(axes, scales, strict=False)]
+            afters = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=False)]
         elif sizes is not None:
-            afters, scales = self._by_sizes(x, axes, [int(size) for size in sizes])
+            if any(x.shape[axis] == 0 for axis in axes):
+                raise KernelError(f"{self.spec.op_type}: an axis of extent 0 cannot be resized")
+            afters, scales = _by_sizes([x.shape[axis] for axis in axes], [int(size) for size in sizes], self.policy)
         else:
             raise KernelError(f"{self.spec.op_type}: neither scales nor sizes are given")
         if len(afters) != len(axes) or any(after < 0 for after in afters) or any(s <= 0 for s in scales):
@@ -102,15 +115,6 @@ class Resize:
             axis: _Axis(x.shape[axis], after, scale, *region)
             for axis, after, scale, region in zip(axes, afters, scales, regions, strict=True)
         }
-
-    def _by_sizes(self, x: Any, axes: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], list[float]]:
-        if any(x.shape[axis] == 0 for axis in axes):
-            raise KernelError(f"{self.spec.op_type}: an axis of extent 0 cannot be resized")
-        scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
-        if self.policy == "stretch":
-            return list(sizes), scales
-        one = min(scales) if self.policy == "not_larger" else max(scales)
-        return [int(np.floor(x.shape[axis] * one + 0.5)) for axis in axes], [one] * len(scales)
 
     def _taps(self, plan: _Axis) -> tuple[list[tuple[Any, Any]], Any]:
         """(elements, their weights) whose sum each position is, and which positions lie outside the input.
@@ -124,8 +128,10 @@ class Resize:
         if self.where == "tf_crop_and_resize":
             beyond = (places < 0) | (places > plan.before - 1)
         if self.mode == "nearest":
-            index = _ROUNDINGS[self.nearest](places)
+            index = _ROUNDINGS[self.nearest](places, plan.scale)
             return [(np.clip(index, 0, plan.before - 1).astype(np.int64), None)], beyond
+        if self.mode != "cubic" and not self.antialias:
+            places = np.clip(places, 0, max(plan.before - 1, 0))
         stretch = max(1.0, 1.0 / plan.scale) if self.antialias else 1.0
         reach = (2 if self.mode == "cubic" else 1) * stretch
         first = np.floor(places - reach).astype(np.int64) + (0 if self.antialias else 1)
@@ -143,6 +149,46 @@ class Resize:
         return [(index[:, k], weights[:, k]) for k in used], beyond
 
 
+def _scaled(extent: int, scale: float) -> int:
+    """floor(extent * scale) in float32, as onnxruntime computes it: 5/3 of 3 elements are 5."""
+    return int(np.float32(extent) * np.float32(scale))
+
+
+def _by_sizes(extents: Sequence[int], sizes: Sequence[Any], policy: str) -> tuple[list[int], list[float]]:
+    """Sizes and scales where sizes are asked for."""
+    scales = [float(np.float32(size) / np.float32(extent)) for extent, size in zip(extents, sizes, strict=True)]
+    if policy == "stretch":
+        return list(sizes), scales
+    one = min(scales) if policy == "not_larger" else max(scales)
+    return [int(np.floor(np.float32(extent) * np.float32(one) + 0.5)) for extent in extents], [one] * len(scales)
+
+
+@shape_rule("Resize", "Upsample", domain="")
+def resized_types(types: NodeTypes) -> list[Type | None]:
+    """The input, some of its axes scaled or of sizes that are given."""
+    source, shape, node = types.source, types.shape(0), types.node
+    if shape is None:
+        return [TensorType(source.dtype)]
+    old = node.op_type == "Upsample" or len(node.inputs) == 2
+    attribute, axes = node.attribute("scales", None), node.attribute("axes", None) or range(len(shape))
+    scales, sizes = types.constant(1 if old else 2) if attribute is None else attribute, types.value(3)
+    places = [int(axis) % max(len(shape), 1) for axis in axes]
+    before: list[Any] = [shape[axis] for axis in places]
+    after: list[Any] = [None] * len(places)
+    if scales is not None and np.size(scales) == len(places):
+        after = [
+            _scaled(dim, scale) if isinstance(dim, int) else None for dim, scale in zip(before, scales, strict=True)
+        ]
+    elif sizes is not None and len(sizes.dims) == len(places):
+        policy = str(node.attribute("keep_aspect_ratio_policy", "stretch"))
+        if policy == "stretch":
+            after = list(sizes.dims)
+        elif all(isinstance(dim, int) and dim for dim in (*before, *sizes.dims)):
+            after, _ = _by_sizes(before, sizes.dims, policy)
+    found = dict(zip(places, after, strict=True))
+    return [TensorType(source.dtype, tuple(found.get(axis, dim) for axis, dim in enumerate(shape)))]
+
+
 def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:
     """Elements along an axis, times their weights, added up; what is not among them, as an infinity, has no part."""
     total: Any = None
@@ -153,7 +199,22 @@ def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:
         factors = weights.astype(x.dtype).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
         part *= factors
         total = part if total is None else np.add(total, part, out=total)
-    return np.take(x, [], axis=axis) if total is None else total
+    return total
+
+
+def _corners(x: Any, taps: Mapping[int, list[tuple[Any, Any]]]) -> Any:
+    """Integers between their neighbours along all axes at once, in float32, which decides what is cut off."""
+    total: Any = None
+    for corner in product(*taps.values()):
+        part, factors = x, np.ones([1] * x.ndim, np.float32)
+        for axis, (index, weights) in zip(taps, corner, strict=True):
+            part = np.take(part, index, axis=axis)
+            if weights is not None:
+                shape = [-1 if i == axis else 1 for i in range(x.ndim)]
+                factors = factors * weights.astype(np.float32).reshape(shape)
+        part = part if corner[0][1] is None else part * factors
+        total = part if total is None else total + part
+    return total
 
 
 def cubic(distance: Any, a: float) -> Any:
@@ -165,7 +226,7 @@ def cubic(distance: Any, a: float) -> Any:
 
 def _align_corners(x: Any, plan: _Axis) -> Any:
     # The length is that of the scaled axis, not of the whole number of elements it gives.
-    length = plan.before * plan.scale
+    length = float(np.float32(plan.before) * np.float32(plan.scale))
     return x * (plan.before - 1) / (length - 1) if length != 1 else np.zeros_like(x)
 
 
@@ -195,12 +256,13 @@ _COORDINATES: dict[str, Callable[[Any, _Axis], Any]] = {
     "tf_crop_and_resize": _crop,
     "tf_half_pixel_for_nn": lambda x, plan: (x + 0.5) / plan.scale,
 }
-_ROUNDINGS: dict[str, Callable[[Any], Any]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "simple": lambda x: x,
+_ROUNDINGS: dict[str, Callable[[Any, float], Any]] = {
+    "round_prefer_floor": lambda x, scale: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x, scale: np.floor(x + 0.5),
+    "floor": lambda x, scale: np.floor(x),
+    "ceil": lambda x, scale: np.ceil(x),
+    # Before there were modes, as onnxruntime computes it.
+    "simple": lambda x, scale: np.ceil(x) if scale < 1 else np.floor(x),
 }
 
 

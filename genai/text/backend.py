@@ -86,7 +86,7 @@ def _from_sentencepiece(
             str(error),
             f"copy it again, or save {files.TOKENIZER_NAME} with transformers' save_pretrained()",
         ) from error
-    roles = {"bos_token": model.bos_id, "eos_token": model.eos_id}
+    roles = {"bos_token": model.trainer.bos_id, "eos_token": model.trainer.eos_id}
     pieces = {
         name: renamed.get(id_, model.pieces[id_].text) for name, id_ in roles.items() if 0 <= id_ < len(model.pieces)
     }

@@ -52,23 +52,25 @@ class ChatTemplates:
             extra = {name: template_messages.plain(value, name) for name, value in (variables or {}).items()}
         except RecursionError as error:
             raise InputError("the messages or tools are nested too deeply", str(error), "flatten them") from error
-        text = ""
-        if field is not None:
-            conversation, text = template_messages.mark_final(conversation, field)
         source = self.source(template_str, template_name, with_tools=tool_list is not None)
         values = {
             **self._special,
             **special_tokens(self._folder),
             "documents": None,
             **extra,
-            "messages": conversation,
             "tools": tool_list,
             "add_generation_prompt": begins_reply,
         }
         _check_length(source)
-        changes = template_messages.variations(conversation, tool_list) if complete else []
+        text = ""
         try:
-            first, *others = SHARED.render(source.text, values, [{}, *changes])
+            if (in_parts := template_messages.parts_marked(conversation)) is not None:
+                (seen,) = SHARED.render(source.text, {**values, "messages": in_parts})
+                conversation = template_messages.parts_as_read(conversation, seen.get("text", ""))
+            if field is not None:
+                conversation, text = template_messages.mark_final(conversation, field)
+            changes = template_messages.variations(conversation, tool_list) if complete else []
+            first, *others = SHARED.render(source.text, {**values, "messages": conversation}, [{}, *changes])
         except TemplateStopped as error:
             raise _stopped(source.origin, str(error)) from error
         prompt = _text(first, source.origin)

@@ -1,8 +1,7 @@
 """A SentencePiece `tokenizer.model` as a tokenizer of the tokenizers library, in the form of a tokenizer.json.
 
-Its bytes are the protobuf message ModelProto of sentencepiece_model.proto. Only fields that decide ids and texts are
-kept. The wire format (varints, fixed words, length-delimited bytes) is read by hand, so that neither the sentencepiece
-library nor its generated protobuf classes are needed.
+Its bytes are the protobuf message ModelProto of sentencepiece_model.proto. Only the fields that decide ids and texts
+are declared here, so that the sentencepiece library is not needed.
 
 Ids of plain text equal the sentencepiece library's. Like transformers, and unlike sentencepiece, control pieces such as
 <s> that stand in a text become their ids: chat prompts are written that way.
@@ -12,16 +11,42 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any, TypeVar
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 MAX_PIECES = 2**24
 """More pieces than any tokenizer has: a file that claims more is not one."""
 MAX_PIECE_BYTES = 512
 """Every way to cut a piece in two is looked at, so a long one would take for ever."""
+
+# Per message its fields: number, type, and default. Enumerations are numbers, text is bytes: both are checked here.
+_MESSAGES = {
+    "ModelProto": {"pieces": (1, "Piece", ""), "trainer": (2, "Trainer", ""), "normalizer": (3, "Normalizer", "")},
+    "Piece": {"piece": (1, "bytes", ""), "score": (2, "float", "0"), "type": (3, "int32", "1")},
+    "Trainer": {
+        "model_type": (3, "int32", "1"),
+        "treat_whitespace_as_suffix": (24, "bool", "false"),
+        "byte_fallback": (35, "bool", "false"),
+        "unk_id": (40, "int32", "0"),
+        "bos_id": (41, "int32", "1"),
+        "eos_id": (42, "int32", "2"),
+    },
+    "Normalizer": {
+        "precompiled_charsmap": (2, "bytes", ""),
+        "add_dummy_prefix": (3, "bool", "true"),
+        "remove_extra_whitespaces": (4, "bool", "true"),
+        "escape_whitespaces": (5, "bool", "true"),
+    },
+}
 
 
 Kind = TypeVar("Kind", bound=IntEnum)
@@ -67,126 +92,69 @@ class SentencePieceModel:
     Attributes:
         pieces: the vocabulary by id.
         type: how text is cut.
-        byte_fallback: whether unknown characters become byte pieces.
-        unk_id, bos_id, eos_id: ids with a role; -1 means none.
-        precompiled_charsmap: how characters are normalised, as a compiled table; empty for not at all.
-        add_dummy_prefix: whether a space is put before the text.
-        remove_extra_whitespaces: whether spaces are trimmed and runs of them become one.
-        escape_whitespaces: whether spaces become the mark U+2581.
-        whitespace_suffix: whether that mark ends a word instead of beginning it.
+        trainer: whether unknown characters become byte pieces (byte_fallback), whether the mark of a space ends a word
+            instead of beginning it, and ids with a role; -1 means none.
+        normalizer: how characters are normalised, as a compiled table (empty for not at all); whether a space is put
+            before the text, whether spaces are trimmed and runs of them become one, and whether they become the mark.
     """
 
     pieces: tuple[Piece, ...]
-    type: ModelType = ModelType.UNIGRAM
-    byte_fallback: bool = False
-    unk_id: int = 0
-    bos_id: int = 1
-    eos_id: int = 2
-    precompiled_charsmap: bytes = b""
-    add_dummy_prefix: bool = True
-    remove_extra_whitespaces: bool = True
-    escape_whitespaces: bool = True
-    whitespace_suffix: bool = False
+    type: ModelType
+    trainer: Any
+    normalizer: Any
 
 
 def parse_model(data: bytes) -> SentencePieceModel:
     """The model in the bytes of a file; ModelFormatError if they are none, or one that is cut off."""
-    pieces: list[Piece] = []
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(data):
-        if number == 1:
-            pieces.append(_piece(_bytes(value), len(pieces)))
-        elif number == 2:
-            trainer = dict(_fields(_bytes(value)))
-        elif number == 3:
-            normalizer = dict(_fields(_bytes(value)))
-        if len(pieces) > MAX_PIECES:
-            raise ModelFormatError(f"it has more than {MAX_PIECES} pieces")
-    if not pieces:
-        raise ModelFormatError("it has no pieces")
-    return SentencePieceModel(
-        pieces=tuple(pieces),
-        type=_enum(ModelType, trainer.get(3, 1), "model type"),
-        byte_fallback=bool(trainer.get(35, 0)),
-        unk_id=_signed(trainer.get(40, 0)),
-        bos_id=_signed(trainer.get(41, 1)),
-        eos_id=_signed(trainer.get(42, 2)),
-        whitespace_suffix=bool(trainer.get(24, 0)),
-        precompiled_charsmap=_bytes(normalizer.get(2, b"")),
-        add_dummy_prefix=bool(normalizer.get(3, 1)),
-        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
-        escape_whitespaces=bool(normalizer.get(5, 1)),
-    )
-
-
-def _piece(data: bytes, index: int) -> Piece:
-    fields = dict(_fields(data))
-    encoded = _bytes(fields.get(1, b""))
-    if len(encoded) > MAX_PIECE_BYTES:
-        raise ModelFormatError(f"piece {index} has {len(encoded)} bytes; at most {MAX_PIECE_BYTES} are allowed")
+    model = _message_class()()
     try:
-        text = encoded.decode()
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelFormatError(f"it is no protobuf message, or cut off: {error}") from error
+    if not 0 < len(model.pieces) <= MAX_PIECES:
+        raise ModelFormatError(f"it has {len(model.pieces)} pieces, expected 1 to {MAX_PIECES}")
+    pieces = tuple(_piece(piece, index) for index, piece in enumerate(model.pieces))
+    kind = _enum(ModelType, model.trainer.model_type, "model type")
+    return SentencePieceModel(pieces, kind, model.trainer, model.normalizer)
+
+
+@cache
+def _message_class() -> Any:
+    """ModelProto, as far as it is declared here."""
+    file = FileDescriptorProto(name="sentencepiece_model.proto", package="sentencepiece")
+    for message, fields in _MESSAGES.items():
+        declared = file.message_type.add(name=message)
+        for name, (number, kind, default) in fields.items():
+            field = declared.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+            if name == "pieces":
+                field.label = FieldDescriptorProto.LABEL_REPEATED
+            if kind in _MESSAGES:
+                field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".sentencepiece.{kind}"
+            else:
+                field.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
+                field.default_value = default
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName("sentencepiece.ModelProto"))
+
+
+def _piece(piece: Any, index: int) -> Piece:
+    if len(piece.piece) > MAX_PIECE_BYTES:
+        raise ModelFormatError(f"piece {index} has {len(piece.piece)} bytes; at most {MAX_PIECE_BYTES} are allowed")
+    try:
+        text = piece.piece.decode()
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"piece {index} is not UTF-8: {error}") from error
-    score = struct.unpack("<f", _bytes(fields.get(2, b"\0\0\0\0")))[0]
-    if not text or score != score or abs(score) == float("inf"):
-        raise ModelFormatError(f"piece {index} is empty or its score {score} is no number")
-    return Piece(text, score, _enum(PieceType, fields.get(3, 1), f"type of piece {index}"))
+    if not text or not math.isfinite(piece.score):
+        raise ModelFormatError(f"piece {index} is empty or its score {piece.score} is no number")
+    return Piece(text, piece.score, _enum(PieceType, piece.type, f"type of piece {index}"))
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a message: an int for a varint, bytes for all else."""
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        number, wire_type = key >> 3, key & 7
-        if wire_type == 0:
-            value, position = _varint(data, position)
-            yield number, value
-            continue
-        if wire_type == 2:
-            length, position = _varint(data, position)
-        elif wire_type in (1, 5):
-            length = 8 if wire_type == 1 else 4
-        else:
-            raise ModelFormatError(f"byte {position}: unknown wire type {wire_type}")
-        if number == 0 or length > len(data) - position:
-            raise ModelFormatError(f"byte {position}: field {number} of {length} bytes runs over the end")
-        yield number, data[position : position + length]
-        position += length
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            break
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (2**64 - 1), position
-    raise ModelFormatError(f"byte {position}: a number is cut off or too long")
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise ModelFormatError("a field is a number where bytes are expected")
-    return value
-
-
-def _signed(value: int | bytes) -> int:
-    if isinstance(value, bytes):
-        raise ModelFormatError("a field is bytes where a number is expected")
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _enum(kind: type[Kind], value: int | bytes, name: str) -> Kind:
+def _enum(kind: type[Kind], value: int, name: str) -> Kind:
     try:
-        return kind(_signed(value))
+        return kind(value)
     except ValueError as error:
-        raise ModelFormatError(f"the {name} is {value!r}") from error
+        raise ModelFormatError(f"the {name} is {value}") from error
 
 
 MARK = "\u2581"
@@ -219,7 +187,7 @@ def tokenizer_json(
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": list(_normalizers(model, prefix_everywhere))},
-        "pre_tokenizer": _prefix_once(model) if model.add_dummy_prefix and not prefix_everywhere else None,
+        "pre_tokenizer": _prefix_once(model) if model.normalizer.add_dummy_prefix and not prefix_everywhere else None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": list(_decoders(model))},
         "model": _bpe(pieces, model) if model.type == ModelType.BPE else _unigram(pieces, model),
@@ -233,7 +201,7 @@ _ADDED_TYPES = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 def _prefix_once(model: SentencePieceModel) -> Json:
     """Puts a mark before the beginning of the text."""
     mark = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "first", "split": False}
-    if model.remove_extra_whitespaces:
+    if model.normalizer.remove_extra_whitespaces:
         # The normalizer has left one space where the text began with some: its mark is the prefix.
         return mark
     # A Metaspace leaves the prefix out where the text begins with its mark. By now spaces are marks, so the first part
@@ -245,12 +213,12 @@ def _prefix_once(model: SentencePieceModel) -> Json:
 def _check_supported(model: SentencePieceModel) -> None:
     if model.type not in (ModelType.BPE, ModelType.UNIGRAM):
         raise ModelFormatError(f"its type is {model.type.name}; BPE and UNIGRAM are supported")
-    if model.whitespace_suffix or not model.escape_whitespaces:
+    if model.trainer.treat_whitespace_as_suffix or not model.normalizer.escape_whitespaces:
         raise ModelFormatError("it marks spaces at the end of words, or not at all, which is not supported")
     if any(piece.type == PieceType.UNUSED for piece in model.pieces):
         raise ModelFormatError("it has pieces of type UNUSED, which is not supported")
-    if not 0 <= model.unk_id < len(model.pieces):
-        raise ModelFormatError(f"unk_id is {model.unk_id}, and there are {len(model.pieces)} pieces")
+    if not 0 <= model.trainer.unk_id < len(model.pieces):
+        raise ModelFormatError(f"unk_id is {model.trainer.unk_id}, and there are {len(model.pieces)} pieces")
 
 
 def _added(id_: int, piece: Piece, model: SentencePieceModel) -> Json:
@@ -262,32 +230,32 @@ def _added(id_: int, piece: Piece, model: SentencePieceModel) -> Json:
         "lstrip": False,
         "rstrip": False,
         # Pieces with the mark are found where the text has spaces.
-        "normalized": is_user_defined and MARK in piece.text and not model.add_dummy_prefix,
+        "normalized": is_user_defined and MARK in piece.text and not model.normalizer.add_dummy_prefix,
         "special": not is_user_defined,
     }
 
 
 def _normalizers(model: SentencePieceModel, prefix_everywhere: bool) -> Iterator[Json]:
-    if model.precompiled_charsmap:
-        table = base64.b64encode(model.precompiled_charsmap).decode()
+    if model.normalizer.precompiled_charsmap:
+        table = base64.b64encode(model.normalizer.precompiled_charsmap).decode()
         yield {"type": "Precompiled", "precompiled_charsmap": table}
-    if model.remove_extra_whitespaces:
-        leading = "" if model.add_dummy_prefix and not prefix_everywhere else r"\A +|"
+    if model.normalizer.remove_extra_whitespaces:
+        leading = "" if model.normalizer.add_dummy_prefix and not prefix_everywhere else r"\A +|"
         yield {"type": "Replace", "pattern": {"Regex": leading + rf"[ {MARK}]+\z"}, "content": ""}
         yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
     yield {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
-    if model.add_dummy_prefix and prefix_everywhere:
+    if model.normalizer.add_dummy_prefix and prefix_everywhere:
         yield {"type": "Prepend", "prepend": MARK}
 
 
 def _decoders(model: SentencePieceModel) -> Iterator[Json]:
     yield {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
-    if model.byte_fallback:
+    if model.trainer.byte_fallback:
         yield {"type": "ByteFallback"}
     yield {"type": "Fuse"}
-    if model.remove_extra_whitespaces:
+    if model.normalizer.remove_extra_whitespaces:
         yield {"type": "Strip", "content": " ", "start": _MOST_LEADING_SPACES, "stop": 0}
-    elif model.add_dummy_prefix:
+    elif model.normalizer.add_dummy_prefix:
         yield {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
@@ -295,18 +263,19 @@ def _unigram(pieces: list[Piece], model: SentencePieceModel) -> Json:
     # Texts such as "<0x41>" are no byte pieces: these come only from unknown characters.
     never = min(piece.score for piece in pieces) - _NEVER_CHOSEN
     vocab = [[piece.text, never if piece.type == PieceType.BYTE else piece.score] for piece in pieces]
-    return {"type": "Unigram", "unk_id": model.unk_id, "vocab": vocab, "byte_fallback": model.byte_fallback}
+    trainer = model.trainer
+    return {"type": "Unigram", "unk_id": trainer.unk_id, "vocab": vocab, "byte_fallback": trainer.byte_fallback}
 
 
 def _bpe(pieces: list[Piece], model: SentencePieceModel) -> Json:
     return {
         "type": "BPE",
         "dropout": None,
-        "unk_token": pieces[model.unk_id].text,
+        "unk_token": pieces[model.trainer.unk_id].text,
         "continuing_subword_prefix": None,
         "end_of_word_suffix": None,
         "fuse_unk": True,
-        "byte_fallback": model.byte_fallback,
+        "byte_fallback": model.trainer.byte_fallback,
         "ignore_merges": False,
         "vocab": {piece.text: id_ for id_, piece in enumerate(pieces)},
         "merges": _merges(pieces),

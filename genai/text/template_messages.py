@@ -64,6 +64,14 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
             "a text, or a list of parts, is expected",
             "convert it to a str",
         )
+    for place, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InputError(
+                f"{where}.content[{place}] is a part of type {kind!r}" + " without a text" * (kind == "text"),
+                "the model reads text only",
+                'pass {"type": "text", "text": …}, or leave it out',
+            )
     copy = {name: value for name, value in plain(message, where).items() if value is not None}
     reasoning = next((copy[name] for name in REASONING_NAMES if name in copy), None)
     # Servers and templates disagree about the name: every template finds the one it reads.
@@ -160,17 +168,41 @@ def _last_of_each_role(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     return list(last.values())
 
 
-def _with_mark(message: Mapping[str, Any], mark: str) -> dict[str, Any] | None:
-    """The message with a mark behind its text; None if it has no text."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return {**message, "content": content + mark}
-    parts = list(content or ())
-    for place in reversed(range(len(parts))):
-        if isinstance(parts[place], dict) and isinstance(parts[place].get("text"), str):
-            parts[place] = {**parts[place], "text": parts[place]["text"] + mark}
-            return {**message, "content": parts}
-    return None
+def _with_mark(message: Mapping[str, Any], mark: str, field: str = "content") -> dict[str, Any] | None:
+    """The message with a mark behind its text, or the last part of it; None if it has no text."""
+    value = message.get(field)
+    if isinstance(value, str):
+        return {**message, field: value + mark}
+    if field != "content" or not value:
+        return None
+    return {**message, field: [*value[:-1], {**value[-1], "text": value[-1]["text"] + mark}]}
+
+
+# Quotes change where a list of parts is written as it is, as Python or JSON does.
+_READ = _HEARD + "'\""
+
+
+def parts_marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """The messages with marks in those that have parts, for `parts_as_read`; None if there are none."""
+    places = [index for index, message in enumerate(messages) if isinstance(message.get("content"), list)]
+    marked = list(messages)
+    for index in places:
+        marked[index] = _with_mark(messages[index], _READ.format(index)) or messages[index]
+    return marked if places else None
+
+
+def parts_as_read(messages: Sequence[dict[str, Any]], seen: str) -> list[dict[str, Any]]:
+    """The messages with lists of parts joined to texts, but for those that the template wrote part by part.
+
+    Args:
+        seen: what it made of parts_marked; "" if it failed.
+    """
+    return [
+        {**message, "content": "\n".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list) and _READ.format(index) not in seen
+        else message
+        for index, message in enumerate(messages)
+    ]
 
 
 MARK = "CONTINUE_FROM_HERE_MARK "
@@ -178,23 +210,17 @@ MARK = "CONTINUE_FROM_HERE_MARK "
 
 def mark_final(messages: list[dict[str, Any]], field: str) -> tuple[list[dict[str, Any]], str]:
     """The messages with a mark behind the last one's `field`, and the text to continue; InputError if it has none."""
-    final = dict(messages[-1])
-    value = final.get(field)
-    if isinstance(value, list):
-        parts = [dict(part) if isinstance(part, dict) else part for part in value]
-        block = next((part for part in reversed(parts) if isinstance(part, dict) and "text" in part), None)
-        if block is not None and isinstance(block["text"], str):
-            text = block["text"]
-            block["text"] = text + MARK
-            return [*messages[:-1], {**final, field: parts}], text
-    if not isinstance(value, str):
+    final = messages[-1]
+    marked = _with_mark(final, MARK, field)
+    if marked is None:
         raise InputError(
             f"continue_final_message: the last message has no text in {field!r}",
             "that is the text to continue",
             f"end the messages with one that has a {field!r}, or pass the name of another field",
         )
-    copies = REASONING_NAMES if field in REASONING_NAMES else (field,)
-    return [*messages[:-1], {**final, **{name: value + MARK for name in copies if final.get(name) == value}}], value
+    value = final[field]
+    copies = {name: marked[field] for name in REASONING_NAMES if final.get(name) == value}
+    return [*messages[:-1], {**marked, **copies}], value if isinstance(value, str) else value[-1]["text"]
 
 
 def cut_at_mark(prompt: str, text: str, origin: str) -> str:

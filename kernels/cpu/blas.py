@@ -21,6 +21,7 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from ..forks import renew_locks
+from ..interrupts import InterruptsDeferred
 from .arguments import Address, Arguments, Binding
 from .emit import FLOAT, INT32, INT64, POINTER, VOID, Emitter
 from .jit import NativeOp, native_op
@@ -65,32 +66,57 @@ class BlasThreads:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
-        self._users = 0
+        self._users: set[_OneThread] = set()
         self._before = 0
 
     @property
     def library(self) -> OpenBlas | None:
         """OpenBLAS while its products run on the calling thread only, so that ours may share them out."""
-        return _openblas() if self._users > 0 else None
+        return _openblas() if self._users else None
 
-    def single(self) -> BlasThreads:
+    def single(self) -> _OneThread:
         """`with single():` one thread per product inside; what was set before comes back when the last user leaves."""
-        return self
+        return _OneThread(self)
 
-    def __enter__(self) -> None:
+    def add(self, user: _OneThread) -> None:
+        """The first user limits the threads."""
         with self._lock:
             library = _openblas()
-            self._users += 1
-            if self._users == 1 and library is not None:
+            if library is not None and not self._users:
                 self._before = library.get_threads()
                 library.set_threads(1)
+            self._users.add(user)
 
-    def __exit__(self, *error: object) -> None:
+    def remove(self, user: _OneThread) -> None:
+        """The last user lifts the limit; nothing happens for one who is none (any more)."""
         with self._lock:
             library = _openblas()
-            self._users -= 1
-            if self._users == 0 and library is not None:
+            if library is not None and self._users == {user}:
                 library.set_threads(self._before)
+            self._users.discard(user)
+
+
+class _OneThread:
+    """A user of BlasThreads.single, who has left wherever an interrupt arrives."""
+
+    def __init__(self, threads: BlasThreads) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> None:
+        try:
+            with InterruptsDeferred():
+                self._threads.add(self)
+        except BaseException:
+            self._threads.remove(self)
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            with InterruptsDeferred():
+                self._threads.remove(self)
+        except BaseException:
+            self._threads.remove(self)
+            raise
 
 
 BLAS_THREADS = BlasThreads()

@@ -82,11 +82,6 @@ def mirostat(logits: Row, limit: float) -> Row:
     return np.where(kept, logits, -np.inf) if kept.any() else top_k(logits, 1)
 
 
-def next_mirostat_limit(limit: float, probability: float, tau: float, eta: float) -> float:
-    """The limit after a token of this probability (among those kept): its surprise is steered towards tau bits."""
-    return float(limit - eta * (-np.log2(probability) - tau))
-
-
 def repetition_penalty(logits: Row, tokens: Sequence[int], penalty: float) -> Row:
     """Tokens that occurred: positive logits are divided by the penalty, others multiplied (Keskar et al. 2019)."""
     result = logits.copy()
@@ -107,8 +102,8 @@ def dry(logits: Row, tokens: Sequence[int], multiplier: float, base: float, allo
     """Penalise tokens that would continue a repetition (p-e-w, text-generation-webui #5677).
 
     For each earlier place whose preceding m tokens are the last m tokens, the token there loses
-    multiplier * base ** (m - allowed_length), m at least allowed_length and the largest counting, at most `limit`: that
-    is `since_breaker`. No penalty is so large that it would not be a float32.
+    multiplier * base ** (m - allowed_length), m at least allowed_length and the largest counting, at most `limit`: as
+    many tokens as stand behind the last sequence breaker. No penalty is so large that it would not be a float32.
     """
     tokens = list(tokens)
     longest: dict[int, int] = {}
@@ -122,14 +117,6 @@ def dry(logits: Row, tokens: Sequence[int], multiplier: float, base: float, allo
     for token, length in longest.items():
         result[token] -= min(multiplier * np.float64(base) ** (length - allowed_length), _LARGEST_PENALTY)
     return result
-
-
-def since_breaker(tokens: Sequence[int], breakers: Sequence[Sequence[int]]) -> int:
-    """How many tokens at the end stand behind the last sequence breaker."""
-    for end in range(len(tokens), 0, -1):
-        if any(end >= len(breaker) and list(tokens[end - len(breaker) : end]) == list(breaker) for breaker in breakers):
-            return len(tokens) - end
-    return len(tokens)
 
 
 def no_repeat_ngram(logits: Row, tokens: Sequence[int], size: int) -> Row:

@@ -16,9 +16,9 @@ from genai.bench.kernels import bench_kernels
 from genai.bench.speed import bench_decode, bench_prefill, bench_startup, sweep_batch, sweep_context, sweep_threads
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.builder.spec import Experts
-from genai.builder.tensors import RandomWeights
 from genai.errors import ContextOverflowError, GenaiError, UnsupportedModelError
 from genai.kernels.records import Experts as ExpertsRecord, Product
+from tools.random_weights import RandomWeights
 
 
 def mixture(folder: Path, per_token: int, *, normalized: bool = True) -> Path:

@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 from genai.builder.options import BITS, ExportOptions
 from genai.builder.rope_scaling import Llama3Scaling, LongRope
 from genai.builder.spec import DecoderSpec
-from genai.builder.tensors import random_tensor
 from genai.kernels.reference.weights import dequantize_weight
 from genai.quant.blocks import quantize_blocks
+from tools.random_weights import random_tensor
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

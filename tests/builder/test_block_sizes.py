@@ -13,9 +13,9 @@ import pytest
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.builder.spec import Experts
-from genai.builder.tensors import RandomWeights
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.blocks import BLOCK_SIZES
+from tools.random_weights import RandomWeights
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(3, 320, 24)]
 PROMPT = 16

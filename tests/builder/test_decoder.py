@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 
 def graph_of(spec: DecoderSpec, options: ExportOptions, tmp_path: Path) -> onnx.GraphProto:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.builder.folder import CONFIG, DATA, MODEL
-from genai.builder.tensors import RandomWeights
 from genai.errors import InputError, ModelFolderError
+from tools.random_weights import RandomWeights
 
 INT4 = ExportOptions()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 # onnxruntime-genai knows phi3's threshold by heart, and only generate_next_token starts anew there: append_tokens, and
 # get_logits at the threshold itself, go on with keys that the short tables have rotated.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.builder import DecoderSpec, ExportOptions, Llama3Scaling, LongRope, write_model_folder
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 pytestmark = pytest.mark.oracle
 

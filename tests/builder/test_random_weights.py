@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from genai.builder import DecoderSpec
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 
 def test_a_tensor_depends_on_seed_and_name_alone(tiny: DecoderSpec) -> None:

@@ -18,8 +18,9 @@ from safetensors.numpy import save_file
 import genai
 from genai.builder.architectures import find
 from genai.builder.hf_config import HFConfig
-from genai.builder.tensors import random_tensor, tensor_shapes
+from genai.builder.tensors import tensor_shapes
 from genai.engine.decoder import compute as compute_pending
+from tools.random_weights import random_tensor
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

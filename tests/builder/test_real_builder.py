@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from safetensors.numpy import save_file
 
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

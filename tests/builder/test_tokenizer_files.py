@@ -15,9 +15,10 @@ import genai
 from genai.builder import ExportOptions, build_model
 from genai.builder.architectures import find
 from genai.builder.hf_config import HFConfig
-from genai.builder.tensors import random_tensor, tensor_shapes
+from genai.builder.tensors import tensor_shapes
 from genai.errors import InputError
 from genai.requests import RequestBuilder
+from tools.random_weights import random_tensor
 
 SENTENCEPIECE = Path(__file__).parents[1] / "text" / "goldens" / "sentencepiece"
 TEXTS = json.loads((SENTENCEPIECE.parent / "texts.json").read_text(encoding="utf-8"))["torture"]

@@ -17,8 +17,8 @@ from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.builder.architectures import find
 from genai.builder.hf_config import HFConfig
 from genai.builder.rope_scaling import LongRope
-from genai.builder.tensors import RandomWeights
 from genai.engine.decoder import compute as compute_pending
+from tools.random_weights import RandomWeights
 
 pytestmark = pytest.mark.oracle
 

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from genai.builder import DecoderSpec
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 GENAI = [sys.executable, "-m", "genai"]
 

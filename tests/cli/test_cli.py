@@ -231,7 +231,7 @@ def test_a_broken_pipe_ends_cleanly() -> None:
         ("chat -p Hello --markdown >/dev/full", 1, "No space left"),
         ("chat -p Hello --stats 2>&-", 0, ""),
         ("chat -p Hello --stats 2>/dev/full", 0, ""),
-        ("chat <&-", 1, "message is empty"),
+        ("chat <&-", 1, "question is empty"),
         ("chat <&- >&- 2>&-", 1, ""),
         ("info --json >&-", 1, "stdout is closed"),
         ("--help >/dev/full", 1, "No space left"),
@@ -249,6 +249,14 @@ def test_standard_streams_that_are_closed_or_full(command: str, code: int, said:
     if code == 1 and "2>" not in command:
         assert_three_part_error(result, code)
     assert not result.stdout or result.stdout == run("chat", "-p", "Hello").stdout
+
+
+@pytest.mark.parametrize(("flags", "text"), [(("-p", ""), None), (("-p", " "), "\n"), ((), " \n")])
+def test_an_empty_question_is_refused_before_a_model_is_looked_for(flags: tuple[str, ...], text: str | None) -> None:
+    result = run("chat", "/no/such/folder", *flags, text=text)
+    assert_three_part_error(result, 1)
+    assert "the question is empty" in result.stderr
+    assert 'genai chat -p "' in result.stderr
 
 
 def test_a_text_that_is_piped_beside_a_question_is_part_of_it() -> None:

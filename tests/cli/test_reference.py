@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from genai.cli.app import command
-from genai.cli.reference import environment, reference
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+from tools.command_table import DOCS, environment, reference
 
 
 def test_the_pages_are_up_to_date() -> None:
     for name, text in (("cli.md", reference()), ("environment.md", environment())):
-        assert (DOCS / name).read_text(encoding="utf-8") == text, "run: python -m genai.cli.reference docs"
+        assert (DOCS / name).read_text(encoding="utf-8") == text, "run: python -m tools.command_table"
 
 
 def test_every_option_has_help_and_a_variable_of_its_own() -> None:

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from genai.bundled import bundled_model
 from genai.cli.app import run
 
 
@@ -51,7 +52,7 @@ def test_comparing(model, capsys):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        ([], 2, "no input for"),
+        ([], 2, "no input for x tensor(float)['N', 2]\n"),
         (["--random", "--dim", "N"], 2, "NAME=EXTENT"),
         (["--random", "--level", "most"], 2, "--level"),
         (["--random", "--compare", "other"], 2, "--compare"),
@@ -61,6 +62,16 @@ def test_comparing(model, capsys):
 def test_bad_flags(model, capsys, flags, code, message):
     assert run(["run", model, *flags]) == code
     assert message in capsys.readouterr().err
+
+
+def test_the_graph_of_a_chat_model_says_how_to_chat(capsys):
+    folder = bundled_model()
+    assert run(["run", str(folder / "model.onnx")]) == 2
+    said = capsys.readouterr().err
+    assert "input_ids tensor(int64)['batch_size', 'sequence_length'], " in said
+    assert "NodeArg" not in said
+    assert f"and 11 more (`genai info {folder / 'model.onnx'}`)" in said
+    assert f"`genai chat {folder}`" in said
 
 
 def test_a_missing_model(capsys):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",

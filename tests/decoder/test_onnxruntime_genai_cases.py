@@ -19,8 +19,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.tensors import RandomWeights
 from tools.api_tests import WAITING
+from tools.random_weights import RandomWeights
 
 from .conftest import SMALL
 

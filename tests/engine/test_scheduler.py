@@ -8,6 +8,7 @@ import pytest
 from genai.engine.scheduler import Demand, Run, Scheduler, Step, most_blocks, plan_step
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.table import BlockTable
+from tests.integrity import check_pool
 
 
 def plan_steps(pending: list[Run], budget: int) -> list[Step]:
@@ -147,7 +148,7 @@ class Simulation:
                 if job.tokens - job.prompt >= job.count:
                     self.end(job)
         tables = [job.table.held_blocks for job in self.jobs if job.table is not None and not job.ended]
-        self.pool.check_integrity(tables)
+        check_pool(self.pool, tables)
         assert len(self.scheduler.running) <= self.most
         assert {*self.scheduler.running, *self.scheduler.waiting} == {job for job in self.jobs if not job.ended}
 
@@ -219,11 +220,11 @@ def test_jobs_overtake_only_by_priority() -> None:
     simulation.step()
     for job in (first, second, urgent):
         simulation.submit(job)
-    order = []
+    order: list[SimulatedJob] = []
     while simulation.scheduler.running or simulation.scheduler.waiting:
         simulation.step()
-        order += [job for job in simulation.jobs if job.ended and job not in order]
-    assert order.index(urgent) < order.index(first) < order.index(second)
+        order += [job for job in simulation.jobs if job.table is not None and job not in order]
+    assert order == [blocking, urgent, first, second]
 
 
 def test_the_last_by_priority_and_arrival_is_preempted_and_keeps_its_place() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from genai import Model
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",

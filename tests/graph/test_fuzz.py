@@ -19,6 +19,7 @@ from genai.graph.rewrites.constant_folding import fold_constants
 from genai.graph.rewrites.simplify import remove_dead_code, remove_identities
 from genai.graph.shapes import infer_shapes
 from genai.graph.writer import to_proto
+from tests.integrity import check_graph
 
 RULES = (remove_identities, fold_constants, remove_dead_code)
 MAX_MODEL_BYTES = 20_000
@@ -37,7 +38,7 @@ def use(source: bytes | onnx.ModelProto, *, rewrite: bool) -> bool:
             infer_shapes(model)
             run_rewrites(model, RULES, Level.ALL)
             for graph in model.graphs(functions=True):
-                graph.check_integrity()
+                check_graph(graph)
     except GraphError as error:
         assert error.what
         assert error.why

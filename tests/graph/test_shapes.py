@@ -127,6 +127,29 @@ def test_expand_and_constant_of_shape_take_symbols():
     assert model.graph.type_of("zeros").dtype is DataType.INT64
 
 
+@pytest.mark.parametrize(
+    ("attributes", "inputs", "version", "expected"),
+    [
+        ({}, ["x", "", "scales"], 19, (3, None, 5)),
+        ({"axes": [2]}, ["x", "", "last"], 19, (3, "n", 5)),
+        ({}, ["x", "scales"], 10, (3, None, 5)),
+        ({"scales": [1.0, 2.0, float(np.float32(7 / 3))]}, ["x"], 7, (3, None, 7)),
+        ({}, ["x", "", "", "sizes"], 19, (3, 4, 6)),
+        ({"axes": [0, 2], "keep_aspect_ratio_policy": "not_larger"}, ["x", "", "", "two"], 19, (6, "n", 6)),
+        ({"keep_aspect_ratio_policy": "not_larger"}, ["x", "", "", "sizes"], 19, (None, None, None)),
+        ({}, ["x", "", "last"], 19, (None, None, None)),
+    ],
+)
+def test_resized_extents_are_those_of_float32(attributes, inputs, version, expected):
+    """As the kernel and onnxruntime compute them: 3 * (5/3) is 5 there, and a little less in double precision."""
+    numbers = {"scales": [1, 1, 5 / 3], "last": [5 / 3]}
+    tensors = [Tensor.from_array(name, np.array(value, np.float32)) for name, value in numbers.items()]
+    node = make_node("Upsample" if version < 10 else "Resize", inputs, ["y"], **attributes)
+    model = model_of([node], {"x": floats(3, "n", 3)}, ["y"], [*tensors, vector("sizes", 3, 4, 6), vector("two", 6, 9)])
+    model.opset_imports[""] = version
+    assert shape_of(model, "y") == expected
+
+
 def test_arithmetic_of_extents():
     nodes = [
         make_node("Shape", ["x"], ["shape"]),

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.table import BlockTable
+from tests.integrity import check_pool
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
@@ -92,7 +93,7 @@ class Tables(RuleBasedStateMachine):
 
     @invariant()
     def bookkeeping_is_sound(self) -> None:
-        self.pool.check_integrity([table.held_blocks for table, _, _ in self.tables])
+        check_pool(self.pool, [table.held_blocks for table, _, _ in self.tables])
         for table, tokens, _ in self.tables:
             table.check_integrity()
             assert table.length == len(tokens)
@@ -108,7 +109,7 @@ class Tables(RuleBasedStateMachine):
         for table, _, _ in self.tables:
             table.release()
         assert self.pool.num_free == NUM_BLOCKS
-        self.pool.check_integrity([])
+        check_pool(self.pool, [])
 
 
 Tables.TestCase.settings = settings(

@@ -14,7 +14,7 @@ from onnx import helper
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
-from genai.builder.tensors import RandomWeights
+from tools.random_weights import RandomWeights
 
 SPEC: dict[str, Any] = {
     "model_type": "llama",

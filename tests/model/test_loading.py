@@ -17,7 +17,6 @@ from onnx import helper, numpy_helper
 
 import genai as og
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.tensors import RandomWeights
 from genai.errors import (
     CacheCapacityError,
     ConfigError,
@@ -30,6 +29,7 @@ from genai.errors import (
     UnsupportedOpError,
 )
 from genai.model_info import describe
+from tools.random_weights import RandomWeights
 
 SPEC = DecoderSpec(
     model_type="llama",

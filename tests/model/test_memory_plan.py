@@ -16,7 +16,6 @@ import pytest
 
 import genai as og
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
-from genai.builder.tensors import RandomWeights
 from genai.config import Config
 from genai.decoder_graph import read_decoder
 from genai.errors import CacheCapacityError, OptionError
@@ -33,6 +32,7 @@ from genai.memory_plan import (
     usable,
 )
 from genai.model_info import describe
+from tools.random_weights import RandomWeights
 
 # 1000 bytes of weights and 200 of activations; 10 bytes per token in blocks of 32.
 PLAN = MemoryPlan(weights=1000, workspace=200, cache_bytes_per_token=10, context_limit=1000)

@@ -16,12 +16,12 @@ from onnx import helper
 
 import genai as og
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.tensors import RandomWeights
 from genai.cli.info import _lines
 from genai.errors import ConfigError, ExternalDataError, GraphError, ModelFolderError, OptionError, TokenizerError
 from genai.machine import PROGRAM_BYTES
 from genai.memory_plan import usable
 from genai.model_info import describe
+from tools.random_weights import RandomWeights
 
 GIB = 2**30
 SPEC = DecoderSpec(

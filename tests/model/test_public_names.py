@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import copy
+import inspect
 import os
+import pickle
 import re
 from typing import Any
 
@@ -21,11 +24,29 @@ def test_every_public_name_resolves(name: str) -> None:
 @pytest.mark.parametrize("name", REASONS)
 def test_what_is_not_there_says_so(name: str) -> None:
     found: Any = getattr(genai, name)
-    for action in (lambda: found(1, x=2), lambda: found.MEMBER if name[0].isupper() else found()):
+    for action in (lambda: found(1, x=2), lambda: found.member("x") if name[0].isupper() else found()):
         with pytest.raises(NotSupportedYetError, match=f"{name}.*is not supported") as caught:
             action()
         assert caught.value.why == REASONS[name]
         assert caught.value.fix in ("docs/python-api.md lists what is", "docs/session.md lists what is")
+
+
+@pytest.mark.parametrize("name", [*REASONS, *AVAILABLE])
+def test_looking_at_what_is_not_there_is_harmless(name: str) -> None:
+    """As tools do that inspect, document, annotate, copy or pickle: only use is refused."""
+    found: Any = getattr(genai, name)
+    assert getattr(genai, name) is found
+    assert name in repr(found) or name in AVAILABLE
+    assert found in {found: 1} and found == found and found and callable(found)
+    assert pickle.loads(pickle.dumps(found)) is copy.deepcopy(found) is inspect.unwrap(found) is found
+    assert inspect.signature(found) and dict(inspect.getmembers(found)) and dir(found)
+    assert not hasattr(found, "__wrapped__") and not hasattr(found, "_private")
+    if name[0].isupper():
+        assert not isinstance(3, found) and issubclass(found, object) and found | None
+        assert hasattr(found, "load") and found.load is found.load and found.FIRST != found.SECOND
+        assert getattr(found, "load", None) is not None and "load" not in dir(found)
+        with pytest.raises(NotSupportedYetError, match=rf"{name}\.load.* is not supported"):
+            found.load.whatever("path") if inspect.isclass(found.load) else found.load("path")
 
 
 def test_what_models_and_options_refuse(bundled: Any) -> None:

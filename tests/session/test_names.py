@@ -39,7 +39,7 @@ def test_refused_names_say_why(add):
         found = getattr(genai, name)
         assert name in dir(genai)
         with pytest.raises(genai.GenaiError, match=name) as caught:
-            found.MEMBER if name[0].isupper() else found()
+            found.member() if name[0].isupper() else found()
         assert caught.value.why == REASONS[name]
         with pytest.raises(genai.GenaiError, match=name):
             found()

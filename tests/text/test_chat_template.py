@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from genai.errors import ChatTemplateError, InputError
+from genai.llm import LLM
 from genai.tokenizer import Tokenizer
 
 TURNS = (
@@ -189,9 +190,19 @@ class TestAgainstTransformers:
         assert "Köln" in self.both(tokenizer, theirs, CHATML, messages, add_generation_prompt=False)
 
     def test_content_in_parts(self, tokenizer, theirs):
-        parts = [{"type": "image"}, {"type": "text", "text": " Hi "}]
+        parts = [{"type": "text", "text": " Hi "}, {"type": "text", "text": "you"}]
         text = self.both(tokenizer, theirs, GEMMA, [{"role": "user", "content": parts}], add_generation_prompt=True)
-        assert "<image>" in text
+        assert "user\nHiyou<end_of_turn>" in text
+
+    @pytest.mark.parametrize("template", [CHATML, LLAMA3, MISTRAL, PHI3, ODDITIES])
+    @pytest.mark.parametrize("messages", TURNS)
+    def test_content_in_parts_for_templates_that_know_texts_only(self, tokenizer, theirs, template, messages):
+        in_parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        expected = theirs.apply_chat_template(messages, chat_template=template, tokenize=False)
+        options = {"template_str": template, "add_generation_prompt": False}
+        assert tokenizer.apply_chat_template(in_parts, **options) == expected
+        # A part of the messages is enough.
+        assert tokenizer.apply_chat_template([*messages[:-1], in_parts[-1]], **options) == expected
 
     def test_further_variables(self, tokenizer, theirs):
         off = self.both(tokenizer, theirs, CHATML, TURNS[0], add_generation_prompt=True, enable_thinking=False)
@@ -347,7 +358,14 @@ class TestMessages:
             ([{"role": "user", "content": 5}], "content of type int"),
             ([{"role": "user", "content": {"text": "x"}}], "content of type dict"),
             ([{"role": "user", "content": "x", "image": object()}], r"messages\[0\]\.image holds a object"),
-            ([{"role": "user", "content": [np.zeros(1)]}], "holds a ndarray"),
+            ([{"role": "user", "content": [np.zeros(1)]}], r"content\[0\] is a part of type 'ndarray'"),
+            ([{"role": "user", "content": ["x"]}], r"content\[0\] is a part of type 'str'"),
+            ([{"role": "user", "content": [{"type": "text"}]}], "of type 'text' without a text"),
+            ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "of type 'text' without a text"),
+            (
+                [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}],
+                r"messages\[0\]\.content\[1\] is a part of type 'image_url'",
+            ),
             ([{"role": "user", "content": "x", 5: 1}], "the key 5"),
         ],
     )
@@ -377,6 +395,52 @@ class TestMessages:
             tokenizer.apply_chat_template(TURNS[0], template_str="", documents=object())
 
 
+class TestParts:
+    """Lists of parts go to templates that read them; others get a text."""
+
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{{ messages[0].content }}",
+            "{{ messages[0].content | trim }}",
+            "{{ '' + messages[0].content }}",
+            "{% if messages[0].content is string %}{{ messages[0].content }}{% endif %}",
+            "{% if messages[0].content is not string %}{{ raise_exception('texts only') }}{% endif %}"
+            "{{ messages[0].content }}",
+        ],
+    )
+    def test_texts_are_joined_by_lines(self, tokenizer, template):
+        parts = [{"type": "text", "text": "a 'b'"}, {"text": '"c"'}]
+        for content in (parts, tuple(parts)):
+            message = {"role": "user", "content": content}
+            assert tokenizer.apply_chat_template([message], template_str=template) == "a 'b'\n\"c\""
+        assert parts == [{"type": "text", "text": "a 'b'"}, {"text": '"c"'}]
+        assert tokenizer.apply_chat_template([{"role": "user", "content": []}], template_str=template) == ""
+
+    def test_json_is_no_reading(self, tokenizer):
+        message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+        assert tokenizer.apply_chat_template([message], template_str="{{ messages[0].content | tojson }}") == '"a"'
+
+    def test_each_message_as_it_is_read(self, tokenizer):
+        template = (
+            "{% macro of(c) %}{% if c is string %}{{ c }}{% else %}{% for p in c %}<{{ p.text | trim }}>{% endfor %}"
+            "{% endif %}{% endmacro %}{{ messages[0].content }}|{{ of(messages[1].content) }}"
+        )
+        parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+        messages = [{"role": role, "content": parts} for role in ("system", "user")]
+        assert tokenizer.apply_chat_template(messages, template_str=template) == "a \nb|<a><b>"
+
+    def test_a_chat(self, bundled):
+        parts = [{"type": "text", "text": "What is 12 + 7?"}]
+        with LLM(bundled) as llm:
+            assert llm.chat([{"role": "user", "content": parts}]).text == "19"
+
+    def test_a_template_that_ends_its_process(self, tokenizer):
+        messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+        with pytest.raises(ChatTemplateError, match="was stopped"):
+            tokenizer.apply_chat_template(messages, template_str="{{ 'a' * 10 ** 9 }}")
+
+
 class TestContinuation:
     PLAIN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 
@@ -389,11 +453,12 @@ class TestContinuation:
         assert messages[-1] == {"role": "assistant", "content": "Once upon "}
 
     def test_parts_and_other_fields(self, tokenizer):
-        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image"}]
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         template = "{% for p in messages[0].content %}{{ p.text }},{% endfor %}"
         message = {"role": "assistant", "content": parts}
         options = {"continue_final_message": True}
         assert tokenizer.apply_chat_template([message], template_str=template, **options) == "a,b"
+        assert tokenizer.apply_chat_template([message], template_str=self.PLAIN, **options) == "[a\nb"
         message = {"role": "assistant", "thinking": "hm"}
         options = {"continue_final_message": "reasoning_content"}
         for name in ("thinking", "reasoning_content"):
@@ -412,9 +477,8 @@ class TestContinuation:
                 render(reply, continue_final_message=value)
         with pytest.raises(InputError, match="no text in 'thinking'"):
             render(reply, continue_final_message="thinking")
-        for content in ([], [{"type": "image"}], ["x"]):
-            with pytest.raises(InputError, match="no text in 'content'"):
-                render({"role": "user", "content": content}, continue_final_message=True)
+        with pytest.raises(InputError, match="no text in 'thinking'"):
+            render({**reply, "thinking": [{"type": "text", "text": "x"}]}, continue_final_message="thinking")
         for template in ("nothing", "{{ messages[0].content[:1] }}", "{{ messages[0].content[1:] }}"):
             with pytest.raises(ChatTemplateError, match="does not appear"):
                 render({"role": "user", "content": "hello"}, template, continue_final_message=True)

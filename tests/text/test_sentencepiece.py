@@ -127,18 +127,17 @@ PIECE = field(1, field(1, b"<unk>") + b"\x18\x02")
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no pieces"),
-        (b"not a model", "over the end|wire type|cut off"),
+        (b"", "0 pieces"),
+        (b"not a model", "no protobuf message"),
         (b"\x0a", "cut off"),
-        (b"\x0a\xff\xff\xff\xff\x0f", "over the end"),
-        (b"\xff" * 11, "too long"),
-        (b"\x08\x01", "number where bytes"),
+        (b"\x0a\xff\xff\xff\xff\x0f", "cut off"),
+        (b"\xff" * 11, "no protobuf message"),
+        (b"\x08\x01", "0 pieces"),
         (field(1, field(1, b"\xff\xfe")), "not UTF-8"),
         (field(1, b"\x18\x02"), "is empty"),
         (field(1, field(1, b"a") + b"\x15" + struct.pack("<f", float("nan"))), "no number"),
         (field(1, field(1, b"a") + b"\x18\x09"), "type of piece 0"),
         (PIECE + field(2, b"\x18\x07"), "model type"),
-        (PIECE + field(2, field(3, b"x")), "bytes where a number|model type"),
         (PIECE + field(2, b"\x18\x03"), "WORD"),
         (PIECE + field(2, b"\xc0\x01\x01"), "end of words"),
         (PIECE + field(3, b"\x28\x00"), "not at all"),
@@ -151,7 +150,7 @@ PIECE = field(1, field(1, b"<unk>") + b"\x18\x02")
 def test_what_is_no_model_is_an_error(tmp_path: Path, data: bytes, why: str) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.model: is not a SentencePiece model") as caught:
         Tokenizer(make_folder(tmp_path, data))
-    assert any(part in caught.value.why for part in why.split("|"))
+    assert why in caught.value.why
     assert caught.value.fix
 
 

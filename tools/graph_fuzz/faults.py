@@ -63,8 +63,24 @@ def _fault(node: onnx.NodeProto, graph: Graph, arrays: list[Any], attributes: di
         return "MaxPool: 'the maximum of all values', and the maximum of -inf is -inf, not the least number"
     if node.op_type == "Reshape" and attributes.get("allowzero") and {0, -1} <= set(arrays[-1].tolist()):
         return "Reshape: with allowzero 'it is invalid for the specified shape to contain both a zero value and -1'"
+    if node.op_type == "Resize":
+        return _fault_of_resize(arrays, attributes, theirs[0])
     if node.op_type == "Gather" and theirs[0].dtype.kind == "O":
         return "Gather: onnxruntime copies the first string of a slice only; 'gather entries of the axis dimension'"
+    return ""
+
+
+def _fault_of_resize(arrays: list[Any], attributes: dict[str, Any], theirs: Any) -> str:
+    x, where = arrays[0], attributes.get("coordinate_transformation_mode", b"").decode()
+    if where == "tf_crop_and_resize" and any(a == b for a, b in zip(x.shape, theirs.shape, strict=True)):
+        return "Resize: 'x_original = start_x * (length_original - 1) + ...' also along axes that keep their length"
+    policy = attributes.get("keep_aspect_ratio_policy", b"stretch")
+    if where == "align_corners" and (arrays[-1].dtype.kind == "f" or policy != b"stretch"):
+        return "Resize: align_corners divides by 'output_width', which 'can be a fractional number' (ONNX's own tests)"
+    if attributes.get("antialias") and x.dtype == np.int8:
+        return "Resize: weighted averages of int8 may be negative; onnxruntime looks them up in a table from 0 to 255"
+    if x.dtype.kind in "iu" and attributes["mode"] != b"nearest":
+        return "open: ONNX does not say how weighted averages become integers"
     return ""
 
 

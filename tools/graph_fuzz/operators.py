@@ -653,22 +653,6 @@ def recurrent(draw: Draw, name: str) -> Drawn:
     return Drawn(name, inputs, attributes, 3 if name == "LSTM" else 2)
 
 
-@operator("Resize", since=11)
-def resize(draw: Draw, name: str) -> Drawn:
-    x = floats(draw.rng, (1, 1, *extents(draw.rng, 2, may_be_empty=False)))
-    scales = np.array([1, 1, *draw.rng.choice([0.5, 1, 2, 3], 2)], np.float32)
-    if int(x.shape[2] * scales[2]) == 0 or int(x.shape[3] * scales[3]) == 0:
-        scales[:] = 2, 1, 2, 2
-        scales[0] = 1
-    mode = pick(draw.rng, "nearest", "linear", "cubic")
-    roi = np.zeros(0, np.float32) if draw.version < 13 else None
-    attributes = {
-        "mode": mode,
-        "coordinate_transformation_mode": pick(draw.rng, "half_pixel", "asymmetric", "pytorch_half_pixel"),
-    }
-    return Drawn(name, [x, roi, scales], attributes)
-
-
 @operator("ConstantOfShape", since=9)
 def constant_of_shape(draw: Draw, name: str) -> Drawn:
     value = helper.make_tensor("value", pick(draw.rng, 1, 7), [1], [3])
@@ -701,3 +685,33 @@ def normalize_text(draw: Draw, name: str) -> Drawn:
     action = pick(draw.rng, "NONE", "LOWER", "UPPER")
     attributes = {"case_change_action": action, "is_case_sensitive": int(draw.rng.integers(2)), "stopwords": ["a", "B"]}
     return Drawn(name, [words(draw.rng, (int(draw.rng.integers(1, 5)),))], attributes)
+
+
+@operator("Resize", since=10)
+def resize(draw: Draw, name: str) -> Drawn:
+    x = draw.take(pick(draw.rng, "f", "q"), (1, 2, 3, 4))
+    version, axes = draw.version, range(x.ndim)
+    mode = pick(draw.rng, "nearest", "nearest", "linear", *("cubic" for _ in range(version >= 11)))
+    scales = np.ones(x.ndim, np.float32)
+    for axis in axes[-2:]:
+        parts = max(x.shape[axis], 1)
+        scales[axis] = pick(draw.rng, 0.5, 1, 1.2, 2, 2.5, int(draw.rng.integers(1, 3 * parts)) / parts)
+    if version < 11:
+        return Drawn(name, [x, scales], {"mode": mode})
+    where = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "tf_crop_and_resize"]
+    where += ["half_pixel_symmetric"] * (version >= 19)
+    attributes: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": pick(draw.rng, *where)}
+    if mode == "nearest":
+        attributes["nearest_mode"] = pick(draw.rng, "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    elif version >= 18:
+        attributes["antialias"] = int(draw.rng.integers(2))
+    if version >= 18 and x.ndim > 2 and draw.rng.random() < 0.3:
+        axes = axes[-2:]
+        attributes["axes"] = [*axes]
+    roi = np.concatenate([draw.rng.uniform(-0.2, 0.4, len(axes)), draw.rng.uniform(0.6, 1.2, len(axes))])
+    given = [x, roi.astype(np.float32) if attributes["coordinate_transformation_mode"].startswith("tf") else None]
+    if draw.rng.random() < 0.5:
+        return Drawn(name, [*given, scales[axes]], attributes)
+    if version >= 18:
+        attributes["keep_aspect_ratio_policy"] = pick(draw.rng, "stretch", "stretch", "not_larger", "not_smaller")
+    return Drawn(name, [*given, None, _vector(*(max(int(x.shape[a] * scales[a]), 1) for a in axes))], attributes)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import ml_dtypes
 
-from genai.builder.tensors import RandomWeights, tensor_shapes
+from genai.builder.tensors import tensor_shapes
+from tools.random_weights import RandomWeights
 
 from .shapes import Shape
 from .tokenizer import write_tokenizer

@@ -99,14 +99,13 @@ class Number:
         value = _scalar(value)
         if value is None and self.optional:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or (self.kind is int and isinstance(value, float) and not value.is_integer()):
             raise OptionError(
                 f"{name} = {value!r} is a {type(value).__name__}",
                 f"{'a whole number' if self.kind is int else 'a number'} is expected",
                 f"allowed: {self.allowed}",
             )
-        if isinstance(value, float) and (not math.isfinite(value) or (self.kind is int and value != int(value))):
-            raise _refuse(name, value, self.allowed)
         if not self.low <= value <= self.high or (self.excludes_low and value == self.low):
             raise _refuse(name, value, self.allowed)
         return self.kind(value)

@@ -97,7 +97,7 @@ def _step(
         begin = 0 if params.dry_last_n is None else max(0, len(tokens) - params.dry_last_n)
         numbers = (params.dry_multiplier, params.dry_base, params.dry_allowed_length)
         window = tokens[begin:]
-        return reference.dry(row, window, *numbers, reference.since_breaker(window, breakers))
+        return reference.dry(row, window, *numbers, _since_breaker(window, breakers))
     if name == "temperature":
         return row / (params.temperature or 1.0)
     steps: dict[str, tuple[Callable[..., np.ndarray], Any, bool]] = {
@@ -110,3 +110,11 @@ def _step(
     }
     step, number, active = steps.get(name, (lambda row, _: row, 0, True))
     return step(row, number) if active else row
+
+
+def _since_breaker(tokens: Sequence[int], breakers: Sequence[Sequence[int]]) -> int:
+    """How many tokens at the end stand behind the last sequence breaker."""
+    for end in range(len(tokens), 0, -1):
+        if any(end >= len(breaker) and list(tokens[end - len(breaker) : end]) == list(breaker) for breaker in breakers):
+            return len(tokens) - end
+    return len(tokens)

@@ -156,7 +156,7 @@ def test_mirostat_keeps_the_surprise_near_tau(seed: int) -> None:
         token = int(batch.sample(row[None], [sampler]).tokens[0])
         kept = reference.mirostat(row.astype(np.float64), limit)
         probability = reference.softmax(kept)[token]
-        limit = reference.next_mirostat_limit(limit, probability, 3.0, 0.1)
+        limit -= 0.1 * (-np.log2(probability) - 3.0)
         surprises.append(-np.log2(probability))
         tokens.append(token)
     assert abs(np.mean(surprises[50:]) - 3.0) < 0.3

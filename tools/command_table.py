@@ -1,6 +1,6 @@
-"""References, written from the commands themselves: `python -m genai.cli.reference docs` writes both pages.
+"""Writes docs/cli.md and docs/environment.md from the commands: `python -m tools.command_table [--check]`.
 
-docs/cli.md has the commands and their options, docs/environment.md the variables.
+The first has the commands and their options, the second the variables.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 _HEAD = """\
 # The command line
 
-Written from the code by `python -m genai.cli.reference docs`; a test compares the two.
+Written from the code by `python -m tools.command_table`; a test compares the two.
 
 stdout carries only the result; messages, figures and progress go to stderr. Exit codes: 0 done, 1 failed, 2 wrong
 usage, 130 interrupted. Every option can also be set by a variable: see [environment.md](environment.md). Shell
@@ -22,7 +23,7 @@ completion: `genai --install-completion`.
 _ENVIRONMENT = """\
 # Environment variables
 
-Written from the code by `python -m genai.cli.reference docs`; a test compares the two.
+Written from the code by `python -m tools.command_table`; a test compares the two.
 
 | variable | meaning |
 |---|---|
@@ -44,14 +45,14 @@ applies to every command that has the option, so set one only for a single comma
 
 def reference() -> str:
     """The whole reference in Markdown."""
-    from .app import command
+    from genai.cli.app import command
 
     return "\n".join([_HEAD, *(_section(one, f"genai {name}") for name, one in _leaves(command(), ""))])
 
 
 def environment() -> str:
     """The page of variables in Markdown."""
-    from .app import command
+    from genai.cli.app import command
 
     found: dict[tuple[str, str], list[str]] = {}
     for name, one in _leaves(command(), ""):
@@ -91,7 +92,15 @@ def _row(parameter: Any) -> str:
     return f"| {_names(parameter)} | {help_text} | {shown} |"
 
 
+def main() -> None:
+    """Write the pages, or with --check compare them."""
+    for name, text in (("cli.md", reference()), ("environment.md", environment())):
+        if "--check" in sys.argv:
+            if (DOCS / name).read_text(encoding="utf-8") != text:
+                sys.exit(f"{DOCS / name} is not what the commands say")
+        else:
+            (DOCS / name).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    (folder / "cli.md").write_text(reference(), encoding="utf-8")
-    (folder / "environment.md").write_text(environment(), encoding="utf-8")
+    main()

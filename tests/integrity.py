@@ -1,0 +1,46 @@
+"""Whether what keeps books of itself keeps them right: a graph its index, a pool its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from genai.graph.graph import Graph
+from genai.graph.uses import UseIndex
+from genai.kvcache.pool import BlockPool
+
+
+def check_graph(graph: Graph) -> None:
+    """The index of a graph and of its subgraphs is what one made anew would be; else a hand edit was not told."""
+    kept, made = graph._uses(), UseIndex(graph.nodes)
+    assert kept._producers == made._producers, "an edit without graph.update(node) or graph.invalidate()"
+    for name in kept._consumers.keys() | made._consumers.keys():
+        users = set(kept.consumers(name)), set(made.consumers(name))
+        assert users[0] == users[1], f"{name!r}: an edit without graph.update(node) or graph.invalidate()"
+    for node in graph.nodes:
+        for subgraph in node.subgraphs():
+            check_graph(subgraph)
+
+
+def check_pool(pool: BlockPool, holders: Iterable[Sequence[int]] | None = None) -> None:
+    """Every block is in exactly one state, and both key maps agree.
+
+    Args:
+        holders: if given, the blocks of every holder there is; their references must add up.
+    """
+    with pool._lock:
+        free, idle = set(pool._free), set(pool._idle)
+        assert len(free) == len(pool._free), "a block is twice in the free list"
+        for block, count in enumerate(pool._references):
+            states = (count > 0) + (block in free) + (block in idle)
+            assert count >= 0, f"block {block} has {count} references"
+            assert states == 1, f"block {block} with {count} references is in {states} states"
+            assert block not in free or block not in pool._key_of_block, f"free block {block} has a key"
+        assert idle <= pool._key_of_block.keys(), "an idle block has no key"
+        inverse = {block: key for key, block in pool._block_of_key.items()}
+        assert inverse == pool._key_of_block, "the maps of keys and blocks disagree"
+        if holders is not None:
+            counts = [0] * pool.num_blocks
+            for blocks in holders:
+                for block in blocks:
+                    counts[block] += 1
+            assert counts == pool._references, f"references are {pool._references}, holders have {counts}"
