@@ -60,10 +60,11 @@ class Generation:
         self.prompt, self.plan, self.seed, self.sample, self.prompt_index = prompt, plan, seed, sample, prompt_index
         self.sequence: Any = None
         self.row: RowSampler
+        self.num_prompt = len(prompt)
+        self.max_length = min(context_size, len(prompt) + (params.max_tokens or context_size))
         self.cancelled = False
         self._followers, self._waiting = siblings, siblings
         self.wants_prompt_logits = params.prompt_logprobs is not None and len(prompt) > 1 and sample == 0
-        self._context_size = context_size
         self._text: list[str] = []
         self._output: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -132,7 +133,7 @@ class Generation:
             self._output.append(token)
             if logprob is not None:
                 self._logprobs.append(logprob)
-            if len(self.sequence.tokens) >= self._context_size:
+            if len(self.sequence.tokens) >= self.max_length:
                 reason = "length"
         rewind = self._read(token, reason)
         if rewind is not None:

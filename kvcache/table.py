@@ -61,6 +61,17 @@ class BlockTable:
         """Every block this table holds a reference to: `blocks`, and the source of a copy just reported."""
         return self._blocks if self._reported_copy is None else [*self._blocks, self._reported_copy.source]
 
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks with which the table can grow: a last one that is shared and not full will be copied."""
+        partial = self._length % self.block_size != 0
+        return len(self._blocks) - (partial and not self.pool.is_writable(self._blocks[-1]))
+
+    @property
+    def own_blocks(self) -> int:
+        """Blocks that nobody else holds."""
+        return sum(self.pool.references(block) == 1 for block in self._blocks)
+
     @uninterrupted
     def append(self, num_tokens: int) -> tuple[list[int], list[BlockCopy]]:
         """Make room for tokens at the end.

@@ -19,6 +19,7 @@ import numpy as np
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.engine.decoder import compute
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from tools.random_weights import RandomWeights
@@ -72,13 +73,12 @@ def decode_step(model: genai.Model, batch: int) -> Callable[[], object]:
     sequences = [decoder.open() for _ in range(batch)]
     for sequence in sequences:
         sequence.append(rng.integers(3, 1000, 64).tolist())
-    while any(sequence.num_computed < len(sequence.tokens) for sequence in sequences):
-        decoder.step(sequences)
+    compute(decoder, sequences)
 
     def step() -> None:
         for sequence in sequences:
             sequence.append([5])
-        decoder.step(sequences)
+        compute(decoder, sequences)
 
     return step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.executor import Executor
+from genai.kvcache.pool import BlockPool
 
 from ..errors import ConfigError, InputError
+from .scheduler import Run, Step, plan_step
 
 Logits = NDArray[np.float32]
 
@@ -35,6 +38,14 @@ class DecoderSequence:
         """
         self.tokens.extend(tokens)
 
+    def pending(self) -> Run:
+        """The next tokens that are not computed yet and go together."""
+        return Run(len(self.tokens) - self.num_computed, False)
+
+    def blocks(self) -> tuple[int, int]:
+        """How many blocks of the cache it can go on with, and how many of them nobody else holds."""
+        return 0, 0
+
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
         del self.tokens[length:]
@@ -54,8 +65,13 @@ class Decoder(ABC):
 
     Attributes:
         output_names: outputs that give a row per token: the logits, then others, such as hidden states.
+        pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
+        token_budget: in a step of so many tokens it is fastest.
     """
 
+    pool: BlockPool | None = None
+    block_size = 1
+    token_budget = sys.maxsize
     vocab_size: int
     executor: Executor
     output_names: tuple[str, ...]
@@ -80,19 +96,13 @@ class Decoder(ABC):
 
     @abstractmethod
     def step(
-        self,
-        sequences: Sequence[Any],
-        *,
-        all_rows: Collection[int] = (),
-        token_budget: int | None = None,
-        output: str = "",
+        self, sequences: Sequence[Any], step: Step, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[Logits | None]:
-        """Compute pending tokens of the sequences: one step, which may leave long prompts unfinished.
+        """Compute pending tokens of some of the sequences.
 
         Args:
-            sequences: those without pending tokens take no part.
+            step: see plan_step.
             all_rows: indices of sequences of which the logits of every token are wanted.
-            token_budget: most tokens in the step; None = the decoder's own choice.
             output: one of `output_names` whose rows are wanted in place of the logits.
 
         Returns:
@@ -164,10 +174,8 @@ def compute(
     """
     results: list[list[Logits]] = [[] for _ in sequences]
     wanted = range(len(sequences)) if all_rows else ()
-    while any(sequence.num_computed < len(sequence.tokens) for sequence in sequences):
-        for rows, logits in zip(
-            results, decoder.step(sequences, all_rows=wanted, token_budget=token_budget, output=output), strict=True
-        ):
+    while step := plan_step([sequence.pending() for sequence in sequences], token_budget or decoder.token_budget):
+        for rows, logits in zip(results, decoder.step(sequences, step, all_rows=wanted, output=output), strict=True):
             if logits is not None:
                 rows.append(logits)
     return [rows[0] if len(rows) == 1 else np.concatenate(rows) for rows in results]

@@ -18,6 +18,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..graph.names import GraphNames
 from ..runtime.python_loop import Plan, run
 from .decoder import Decoder, DecoderSequence, Logits, check_width
+from .scheduler import Step
 
 
 @dataclass(frozen=True)
@@ -85,43 +86,35 @@ class DenseDecoder(Decoder):
         return other
 
     def step(
-        self,
-        sequences: Sequence[DenseSequence],
-        *,
-        all_rows: Collection[int] = (),
-        token_budget: int | None = None,
-        output: str = "",
+        self, sequences: Sequence[DenseSequence], step: Step, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[Logits | None]:
-        # Every pending token, one sequence after another, whatever the budget.
         before = [(sequence.past, sequence.num_computed) for sequence in sequences]
+        results: list[Logits | None] = [None] * len(sequences)
         try:
-            return [
-                self._run(sequence, index in all_rows, output or self.names.logits)
-                if sequence.num_computed < len(sequence.tokens)
-                else None
-                for index, sequence in enumerate(sequences)
-            ]
+            for index, count, _ in step:
+                results[index] = self._run(sequences[index], count, index in all_rows, output or self.names.logits)
         except BaseException:
             for sequence, state in zip(sequences, before, strict=True):
                 sequence.past, sequence.num_computed = state
             raise
+        return results
 
-    def _run(self, sequence: DenseSequence, all_rows: bool, output: str) -> Logits:
-        total, start = len(sequence.tokens), sequence.num_computed
-        results = run(self.plan, {**self._feeds(sequence, start, total), **sequence.past, **sequence.given})
+    def _run(self, sequence: DenseSequence, count: int, all_rows: bool, output: str) -> Logits | None:
+        start, end = sequence.num_computed, sequence.num_computed + count
+        results = run(self.plan, {**self._feeds(sequence, start, end), **sequence.past, **sequence.given})
         logits = np.asarray(results[output], np.float32)
         if output == self.names.logits:
             check_width(logits, self.vocab_size)
         logits = logits.reshape(-1, logits.shape[-1])
-        if all_rows and len(logits) != total - start:
+        if all_rows and len(logits) != count:
             raise UnsupportedModelError(
-                f"the graph gave {len(logits)} rows of logits for {total - start} tokens",
+                f"the graph gave {len(logits)} rows of logits for {count} tokens",
                 "it computes the last row only (prune_lm_head), and it could not be flattened",
                 "export the model without prune_lm_head to get every row",
             )
         sequence.past = {past: results[present] for past, present in self._presents.items()}
-        sequence.num_computed = total
-        return logits if all_rows else logits[-1:]
+        sequence.num_computed = end
+        return logits if all_rows else logits[-1:] if end == len(sequence.tokens) else None
 
     def give(self, sequence: DenseSequence, name: str, value: np.ndarray) -> None:
         if name not in self.wanted:
@@ -129,7 +122,7 @@ class DenseDecoder(Decoder):
             raise InputError(f"there is no input {name!r} to give", f"inputs to give: {wanted}", "give one of these")
         sequence.given[name] = np.asarray(value, self.inputs[name].dtype)
 
-    def _feeds(self, sequence: DenseSequence, start: int, total: int) -> dict[str, np.ndarray]:
+    def _feeds(self, sequence: DenseSequence, start: int, end: int) -> dict[str, np.ndarray]:
         for name in self.wanted:
             if name not in sequence.given:
                 raise InputError(
@@ -139,9 +132,9 @@ class DenseDecoder(Decoder):
                     "(model.decoder.inputs)",
                 )
         values = {
-            self.names.input_ids: np.asarray([sequence.tokens[start:]]),
-            self.names.attention_mask: np.ones((1, total)),
-            self.names.position_ids: np.arange(start, total)[None, :],
+            self.names.input_ids: np.asarray([sequence.tokens[start:end]]),
+            self.names.attention_mask: np.ones((1, end)),
+            self.names.position_ids: np.arange(start, end)[None, :],
         }
         return {name: value.astype(self.inputs[name].dtype) for name, value in values.items() if name in self.inputs}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,6 +9,7 @@ from ..errors import CacheCapacityError, StepInterrupted
 from .decoder import Decoder, Logits, stacked
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
+from .scheduler import Demand, Scheduler, plan_step
 
 DEFAULT_MAX_SEQUENCES = 32
 # Logits of every prompt token are wanted only for log-probabilities; a step holds at most this much of them.
@@ -23,12 +23,15 @@ class Job(Protocol):
     Attributes:
         sequence: the decoder's state; None until the engine starts the job.
         row: chooses its tokens; reads `sequence.tokens`.
+        num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have.
         cancelled: set from any thread; the engine then drops the job at the next step.
         wants_prompt_logits: whether take_prompt_logits is called.
     """
 
     sequence: Any
     row: RowSampler
+    num_prompt: int
+    max_length: int
     cancelled: bool
     wants_prompt_logits: bool
 
@@ -69,20 +72,16 @@ class Engine:
     def __init__(self, decoder: Decoder, sampler: BatchSampler, max_sequences: int = DEFAULT_MAX_SEQUENCES) -> None:
         self._decoder = decoder
         self._sampler = sampler
-        self._max_sequences = max_sequences
-        self._waiting: deque[Job] = deque()
-        self._running: list[Job] = []
-        # After the cache was full nothing is started before something ends: else the two would take turns at computing.
-        self._is_full = False
+        self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        self._waiting.append(job)
+        self._scheduler.submit(job)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running)
+        return bool(self._scheduler.waiting or self._scheduler.running)
 
     def step(self) -> None:
         """Start what fits, compute one step, and choose the tokens of the sequences that are up to date.
@@ -91,8 +90,6 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
-        if not self._running:
-            return
         computed = self._compute()
         ready = [
             (job, rows[-1])
@@ -104,51 +101,46 @@ class Engine:
 
     def interrupt(self, *, everything: bool = False) -> None:
         """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
-        running = list(self._running)
+        running = list(self._scheduler.running)
         if everything or all(job.cancelled for job in running):
             self._decoder.interrupt([job.sequence for job in running])
 
     def abandon(self, error: BaseException | None) -> None:
         """End all jobs, with an error or as cancelled."""
-        for job in [*self._running, *self._waiting]:
+        for job in [*self._scheduler.running, *self._scheduler.waiting]:
             self._end(job, error)
-        self._running, self._waiting = [], deque()
 
     # --- which jobs run ------------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        for job in [job for job in self._running if job.cancelled]:
-            self._drop(job, None)
-        for job in [job for job in self._waiting if job.cancelled]:
-            self._waiting.remove(job)
-            self._end(job, None)
+        for job in [*self._scheduler.running, *self._scheduler.waiting]:
+            if job.cancelled:
+                self._end(job, None)
 
     def _admit(self) -> None:
-        self._is_full = self._is_full and bool(self._running)
-        while self._waiting and len(self._running) < self._max_sequences and not self._is_full:
-            job = self._waiting.popleft()
+        while (job := self._scheduler.candidate()) is not None:
             try:
                 self._start(job)
             except Exception as error:
                 self._end(job, error)
                 continue
-            self._running.append(job)
+            if not self._scheduler.admit(job):
+                job.sequence.drop_cache()
 
     def _start(self, job: Job) -> None:
         """Begin a job; one that gave its cache back has a sequence and goes on where it was."""
-        first = job.sequence is None
-        if first:
+        if job.sequence is None:
             job.start(self._decoder.open())
         if not job.wants_prompt_logits:
             reused = self._decoder.reuse(job.sequence)
-            if first:
+            if not job.row.num_generated:
                 job.note_reused(reused)
 
     def _compute(self) -> list[tuple[Job, Logits | None]]:
         """One step of the running jobs; fewer of them if the cache has no room, or if some fail."""
-        while self._running:
+        while self._scheduler.running:
             try:
-                return self._compute_step(list(self._running))
+                return self._compute_step(list(self._scheduler.running))
             except CacheCapacityError as error:
                 self._preempt(error)
             except StepInterrupted:
@@ -160,19 +152,23 @@ class Engine:
     def _compute_apart(self) -> list[tuple[Job, Logits | None]]:
         """A sequence that cannot be computed must not end the others."""
         computed = []
-        for job in list(self._running):
+        for job in list(self._scheduler.running):
             try:
                 computed += self._compute_step([job])
             except (CacheCapacityError, StepInterrupted):
                 continue  # its turn comes with the others, in the next step
             except Exception as error:
-                self._drop(job, error)
+                self._end(job, error)
         return computed
 
     def _compute_step(self, jobs: list[Job]) -> list[tuple[Job, Logits | None]]:
+        sequences = [job.sequence for job in jobs]
         asking = [index for index, job in enumerate(jobs) if job.wants_prompt_logits]
-        budget = max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)) if asking else None
-        logits = self._decoder.step([job.sequence for job in jobs], all_rows=asking, token_budget=budget)
+        budget = self._decoder.token_budget
+        if asking:
+            budget = min(budget, max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)))
+        step = plan_step([sequence.pending() for sequence in sequences], budget)
+        logits = self._decoder.step(sequences, step, all_rows=asking)
         return [(job, rows) for job, rows in zip(jobs, logits, strict=True) if self._hand_prompt_logits(job, rows)]
 
     def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> bool:
@@ -182,19 +178,17 @@ class Engine:
         try:
             job.take_prompt_logits(logits, job.sequence.num_computed - len(logits))
         except Exception as error:
-            self._drop(job, error)
+            self._end(job, error)
             return False
         job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
         return True
 
     def _preempt(self, error: CacheCapacityError) -> None:
-        job = self._running.pop()
-        if not self._running:
-            self._end(job, error)
-            return
-        job.sequence.drop_cache()
-        self._waiting.appendleft(job)
-        self._is_full = True
+        job = self._scheduler.preempt()
+        if job is None:
+            self._end(self._scheduler.running[0], error)
+        else:
+            job.sequence.drop_cache()
 
     # --- choosing tokens -----------------------------------------------------------------------------------------
 
@@ -205,14 +199,12 @@ class Engine:
             together.append((job, row))
             if not job.row.num_generated:
                 self._decoder.publish(job.sequence)
-            siblings = job.take_siblings()
-            room = max(0, self._max_sequences - len(self._running))
-            for sibling in siblings[:room]:
+            for sibling in job.take_siblings():
                 sibling.adopt(self._decoder.fork(job.sequence))
-                self._running.append(sibling)
-                together.append((sibling, row))
-            # The rest find the prompt in the prefix cache later.
-            self._waiting.extendleft(reversed(siblings[room:]))
+                if self._scheduler.admit_copy(sibling, job):
+                    together.append((sibling, row))
+                else:
+                    sibling.sequence.drop_cache()  # it finds the prompt in the prefix cache later
         return together
 
     def _choose(self, ready: list[tuple[Job, Logits]]) -> None:
@@ -228,7 +220,7 @@ class Engine:
     def _choose_apart(self, ready: list[tuple[Job, Logits]], error: Exception) -> None:
         """A row without a next token must not end the others."""
         if len(ready) == 1:
-            self._drop(ready[0][0], error)
+            self._end(ready[0][0], error)
             return
         for one in ready:
             self._choose([one])
@@ -239,14 +231,10 @@ class Engine:
         except Exception as failure:
             goes_on, error = False, failure
         if not goes_on:
-            self._drop(job, error)
-
-    def _drop(self, job: Job, error: BaseException | None) -> None:
-        self._running.remove(job)
-        self._end(job, error)
+            self._end(job, error)
 
     def _end(self, job: Job, error: BaseException | None) -> None:
-        self._is_full = False
+        self._scheduler.remove(job)
         if job.sequence is not None:
             if error is None:
                 self._decoder.publish(job.sequence)
@@ -254,3 +242,8 @@ class Engine:
         job.finish(error)
         for sibling in job.take_siblings():
             sibling.finish(error)
+
+
+def _demand(job: Job) -> Demand:
+    sequence = job.sequence
+    return Demand(len(sequence.tokens), job.num_prompt, job.max_length, *sequence.blocks())

@@ -20,32 +20,38 @@ from genai.kvcache.table import BlockTable
 from ..errors import CacheCapacityError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
 from .decoder import Decoder, DecoderSequence, Logits, check_width
-from .scheduler import DEFAULT_TOKEN_BUDGET, Run, Step, plan_step
+from .scheduler import DEFAULT_TOKEN_BUDGET, Run, Step
 
 # Tokens that are appended together in at least this number are computed as MANY rows.
 MANY_TOKENS = 32
 
 
 class PagedSequence(DecoderSequence):
-    """Tokens, the block table that holds their keys and values, and the RoPE table these were rotated with.
+    """Tokens, and the block table that holds their keys and values.
 
     Long prompts are computed by other kernels (MANY rows) than single tokens and short ones (FEW rows), which round
     differently. Which of the two a token belongs to is settled when it is appended: however it is computed then, in
     chunks, in company, again after its cache was taken back, its bits are the same.
     """
 
-    def __init__(self, table: BlockTable) -> None:
+    def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
         super().__init__()
-        self.table = table
-        self.rope_table = 0
+        self.table, self._rope_threshold = table, rope_threshold
         self._many = bytearray()  # per token
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
+        before = self.rope_table
         super().append(tokens, together=together)
         self._many.extend([max(together, len(tokens)) >= MANY_TOKENS] * len(tokens))
+        if self.rope_table != before:
+            self.drop_cache()
+
+    @property
+    def rope_table(self) -> int:
+        """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
+        return int(self._rope_threshold is not None and len(self.tokens) > self._rope_threshold)
 
     def pending(self) -> Run:
-        """The next tokens that are not computed yet and go together."""
         first, total = self.table.length, len(self.tokens)
         if first == total:
             return Run(0, False)
@@ -57,9 +63,15 @@ class PagedSequence(DecoderSequence):
     def num_computed(self) -> int:  # type: ignore[override]
         return self.table.length
 
+    def blocks(self) -> tuple[int, int]:
+        return self.table.usable_blocks, self.table.own_blocks
+
     def rewind(self, length: int) -> None:
+        before = self.rope_table
         super().rewind(length)
         del self._many[length:]
+        if self.rope_table != before:
+            self.drop_cache()
 
     def drop_cache(self, length: int = 0) -> None:
         self.table.truncate(min(self.table.length, length))
@@ -77,6 +89,9 @@ class PagedDecoder(Decoder):
         output_names: the logits, and other outputs of the program, as the graph called them.
     """
 
+    pool: BlockPool
+    token_budget = DEFAULT_TOKEN_BUDGET
+
     def __init__(
         self,
         executor: Executor,
@@ -90,7 +105,7 @@ class PagedDecoder(Decoder):
         output_names: Sequence[str],
     ) -> None:
         self.executor, self.program, self.vocab_size = executor, program, vocab_size
-        self.pool, self.storage = pool, storage
+        self.pool, self.storage, self.block_size = pool, storage, storage.layout.block_size
         self.rope_threshold, self._files, self.output_names = rope_threshold, files, tuple(output_names)
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
@@ -101,52 +116,33 @@ class PagedDecoder(Decoder):
         self.closed = False
 
     def open(self) -> PagedSequence:
-        return self._with(BlockTable(self.pool, self.storage.layout.block_size))
+        return self._with(BlockTable(self.pool, self.block_size))
 
     def _with(self, table: BlockTable) -> PagedSequence:
-        sequence = PagedSequence(table)
+        sequence = PagedSequence(table, self.rope_threshold)
         self.pool.release_after(sequence, table.release)
         return sequence
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
-        other.tokens, other._many, other.rope_table = [*sequence.tokens], sequence._many[:], sequence.rope_table
+        other.tokens, other._many = [*sequence.tokens], sequence._many[:]
         return other
 
     def step(
-        self,
-        sequences: Sequence[PagedSequence],
-        *,
-        all_rows: Collection[int] = (),
-        token_budget: int | None = None,
-        output: str = "",
+        self, sequences: Sequence[PagedSequence], step: Step, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[Logits | None]:
         self._check_open()
         check_unchanged(self._files)
-        for sequence in sequences:
-            self._choose_rope_table(sequence)
-        pending = [sequence.pending() for sequence in sequences]
         results: list[Logits | None] = [None] * len(sequences)
-        if step := plan_step(pending, token_budget or DEFAULT_TOKEN_BUDGET):
-            for index, logits in self._run_step(sequences, step, all_rows, output):
-                results[index] = logits
+        for index, logits in self._run_step(sequences, step, all_rows, output):
+            results[index] = logits
         return results
 
     def reuse(self, sequence: PagedSequence) -> int:
-        self._choose_rope_table(sequence)
         return sequence.table.reuse(sequence.tokens, sequence.rope_table)
 
     def publish(self, sequence: PagedSequence) -> None:
         sequence.table.publish(sequence.tokens, sequence.rope_table)
-
-    def _choose_rope_table(self, sequence: PagedSequence) -> None:
-        """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
-        if self.rope_threshold is None:
-            return
-        wanted = int(len(sequence.tokens) > self.rope_threshold)
-        if wanted != sequence.rope_table:
-            sequence.table.truncate(0)
-            sequence.rope_table = wanted
 
     def _run_step(
         self, sequences: Sequence[PagedSequence], step: Step, all_rows: Collection[int], output: str

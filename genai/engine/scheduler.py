@@ -1,13 +1,26 @@
-"""Which tokens are computed in the next step: pure policy, no arrays."""
+"""Who runs, and which tokens are computed in the next step: pure policy, no arrays.
+
+A job is admitted when the blocks of the cache will hold what all running jobs are expected to grow to, so that few are
+ever preempted. The idea of simulating the coming steps is that of tokasaurus.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from bisect import insort
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Generic, NamedTuple, TypeVar
+
+from genai.kvcache.pool import BlockPool
 
 # As fast as longer steps for short prompts and faster for long ones, because the rows stay in the second-level cache;
 # and what a step needs of memory grows with it.
 DEFAULT_TOKEN_BUDGET = 256
+# Limits up to this many tokens are taken at their word; of larger ones most jobs use a part.
+_SHORT_LIMIT = 256
+# The part of a larger limit that jobs are expected to use before any has ended, and the weight of each one that ends.
+_FIRST_SHARE, _SHARE_WEIGHT = 0.25, 0.1
 
 
 class Run(NamedTuple):
@@ -53,3 +66,137 @@ def plan_step(pending: Sequence[Run], token_budget: int) -> Step:
         step.append(part)
         room -= part.num_tokens
     return step
+
+
+class Demand(NamedTuple):
+    """What a sequence holds of the cache, and may ask of it.
+
+    Attributes:
+        tokens: how many it has. prompt: so many of them were given. limit: most that it may have.
+        blocks: those it holds and can go on with. own: of these, the ones that nobody else holds.
+    """
+
+    tokens: int
+    prompt: int
+    limit: int
+    blocks: int = 0
+    own: int = 0
+
+
+def most_blocks(held: int, growing: Sequence[tuple[Demand, int]], block_size: int) -> int:
+    """The most blocks that are held at any time, if each sequence gets a token per step until it ends.
+
+    Args:
+        held: blocks that are held now.
+        growing: sequences, and how many tokens each will still get.
+    """
+    ordered = sorted(growing, key=lambda one: one[1])
+    most = held
+    for index, (ending, steps) in enumerate(ordered):
+        # They grow without pause, so the most is held just before one of them ends.
+        grown = sum(-(-(one.tokens + steps) // block_size) - one.blocks for one, _ in ordered[index:])
+        most = max(most, held + grown)
+        held -= ending.own
+    return most
+
+
+J = TypeVar("J")
+
+
+class Scheduler(Generic[J]):
+    """Owns who waits and who runs.
+
+    Jobs are admitted by priority, then in the order in which they came; none overtakes another of its priority. The
+    last in this order is preempted first, and keeps its place.
+
+    Args:
+        pool: the blocks that sequences share; None = there is no bound.
+        block_size: tokens in a block.
+        max_sequences: jobs that run side by side.
+        demand: what a job that was started asks of the pool.
+
+    Attributes:
+        waiting: in the order in which they will be admitted. running: in the order in which they were.
+    """
+
+    def __init__(
+        self, pool: BlockPool | None, block_size: int, max_sequences: int, demand: Callable[[J], Demand]
+    ) -> None:
+        self._pool, self._block_size, self._max_sequences, self._demand = pool, block_size, max_sequences, demand
+        self.waiting: list[J] = []
+        self.running: list[J] = []
+        self._places: dict[J, tuple[int, int]] = {}
+        self._arrivals = count()
+        self._used_share = _FIRST_SHARE
+        # What was refused is not asked about again until a job has left: else the two would take turns at computing.
+        self._is_full = False
+
+    def submit(self, job: J, *, priority: int = 0) -> None:
+        """Queue a job; a higher priority is admitted sooner."""
+        self._places[job] = -priority, next(self._arrivals)
+        self._wait(job)
+
+    def candidate(self) -> J | None:
+        """The job that may be admitted next, to be started by the caller: only then its demand is known."""
+        if not self.waiting or len(self.running) >= self._max_sequences or (self._is_full and self.running):
+            return None
+        return self.waiting[0]
+
+    def admit(self, job: J) -> bool:
+        """Let a candidate run, if the pool will hold all that runs then; a job alone may always try."""
+        self._is_full = bool(self.running) and not self._fits(job)
+        if not self._is_full:
+            self.waiting.remove(job)
+            self.running.append(job)
+        return not self._is_full
+
+    def admit_copy(self, job: J, of: J) -> bool:
+        """Let a job run that was started as the copy of a running one; else it waits behind that one."""
+        self._places[job] = self._places[of]
+        if len(self.running) < self._max_sequences and self._fits(job):
+            self.running.append(job)
+            return True
+        self._wait(job)
+        return False
+
+    def preempt(self) -> J | None:
+        """Take from the running jobs the one that is worth least, when the pool is full; None = it runs alone."""
+        if len(self.running) < 2:
+            return None
+        job = max(reversed(self.running), key=self._places.__getitem__)
+        self.running.remove(job)
+        self._wait(job)
+        self._is_full = True
+        return job
+
+    def remove(self, job: J) -> None:
+        """A job is over, or was given up."""
+        if job in self.running:
+            self._learn(self._demand(job))
+            self.running.remove(job)
+        else:
+            self.waiting.remove(job)
+        del self._places[job]
+        self._is_full = False
+
+    def _wait(self, job: J) -> None:
+        insort(self.waiting, job, key=self._places.__getitem__)
+
+    def _fits(self, job: J) -> bool:
+        if self._pool is None:
+            return True
+        growing = [(demand, self._expected(demand)) for demand in map(self._demand, {*self.running, job})]
+        held = self._pool.num_blocks - self._pool.num_free
+        return most_blocks(held, growing, self._block_size) <= self._pool.num_blocks
+
+    def _expected(self, demand: Demand) -> int:
+        """How many tokens a sequence will probably still get."""
+        limit, done = demand.limit - demand.prompt, demand.tokens - demand.prompt
+        probable = limit if limit <= _SHORT_LIMIT else max(_SHORT_LIMIT, math.ceil(self._used_share * limit))
+        return max(probable - done, min(self._block_size, limit - done), 0)
+
+    def _learn(self, demand: Demand) -> None:
+        limit = demand.limit - demand.prompt
+        if limit > _SHORT_LIMIT:
+            used = (demand.tokens - demand.prompt) / limit
+            self._used_share += _SHARE_WEIGHT * (used - self._used_share)

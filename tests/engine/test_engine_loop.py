@@ -14,6 +14,7 @@ from genai.engine.decoder import Decoder, DecoderSequence
 from genai.engine.engine import Engine
 from genai.engine.sampling.batch import BatchSampler, TokenLogprob
 from genai.engine.sampling.plan import RowSampler, plan_sampling
+from genai.engine.scheduler import Step
 from genai.errors import CacheCapacityError, GraphError
 from genai.sampling_params import SamplingParams
 
@@ -44,7 +45,7 @@ class FakeDecoder(Decoder):
     vocab_size = VOCAB
 
     def __init__(self, capacity: int = 10**9, chunk: int = 10**9) -> None:
-        self.capacity, self.chunk = capacity, chunk
+        self.capacity, self.token_budget = capacity, chunk
         self.sequences: list[FakeSequence] = []
         self.most_running = self.num_steps = self.num_computed = 0
 
@@ -60,15 +61,13 @@ class FakeDecoder(Decoder):
         assert sequence.num_computed <= len(sequence.tokens)
 
     def step(
-        self, sequences: Sequence[FakeSequence], *, all_rows: Collection[int] = (), token_budget: int | None = None
+        self, sequences: Sequence[FakeSequence], step: Step, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[np.ndarray | None]:
         self.num_steps += 1
         self.most_running = max(self.most_running, len(sequences))
-        room = min(self.chunk, token_budget or self.chunk)
-        takes = []
-        for sequence in sequences:
-            takes.append(min(len(sequence.tokens) - sequence.num_computed, room))
-            room -= takes[-1]
+        planned = {part.sequence: part.num_tokens for part in step}
+        assert sum(planned.values()) <= self.token_budget
+        takes = [planned.get(index, 0) for index in range(len(sequences))]
         held = sum(sequence.num_computed for sequence in self.sequences)
         if held + sum(takes) > self.capacity:
             raise CacheCapacityError("the cache is full", f"{held} + {sum(takes)} > {self.capacity}", "wait")
@@ -101,6 +100,7 @@ class FakeJob:
         self.params = SamplingParams(seed=1, **options)
         self.sequence: Any = None
         self.row: Any = None
+        self.num_prompt, self.max_length = len(prompt), len(prompt) + count
         self.cancelled = False
         self.wants_prompt_logits = self.params.prompt_logprobs is not None
         self.output: list[int] = []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from genai.engine.decoder import compute
+from genai.engine.scheduler import plan_step
 from genai.errors import StepInterrupted
 
 PROMPT = np.random.default_rng(0).integers(3, 1500, 900).tolist()
@@ -31,7 +32,7 @@ def test_it_raises_and_the_sequence_goes_on_as_if_nothing_had_happened(bundled: 
         while True:
             before = one.num_computed
             try:
-                decoder.step([one], token_budget=1000)
+                decoder.step([one], plan_step([one.pending()], 1000))
             except StepInterrupted:
                 assert one.num_computed == before
                 interrupted.set()

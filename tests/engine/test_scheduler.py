@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
-from genai.engine.scheduler import Run, Step, plan_step
+from genai.engine.scheduler import Demand, Run, Scheduler, Step, most_blocks, plan_step
+from genai.kvcache.pool import BlockPool, CacheFull
+from genai.kvcache.table import BlockTable
+from tests.integrity import check_pool
 
 
 def plan_steps(pending: list[Run], budget: int) -> list[Step]:
@@ -52,3 +56,200 @@ def test_full_steps_are_as_few_as_the_budget_allows() -> None:
 
 def test_nothing_pending_is_no_step() -> None:
     assert plan_steps([Run(0, True), Run(0, False)], 8) == []
+
+
+# --- who runs ----------------------------------------------------------------------------------------------------
+
+
+def simulated_most(held: int, growing: list[tuple[Demand, int]], block_size: int) -> int:
+    """Token by token."""
+    most, now = held, [(demand, steps, demand.tokens) for demand, steps in growing]
+    blocks = {index: demand.blocks for index, (demand, _) in enumerate(growing)}
+    for step in range(1, max((steps for _, steps in growing), default=0) + 1):
+        for index, (_, steps, tokens) in enumerate(now):
+            if step <= steps:
+                need = -(-(tokens + step) // block_size)
+                held += need - blocks[index]
+                blocks[index] = need
+        most = max(most, held)
+        for index, (demand, steps, _) in enumerate(now):
+            if step == steps:
+                held -= blocks[index] - demand.blocks + demand.own
+    return most
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_most_blocks_are_those_of_a_simulation_token_by_token(seed: int) -> None:
+    rng = random.Random(seed)
+    size, growing = rng.choice([1, 4, 16]), []
+    for _ in range(rng.randint(1, 8)):
+        tokens = rng.randint(1, 60)
+        blocks = -(-tokens // size)
+        growing.append((Demand(tokens, tokens, 1000, blocks, rng.randint(0, blocks)), rng.randint(1, 50)))
+    held = sum(demand.blocks for demand, _ in growing)
+    assert most_blocks(held, growing, size) == simulated_most(held, growing, size)
+
+
+@dataclass(eq=False)
+class SimulatedJob:
+    """Asks for `limit` tokens after its prompt and ends after `count` of them."""
+
+    prompt: int
+    limit: int
+    count: int
+    priority: int = 0
+    table: BlockTable | None = None
+    tokens: int = 0
+    cancelled_at: int = 10**9
+    preempted: int = 0
+    ended: bool = False
+
+    def demand(self) -> Demand:
+        assert self.table is not None
+        limit = self.prompt + self.limit
+        return Demand(self.tokens, self.prompt, limit, self.table.usable_blocks, self.table.own_blocks)
+
+
+class Simulation:
+    """The engine's loop without a model: every running job gets a token per step if its prompt is computed."""
+
+    def __init__(self, blocks: int, most: int = 8, block_size: int = 4, budget: int = 16) -> None:
+        self.pool, self.block_size, self.budget = BlockPool(blocks), block_size, budget
+        self.scheduler = Scheduler[SimulatedJob](self.pool, block_size, most, SimulatedJob.demand)
+        self.jobs: list[SimulatedJob] = []
+        self.most, self.preemptions, self.steps = most, 0, 0
+
+    def submit(self, job: SimulatedJob) -> None:
+        self.jobs.append(job)
+        self.scheduler.submit(job, priority=job.priority)
+
+    def end(self, job: SimulatedJob) -> None:
+        assert not job.ended
+        job.ended = True
+        self.scheduler.remove(job)
+        if job.table is not None:
+            job.table.release()
+
+    def step(self) -> None:
+        self.steps += 1
+        for job in [*self.scheduler.running, *self.scheduler.waiting]:
+            if self.steps >= job.cancelled_at:
+                self.end(job)
+        while (job := self.scheduler.candidate()) is not None:
+            if job.table is None:
+                job.table, job.tokens = BlockTable(self.pool, self.block_size), job.prompt
+            if not self.scheduler.admit(job):
+                break
+        computed = self.compute()
+        for job in computed:
+            assert job.table is not None
+            if job.table.length == job.tokens:
+                job.tokens += 1
+                if job.tokens - job.prompt >= job.count:
+                    self.end(job)
+        tables = [job.table.held_blocks for job in self.jobs if job.table is not None and not job.ended]
+        check_pool(self.pool, tables)
+        assert len(self.scheduler.running) <= self.most
+        assert {*self.scheduler.running, *self.scheduler.waiting} == {job for job in self.jobs if not job.ended}
+
+    def compute(self) -> list[SimulatedJob]:
+        while self.scheduler.running:
+            running = list(self.scheduler.running)
+            pending = [Run(job.tokens - job.table.length, False) for job in running if job.table is not None]
+            taken: list[tuple[SimulatedJob, int]] = []
+            try:
+                for part in plan_step(pending, self.budget):
+                    job = running[part.sequence]
+                    assert job.table is not None
+                    taken.append((job, job.table.length))
+                    job.table.append(part.num_tokens)
+                return [job for job, _ in taken]
+            except CacheFull:
+                for job, length in taken:
+                    assert job.table is not None
+                    job.table.truncate(length)
+                victim = self.scheduler.preempt()
+                if victim is None:
+                    self.end(running[0])  # alone, and still no room: it fails
+                else:
+                    assert victim.table is not None
+                    self.preemptions += 1
+                    victim.preempted += 1
+                    victim.table.release()
+        return []
+
+
+def test_ten_thousand_random_jobs() -> None:
+    """Tiny caches, cancellations, priorities: every job ends once, all blocks come back, none waits for ever."""
+    rng, total = random.Random(0), 0
+    while total < 10_000:
+        simulation = Simulation(rng.randint(6, 60), most=rng.randint(1, 8), budget=rng.choice([1, 7, 16, 256]))
+        for _ in range(rng.randint(1, 60)):
+            limit = rng.choice([1, 5, 20, 300])
+            job = SimulatedJob(rng.randint(1, 30), limit, rng.randint(1, min(limit, 40)), rng.choice([0, 0, 0, 1]))
+            if rng.random() < 0.2:
+                job.cancelled_at = rng.randint(1, 400)
+            simulation.submit(job)
+            for _ in range(rng.choice([0, 0, 1, 5])):
+                simulation.step()
+        work = sum(job.prompt + job.count for job in simulation.jobs)
+        while simulation.scheduler.running or simulation.scheduler.waiting:
+            simulation.step()
+            assert simulation.steps < 40 * work + 1000, "somebody waits for ever"
+        assert all(job.ended for job in simulation.jobs)
+        assert simulation.pool.num_free == simulation.pool.num_blocks
+        total += len(simulation.jobs)
+
+
+def test_limits_that_are_kept_are_never_preempted() -> None:
+    """Jobs that use all of a short limit, which the pool cannot hold all at once."""
+    simulation = Simulation(40, budget=256)
+    for _ in range(30):
+        simulation.submit(SimulatedJob(10, 50, 50))
+    while simulation.scheduler.running or simulation.scheduler.waiting:
+        simulation.step()
+    assert simulation.preemptions == 0
+    assert simulation.steps <= 30 * 50 / 2  # two ran side by side all the time
+
+
+def test_jobs_overtake_only_by_priority() -> None:
+    simulation = Simulation(8, budget=256)
+    first, second, urgent = SimulatedJob(8, 20, 20), SimulatedJob(1, 1, 1), SimulatedJob(8, 20, 20, priority=1)
+    blocking = SimulatedJob(12, 12, 12)
+    simulation.submit(blocking)
+    simulation.step()
+    for job in (first, second, urgent):
+        simulation.submit(job)
+    order: list[SimulatedJob] = []
+    while simulation.scheduler.running or simulation.scheduler.waiting:
+        simulation.step()
+        order += [job for job in simulation.jobs if job.table is not None and job not in order]
+    assert order == [blocking, urgent, first, second]
+
+
+def test_the_last_by_priority_and_arrival_is_preempted_and_keeps_its_place() -> None:
+    scheduler = Scheduler[SimulatedJob](None, 1, 4, SimulatedJob.demand)
+    jobs = [SimulatedJob(1, 300, 1) for _ in range(4)]
+    for job, priority in zip(jobs, (1, 0, 0, 1), strict=True):
+        job.table = BlockTable(BlockPool(1), 1)
+        scheduler.submit(job, priority=priority)
+    while (candidate := scheduler.candidate()) is not None:
+        assert scheduler.admit(candidate)
+    assert [jobs.index(job) for job in scheduler.running] == [0, 3, 1, 2]
+    assert scheduler.preempt() is jobs[2]
+    assert scheduler.preempt() is jobs[1]
+    assert scheduler.waiting == [jobs[1], jobs[2]]
+    assert scheduler.candidate() is None  # the pool is full until somebody leaves
+    scheduler.remove(jobs[0])
+    assert scheduler.candidate() is jobs[1]
+
+
+def test_copies_stand_beside_what_they_are_copies_of() -> None:
+    scheduler = Scheduler[SimulatedJob](None, 1, 2, SimulatedJob.demand)
+    leader, other, *copies = [SimulatedJob(1, 300, 1) for _ in range(4)]
+    scheduler.submit(leader)
+    scheduler.submit(other)
+    assert scheduler.admit(leader)
+    assert scheduler.admit_copy(copies[0], leader)
+    assert not scheduler.admit_copy(copies[1], leader)
+    assert scheduler.waiting == [copies[1], other]
