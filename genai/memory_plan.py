@@ -24,8 +24,6 @@ _SCRATCH_SHARE = 1 / 4
 _SCALES_JUDGED = 4096
 # Of free memory, what stays free.
 _MARGIN = 1 / 20
-# A half-precision matrix as it is stored, and twice as large as fp32.
-_PACKING_COPIES = 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,8 @@ class MemoryPlan:
         block_size: the cache grows by so many tokens at a time.
         mapped: bytes of tables that are read from the mapped file, of which few rows are touched; the system takes
             their pages back when it needs them.
-        packing: bytes that packing the largest matrix takes meanwhile; activations take that place later.
+        packing: bytes that loading takes meanwhile: weights inside the model's own file, the largest matrix as it is
+            stored, and where it is packed from half precision, as fp32; activations take that place later.
     """
 
     weights: int
@@ -92,11 +91,13 @@ def plan_memory(decoder: DecoderGraph, config: Config) -> MemoryPlan:
     # A graph that is not flattened makes its present tensors anew in each step, so the past is there twice.
     copies = 1 if decoder.flat else 2
     tables = mapped_tables(graph) if decoder.flat else frozenset()
-    halves = [t.nbytes for name, t in graph.initializers.items() if _is_half(t) and name not in tables]
+    loaded = [tensor for name, tensor in graph.initializers.items() if name not in tables]
+    widened = 2 if decoder.flat else 0
+    meanwhile = (tensor.nbytes * (1 + widened * _is_half(tensor)) for tensor in loaded)
     return MemoryPlan(
         weights=loaded_weight_bytes(graph, tables),
         mapped=sum(graph.initializers[name].nbytes for name in tables),
-        packing=_PACKING_COPIES * max(halves, default=0),
+        packing=sum(tensor.nbytes for tensor in loaded if not tensor.is_external) + max(meanwhile, default=0),
         workspace=workspace_bytes(graph, min(DEFAULT_TOKEN_BUDGET, limit), config.model.decoder.hidden_size),
         cache_bytes_per_token=copies * decoder.info.kv_bytes_per_token,
         context_limit=limit,

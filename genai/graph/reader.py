@@ -113,7 +113,15 @@ def _parse_file(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, 
         if found is None:
             return _parse(mapping[:], origin), {}
         rest, places = found
-        return _parse(rest, origin), {number: mapping[first:end] for number, (first, end) in places.items()}
+        return _parse(rest, origin), {number: _cut_out(mapping, *place) for number, place in places.items()}
+
+
+def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:
+    """A part of the file; its pages go back to the system, so that it is not in memory twice."""
+    data = mapping[first:end]
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
+    return data
 
 
 def _parse(data: bytes, origin: str) -> onnx.ModelProto:

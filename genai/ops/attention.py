@@ -80,17 +80,17 @@ def join_heads(x: Any) -> Any:
 
 @register("Attention", since_version=23)
 def attention(spec: NodeSpec) -> Kernel:
-    """The standard operator in its common form; windows, padded caches and extra outputs are borrowed."""
+    """The standard operator in its common form; windows, padded caches and later products are borrowed."""
     others = set(spec.attributes) - _KNOWN
-    if others or spec.has(6) or any(spec.outputs[3:]):
-        raise KernelError(f"Attention: the product as an output, lengths of caches and {sorted(others)} are borrowed")
+    if others or spec.has(6) or (any(spec.outputs[3:]) and spec.attributes.get("qk_matmul_output_mode", 0)):
+        raise KernelError(f"Attention: masked products, lengths of caches and {sorted(others)} are borrowed")
     return from_function(attended, definition=borrowed.definition)(spec)
 
 
 def attended(
     query: Any, key: Any, value: Any, mask: Any = None, past_key: Any = None, past_value: Any = None, *,
     q_num_heads: int = 0, kv_num_heads: int = 0, is_causal: bool = False, scale: float = 0.0, softcap: float = 0.0,
-    threads: Threads | None, definition: Callable[..., Any],
+    threads: Threads | None, definition: Callable[..., Any], spec: NodeSpec,
 ) -> Any:  # fmt: skip
     """float32 by us; other types, whose definition rounds step by step, are borrowed."""
     if query.dtype != np.float32:
@@ -105,7 +105,11 @@ def attended(
         query, key, value, None if mask is None else _as_addends(mask, key.shape[2], query.dtype), scale=scale,
         softcap=softcap, past_length=past if is_causal else None, fully_masked_is_zero=True, threads=threads,
     )  # fmt: skip
-    return (join_heads(out) if is_3d else out), key, value
+    out = join_heads(out) if is_3d else out
+    if not any(spec.outputs[3:]):
+        return out, key, value
+    keys = np.repeat(key, query.shape[1] // key.shape[1], axis=1).swapaxes(2, 3)
+    return out, key, value, query * np.float32(scale or 1 / math.sqrt(query.shape[-1])) @ keys
 
 
 def _as_addends(mask: Any, length: int, dtype: Any) -> Any:

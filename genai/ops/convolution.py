@@ -33,7 +33,7 @@ def convolve(x: Any, weight: Any, windows: Windows, groups: int, threads: arrays
         return _depthwise(windows.padded(x, 0), weight, windows)
     else:
         columns = columns_of(windows.padded(x, 0), windows, threads)
-        columns = columns.reshape(batch, groups, -1, positions)
+        columns = columns.reshape(batch, groups, math.prod(weight.shape[1:]), positions)
         product = arrays.matmul(weight.reshape(groups, outputs // groups, -1), columns, threads)
     return product.reshape(batch, outputs, *windows.counts)
 
@@ -208,7 +208,7 @@ def conv_transpose(
 def _spread(x: Any, weight: Any, windows: Windows, groups: int, room: Sequence[int]) -> Any:
     batch, per_group = len(x), x.shape[1] // groups
     matrix = weight.reshape(groups, per_group, -1).transpose(0, 2, 1)
-    parts = matrix @ x.reshape(batch, groups, per_group, -1)
+    parts = matrix @ x.reshape(batch, groups, per_group, math.prod(x.shape[2:]))
     parts = parts.reshape(batch, groups * weight.shape[1], math.prod(windows.kernel), *windows.counts)
     result = np.zeros((batch, parts.shape[1], *room), parts.dtype)
     for index, tap in enumerate(windows.taps()):

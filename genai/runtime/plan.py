@@ -199,6 +199,9 @@ class Compiler:
         except Exception:
             return False
         self.constants.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+        for value in values:
+            if isinstance(value, np.ndarray) and not any(np.may_share_memory(value, result) for result in results):
+                self.weights.release(value)
         return True
 
     def _kernel(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> Kernel:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import genai as og
@@ -32,6 +33,7 @@ from genai.memory_plan import (
     usable,
 )
 from genai.model_info import describe
+from tests.decoder.test_narrow_floats import narrow_folder
 from tools.random_weights import RandomWeights
 
 # 1000 bytes of weights and 200 of activations; 10 bytes per token in blocks of 32.
@@ -262,6 +264,30 @@ def test_the_peak_that_is_measured(write_folder: Folder, hidden: int, vocab: int
         done = subprocess.run([sys.executable, "-c", MEASURED, str(folder)], capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))
     assert memory["needed_bytes"] / 2 < peaks[1] <= memory["needed_bytes"] * 1.05
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize(("kind", "widened", "external"), [("float16", False, True), ("float16", True, False)])
+def test_the_peak_of_a_graph_that_is_not_flattened(
+    write_folder: Folder, tmp_path: Path, kind: str, widened: bool, external: bool
+) -> None:
+    """Half-precision weights become fp32 there; weights within model.onnx are held twice while it is read."""
+    sizes = {"hidden_size": 512, "vocab_size": 32000, "intermediate_size": 1024, "context_length": 512}
+    source = write_folder(
+        {**sizes, "head_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}, precision="fp32"
+    )
+    folder = narrow_folder(source, tmp_path / "narrow", kind, widened=widened)
+    if external:
+        model = onnx.load(folder / "model.onnx")
+        (folder / "model.onnx.data").unlink()
+        onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+    plan = describe(folder, context_size=512)
+    assert not plan["batched"]
+    peaks = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", MEASURED, str(folder)], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    assert plan["memory"]["needed_bytes"] / 2 < peaks[1] <= plan["memory"]["needed_bytes"] * 1.05
 
 
 def test_cache_of_a_flat_and_of_a_dense_decoder(write_folder: Folder) -> None:
