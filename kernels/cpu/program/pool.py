@@ -101,8 +101,8 @@ class _Pool:
                     name = f"{THREAD_NAMES}{number}"
                     start(threading.Thread(target=_serve, args=(words, number), name=name, daemon=True))
                     self._started += 1
-            self._running = True
             try:
+                self._running = True
                 return self.workspace.run(program, context, threads)
             finally:
                 self._running = False

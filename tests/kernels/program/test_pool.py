@@ -450,15 +450,20 @@ def test_a_fork_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fork_while_the_main_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a long run, which has a thread of its own, that the child has not."""
     go_on, children = threading.Event(), []
-    monkeypatch.setattr(Threads, "_run", lambda *_: go_on.wait(60) and 0)
+
+    def held(*_: Any) -> int:
+        time.sleep(0.2)  # by then it is waited for
+        os.kill(os.getpid(), signal.SIGUSR1)
+        go_on.wait(60)
+        return 0
+
+    monkeypatch.setattr(Threads, "_run", held)
 
     def fork(*_: Any) -> None:
         children.append(os.fork())
         go_on.set()
 
     handler = signal.signal(signal.SIGUSR1, fork)
-    signaller = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    signaller.start()
     status = 1
     try:
         Threads(2).run(minutes(), nanoseconds=LONG)
