@@ -130,12 +130,10 @@ class _Recurrent:
         ragged = bool(np.any(ends != steps))
         for step in range(steps - 1, -1, -1) if self.backwards[index] else range(steps):
             new_state, new_cell = self.step(projected[step], state, cell, weights, self.activations[index])
+            alive = step < ends
+            np.copyto(outputs[step], new_state, where=alive)
             if ragged:
-                alive = step < ends
                 new_state, new_cell = np.where(alive, new_state, state), np.where(alive, new_cell, cell)
-                outputs[step] = np.where(alive, new_state, 0)
-            else:
-                outputs[step] = new_state
             state, cell = new_state, new_cell
         return outputs, state, cell
 
