@@ -2,7 +2,7 @@
 
 A core can have only so many lines on their way into its first-level cache. Zen 4 can have more on their way into the
 second: decoding 4-bit weights there is 17 to 40 % faster (two cores, 1B and 0.5B shapes). Zen 3 and Sapphire Rapids
-gain nothing from it.
+gain nothing from it, Zen 5 loses 3 %.
 """
 
 from __future__ import annotations
