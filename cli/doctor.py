@@ -40,7 +40,7 @@ def report(place: Place | None = None, *, as_json: bool) -> int:
     findings = examine(place)
     is_usable = usable(findings)
     if as_json:
-        _emit_json({"usable": is_usable, "findings": [finding.as_dict() for finding in findings]})
+        _emit_json({"usable": is_usable, "findings": [asdict(finding) for finding in findings]})
         return 0 if is_usable else 1
     emit(_text(findings), "\n")
     found = {mark: sum(finding.mark is mark for finding in findings) for mark in (Mark.PROBLEM, Mark.NOTE)}

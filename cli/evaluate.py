@@ -130,9 +130,9 @@ def kld(
 
 
 def _read(file: str) -> str:
-    from genai.evaluation import read_text_file
+    from genai.reading import read_text_file
 
-    return read_stdin() if file == "-" else read_text_file(file)
+    return read_stdin() if file == "-" else read_text_file(Path(file))
 
 
 def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from .delivery import CompletionStream, Progress
 from .errors import ContextOverflowError, InputError, OptionError, StateError
 from .llm import LLM
 from .parsing import Event
+from .reading import json_object, read_text_file
 from .sampling_params import SamplingParams
 
 OVERFLOWS = ("error", "truncate", "shift")
@@ -300,10 +301,7 @@ class ChatSession:
             InputError: the file cannot be read, or is none of ours; then nothing is changed.
             OptionError: its options do not fit this model.
         """
-        try:
-            content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{path}: cannot be read", str(error), "give a file that /save wrote") from error
+        content = json_object(read_text_file(Path(path).expanduser()), path, InputError)
         messages = _checked_messages(content, path)
         system, options = content.get("system"), content.get("options") or {}
         before = self.options
@@ -334,10 +332,9 @@ def _joined(parts: Sequence[Completion]) -> Completion:
     )
 
 
-def _checked_messages(content: Any, path: str | Path) -> list[dict[str, Any]]:
+def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict[str, Any]]:
     valid = (
-        isinstance(content, dict)
-        and content.get("format") == _FORMAT
+        content.get("format") == _FORMAT
         and isinstance(content.get("system"), str | None)
         and isinstance(content.get("options", {}), dict)
         and isinstance(content.get("messages"), list)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from .config_schema import Key, Use
 from .errors import ConfigError, InputError, ModelFolderError, NotSupportedYetError, did_you_mean
 from .folder_errors import no_config, not_a_folder
 from .graph.names import GraphNames
+from .reading import file_text, json_object
 
 CONFIG_NAME = "genai_config.json"
 _LIMIT = 2**31
@@ -77,16 +77,7 @@ class Config:
         Raises:
             ConfigError: not a JSON object, or the result breaks a rule; the configuration is then left as it was.
         """
-        try:
-            patch = json.loads(text)
-        except (ValueError, RecursionError, TypeError) as error:
-            raise ConfigError("overlay: the text is not JSON", str(error), "pass a JSON object as a string") from error
-        if not isinstance(patch, dict):
-            raise ConfigError(
-                f"overlay: the text is a JSON {type(patch).__name__}",
-                "an overlay is an object",
-                'for example {"search": {"top_k": 1}}',
-            )
+        patch = json_object(text, "overlay", ConfigError)
         before = self.raw
         self.raw = _merged(before, patch)
         try:
@@ -182,21 +173,10 @@ def _read_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise not_a_folder(folder)
     path = folder / CONFIG_NAME
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise no_config(folder) from error
-    except OSError as error:
-        raise ModelFolderError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text", str(error), "write the file again as UTF-8 JSON") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not JSON", str(error), "correct the file at that place") from error
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"{path}: holds a {type(value).__name__}", "an object is expected", 'start with {"model": {…}}'
-        )
-    return value
+    text = file_text(path, ModelFolderError, ConfigError)
+    if text is None:
+        raise no_config(folder)
+    return json_object(text, path, ConfigError)
 
 
 def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from genai.kernels.interrupts import Task
@@ -167,7 +167,7 @@ class _Stream:
         return not self._over
 
 
-class CompletionStream(_Stream):
+class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
     """An iterator over pieces of text, made by LLM.stream.
 
     Attributes:
@@ -216,14 +216,11 @@ class CompletionStream(_Stream):
             if is_closed:
                 return _END
 
-    def __enter__(self) -> CompletionStream:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class AsyncCompletionStream(_Stream):
+class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletionStream"]):
     """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
 
     def __init__(self, jobs: list[Generation], worker: Worker) -> None:
@@ -254,9 +251,6 @@ class AsyncCompletionStream(_Stream):
         self.cancel()
         while not self._over:
             self._over = await self._pieces.get() is _END
-
-    async def __aenter__(self) -> AsyncCompletionStream:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class GeneratorParams:
     set_speculative_options = refusing_method("set_speculative_options", "speculative decoding comes later")
 
 
-class Generator:
+class Generator(AbstractContextManager["Generator"]):
     """Generates tokens for one sequence, or for a batch that advances together.
 
     Args:
@@ -414,9 +415,6 @@ class Generator:
             sequence.close()
         self._sequences = []
         self._last_run.ranges = {}
-
-    def __enter__(self) -> Generator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -32,7 +32,7 @@ Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
 
 
-class LLM:
+class LLM(contextlib.AbstractContextManager["LLM"]):
     """A model with its tokenizer, ready to generate. Safe to use from several threads and tasks: whatever runs at the
     same time shares the steps of one engine, and gives the same tokens as alone.
 
@@ -385,9 +385,6 @@ class LLM:
         self._worker.close()
         if self._owns_model:
             self.model.close()
-
-    def __enter__(self) -> LLM:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ ACCURACIES = ("auto", "fp32", "int8")
 DEVICES = ("cpu", "reference")
 
 
-class Model:
+class Model(AbstractContextManager["Model"]):
     """A generative model.
 
     One Model may serve many Generators from several threads; they share its weights and its block pool.
@@ -123,9 +124,6 @@ class Model:
         if self._decoder is not None:
             self._decoder.close()
             self._decoder = None
-
-    def __enter__(self) -> Model:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError, ModelFolderError
 from ..folder_errors import not_a_folder
+from ..reading import file_text, json_object
 from .hf_config import HFConfig
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -77,19 +77,11 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     if not folder.is_dir():
         raise not_a_folder(folder)
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelFolderError(
-            f"{folder}: no readable {name}",
-            str(error),
-            f"give a folder downloaded from Hugging Face, with {name} and *.safetensors",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON", str(error), "download the file again") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds a {type(value).__name__}", "an object is expected", "download the file again")
-    return value
+    text = file_text(path, ModelFolderError, InputError)
+    if text is None:
+        fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"
+        raise ModelFolderError(f"{folder}: no {name}", "there is no such file", fix)
+    return json_object(text, path, InputError)
 
 
 def _tensor_files(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .divergence import Divergence, VocabularyMismatchError, kl_divergence
 from .model_diff import ModelDiff, ValueDiff, diff_models, diff_with_onnxruntime
 from .prediction import ModelOutputError, Perplexity, perplexity
-from .scored_text import Progress, encode_prompt, read_text_file
+from .scored_text import Progress, encode_prompt
 from .tasks import Outcome, Question, evaluate, read_questions, summary
 from .values import MissingPackageError
 
@@ -31,6 +31,5 @@ __all__ = [
     "kl_divergence",
     "perplexity",
     "read_questions",
-    "read_text_file",
     "summary",
 ]

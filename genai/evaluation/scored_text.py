@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,20 +83,6 @@ class ScoredRows:
     logits: Logits
     targets: NDArray[np.int64]
     computed: int
-
-
-def read_text_file(path: str | Path) -> str:
-    """A UTF-8 text file.
-
-    Raises:
-        InputError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read", str(error), "give a text file, or - for stdin") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text", str(error), "convert it to UTF-8 first") from error
 
 
 def encode_prompt(model: Model, text: str, bos: bool | None = None) -> NDArray[np.int64]:

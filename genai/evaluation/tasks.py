@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import InputError
 from ..generator import Generator, GeneratorParams
 from ..model import Model
+from ..reading import read_text_file
 from ..tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 32
@@ -52,10 +53,7 @@ def read_questions(path: Path) -> list[Question]:
     Raises:
         InputError: the file is missing, or a line is not of that form; the message names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read", str(error), "give a file of JSON lines") from error
+    lines = read_text_file(path).splitlines()
     questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not questions:
         raise InputError(f"{path}: holds no questions", "there is nothing to ask", "give a file of JSON lines")

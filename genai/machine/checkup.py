@@ -51,10 +51,6 @@ class Finding:
     fix: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def usable(findings: Iterable[Finding]) -> bool:
     """Whether models can be run: no finding is a problem."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genai.kernels.interrupts import Task, ThreadsRefused
 
 from ..errors import TokenizerError, no_threads
+from ..reading import file_bytes
 from . import files
 from .tokenizer_limits import check_rules
 
@@ -68,7 +69,7 @@ def _from_sentencepiece(
     from .sentencepiece import ModelFormatError, parse_model, tokenizer_json
 
     path = next((folder / name for name in MODEL_NAMES if (folder / name).exists()), None)
-    data = files.read_bytes(path) if path is not None else None
+    data = file_bytes(path, TokenizerError) if path is not None else None
     if path is None or data is None:
         raise TokenizerError(
             f"{folder}: {files.TOKENIZER_NAME} is missing",

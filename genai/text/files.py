@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
 from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError
+from ..reading import file_text, json_object
 
 if TYPE_CHECKING:
     import tokenizers
@@ -20,43 +20,16 @@ CONFIG_NAME = "tokenizer_config.json"
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 
 
-def read_bytes(path: Path) -> bytes | None:
-    """A file; None if there is none. Raises TokenizerError: it cannot be read."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
-
-
 def read_text(path: Path) -> str | None:
-    """A UTF-8 text file, with line breaks as "\\n"; None if there is none. Raises TokenizerError: it cannot be read."""
-    data = read_bytes(path)
-    try:
-        return None if data is None else data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise TokenizerError(f"{path}: is not UTF-8 text", str(error), "write the file again as UTF-8") from error
+    """A UTF-8 text file, with line breaks as "\n"; None if there is none. Raises TokenizerError: it cannot be read."""
+    text = file_text(path, TokenizerError, TokenizerError)
+    return None if text is None else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty if there is no such file. Raises TokenizerError: unreadable, not JSON, or not an object."""
     text = read_text(path)
-    if text is None:
-        return {}
-    return parse_json(text, path)
-
-
-def parse_json(text: str, path: Path) -> dict[str, Any]:
-    """The object that a JSON text is. Raises TokenizerError: not JSON, or not an object."""
-    try:
-        # A function of Python's per object: the parser alone would let no interrupt through for seconds.
-        value = json.loads(text, object_hook=lambda found: found)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path}: is not JSON", str(error), "correct the file at that place") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: holds a {type(value).__name__}", "an object is expected", "copy the file again")
-    return value
+    return {} if text is None else json_object(text, path, TokenizerError)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

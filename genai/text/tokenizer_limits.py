@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
-from .files import parse_json
+from ..reading import json_object
 
 MAX_FACTOR = 128
 """So many times longer may a text become; the longest expansion in Unicode's normal forms is 18, that to bytes 4."""
@@ -73,8 +73,8 @@ def _parts(text: str, path: Path) -> Mapping[str, Any]:
     end = text.find('"model"')
     if end >= 0 and not _PARTS_BEHIND.search(text, end):
         with contextlib.suppress(TokenizerError):
-            return parse_json(text[:end] + '"model": null}', path)
-    return parse_json(text, path)
+            return json_object(text[:end] + '"model": null}', path, TokenizerError)
+    return json_object(text, path, TokenizerError)
 
 
 def _stages(rule: Any) -> Iterator[Mapping[str, Any]]:

@@ -14,7 +14,8 @@ import pytest
 import genai.evaluation.scored_text as scored_text
 from genai import Model, Tokenizer
 from genai.errors import InputError, OptionError, UnsupportedModelError
-from genai.evaluation import ModelOutputError, Progress, encode_prompt, perplexity, read_text_file
+from genai.evaluation import ModelOutputError, Progress, encode_prompt, perplexity
+from genai.reading import read_text_file
 
 Reference = Callable[[Model, list[int]], np.ndarray]
 

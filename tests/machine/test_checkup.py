@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ def test_every_check_says_something(root: Path, tmp_path: Path) -> None:
     found = examine(Place(root, {"GENAI_CACHE_DIR": str(tmp_path / "no" / "home")}, output, tmp_path))
     assert [finding.name for finding in found] == list(CHECKS)
     assert all(finding.text for finding in found)
-    json.dumps([finding.as_dict() for finding in found])
+    json.dumps([asdict(finding) for finding in found])
 
 
 def test_the_docs_explain_every_check() -> None:

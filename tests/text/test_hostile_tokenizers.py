@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 import genai
+from genai import reading
 from genai.chat import ChatSession
 from genai.errors import ContextOverflowError, TokenizerError
-from genai.text import backend, files
+from genai.text import backend
 
 SLOW = {"type": "Split", "pattern": {"Regex": "(a{1,7}){1,7}c"}, "behavior": "Isolated", "invert": False}
 EMPTY_TRIE = struct.pack("<I", 1024) + bytes(1024)
@@ -189,9 +190,9 @@ def test_a_file_of_many_objects_is_read_with_interrupts_alive(tmp_path: Path) ->
     before = signal.signal(signal.SIGALRM, lambda number, frame: places.add(frame and frame.f_code.co_filename))
     signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
     try:
-        found = files.parse_json('{"rules": [' + "{}," * 500_000 + "{}]}", tmp_path)
+        found = reading.json_object('{"rules": [' + "{}," * 500_000 + "{}]}", tmp_path, TokenizerError)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert len(found["rules"]) == 500_001
-    assert files.__file__ in places
+    assert reading.__file__ in places
