@@ -49,7 +49,7 @@ def chat(
         prompt = terminal.read_stdin()
     elif prompt is not None and terminal.stdin_has_text():
         prompt = "\n\n".join(filter(None, (terminal.read_stdin().strip(), prompt)))
-    if prompt is not None and not prompt.strip():
+    if prompt is not None and not prompt.strip() and (model is None or model.exists()):
         fix = 'ask something, such as `genai chat -p "What is 12 + 7?"`; on a terminal, without -p, a chat begins'
         raise InputError("the question is empty", "neither -p nor stdin holds a text", fix)
     from genai.chat import ChatSession

@@ -64,8 +64,9 @@ class ChatTemplates:
         _check_length(source)
         text = ""
         try:
-            if (in_parts := template_messages.parts_marked(conversation)) is not None:
-                (seen,) = SHARED.render(source.text, {**values, "messages": in_parts})
+            if any(map(template_messages.has_parts, conversation)):
+                marked = template_messages.parts_marked(conversation)
+                (seen,) = SHARED.render(source.text, {**values, "messages": marked})
                 conversation = template_messages.parts_as_read(conversation, seen.get("text", ""))
             if field is not None:
                 conversation, text = template_messages.mark_final(conversation, field)

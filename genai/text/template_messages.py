@@ -178,17 +178,18 @@ def _with_mark(message: Mapping[str, Any], mark: str, field: str = "content") ->
     return {**message, field: [*value[:-1], {**value[-1], "text": value[-1]["text"] + mark}]}
 
 
-# Quotes change where a list of parts is written as it is, as Python or JSON does.
+# Its quotes change where a list of parts is written as it is, as Python or JSON does.
 _READ = _HEARD + "'\""
 
 
-def parts_marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
-    """The messages with marks in those that have parts, for `parts_as_read`; None if there are none."""
-    places = [index for index, message in enumerate(messages) if isinstance(message.get("content"), list)]
-    marked = list(messages)
-    for index in places:
-        marked[index] = _with_mark(messages[index], _READ.format(index)) or messages[index]
-    return marked if places else None
+def has_parts(message: Mapping[str, Any]) -> bool:
+    """Whether its content is a list."""
+    return isinstance(message.get("content"), list)
+
+
+def parts_marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with marks in their texts, for `parts_as_read`."""
+    return [_with_mark(message, _READ.format(index)) or message for index, message in enumerate(messages)]
 
 
 def parts_as_read(messages: Sequence[dict[str, Any]], seen: str) -> list[dict[str, Any]]:
@@ -199,7 +200,7 @@ def parts_as_read(messages: Sequence[dict[str, Any]], seen: str) -> list[dict[st
     """
     return [
         {**message, "content": "\n".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list) and _READ.format(index) not in seen
+        if has_parts(message) and _READ.format(index) not in seen
         else message
         for index, message in enumerate(messages)
     ]

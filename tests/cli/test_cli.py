@@ -252,11 +252,16 @@ def test_standard_streams_that_are_closed_or_full(command: str, code: int, said:
 
 
 @pytest.mark.parametrize(("flags", "text"), [(("-p", ""), None), (("-p", " "), "\n"), ((), " \n")])
-def test_an_empty_question_is_refused_before_a_model_is_looked_for(flags: tuple[str, ...], text: str | None) -> None:
-    result = run("chat", "/no/such/folder", *flags, text=text)
+def test_an_empty_question_is_refused_before_a_model_is_loaded(
+    flags: tuple[str, ...], text: str | None, tmp_path: Path
+) -> None:
+    result = run("chat", str(tmp_path), *flags, text=text)
     assert_three_part_error(result, 1)
     assert "the question is empty" in result.stderr
     assert 'genai chat -p "' in result.stderr
+    result = run("chat", "What is this?", *flags, text=text)
+    assert_three_part_error(result, 1)
+    assert "this looks like a question" in result.stderr
 
 
 def test_a_text_that_is_piped_beside_a_question_is_part_of_it() -> None:
