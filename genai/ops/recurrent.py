@@ -136,7 +136,8 @@ class _Recurrent:
             else:
                 outputs[step] = new_state
             state, cell = new_state, new_cell
-        return outputs, state, cell
+        some = (ends > 0)[:, None]  # of sequences without a step onnxruntime gives zeros, not what they began with
+        return outputs, np.where(some, state, 0), np.where(some, cell, 0)
 
 
 def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Function:
