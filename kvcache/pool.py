@@ -22,10 +22,6 @@ class BlockError(ValueError):
     """A block was used in a way its state does not allow, such as released twice."""
 
 
-class IntegrityError(RuntimeError):
-    """The bookkeeping contradicts itself: a bug in this toolkit."""
-
-
 class BlockPool:
     """Hands out block ids 0 .. num_blocks - 1 and counts their references.
 

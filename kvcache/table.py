@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from genai.kernels.interrupts import uninterrupted
 
-from .pool import BlockError, BlockPool, IntegrityError
+from .pool import BlockError, BlockPool
 
 BlockCopy = tuple[int, int]
 """(source block, destination block): contents that the storage must copy before anything is written."""
@@ -201,17 +201,3 @@ class BlockTable:
         else:
             unused = copy.source
         self.pool.release([unused])
-
-    def check_integrity(self) -> None:
-        """Check that the blocks fit the length and are all held. For tests.
-
-        Raises:
-            IntegrityError: naming the first contradiction.
-        """
-        if len(self._blocks) != -(-self._length // self.block_size):
-            raise IntegrityError(f"{len(self._blocks)} blocks of {self.block_size} for {self._length} tokens")
-        if len(set(self._blocks)) != len(self._blocks):
-            raise IntegrityError(f"a block is twice in the table: {self._blocks}")
-        for block in self.held_blocks:
-            if self.pool.references(block) < 1:
-                raise IntegrityError(f"block {block} is in a table, but nobody holds it")

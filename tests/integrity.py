@@ -1,4 +1,4 @@
-"""Whether what keeps books of itself keeps them right: a graph its index, a pool its blocks."""
+"""Whether what keeps books of itself keeps them right: a graph its index, a pool and a table their blocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from genai.graph.graph import Graph
 from genai.graph.uses import UseIndex
 from genai.kvcache.pool import BlockPool
+from genai.kvcache.table import BlockTable
 
 
 def check_graph(graph: Graph) -> None:
@@ -44,3 +45,11 @@ def check_pool(pool: BlockPool, holders: Iterable[Sequence[int]] | None = None) 
                 for block in blocks:
                     counts[block] += 1
             assert counts == pool._references, f"references are {pool._references}, holders have {counts}"
+
+
+def check_table(table: BlockTable) -> None:
+    """The blocks fit the length and are all held."""
+    assert len(table.blocks) == -(-table.length // table.block_size), "other blocks than the length needs"
+    assert len(set(table.blocks)) == len(table.blocks), f"a block is twice in the table: {table.blocks}"
+    for block in table.held_blocks:
+        assert table.pool.references(block) >= 1, f"block {block} is in a table, but nobody holds it"

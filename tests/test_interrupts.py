@@ -26,6 +26,7 @@ from genai.kernels.cpu.cache import CacheFolder
 from genai.kernels.interrupts import Task
 from genai.model import Model
 from genai.text.template_worker import TemplateWorker
+from tests.integrity import check_pool
 
 Interrupted = Callable[[Callable[[], object], int], bool]
 
@@ -170,4 +171,4 @@ def test_a_generator_that_is_dropped_swallows_no_interrupt(bundled: Model, inter
 
     assert Task(drop_inside, "drop").wait(20)
     assert pool.num_free == free
-    pool.check_integrity()
+    check_pool(pool)

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.table import BlockTable
-from tests.integrity import check_pool
+from tests.integrity import check_pool, check_table
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
@@ -95,7 +95,7 @@ class Tables(RuleBasedStateMachine):
     def bookkeeping_is_sound(self) -> None:
         check_pool(self.pool, [table.held_blocks for table, _, _ in self.tables])
         for table, tokens, _ in self.tables:
-            table.check_integrity()
+            check_table(table)
             assert table.length == len(tokens)
 
     @invariant()
