@@ -60,7 +60,7 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             # Nothing can be written to what is opened for reading.
             opened = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r", closefd=False))
     if os.name == "posix":
         sys.stdout, sys.stderr = _rebuilt(sys.stdout, _Output), _rebuilt(sys.stderr, _Messages)
 

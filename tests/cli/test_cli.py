@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from genai.bundled import bundled_model
 from genai.cli.app import run as run_here
 
 GENAI = [sys.executable, "-m", "genai"]
@@ -234,6 +235,7 @@ def test_a_broken_pipe_ends_cleanly() -> None:
         ("chat <&-", 1, "question is empty"),
         ("chat <&- >&- 2>&-", 1, ""),
         ("info --json >&-", 1, "stdout is closed"),
+        (f"run {bundled_model() / 'model.onnx'} --random >&-", 1, "stdout is closed"),
         ("--help >/dev/full", 1, "No space left"),
         ("nonsense 2>/dev/full", 2, ""),
     ],
