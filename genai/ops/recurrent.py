@@ -135,8 +135,7 @@ class _Recurrent:
             if ragged:
                 new_state, new_cell = np.where(alive, new_state, state), np.where(alive, new_cell, cell)
             state, cell = new_state, new_cell
-        some = (ends > 0)[:, None]  # of sequences without a step onnxruntime gives zeros, not what they began with
-        return outputs, np.where(some, state, 0), np.where(some, cell, 0)
+        return outputs, state, cell
 
 
 def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Function:

@@ -88,7 +88,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "conv of nothing": ("Conv", {"x": np.zeros((0, 2, 7), np.float32), "w": np.ones((2, 2, 3), np.float32)}, {"dilations": [2]}),
     "transposed conv of nothing": ("ConvTranspose", {"x": np.zeros((0, 2, 7), np.float32), "w": np.ones((2, 2, 3), np.float32)}, {}),
     **{f"attention and its product, softcap {cap}, {heads} heads": ("Attention", {"q": np.arange(24, dtype=np.float32).reshape(1, 4, 2, 3) / 9, "k": np.arange(heads * 6, dtype=np.float32).reshape(1, heads, 2, 3) / 7, "v": np.ones((1, heads, 2, 2), np.float32), "m": f([0, -1], [-2, 0])}, {"softcap": cap, "version": 23, "out": 4}) for cap in (0.0, 2.0) for heads in (2, 4)},
-    **{f"{name} of sequences without a step": (name, {"x": np.ones((2, 2, 1), np.float32), "w": np.ones((1, gates, 1), np.float32), "r": np.ones((1, gates, 1), np.float32), "b": None, "l": np.array([0, 1], np.int32), "h": f([[3.0], [4.0]])}, {"hidden_size": 1, "out": 2}) for name, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
     "gelu of float64": ("Gelu", {"x": np.array([-1e300, -3.0, -1e-9, 0.0, 0.7, 2.0, 1e300])}, {"approximate": "tanh", "version": 20}),
     "gelu of nothing": ("Gelu", {"x": np.zeros((2, 0), np.float32)}, {"version": 20}),
     "an infinity among pixels": ("Resize", {"x": f([[1, np.inf, 3, 4]]), "r": None, "s": f(1, 1, 2)}, {"mode": "nearest"}),

@@ -18,7 +18,6 @@ import ml_dtypes  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
-from genai.builder.tensors import RandomWeights  # noqa: E402
 from tools import compare_peers  # noqa: E402
 from tools.peers import measure, results  # noqa: E402
 from tools.peers.cases import Case, Job, Measured, cases  # noqa: E402
@@ -31,6 +30,7 @@ from tools.peers.report import render  # noqa: E402
 from tools.peers.results import Ceiling, Results, ResultsError, Run, load  # noqa: E402
 from tools.peers.shapes import SHAPES, Shape  # noqa: E402
 from tools.peers.workers import timing  # noqa: E402
+from tools.random_weights import RandomWeights  # noqa: E402
 
 TINY, LLAMA = SHAPES["tiny"], SHAPES["llama-3.2-1b"]
 MACHINE = {
