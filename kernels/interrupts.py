@@ -141,8 +141,6 @@ class Task(Generic[T]):
         while not self.is_over and (left := deadline - time.monotonic()) > 0:
             with suppress(Empty):
                 self._bell.get(timeout=min(left, self.SECONDS))
-            if not self.thread.is_alive() and not self.is_over:
-                raise ThreadsRefused("this process was forked by a signal handler, and the thread it waits for was not")
         return self.is_over
 
     def result(self) -> T:

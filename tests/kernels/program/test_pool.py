@@ -446,37 +446,6 @@ def test_a_fork_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (visits == 1).all()
 
 
-@needs_fork
-def test_a_fork_while_the_main_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a long run, which has a thread of its own, that the child has not."""
-    go_on, children = threading.Event(), []
-
-    def held(*_: Any) -> int:
-        time.sleep(0.2)  # by then it is waited for
-        os.kill(os.getpid(), signal.SIGUSR1)
-        go_on.wait(60)
-        return 0
-
-    monkeypatch.setattr(Threads, "_run", held)
-
-    def fork(*_: Any) -> None:
-        children.append(os.fork())
-        if children != [0]:  # there another thread may hold the lock of the event for ever
-            go_on.set()
-
-    handler = signal.signal(signal.SIGUSR1, fork)
-    status = 1
-    try:
-        Threads(2).run(minutes(), nanoseconds=LONG)
-    except ThreadsRefused as error:
-        status = 0 if "forked" in str(error) else 1
-    finally:
-        if children == [0]:
-            os._exit(status)
-        signal.signal(signal.SIGUSR1, handler)
-    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
-
-
 @pytest.mark.usefixtures("new_pool")
 def test_a_run_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal handler that computes is told; the run that it interrupted is whole."""
