@@ -167,7 +167,7 @@ def _by_sizes(extents: Sequence[int], sizes: Sequence[Any], policy: str) -> tupl
 def resized_types(types: NodeTypes) -> list[Type | None]:
     """The input, some of its axes scaled or of sizes that are given."""
     source, shape, node = types.source, types.shape(0), types.node
-    if shape is None:
+    if not shape:
         return [TensorType(source.dtype)]
     old = node.op_type == "Upsample" or len(node.inputs) == 2
     attribute, axes = node.attribute("scales", None), node.attribute("axes", None) or range(len(shape))
@@ -175,10 +175,10 @@ def resized_types(types: NodeTypes) -> list[Type | None]:
     places = [int(axis) % max(len(shape), 1) for axis in axes]
     before: list[Any] = [shape[axis] for axis in places]
     after: list[Any] = [None] * len(places)
-    if scales is not None and np.size(scales) == len(places):
-        after = [
-            _scaled(dim, scale) if isinstance(dim, int) else None for dim, scale in zip(before, scales, strict=True)
-        ]
+    factors = np.zeros(0) if scales is None else np.asarray(scales)
+    if factors.shape == (len(places),) and factors.dtype.kind == "f":
+        known = [isinstance(dim, int) and np.isfinite(factor) for dim, factor in zip(before, factors, strict=True)]
+        after = [_scaled(before[i], factors[i]) if known[i] else None for i in range(len(places))]
     elif sizes is not None and len(sizes.dims) == len(places):
         policy = str(node.attribute("keep_aspect_ratio_policy", "stretch"))
         if policy == "stretch":
