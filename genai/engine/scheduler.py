@@ -185,7 +185,7 @@ class Scheduler(Generic[J]):
     def _fits(self, job: J) -> bool:
         if self._pool is None:
             return True
-        growing = [(demand, self._expected(demand)) for demand in map(self._demand, {*self.running, job})]
+        growing = [(demand, self._expected(demand)) for demand in map(self._demand, [*self.running, job])]
         held = self._pool.num_blocks - self._pool.num_free
         return most_blocks(held, growing, self._block_size) <= self._pool.num_blocks
 

@@ -172,7 +172,7 @@ def resized_types(types: NodeTypes) -> list[Type | None]:
     old = node.op_type == "Upsample" or len(node.inputs) == 2
     attribute, axes = node.attribute("scales", None), node.attribute("axes", None) or range(len(shape))
     scales, sizes = types.constant(1 if old else 2) if attribute is None else attribute, types.value(3)
-    places = [int(axis) % max(len(shape), 1) for axis in axes]
+    places = [int(axis) % len(shape) for axis in axes]
     before: list[Any] = [shape[axis] for axis in places]
     after: list[Any] = [None] * len(places)
     factors = np.zeros(0) if scales is None else np.asarray(scales)

@@ -21,7 +21,7 @@ SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 
 
 def read_text(path: Path) -> str | None:
-    """A UTF-8 text file, with line breaks as "\n"; None if there is none. Raises TokenizerError: it cannot be read."""
+    """A UTF-8 text file, with line breaks as "\\n"; None if there is none. Raises TokenizerError: it cannot be read."""
     text = file_text(path, TokenizerError, TokenizerError)
     return None if text is None else text.replace("\r\n", "\n").replace("\r", "\n")
 
