@@ -99,7 +99,7 @@ def _write_distribution(row: Row, out: Any, certain: int) -> None:
     if certain >= 0:
         out[certain] = 1.0
     elif row.flags[OPEN]:
-        total, _ = total_weight(row)
+        total = total_weight(row)
         logits = current(row)
         for token in range(out.shape[0]):
             out[token] = math.exp((logits[token] - row.state[MAXIMUM]) / row.state[TEMPERATURE]) / total
@@ -222,9 +222,10 @@ sample_slots_by_any_steps = _sampler("sample_slots_by_any_steps", True)
 
 
 def _longest(batch: SamplingBatch) -> int:
-    """Tokens of the longest history of a row that takes DRY; 0 where none does."""
-    spans = batch.rows["span"][(batch.rows["steps"] == Step.DRY).any(axis=1)]
-    return int((spans[:, Span.END_TOKEN] - spans[:, Span.FIRST_TOKEN]).max(initial=0))
+    """Tokens of the longest history, where a row takes DRY; 0 where none does."""
+    if not (batch.rows["steps"] == Step.DRY).any():
+        return 0
+    return max(end - begin for _, _, _, begin, end, *_ in batch.rows["span"].tolist())
 
 
 class CpuSampler:
@@ -248,14 +249,22 @@ class CpuSampler:
         longest = 0 if batch.plain else _longest(batch)
         self._run(
             sample_slots if batch.plain and distributions is None else sample_slots_by_any_steps,
-            _NANOSECONDS_TO_SAMPLE * count * size, rows=batch.rows, logits=logits, count=count,
-            taken=np.zeros(1, np.int64), replaced=batch.replaced if len(batch.replaced) else None,
+            _NANOSECONDS_TO_SAMPLE * count * size,
+            rows=batch.rows.ctypes.data,  # an array of records is slow to ask for its address in the usual way
+            logits=logits,
+            count=count,
+            taken=np.zeros(1, np.int64),
+            replaced=batch.replaced if len(batch.replaced) else None,
             edit_ids=batch.edit_ids if len(batch.edit_ids) else None,
-            edit_values=batch.edit_values if len(batch.edit_ids) else None, num_edits=len(batch.edit_ids),
-            tokens=batch.tokens if len(batch.tokens) else None, num_tokens=len(batch.tokens), outcomes=outcomes,
-            distributions=distributions, same_length=longest,
+            edit_values=batch.edit_values if len(batch.edit_ids) else None,
+            num_edits=len(batch.edit_ids),
+            tokens=batch.tokens if len(batch.tokens) else None,
+            num_tokens=len(batch.tokens),
+            outcomes=outcomes,
+            distributions=distributions,
+            same_length=longest,
             same=np.empty((self._workspace.slots, longest), np.int32) if longest else None,
-        )  # fmt: skip
+        )
         return outcomes[:, 0], outcomes.view(np.float64)[:, 2], outcomes[:, 1]
 
     def log_normalizers(
@@ -265,9 +274,15 @@ class CpuSampler:
         check_rows(logits, rows, top, size)
         normalizers, tokens = np.empty(count, np.float64), np.empty((count, top), np.int64)
         self._run(
-            normalize_slots, _NANOSECONDS_TO_SUM * count * size,
-            logits=logits, rows=rows, count=count, normalizers=normalizers, tokens=tokens, top=top,
-        )  # fmt: skip
+            normalize_slots,
+            _NANOSECONDS_TO_SUM * count * size,
+            logits=logits,
+            rows=rows,
+            count=count,
+            normalizers=normalizers,
+            tokens=tokens,
+            top=top,
+        )
         return normalizers, tokens
 
     def _run(self, op: NativeOp, nanoseconds: float, **given: Any) -> None:

@@ -67,7 +67,7 @@ def _draw_candidate(row: Row, uniform: float) -> Any:
 
 @helper
 def _draw_open(row: Row, uniform: float) -> Any:
-    total, _ = total_weight(row)
+    total = total_weight(row)
     if row.flags[STATUS]:
         return -1, 0.0
     sums = row.blocks[SUMS]

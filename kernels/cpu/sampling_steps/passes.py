@@ -10,7 +10,7 @@ import numpy as np
 from ...sampling import ALL_MASKED, HAS_INFINITY, HAS_NAN
 from ..emit import Emitter
 from ..functions import exp
-from ..lazy import FLOATS, helper, intrinsic
+from ..lazy import FLOATS, helper, inline, intrinsic
 from ..vector import LANES, load, maximum, minimum, reduce_add, reduce_max, splat_float32, store
 from .row import (
     BLOCK,
@@ -18,7 +18,6 @@ from .row import (
     MASKED,
     MAXIMA,
     MAXIMUM,
-    MOMENT,
     NOWHERE,
     OPEN,
     SCANNED,
@@ -93,13 +92,24 @@ def scan(row: Row) -> None:
 
 @helper
 def total_weight(row: Row) -> Any:
-    """Sum w and sum w * d over all tokens, where d = (logit - maximum) / temperature and w = e ** d.
+    """Sum w over all tokens, where w = e ** d and d = (logit - maximum) / temperature.
 
     Weights are float32, added up block by block (SUMS) and then in float64.
     """
+    return _weights(row, False)[0]
+
+
+@helper
+def weight_and_moment(row: Row) -> Any:
+    """Sum w, and sum w * d, of `total_weight`."""
+    return _weights(row, True)
+
+
+@inline  # so that each of the two is compiled for itself
+def _weights(row: Row, with_moment: bool) -> Any:
     scan(row)
-    if row.state[SUMMED_AT] == row.state[TEMPERATURE]:
-        return row.state[TOTAL], row.state[MOMENT]
+    if row.state[SUMMED_AT] == row.state[TEMPERATURE] and not with_moment:
+        return row.state[TOTAL], 0.0
     logits, size = current(row), row.given.shape[0]
     highest, temperature = np.float32(row.state[MAXIMUM]), row.state[TEMPERATURE]
     scale = np.float32(min(1.0 / temperature, _LARGEST_SCALE))
@@ -115,10 +125,12 @@ def total_weight(row: Row) -> Any:
                 bounded = maximum(distance, _LOWEST_EXPONENT)
                 weight = choose(distance, lowest, exp(bounded), zero)
                 weights = weights + weight
-                weighted = weighted + weight * bounded
+                if with_moment:
+                    weighted = weighted + weight * bounded
             row.blocks[SUMS, block] = reduce_add(weights)
             total += np.float64(row.blocks[SUMS, block])
-            moment += np.float64(reduce_add(weighted))
+            if with_moment:
+                moment += np.float64(reduce_add(weighted))
     if whole * BLOCK < size:
         rest = 0.0
         for token in range(whole * BLOCK, size):
@@ -128,7 +140,7 @@ def total_weight(row: Row) -> Any:
                 moment += math.exp(distance) * distance
         row.blocks[SUMS, whole] = rest
         total += rest
-    row.state[TOTAL], row.state[MOMENT], row.state[SUMMED_AT] = total, moment, temperature
+    row.state[TOTAL], row.state[SUMMED_AT] = total, temperature
     return total, moment
 
 
@@ -145,18 +157,18 @@ def standard_deviation(row: Row) -> Any:
 def _sum(row: Row, centre: Any, squared: bool) -> Any:
     """Sum of (logit - centre), or of its squares, over the tokens that are not masked, and their number."""
     logits, size = current(row), row.given.shape[0]
-    total, count = 0.0, 0
     whole = size // BLOCK
     zero, one, lowest = splat_float32(0.0), splat_float32(1.0), splat_float32(_LOWEST_FLOAT)
+    total, counts = 0.0, zero
     for block in range(whole):
-        sums = counts = splat_float32(0.0)
+        sums = zero
         for first in range(block * BLOCK, (block + 1) * BLOCK, LANES):
             logit = load(logits, first)
             distance = logit - centre
             sums = sums + choose(logit, lowest, distance * distance if squared else distance, zero)
             counts = counts + choose(logit, lowest, one, zero)
         total += np.float64(reduce_add(sums))
-        count += int(reduce_add(counts))
+    count = int(reduce_add(counts))  # exact up to 2 ** 24 tokens
     for token in range(whole * BLOCK, size):
         if logits[token] > MASKED:
             rest = np.float64(logits[token] - centre)
@@ -182,11 +194,11 @@ def measure(row: Row, centre: Any, floor: float) -> Any:
     least = max(np.float32(floor), _LOWEST_FLOAT)  # so that masked tokens do not count
     bound, zero, one = splat_float32(least), splat_float32(0.0), splat_float32(1.0)
     lowest_maximum = centre + least if by_distance else least
-    total, count = 0.0, 0
+    total, counts = 0.0, zero
     whole = size // BLOCK
     for block in range(whole):
         if row.blocks[MAXIMA, block] >= lowest_maximum:
-            weights = counts = splat_float32(0.0)
+            weights = zero
             for first in range(block * BLOCK, (block + 1) * BLOCK, LANES):
                 logit = load(logits, first)
                 key = logit
@@ -197,7 +209,7 @@ def measure(row: Row, centre: Any, floor: float) -> Any:
                 weights = weights + choose(key, bound, weight, zero)
                 counts = counts + choose(key, bound, one, zero)
             total += np.float64(reduce_add(weights))
-            count += int(reduce_add(counts))
+    count = int(reduce_add(counts))  # exact up to 2 ** 24 tokens
     for token in range(whole * BLOCK, size):
         if key_of(logits[token], centre) >= least:
             total += math.exp((logits[token] - row.state[MAXIMUM]) / temperature)

@@ -36,8 +36,8 @@ class Row(NamedTuple):
             maximum over the temperature), and another order (KEYS).
         ids: int32 [3, V]: token of each candidate (TOKENS), room for sorting (ORDER), and, per token and zero between
             uses, what the history says of it (MARKS).
-        state: float64 [5]: the largest logit in play (MAXIMUM), what logits were divided by so far (TEMPERATURE); the
-            sums of `total_weight` (TOTAL, MOMENT), and the temperature they were made at (SUMMED_AT, or NOWHERE).
+        state: float64 [4]: the largest logit in play (MAXIMUM), what logits were divided by so far (TEMPERATURE);
+            `total_weight` (TOTAL), and the temperature it was found at (SUMMED_AT, or NOWHERE).
         flags: int64 [5], see OPEN to STATUS.
     """
 
@@ -53,12 +53,12 @@ class Row(NamedTuple):
 MAXIMA, SUMS = 0, 1
 VALUES, WEIGHTS, KEYS = 0, 1, 2
 TOKENS, ORDER, MARKS = 0, 1, 2
-MAXIMUM, TEMPERATURE, TOTAL, MOMENT, SUMMED_AT = 0, 1, 2, 3, 4
+MAXIMUM, TEMPERATURE, TOTAL, SUMMED_AT = 0, 1, 2, 3
 NOWHERE = -1.0
 # Is the row open? Is `own` in use? Are maxima up to date? How many candidates are there? What went wrong?
 OPEN, OWNED, SCANNED, COUNT, STATUS = 0, 1, 2, 3, 4
 # Rows of blocks, of numbers and of ids; states and flags.
-_BLOCKS, _NUMBERS, _IDS, _STATES, _FLAGS = 2, 3, 3, 5, 5
+_BLOCKS, _NUMBERS, _IDS, _STATES, _FLAGS = 2, 3, 3, 4, 5
 MASKED = np.float32(-np.inf)
 
 

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from ..lazy import helper
-from .passes import NO_CENTRE, below, close, gather, measure, num_blocks, scan, standard_deviation, total_weight
+from .passes import (
+    NO_CENTRE,
+    below,
+    close,
+    gather,
+    measure,
+    num_blocks,
+    scan,
+    standard_deviation,
+    total_weight,
+    weight_and_moment,
+)
 from .row import COUNT, KEYS, MASKED, MAXIMA, MAXIMUM, OPEN, TEMPERATURE, TOKENS, VALUES, WEIGHTS, Row, writable
 from .selection import LONGEST_LIST, keep_above, keep_at_least, keep_first, narrow, weigh
 
@@ -66,7 +77,7 @@ def _floor_of_top_k(row: Row, k: int) -> Any:
 def top_p(row: Row, p: float) -> None:
     """The fewest tokens, most likely first, whose probability reaches p: the nucleus (Holtzman et al. 2019)."""
     if row.flags[OPEN]:
-        target = p * total_weight(row)[0]
+        target = p * total_weight(row)
         if not narrow(row, NO_CENTRE, False, target):
             return
         weigh(row)
@@ -94,7 +105,7 @@ def typical_p(row: Row, p: float) -> None:
     weighted with their probabilities.
     """
     if row.flags[OPEN]:
-        total, moment = total_weight(row)
+        total, moment = weight_and_moment(row)
         centre = row.state[MAXIMUM] + moment / total * row.state[TEMPERATURE]
         if not narrow(row, np.float32(centre), False, p * total):
             return
@@ -135,7 +146,7 @@ def _deviation_of_candidates(row: Row) -> Any:
 @helper
 def mirostat(row: Row, limit: float) -> None:
     """Tokens whose surprise is at most `limit` bits, or the most likely one (Mirostat 2.0: Basu et al. 2020)."""
-    total = total_weight(row)[0] if row.flags[OPEN] else weigh(row)
+    total = total_weight(row) if row.flags[OPEN] else weigh(row)
     least = total * 2.0**-limit
     if least > 1.0:
         top_k(row, 1)
@@ -154,7 +165,7 @@ def xtc(row: Row, threshold: float) -> None:
     "Exclude top choices", published by p-e-w as text-generation-webui pull request 6335 (2024).
     """
     if row.flags[OPEN]:
-        least = threshold * total_weight(row)[0]
+        least = threshold * total_weight(row)
         if least > 1.0:
             return
         gather(row, below(row.state[MAXIMUM] + math.log(least) * row.state[TEMPERATURE]))
