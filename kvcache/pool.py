@@ -47,6 +47,7 @@ class BlockPool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._block_of_key: dict[bytes, int] = {}
         self._key_of_block: dict[int, bytes] = {}
+        self._note_of_block: dict[int, bytes] = {}
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
         self._owners: dict[weakref.ref[Any], Callable[[], None]] = {}
@@ -127,10 +128,10 @@ class BlockPool:
                     else:
                         self._free.append(block)
 
-    def publish(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: bytes, note: bytes = b"") -> None:
         """Make a held block findable by a key that names its content; from then on nobody may write into it.
 
-        If the key is already published, the older block keeps it.
+        If the key is already published, the older block keeps it. Who finds the block is given the note.
 
         Raises:
             BlockError: nobody holds the block, or it is published under another key.
@@ -142,20 +143,21 @@ class BlockPool:
                 raise BlockError(f"block {block} is already published under another key")
             if key not in self._block_of_key:
                 self._block_of_key[key] = block
-                self._key_of_block[block] = key
+                self._key_of_block[block], self._note_of_block[block] = key, note
 
-    def find(self, key: bytes) -> int | None:
-        """The block published under a key, with one more reference; None if there is none."""
+    def find(self, key: bytes) -> tuple[int, bytes] | None:
+        """The block published under a key, with one more reference, and its note; None if there is none."""
         with self._lock:
             block = self._block_of_key.get(key)
-            if block is not None:
-                self._idle.pop(block, None)
-                self._references[block] += 1
-            return block
+            if block is None:
+                return None
+            self._idle.pop(block, None)
+            self._references[block] += 1
+            return block, self._note_of_block[block]
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        del self._block_of_key[self._key_of_block.pop(block)]
+        del self._block_of_key[self._key_of_block.pop(block)], self._note_of_block[block]
         return block
 
     def _check_id(self, block: int) -> None:

@@ -145,13 +145,16 @@ class BlockTable:
         return other
 
     @uninterrupted
-    def reuse(self, tokens: Sequence[int], origin: int) -> int:
+    def reuse(self, tokens: Sequence[int], origin: int, numerics: bytearray, settled: int = 0) -> int:
         """Fill this empty table with the published blocks of the longest known prefix.
 
         The last token is never taken from the cache: it has to be computed to get logits.
 
         Args:
             origin: a number for what computes the keys and values.
+            numerics: per token, a number for how it rounds. What is found need not round as it would have been: the
+                found tokens' numbers are written here.
+            settled: for so many tokens only blocks that agree with `numerics` are taken.
 
         Returns:
             How many tokens the table now holds: a multiple of the block size, less than len(tokens).
@@ -161,35 +164,44 @@ class BlockTable:
         """
         if self._blocks:
             raise BlockError(f"reuse: the table already holds {self._length} tokens")
-        for key in self._keys(tokens[:-1], origin):
-            block = self.pool.find(key)
-            if block is None:
+        for end, key in self._keys(tokens[:-1], origin, numerics):
+            found = self.pool.find(key)
+            if found is None:
                 break
+            block, note = found
+            begin = end - self.block_size
+            fixed = max(min(settled, end) - begin, 0)
+            if note[:fixed] != numerics[begin : begin + fixed]:
+                self.pool.release([block])
+                break
+            numerics[begin:end] = note
             self._blocks.append(block)
         self._length = len(self._blocks) * self.block_size
         return self._length
 
-    def publish(self, tokens: Sequence[int], origin: int) -> None:
+    def publish(self, tokens: Sequence[int], origin: int, numerics: bytearray) -> None:
         """Make full blocks findable; call it only once their keys and values have been written.
 
         Args:
             tokens: the tokens in the table, at least as many as it holds.
-            origin: what computed them, see `reuse`.
+            origin, numerics: what computed them, and how, see `reuse`.
         """
         if len(tokens) < self._length:
             raise ValueError(f"{len(tokens)} tokens given for a table of {self._length}")
-        for block, key in zip(self._blocks, self._keys(tokens[: self._length], origin), strict=False):
-            self.pool.publish(block, key)
+        for block, (end, key) in zip(self._blocks, self._keys(tokens[: self._length], origin, numerics), strict=False):
+            self.pool.publish(block, key, bytes(numerics[end - self.block_size : end]))
 
-    def _keys(self, tokens: Sequence[int], origin: int) -> Iterator[bytes]:
-        """One key per full block of tokens: a chain of hashes over all that a block's keys and values depend on.
+    def _keys(self, tokens: Sequence[int], origin: int, numerics: bytearray) -> Iterator[tuple[int, bytes]]:
+        """Where each full block of tokens ends, and its key: a chain of hashes over the tokens, over all that their
+        keys and values depend on before the block, but not over the block's own numerics.
 
         SHA-256, so that nobody can choose tokens whose key collides with another user's.
         """
-        size, key = self.block_size, hashlib.sha256(repr(origin).encode()).digest()
+        size, chain = self.block_size, hashlib.sha256(repr(origin).encode()).digest()
         for end in range(size, len(tokens) + 1, size):
-            key = hashlib.sha256(key + struct.pack(f"<{size}q", *tokens[end - size : end])).digest()
-            yield key
+            key = hashlib.sha256(chain + struct.pack(f"<{size}q", *tokens[end - size : end])).digest()
+            yield end, key
+            chain = hashlib.sha256(key + numerics[end - size : end]).digest()
 
     def _settle_copy(self, length: int) -> None:
         """Let go of a reported copy's source; or, if the append is undone, of its destination."""

@@ -30,14 +30,18 @@ class PagedSequence(DecoderSequence):
     """Tokens, and the block table that holds their keys and values.
 
     Long prompts are computed by other kernels (MANY rows) than single tokens and short ones (FEW rows), which round
-    differently. Which of the two a token belongs to is settled when it is appended: however it is computed then, in
-    chunks, in company, again after its cache was taken back, its bits are the same.
+    differently. Which of the two a token belongs to is settled when it is appended, or where it is found in the prefix
+    cache, by what is there (a reply, part of the next prompt): however it is computed then, in chunks, in company,
+    again after its cache was taken back, its bits are the same.
     """
 
     def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
         super().__init__()
         self.table, self._rope_threshold = table, rope_threshold
         self._many = bytearray()  # per token
+        self._settled = (
+            0  # tokens that were computed once: however the cache has others of them, they stay as they were
+        )
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
@@ -59,6 +63,14 @@ class PagedSequence(DecoderSequence):
         end = self._many.find(1 - many, first)
         return Run((total if end < 0 else end) - first, bool(many))
 
+    def reuse(self) -> int:
+        """See Decoder.reuse."""
+        return self.table.reuse(self.tokens, self.rope_table, self._many, self._settled)
+
+    def publish(self) -> None:
+        """See Decoder.publish."""
+        self.table.publish(self.tokens, self.rope_table, self._many)
+
     @property
     def num_computed(self) -> int:  # type: ignore[override]
         return self.table.length
@@ -70,10 +82,12 @@ class PagedSequence(DecoderSequence):
         before = self.rope_table
         super().rewind(length)
         del self._many[length:]
+        self._settled = min(self._settled, length)
         if self.rope_table != before:
             self.drop_cache()
 
     def drop_cache(self, length: int = 0) -> None:
+        self._settled = max(self._settled, self.table.length)
         self.table.truncate(min(self.table.length, length))
 
 
@@ -125,7 +139,7 @@ class PagedDecoder(Decoder):
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
-        other.tokens, other._many = [*sequence.tokens], sequence._many[:]
+        other.tokens, other._many, other._settled = [*sequence.tokens], sequence._many[:], len(sequence.tokens)
         return other
 
     def step(
@@ -139,10 +153,10 @@ class PagedDecoder(Decoder):
         return results
 
     def reuse(self, sequence: PagedSequence) -> int:
-        return sequence.table.reuse(sequence.tokens, sequence.rope_table)
+        return sequence.reuse()
 
     def publish(self, sequence: PagedSequence) -> None:
-        sequence.table.publish(sequence.tokens, sequence.rope_table)
+        sequence.publish()
 
     def _run_step(
         self, sequences: Sequence[PagedSequence], step: Step, all_rows: Collection[int], output: str

@@ -15,6 +15,7 @@ import pytest
 
 import genai as og
 from genai.engine.decoder import compute
+from genai.engine.scheduler import Run
 from genai.errors import (
     CacheCapacityError,
     ContextOverflowError,
@@ -479,3 +480,22 @@ def test_blocks_are_copied_by_the_executor(small: og.Model, monkeypatch: pytest.
 def test_model_options_are_checked(form_folder: Callable[..., Path], options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         og.Model(form_folder("int4"), **options)
+
+
+def test_a_prompt_takes_the_numerics_of_what_it_finds_and_keeps_them(form_folder):
+    """A reply that comes back as part of a prompt is found as it was decoded, and computed so again if it must be."""
+    tokens = list(range(3, 104))
+    with og.Model(form_folder("int4")) as model:
+        reply, later = model.decoder.open(), model.decoder.open()
+        reply.append(tokens[:40])
+        for token in tokens[40:]:
+            reply.append([token])
+        compute(model.decoder, [reply])
+        model.decoder.publish(reply)
+        later.append(tokens)
+        assert later.pending() == Run(101, True)
+        assert model.decoder.reuse(later) == 96
+        found = compute(model.decoder, [later])[0]
+        later.drop_cache()
+        assert later.pending() == Run(40, True)
+        assert np.array_equal(compute(model.decoder, [later])[0], found)

@@ -88,7 +88,7 @@ def test_a_published_block_is_found_until_it_is_evicted(sound):
     assert not pool.is_writable(first)
     pool.release([second, first])
     assert pool.num_free == 2
-    assert pool.find(b"second") == second
+    assert pool.find(b"second") == (second, b"")
     assert pool.references(second) == 1
     sound(pool, [[second]])
     assert pool.allocate(1)[0] == first
@@ -104,7 +104,7 @@ def test_eviction_takes_free_blocks_first_then_the_longest_idle():
         pool.publish(block, bytes([block]))
     pool.release(blocks)
     assert pool.allocate(1)[0] == blocks[2]
-    pool.release([pool.find(bytes([blocks[0]]))])
+    pool.release([pool.find(bytes([blocks[0]]))[0]])
     assert pool.allocate(1)[0] == blocks[1]
     assert pool.allocate(1)[0] == blocks[0]
 
@@ -116,7 +116,7 @@ def test_the_older_block_keeps_a_key(sound):
     pool.publish(old, b"key")
     pool.publish(new, b"key")
     assert pool.is_writable(new)
-    assert pool.find(b"key") == old
+    assert pool.find(b"key") == (old, b"")
     sound(pool, [[old, new, old]])
 
 

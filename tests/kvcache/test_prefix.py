@@ -10,17 +10,17 @@ from genai.kvcache.table import BlockTable
 ORIGIN = 0
 
 
-def written(pool: BlockPool, tokens: list[int], origin: int = ORIGIN) -> BlockTable:
+def written(pool: BlockPool, tokens: list[int], origin: int = ORIGIN, numerics: list[int] | None = None) -> BlockTable:
     """A table whose blocks hold `tokens` and are published."""
     table = BlockTable(pool, 4)
     table.append(len(tokens))
-    table.publish(tokens, origin)
+    table.publish(tokens, origin, bytearray(numerics or [0] * len(tokens)))
     return table
 
 
 def attached(pool: BlockPool, tokens: list[int], origin: int = ORIGIN) -> BlockTable:
     table = BlockTable(pool, 4)
-    assert table.reuse(tokens, origin) == table.length
+    assert table.reuse(tokens, origin, bytearray(len(tokens))) == table.length
     return table
 
 
@@ -45,6 +45,33 @@ def test_blocks_of_another_origin_are_not_found():
     pool = BlockPool(8)
     written(pool, list(range(8)))
     assert attached(pool, list(range(9)), origin=1).length == 0
+
+
+def test_who_finds_blocks_learns_how_they_round():
+    pool = BlockPool(8)
+    written(pool, list(range(12)), numerics=[1] * 6 + [0] * 6)
+    numerics = bytearray([1] * 13)
+    assert BlockTable(pool, 4).reuse(list(range(13)), ORIGIN, numerics) == 12
+    assert numerics == bytearray([1] * 6 + [0] * 6 + [1])
+
+
+def test_blocks_behind_others_that_round_differently_are_not_found():
+    pool = BlockPool(8)
+    ones = written(pool, list(range(4)), numerics=[1] * 4)
+    written(pool, list(range(8)), numerics=[0] * 8)  # its first block stays unknown: the older one has its key
+    found = attached(pool, list(range(9)))
+    assert list(found.blocks) == list(ones.blocks)
+
+
+def test_what_is_settled_is_found_only_as_it_is(sound):
+    pool = BlockPool(8)
+    first = written(pool, list(range(8)), numerics=[1] * 4 + [0] * 4)
+    for settled, expected in ((8, 4), (5, 4), (4, 8), (0, 8)):
+        numerics, table = bytearray([1] * 9), BlockTable(pool, 4)
+        assert table.reuse(list(range(9)), ORIGIN, numerics, settled) == expected
+        assert numerics[:expected] == bytearray([1] * 4 + [0] * 4)[:expected] and numerics[8] == 1
+        sound(pool, [first.blocks, table.blocks])
+        table.release()
 
 
 def test_a_block_counts_only_after_the_same_start():
@@ -75,10 +102,10 @@ def test_misuse_is_an_error_and_loses_no_block(sound):
     pool = BlockPool(4)
     table = written(pool, list(range(4)))
     with pytest.raises(BlockError, match="already holds"):
-        table.reuse(list(range(5)), ORIGIN)
+        table.reuse(list(range(5)), ORIGIN, bytearray(5))
     sound(pool, [table.blocks])
     with pytest.raises(ValueError, match="3 tokens given for a table of 4"):
-        table.publish([0, 1, 2], ORIGIN)
+        table.publish([0, 1, 2], ORIGIN, bytearray(3))
 
 
 def test_threads_attach_and_publish_at_once(sound):
@@ -89,12 +116,12 @@ def test_threads_attach_and_publish_at_once(sound):
         for turn in range(200):
             tokens = [turn % 5] * 6 + [index % 3] * 3
             table = BlockTable(pool, 4)
-            cached = table.reuse(tokens, ORIGIN)
+            cached = table.reuse(tokens, ORIGIN, bytearray(len(tokens)))
             try:
                 table.append(len(tokens) - cached)
             except RuntimeError as error:
                 failures.append(error)
-            table.publish(tokens, ORIGIN)
+            table.publish(tokens, ORIGIN, bytearray(len(tokens)))
             table.release()
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]

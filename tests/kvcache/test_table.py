@@ -131,4 +131,4 @@ def test_a_published_block_is_copied_before_it_is_written_again():
     table.truncate(3)
     assert table.append(1) == ([7], [(0, 1)])
     table.append(0)
-    assert pool.find(b"key") == 0
+    assert pool.find(b"key") == (0, b"")
