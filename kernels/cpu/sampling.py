@@ -225,7 +225,8 @@ def _longest(batch: SamplingBatch) -> int:
     """Tokens of the longest history, where a row takes DRY; 0 where none does."""
     if not (batch.rows["steps"] == Step.DRY).any():
         return 0
-    return max(end - begin for _, _, _, begin, end, *_ in batch.rows["span"].tolist())
+    spans = batch.rows["span"]
+    return int((spans[:, Span.END_TOKEN] - spans[:, Span.FIRST_TOKEN]).max())
 
 
 class CpuSampler:
