@@ -255,16 +255,16 @@ class CpuSampler:
             logits=logits,
             count=count,
             taken=np.zeros(1, np.int64),
-            replaced=batch.replaced if len(batch.replaced) else None,
-            edit_ids=batch.edit_ids if len(batch.edit_ids) else None,
-            edit_values=batch.edit_values if len(batch.edit_ids) else None,
+            replaced=batch.replaced,
+            edit_ids=batch.edit_ids,
+            edit_values=batch.edit_values,
             num_edits=len(batch.edit_ids),
-            tokens=batch.tokens if len(batch.tokens) else None,
+            tokens=batch.tokens,
             num_tokens=len(batch.tokens),
             outcomes=outcomes,
             distributions=distributions,
+            same=np.empty((self._workspace.slots, longest), np.int32),
             same_length=longest,
-            same=np.empty((self._workspace.slots, longest), np.int32) if longest else None,
         )
         return outcomes[:, 0], outcomes.view(np.float64)[:, 2], outcomes[:, 1]
 
