@@ -1,13 +1,13 @@
 """The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
 
-from .completion import ChatReply as ChatReply, Completion as Completion
-from .config import Config as Config
+from .engine.sampling.params import SamplingParams as SamplingParams
 from .errors import GenaiError as GenaiError
-from .generator import Generator as Generator, GeneratorParams as GeneratorParams
-from .llm import LLM as LLM
-from .log import set_log_callback as set_log_callback, set_log_options as set_log_options
-from .model import Model as Model
-from .sampling_params import SamplingParams as SamplingParams
+from .llm.completion import ChatReply as ChatReply, Completion as Completion
+from .llm.llm import LLM as LLM
+from .model.config import Config as Config
+from .model.model import Model as Model
+from .ort_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
+from .ort_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
 from .session.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
 from .session.custom_ops import register_op as register_op
@@ -64,7 +64,7 @@ from .session.values import (
     OrtValue as OrtValue,
     copy_tensors as copy_tensors,
 )
-from .tensor import NamedTensors as NamedTensors, Tensor as Tensor
-from .tokenizer import Tokenizer as Tokenizer, TokenizerStream as TokenizerStream
+from .text.tensor import NamedTensors as NamedTensors, Tensor as Tensor
+from .text.tokenizer import Tokenizer as Tokenizer, TokenizerStream as TokenizerStream
 
 __version__: str

@@ -11,7 +11,7 @@ import pytest
 
 import genai
 from genai.errors import NotSupportedYetError
-from genai.refused import AVAILABLE, REASONS
+from genai.session.refused import AVAILABLE, REASONS
 from tools.name_table import GENAI
 
 
