@@ -1,7 +1,29 @@
 """The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
 
 from .engine.sampling.params import SamplingParams as SamplingParams
-from .errors import GenaiError as GenaiError
+from .errors import (
+    CacheCapacityError as CacheCapacityError,
+    ChatTemplateError as ChatTemplateError,
+    ConfigError as ConfigError,
+    ContextOverflowError as ContextOverflowError,
+    ExternalDataError as ExternalDataError,
+    GenaiError as GenaiError,
+    GraphError as GraphError,
+    InputError as InputError,
+    LogitsProcessorError as LogitsProcessorError,
+    MissingPackageError as MissingPackageError,
+    ModelFolderError as ModelFolderError,
+    ModelOutputError as ModelOutputError,
+    NotSupportedYetError as NotSupportedYetError,
+    OptionError as OptionError,
+    SamplingError as SamplingError,
+    StateError as StateError,
+    StepInterrupted as StepInterrupted,
+    TokenizerError as TokenizerError,
+    UnsupportedModelError as UnsupportedModelError,
+    UnsupportedOpError as UnsupportedOpError,
+    VocabularyMismatchError as VocabularyMismatchError,
+)
 from .llm.completion import ChatReply as ChatReply, Completion as Completion
 from .llm.llm import LLM as LLM
 from .model.config import Config as Config
@@ -14,6 +36,7 @@ from .session.custom_ops import register_op as register_op
 from .session.errors import (
     EngineError as EngineError,
     EPFail as EPFail,
+    ExternalDataFail as ExternalDataFail,
     Fail as Fail,
     InvalidArgument as InvalidArgument,
     InvalidGraph as InvalidGraph,
@@ -24,6 +47,7 @@ from .session.errors import (
     NoSuchFile as NoSuchFile,
     NotImplemented as NotImplemented,
     RuntimeException as RuntimeException,
+    SourceTypeError as SourceTypeError,
 )
 from .session.inference_session import InferenceSession as InferenceSession
 from .session.machine import (

@@ -291,7 +291,7 @@ class InferenceSession:
         except ExternalDataError as error:
             raise as_session_error(error) from None
         except RunStopped as error:
-            raise Fail(error.what, error.why, error.fix) from None
+            raise Fail(*error.args) from None
         return self._result_check(results, feeds)
 
     def _leave_providers(self, error: EPFail) -> None:

@@ -6,24 +6,20 @@ not know flags or how results are printed. onnxruntime is imported only where a 
 
 from __future__ import annotations
 
-from .divergence import Divergence, VocabularyMismatchError, kl_divergence
+from .divergence import Divergence, kl_divergence
 from .model_diff import ModelDiff, ValueDiff, diff_models, diff_with_onnxruntime
-from .prediction import ModelOutputError, Perplexity, perplexity
+from .prediction import Perplexity, perplexity
 from .scored_text import Progress, encode_prompt
 from .tasks import Outcome, Question, evaluate, read_questions, summary
-from .values import MissingPackageError
 
 __all__ = [
     "Divergence",
-    "MissingPackageError",
     "ModelDiff",
-    "ModelOutputError",
     "Outcome",
     "Perplexity",
     "Progress",
     "Question",
     "ValueDiff",
-    "VocabularyMismatchError",
     "diff_models",
     "diff_with_onnxruntime",
     "encode_prompt",

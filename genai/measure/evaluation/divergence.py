@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import InputError
+from ...errors import VocabularyMismatchError
 from ...text.backend import load_tokenizer
 from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
 from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, rope_thresholds, scored_rows
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from genai.kernels.executor import Executor
 
     from ...model.model import Model
-
-
-class VocabularyMismatchError(InputError):
-    """Two models whose probabilities are compared do not have the same tokens."""
 
 
 @dataclass(frozen=True)

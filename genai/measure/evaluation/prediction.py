@@ -12,16 +12,12 @@ from numpy.typing import NDArray
 
 from genai.kernels.executor import Executor
 
-from ...errors import GenaiError
+from ...errors import ModelOutputError
 from ...runtime.device import open_executor
 from .scored_text import Meter, ProgressCallback, prepare_text, rope_thresholds, scored_rows
 
 if TYPE_CHECKING:
     from ...model.model import Model
-
-
-class ModelOutputError(GenaiError):
-    """A model computed something that is no distribution: NaN, infinity, or nothing but -inf."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,13 @@ from genai.kvcache.budget import available_memory, format_bytes
 
 from ...engine.dense import DenseDecoder
 from ...engine.paged import PagedDecoder
-from ...errors import ContextOverflowError, GenaiError, InputError, UnsupportedModelError
-from .prediction import ModelOutputError
+from ...errors import (
+    ContextOverflowError,
+    InputError,
+    MissingPackageError,
+    ModelOutputError,
+    UnsupportedModelError,
+)
 from .scored_text import pending_logits
 
 if TYPE_CHECKING:
@@ -172,10 +177,6 @@ _TYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
 }
-
-
-class MissingPackageError(GenaiError):
-    """A comparison needs a package that is not installed."""
 
 
 def onnxruntime_values(

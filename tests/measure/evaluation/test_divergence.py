@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from genai import Model, Tokenizer
-from genai.errors import InputError, OptionError
-from genai.measure.evaluation import VocabularyMismatchError, kl_divergence, perplexity
+from genai.errors import InputError, OptionError, VocabularyMismatchError
+from genai.measure.evaluation import kl_divergence, perplexity
 
 Reference = Callable[[Model, list[int]], np.ndarray]
 

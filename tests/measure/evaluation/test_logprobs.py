@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from genai.measure.evaluation import ModelOutputError
+from genai.errors import ModelOutputError
 from genai.measure.evaluation.prediction import kl_rows, log_softmax, normalizers, row_blocks, target_logprobs
 from genai.runtime.device import open_executor
 

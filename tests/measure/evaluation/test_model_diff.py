@@ -15,12 +15,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai import Model
 from genai.engine.decoder import compute
-from genai.errors import ContextOverflowError, InputError, OptionError, UnsupportedModelError
-from genai.measure.evaluation import (
+from genai.errors import (
+    ContextOverflowError,
+    InputError,
     MissingPackageError,
-    ModelDiff,
     ModelOutputError,
+    OptionError,
+    UnsupportedModelError,
     VocabularyMismatchError,
+)
+from genai.measure.evaluation import (
+    ModelDiff,
     diff_models,
     diff_with_onnxruntime,
     encode_prompt,

@@ -13,8 +13,8 @@ import pytest
 
 import genai.measure.evaluation.scored_text as scored_text
 from genai import Model, Tokenizer
-from genai.errors import InputError, OptionError, UnsupportedModelError
-from genai.measure.evaluation import ModelOutputError, Progress, encode_prompt, perplexity
+from genai.errors import InputError, ModelOutputError, OptionError, UnsupportedModelError
+from genai.measure.evaluation import Progress, encode_prompt, perplexity
 from genai.model.reading import read_text_file
 
 Reference = Callable[[Model, list[int]], np.ndarray]

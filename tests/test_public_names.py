@@ -5,6 +5,9 @@ import inspect
 import os
 import pickle
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +17,50 @@ from genai.errors import NotSupportedYetError
 from genai.session.refused import AVAILABLE, REASONS
 from tools.name_table import GENAI
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 @pytest.mark.parametrize("name", genai.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(genai, name) is not None
     assert name in dir(genai)
+
+
+def run_python(code: str) -> str:
+    """What a fresh process prints, in which nobody has imported anything yet."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    """Also after submodules were imported, which Python makes attributes of the package."""
+    code = (
+        "import genai, genai.errors, genai.model.config, genai.text.tensor, genai.llm.llm, genai.kernels; genai.LLM; "
+        "print(*dir(genai), '|', *genai.__all__)"
+    )
+    shown, _, listed = run_python(code).partition("|")
+    assert shown.split() == sorted(listed.split())
+    stub = (ROOT / "genai" / "__init__.pyi").read_text(encoding="utf-8")
+    written = set(re.findall(r"(\w+) as \1\b", stub)) | {"__version__"}
+    assert set(shown.split()) == written | set(REASONS) | set(AVAILABLE)
+    assert not {"ast", "Path", "Any", "annotations", "errors", "model", "kernels"} & set(shown.split())
+
+
+def test_every_error_of_ours_is_public() -> None:
+    """All subclasses of GenaiError that any module defines."""
+    modules = [
+        path.relative_to(ROOT if room != "genai" else ROOT / "genai").with_suffix("").as_posix().replace("/", ".")
+        for room in ("genai", "kernels", "quant", "kvcache", "cli")
+        for path in (ROOT / room).rglob("[a-z]*.py")
+    ]
+    code = (
+        "import importlib, genai\n"
+        f"for name in {modules}: importlib.import_module(f'genai.{{name}}')\n"
+        "def below(kind): return {kind}.union(*map(below, kind.__subclasses__()))\n"
+        "for one in below(genai.GenaiError): print(one.__name__, getattr(genai, one.__name__, None) is one)"
+    )
+    found = dict(line.split() for line in run_python(code).splitlines())
+    assert len(found) > 30 and {"GenaiError", "StateError", "EPFail", "MissingPackageError"} <= set(found)
+    assert set(found.values()) == {"True"}, [name for name, exported in found.items() if exported != "True"]
 
 
 @pytest.mark.parametrize("name", REASONS)
