@@ -17,7 +17,7 @@ from .run import ModelFile, extents
 from .terminal import PlotFile, emit, emit_figures, show_chart
 
 if TYPE_CHECKING:
-    from genai.model import Model
+    from genai.model.model import Model
 
 app = typer.Typer(
     help="Measure speed: medians of several runs, and shares of what the machine can do.", no_args_is_help=True
@@ -46,7 +46,7 @@ def decode(
     as_json: opt.AsJson = False,
 ) -> None:
     """Tokens per second while generating. Also the share of the machine's memory bandwidth that they use."""
-    from genai.bench.speed import bench_decode
+    from genai.measure.bench.speed import bench_decode
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         options = {"context": context, "tokens": tokens, "batch": batch, "repeat": repeat}
@@ -65,7 +65,7 @@ def prefill(
     as_json: opt.AsJson = False,
 ) -> None:
     """Tokens per second while reading a prompt. Also the share of the machine's products per second that they use."""
-    from genai.bench.speed import bench_prefill
+    from genai.measure.bench.speed import bench_prefill
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         found = bench_prefill(loaded, tokens=tokens, repeat=repeat, progress=line.show)
@@ -87,7 +87,7 @@ def context(
     as_json: opt.AsJson = False,
 ) -> None:
     """Prefill and decode by length of context. By default 128, 512, 2048 and 8192, as far as the model goes."""
-    from genai.bench.speed import sweep_context
+    from genai.measure.bench.speed import sweep_context
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         fitting = [length for length in _CONTEXTS if length + tokens < loaded.context_size]
@@ -112,7 +112,7 @@ def batch(
     as_json: opt.AsJson = False,
 ) -> None:
     """Decode by number of sequences that advance together. By default 1, 2, 4, 8 and 16."""
-    from genai.bench.speed import sweep_batch
+    from genai.measure.bench.speed import sweep_batch
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         options = {"context": context, "tokens": tokens, "repeat": repeat}
@@ -135,8 +135,8 @@ def threads(
     as_json: opt.AsJson = False,
 ) -> None:
     """Decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
-    from genai.bench.speed import sweep_threads
     from genai.kernels.host.machine import default_threads
+    from genai.measure.bench.speed import sweep_threads
 
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
 
@@ -158,7 +158,7 @@ def startup(
     as_json: opt.AsJson = False,
 ) -> None:
     """Seconds from the start of a process to the first token."""
-    from genai.bench.speed import bench_startup
+    from genai.measure.bench.speed import bench_startup
 
     folder = opt.folder_of(model)
     with ProgressLine("Measuring") as line:
@@ -178,7 +178,7 @@ def kernels(
     as_json: opt.AsJson = False,
 ) -> None:
     """A model's products one kind at a time, by number of rows. As shares of bandwidth and of products per second."""
-    from genai.bench.kernels import bench_kernels
+    from genai.measure.bench.kernels import bench_kernels
 
     with opt.ModelFlags(threads, accuracy).load(model) as loaded, ProgressLine("Measuring") as line:
         _table(bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat), as_json, line, None)
@@ -194,7 +194,7 @@ def session(
     as_json: opt.AsJson = False,
 ) -> None:
     """Milliseconds to load and run any ONNX model, on made-up inputs."""
-    from genai.bench.session import bench_session
+    from genai.measure.bench.session import bench_session
 
     _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
 
@@ -212,7 +212,7 @@ def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine,
         emit(json.dumps(shown), "\n")
     speeds = [name for name in shown[0] if name.endswith("tok/s")] if shown else []
     if speeds:
-        from genai.plots import Chart
+        from genai.measure.plots import Chart
 
         axis = next(iter(shown[0]))
         series = {name: [float(row[name]) for row in shown] for name in speeds}

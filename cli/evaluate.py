@@ -19,8 +19,8 @@ from . import options as opt
 from .terminal import PlotFile, emit, emit_figures, read_stdin, say, show_chart
 
 if TYPE_CHECKING:
-    from genai.evaluation import Divergence, Perplexity, Progress
-    from genai.model import Model
+    from genai.measure.evaluation import Divergence, Perplexity, Progress
+    from genai.model.model import Model
 
 OtherArgument = Annotated[Path | None, typer.Argument(help="The other model's folder [default: BASE again].")]
 OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHER [default: as for BASE].")]
@@ -50,9 +50,9 @@ def tasks(
     as_json: opt.AsJson = False,
 ) -> None:
     """Ask held-out questions, greedily, and report the share of right answers per task, with its 95 % interval."""
-    from genai.bundled import bundled_tasks
-    from genai.evaluation.tasks import evaluate, read_questions, summary, task_page, write_page
-    from genai.plots import Chart
+    from genai.measure.evaluation.tasks import evaluate, read_questions, summary, task_page, write_page
+    from genai.measure.plots import Chart
+    from genai.model.folders import bundled_tasks
 
     questions = read_questions(file or bundled_tasks())
     if html is not None:
@@ -91,7 +91,7 @@ def ppl(
 ) -> None:
     """Perplexity on a text, in sliding windows; also bits per byte, which other tokenizers can be compared by."""
     text = _read(file)
-    from genai.evaluation import perplexity
+    from genai.measure.evaluation import perplexity
 
     with flags.load(model) as subject, ProgressLine("Scoring") as line:
         result = perplexity(subject, text, window=window, stride=stride, bos=bos, progress=partial(_tell, line))
@@ -115,8 +115,8 @@ def kld(
 ) -> None:
     """KL divergence of OTHER from BASE at every token of a text; OTHER may be BASE computed in another way."""
     text = _read(file)
-    from genai.evaluation import kl_divergence
-    from genai.plots import Chart
+    from genai.measure.evaluation import kl_divergence
+    from genai.measure.plots import Chart
 
     both = sides(base, other, flags, other_accuracy, other_kv_type)
     with loaded(*both) as (reference, subject), ProgressLine("Scoring") as line:
@@ -130,7 +130,7 @@ def kld(
 
 
 def _read(file: str) -> str:
-    from genai.reading import read_text_file
+    from genai.model.reading import read_text_file
 
     return read_stdin() if file == "-" else read_text_file(Path(file))
 

@@ -15,8 +15,8 @@ from .evaluate import Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, si
 from .terminal import PlotFile, emit, read_stdin, show_chart
 
 if TYPE_CHECKING:
-    from genai.evaluation import ModelDiff, ValueDiff
-    from genai.plots import Chart
+    from genai.measure.evaluation import ModelDiff, ValueDiff
+    from genai.measure.plots import Chart
 
 _DEFAULT_PROMPT = "What is 12 + 7? Count from 3 to 7."
 # Rows shown around the first value that parts.
@@ -52,9 +52,9 @@ def diff(
 
     Without --all the table shows the worst value of each layer, and those around the first that parts.
     """
-    from genai.evaluation import diff_models, diff_with_onnxruntime, encode_prompt
-    from genai.evaluation.model_diff import check_tolerance
-    from genai.evaluation.values import import_onnxruntime
+    from genai.measure.evaluation import diff_models, diff_with_onnxruntime, encode_prompt
+    from genai.measure.evaluation.model_diff import check_tolerance
+    from genai.measure.evaluation.values import import_onnxruntime
 
     check_tolerance(tolerance)
     first, second = sides(base, other, flags, other_accuracy, other_kv_type)
@@ -96,7 +96,7 @@ def _check(against: str | None, of_other: list[object]) -> None:
 
 def _chart(result: ModelDiff) -> Chart:
     """The worst value of each layer that both runs have."""
-    from genai.plots import Chart
+    from genai.measure.plots import Chart
 
     worst: dict[int, float] = {}
     for value in result.values:

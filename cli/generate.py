@@ -18,8 +18,8 @@ from .options import sampling_flags
 from .terminal import SHOWN_AFTER, dump_prompt, emit, footer, need_chat_template, read_stdin, reading_line, say
 
 if TYPE_CHECKING:
-    from genai.completion import Completion
-    from genai.llm import LLM
+    from genai.llm.completion import Completion
+    from genai.llm.llm import LLM
 
 
 @sampling_flags

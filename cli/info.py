@@ -32,9 +32,9 @@ def info(
     if model is not None and model.suffix == ".onnx":
         _describe_file(model, as_json)
         return
-    from genai.bundled import bundled_model
-    from genai.model import check_model_options
-    from genai.model_info import describe
+    from genai.measure.model_info import describe
+    from genai.model.folders import bundled_model
+    from genai.model.model import check_model_options
 
     check_model_options(kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
     facts = describe(model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy)
@@ -42,7 +42,7 @@ def info(
 
 
 def _describe_file(path: Path, as_json: bool) -> None:
-    from genai.model_info import describe_onnx
+    from genai.measure.model_info import describe_onnx
 
     facts = describe_onnx(path)
     rows = ((name.replace("_", " "), "-" if value is None else printable(str(value))) for name, value in facts.items())

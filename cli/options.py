@@ -21,8 +21,8 @@ from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
 from .terminal import Voice, interrupts_end_the_process
 
 if TYPE_CHECKING:
-    from genai.llm import LLM
-    from genai.model import Model
+    from genai.llm.llm import LLM
+    from genai.model.model import Model
 
 model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
 output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
@@ -58,7 +58,7 @@ class ModelFlags:
 
     def load(self, folder: Path | None) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
-        from genai.model import Model
+        from genai.model.model import Model
 
         with interrupts_end_the_process():
             return Model(folder_of(folder), **self.options)
@@ -71,7 +71,7 @@ class ModelFlags:
 
 def folder_of(given: Path | None) -> Path:
     """The model folder that MODEL stands for: built from a checkpoint if need be, or that of the bundled model."""
-    from genai.bundled import bundled_model
+    from genai.model.folders import bundled_model
 
     return model_folder(given) if given else bundled_model()
 
@@ -97,7 +97,7 @@ class TextFlags(ModelFlags):
 
         Where nothing else is going on (`alone`), Ctrl-C may end the process.
         """
-        from genai.llm import LLM
+        from genai.llm.llm import LLM
 
         folder = model_folder(folder, build=self.build) if folder else None
         with interrupts_end_the_process() if alone else nullcontext():

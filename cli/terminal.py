@@ -22,9 +22,9 @@ from .help_page import OUTPUT
 from .wrapping import is_plain, shown_on, table, width_of, wrapped
 
 if TYPE_CHECKING:
-    from genai.completion import Completion
-    from genai.llm import LLM
-    from genai.plots import Chart
+    from genai.llm.completion import Completion
+    from genai.llm.llm import LLM
+    from genai.measure.plots import Chart
 
 # A pipe that gives nothing for so long is mentioned.
 _SILENT_SECONDS = 2.0
@@ -188,7 +188,7 @@ def peak_megabytes() -> float:
 
 def _checked(path: Path | None) -> Path | None:
     if path is not None:
-        from genai.plots import check_file
+        from genai.measure.plots import check_file
 
         check_file(path)
     return path

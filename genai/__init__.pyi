@@ -1,19 +1,42 @@
 """The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
 
-from .completion import ChatReply as ChatReply, Completion as Completion
-from .config import Config as Config
-from .errors import GenaiError as GenaiError
-from .generator import Generator as Generator, GeneratorParams as GeneratorParams
-from .llm import LLM as LLM
-from .log import set_log_callback as set_log_callback, set_log_options as set_log_options
-from .model import Model as Model
-from .sampling_params import SamplingParams as SamplingParams
+from .engine.sampling.params import SamplingParams as SamplingParams
+from .errors import (
+    CacheCapacityError as CacheCapacityError,
+    ChatTemplateError as ChatTemplateError,
+    ConfigError as ConfigError,
+    ContextOverflowError as ContextOverflowError,
+    ExternalDataError as ExternalDataError,
+    GenaiError as GenaiError,
+    GraphError as GraphError,
+    InputError as InputError,
+    LogitsProcessorError as LogitsProcessorError,
+    MissingPackageError as MissingPackageError,
+    ModelFolderError as ModelFolderError,
+    ModelOutputError as ModelOutputError,
+    NotSupportedYetError as NotSupportedYetError,
+    OptionError as OptionError,
+    SamplingError as SamplingError,
+    StateError as StateError,
+    StepInterrupted as StepInterrupted,
+    TokenizerError as TokenizerError,
+    UnsupportedModelError as UnsupportedModelError,
+    UnsupportedOpError as UnsupportedOpError,
+    VocabularyMismatchError as VocabularyMismatchError,
+)
+from .llm.completion import ChatReply as ChatReply, Completion as Completion
+from .llm.llm import LLM as LLM
+from .model.config import Config as Config
+from .model.model import Model as Model
+from .ort_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
+from .ort_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
 from .session.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
 from .session.custom_ops import register_op as register_op
 from .session.errors import (
     EngineError as EngineError,
     EPFail as EPFail,
+    ExternalDataFail as ExternalDataFail,
     Fail as Fail,
     InvalidArgument as InvalidArgument,
     InvalidGraph as InvalidGraph,
@@ -24,6 +47,7 @@ from .session.errors import (
     NoSuchFile as NoSuchFile,
     NotImplemented as NotImplemented,
     RuntimeException as RuntimeException,
+    SourceTypeError as SourceTypeError,
 )
 from .session.inference_session import InferenceSession as InferenceSession
 from .session.machine import (
@@ -64,7 +88,7 @@ from .session.values import (
     OrtValue as OrtValue,
     copy_tensors as copy_tensors,
 )
-from .tensor import NamedTensors as NamedTensors, Tensor as Tensor
-from .tokenizer import Tokenizer as Tokenizer, TokenizerStream as TokenizerStream
+from .text.tensor import NamedTensors as NamedTensors, Tensor as Tensor
+from .text.tokenizer import Tokenizer as Tokenizer, TokenizerStream as TokenizerStream
 
 __version__: str

@@ -97,6 +97,18 @@ class LogitsProcessorError(SamplingError):
     """A logits processor raised, or did not return logits."""
 
 
+class ModelOutputError(GenaiError):
+    """A model computed something that is no distribution: NaN, infinity, or nothing but -inf."""
+
+
+class VocabularyMismatchError(InputError):
+    """Two models whose probabilities are compared do not have the same tokens."""
+
+
+class MissingPackageError(GenaiError):
+    """A comparison needs a package that is not installed."""
+
+
 class StepInterrupted(GenaiError):
     """A step was given up because nobody waits for its results any more; its sequences are as they were before."""
 

@@ -12,16 +12,16 @@ import pytest
 import genai
 
 MODULES = (
-    "genai.completion",
-    "genai.generator",
-    "genai.llm",
-    "genai.model",
-    "genai.parsing.splitter",
-    "genai.sampling_params",
-    "genai.tensor",
-    "genai.tokenizer",
+    "genai.llm.completion",
+    "genai.ort_genai.generator",
+    "genai.llm.llm",
+    "genai.model.model",
+    "genai.text.parsing.splitter",
+    "genai.engine.sampling.params",
+    "genai.text.tensor",
+    "genai.text.tokenizer",
 )
-WITH_EXAMPLES = ("genai.completion", "genai.llm", "genai.parsing.splitter", "genai.sampling_params")
+WITH_EXAMPLES = ("genai.llm.completion", "genai.llm.llm", "genai.text.parsing.splitter", "genai.engine.sampling.params")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -14,9 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from genai.bench import speed
 from genai.builder.folder import locked, unfinished_folder
-from genai.generator import Generator, GeneratorParams
 from genai.graph.external_data import map_file
 from genai.graph.ir import Graph, Model as GraphModel, Tensor
 from genai.graph.writer import write_model
@@ -24,7 +22,9 @@ from genai.kernels.cpu import compiler, workers
 from genai.kernels.cpu.blas import BLAS_THREADS
 from genai.kernels.cpu.cache import CacheFolder
 from genai.kernels.interrupts import Task
-from genai.model import Model
+from genai.measure.bench import speed
+from genai.model.model import Model
+from genai.ort_genai.generator import Generator, GeneratorParams
 from genai.text.template_worker import TemplateWorker
 from tests.integrity import check_pool
 

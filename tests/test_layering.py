@@ -30,6 +30,10 @@ ALLOWED = {
 ENTRY_POINT = ROOT / "genai" / "__main__.py"
 PURE_POLICY = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py")
 RUN_TIME_STRANGERS = {"torch", "onnxruntime", "onnxruntime_genai", "transformers"}
+# The rooms inside genai/, from the bottom to the top; graph and ops know each other. errors is a file.
+FLOORS = "errors graph+ops runtime session engine model text ort_genai llm builder measure".split()
+FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor.split("+")}
+MOST_ENTRIES = 12
 # `genai eval diff --against onnxruntime` imports it when asked, and says what to install where it is missing.
 # What there is to read, without tests and tools, stays below 55,000 lines.
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 55_000, 80, 20
@@ -37,7 +41,7 @@ MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 55_000, 80, 20
 MOST_LINES_OF_THE_REFERENCE, BESIDE = 500, {"sampling.py"}
 # A product of block-quantised weights is spelled once per task: its rules, the builder, the stored form.
 MOST_FILES_THAT_NAME_A_PRODUCT = 6
-ON_REQUEST = {ROOT / "genai" / "evaluation" / "values.py": {"onnxruntime"}}
+ON_REQUEST = {ROOT / "genai" / "measure" / "evaluation" / "values.py": {"onnxruntime"}}
 
 
 def files(room: str) -> list[Path]:
@@ -78,6 +82,21 @@ def test_imports_only_go_down(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_top_of_genai_holds_few_rooms_and_imports_go_down_between_them() -> None:
+    assert len(FLOOR) <= MOST_ENTRIES
+    known = {path.name for path in (ROOT / "genai").iterdir() if path.name[:2] not in ("__", "py")}
+    assert {name.removesuffix(".py") for name in known} == set(FLOOR)
+    inside = {path: path.relative_to(ROOT / "genai").parts[0].removesuffix(".py") for path in files("genai")}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path, room in inside.items()
+        if room in FLOOR
+        for name, line in imports(path)
+        if room_of(name) == "genai" and FLOOR.get((*name.split("."), "")[1], -1) > FLOOR[room]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_run_time_import_of_torch_or_onnxruntime(room: str) -> None:
     wrong = [
@@ -93,7 +112,7 @@ def test_one_file_chooses_a_device() -> None:
     """Others do not even name it, as import_module would want."""
     found = {path for path in files("genai") for name, _ in imports(path) if name.startswith("genai.kernels.cpu")}
     found |= {path for path in files("genai") if "kernels.cpu" in path.read_text(encoding="utf-8")}
-    assert found == {ROOT / "genai" / "device.py"}
+    assert found == {ROOT / "genai" / "runtime" / "device.py"}
 
 
 def test_kernels_know_no_names_of_onnx() -> None:
@@ -209,6 +228,6 @@ def test_policy_imports_no_array_library(name: str) -> None:
 
 
 def test_the_walk_sees_relative_and_nested_imports() -> None:
-    names = {name for name, _ in imports(ROOT / "genai" / "model.py")}
-    assert "genai.config.Config" in names
-    assert "genai.loading.load_decoder" in names
+    names = {name for name, _ in imports(ROOT / "genai" / "model" / "model.py")}
+    assert "genai.model.config.Config" in names
+    assert "genai.model.loading.load_decoder" in names

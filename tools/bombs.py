@@ -33,8 +33,8 @@ from onnx import numpy_helper
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.bundled import bundled_model
-from genai.model_info import describe
+from genai.measure.model_info import describe
+from genai.model.folders import bundled_model
 from tools.random_weights import RandomWeights
 
 SECONDS = 5.0

@@ -68,7 +68,7 @@ class NameTable:
     def state(self, name: str) -> str:
         """What became of a name; "missing" if nothing was decided."""
         import genai
-        from genai.refused import REASONS
+        from genai.session.refused import REASONS
 
         if name in INTERNAL or name.endswith(_PLUMBING):
             return "internal"

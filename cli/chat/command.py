@@ -17,10 +17,10 @@ from ..terminal import Voice, emit, say
 from ..wrapping import WordWrap
 
 if TYPE_CHECKING:
-    from genai.chat import ChatSession
     from genai.kernels.messages import ProgressLine
-    from genai.llm import LLM
-    from genai.parsing import Event
+    from genai.llm.chat import ChatSession
+    from genai.llm.llm import LLM
+    from genai.text.parsing import Event
 
 
 @sampling_flags
@@ -52,7 +52,7 @@ def chat(
     if prompt is not None and not prompt.strip() and (model is None or model.exists()):
         fix = 'ask something, such as `genai chat -p "What is 12 + 7?"`; on a terminal, without -p, a chat begins'
         raise InputError("the question is empty", "neither -p nor stdin holds a text", fix)
-    from genai.chat import ChatSession
+    from genai.llm.chat import ChatSession
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
         llm = flags.load_llm(folder, alone=alone)
@@ -100,7 +100,7 @@ def _without(line: ProgressLine, events: Iterator[Event]) -> Iterator[Event]:
 
 def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
     """Print the events of a reply; stdout ends with a newline whatever happens."""
-    from genai.parsing import End, Reasoning, Text, ToolCall
+    from genai.text.parsing import End, Reasoning, Text, ToolCall
 
     writer = _MarkdownWriter() if markdown else _PlainWriter()
     thinking = False

@@ -70,7 +70,7 @@ def _set(loop: Loop, argument: str) -> None:
             raise OptionError(f"/set {name} {value}", "on or off is expected", f"type /set {name} on")
         setattr(loop, _SWITCHES[name], value == "on")
     elif name == "on-overflow":
-        from genai.chat import OVERFLOWS
+        from genai.llm.chat import OVERFLOWS
 
         if value not in OVERFLOWS:
             raise OptionError(f"/set {name} {value}", f"allowed: {', '.join(OVERFLOWS)}", "type one of them")
@@ -110,7 +110,7 @@ _SWITCHES = {"markdown": "markdown", "stats": "show_stats", "prompts": "dump"}
 
 def setting_values() -> dict[str, tuple[str, ...]]:
     """The names that `/set` knows, and the values of those that have few: for completion."""
-    from genai.chat import OVERFLOWS
+    from genai.llm.chat import OVERFLOWS
 
     own = {**dict.fromkeys(_SWITCHES, ("on", "off")), "on-overflow": OVERFLOWS}
     return {flag.setting: ("on", "off", "default") if flag.kind is bool else ("default",) for flag in FLAGS} | own

@@ -17,9 +17,9 @@ from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
 from .editor import LineEditor
 
 if TYPE_CHECKING:
-    from genai.chat import ChatSession
-    from genai.llm import LLM
-    from genai.parsing import Event
+    from genai.llm.chat import ChatSession
+    from genai.llm.llm import LLM
+    from genai.text.parsing import Event
 
 # Of the context; beyond it the chat says that it is nearly full.
 _NEARLY_FULL = 0.85

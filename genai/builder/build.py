@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..engine.sampling.params import model_defaults
+from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError
-from ..sampling_params import model_defaults
-from ..search import SEARCH_OPTIONS, checked
 from ..text.files import generation_defaults
 from .architectures import find
 from .checkpoint import GENERATION_CONFIG, Checkpoint, is_checkpoint

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError, ModelFolderError
-from ..folder_errors import not_a_folder
-from ..reading import file_text, json_object
+from ..model.folders import not_a_folder
+from ..model.reading import file_text, json_object
 from .hf_config import HFConfig
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"

@@ -48,7 +48,7 @@ class Plan:
     files: Sequence[MappedFile] = ()
 
 
-class RunStopped(GenaiError):
+class RunStopped(RuntimeError):
     """The run was stopped from outside."""
 
 
@@ -91,7 +91,7 @@ def call(step: Step, context: RunContext | None, inputs: Sequence[Any]) -> tuple
     """
     try:
         return step.kernel(context, inputs)
-    except (GenaiError, MemoryError):
+    except (GenaiError, RunStopped, MemoryError):
         raise
     except Exception as error:
         raise GraphError(f"{step.label} failed: {error}", *circumstances(inputs, error)) from error

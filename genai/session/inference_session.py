@@ -10,7 +10,6 @@ from typing import Any
 from genai.kernels.host.measuring import BLAS_THREADS
 
 from ..errors import ExternalDataError, GenaiError
-from ..refused import REASONS, refusing_method
 from ..runtime.python_loop import RunStopped
 from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
 from .binding import IOBinding
@@ -18,6 +17,7 @@ from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_
 from .options import RunOptions, SessionOptions
 from .preparing import Prepared, prepare
 from .providers import CPU_PROVIDER, chosen_providers
+from .refused import REASONS, refusing_method
 from .running import Profiler, run_steps
 from .values import OrtMemoryInfo, OrtValue
 
@@ -291,7 +291,7 @@ class InferenceSession:
         except ExternalDataError as error:
             raise as_session_error(error) from None
         except RunStopped as error:
-            raise Fail(error.what, error.why, error.fix) from None
+            raise Fail(*error.args) from None
         return self._result_check(results, feeds)
 
     def _leave_providers(self, error: EPFail) -> None:

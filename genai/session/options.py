@@ -16,8 +16,8 @@ import numpy as np
 
 from ..errors import OptionError, did_you_mean
 from ..graph.rewrites.base import Level
-from ..refused import REASONS, refusing_method
 from .errors import typed_errors
+from .refused import REASONS, refusing_method
 
 if TYPE_CHECKING:
     from .values import OrtValue

@@ -15,7 +15,6 @@ from genai.kernels.host.measuring import Arena
 from genai.kvcache.budget import available_memory
 from genai.ops.support import MAX_VALUE_BYTES as MOST_BYTES
 
-from ..device import open_executor
 from ..graph.gradients import expand_gradients
 from ..graph.ir import Graph, Model, Node, Tensor, Value, canonical_domain
 from ..graph.node import canonical_imports, onnx_schema
@@ -28,6 +27,7 @@ from ..graph.rewrites.standard import SESSION_RULES
 from ..graph.shapes import infer_shapes
 from ..graph.types import DataType, TensorType
 from ..graph.writer import write_model
+from ..runtime.device import open_executor
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.python_loop import Plan
 from .errors import InvalidArgument, InvalidGraph, ModelLoadCanceled, SourceTypeError

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..graph.types import DataType
-from ..refused import REASONS, refuse, refusing_method
 from .errors import typed, typed_errors
+from .refused import REASONS, refuse, refusing_method
 
 CPU = "cpu"
 

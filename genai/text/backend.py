@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genai.kernels.interrupts import Task, ThreadsRefused
 
 from ..errors import TokenizerError, no_threads
-from ..reading import file_bytes
+from ..model.reading import file_bytes
 from . import files
 from .tokenizer_limits import check_rules
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
 from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError
-from ..reading import file_text, json_object
+from ..model.config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
+from ..model.reading import file_text, json_object
 
 if TYPE_CHECKING:
     import tokenizers

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
-from ..reading import json_object
+from ..model.reading import json_object
 
 MAX_FACTOR = 128
 """So many times longer may a text become; the longest expansion in Unicode's normal forms is 18, that to bytes 4."""

@@ -17,7 +17,7 @@ from genai.builder.architectures import find
 from genai.builder.hf_config import HFConfig
 from genai.builder.tensors import tensor_shapes
 from genai.errors import InputError
-from genai.requests import RequestBuilder
+from genai.llm.requests import RequestBuilder
 from tools.random_weights import random_tensor
 
 SENTENCEPIECE = Path(__file__).parents[1] / "text" / "goldens" / "sentencepiece"

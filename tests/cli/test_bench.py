@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from genai.bench import kernels, speed
 from genai.cli.app import run
+from genai.measure.bench import kernels, speed
 
 Capture = pytest.CaptureFixture[str]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from genai.bundled import bundled_model
 from genai.cli.app import run as run_here
+from genai.model.folders import bundled_model
 
 GENAI = [sys.executable, "-m", "genai"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from genai.cli.chat.command import show_reply
 from genai.cli.terminal import Voice
-from genai.parsing import ReplySplitter
+from genai.text.parsing import ReplySplitter
 
 
 def shown(text: str, parser: str, capsys: pytest.CaptureFixture[str], *, markdown: bool = False) -> tuple[str, str]:

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai.bundled import bundled_model
 from genai.cli.app import run
+from genai.model.folders import bundled_model
 
 
 @pytest.fixture

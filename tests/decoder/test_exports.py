@@ -13,12 +13,12 @@ from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
 import genai
-from genai.config import Config
 from genai.engine.decoder import compute as compute_pending
-from genai.exported_decoder import flatten_exported, visible_window
 from genai.graph.exported_attention import find_plain_attention
 from genai.graph.reader import read_model
 from genai.graph.rows import NotFlattenable
+from genai.model.config import Config
+from genai.model.exported_decoder import flatten_exported, visible_window
 
 EXPORTS = Path(__file__).parent / "exports"
 WINDOWS: dict[str, list[int | None]] = {

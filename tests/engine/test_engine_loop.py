@@ -13,10 +13,10 @@ import pytest
 from genai.engine.decoder import Decoder, DecoderSequence
 from genai.engine.engine import Engine
 from genai.engine.sampling.batch import BatchSampler, TokenLogprob
+from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.engine.scheduler import Step
 from genai.errors import CacheCapacityError, GraphError
-from genai.sampling_params import SamplingParams
 
 VOCAB = 50
 POISON = 49

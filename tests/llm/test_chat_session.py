@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import genai
-from genai.chat import ChatSession
 from genai.errors import ContextOverflowError, InputError, OptionError, StateError
+from genai.llm.chat import ChatSession
 
 STORY = "Tell me a story about Luna and Tom. "
 

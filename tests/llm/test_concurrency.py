@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import genai
-from genai.completion import Done
+from genai.llm.completion import Done
 
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (prompt, {"max_tokens": 5 + 3 * index, "seed": index, "temperature": 0.7 + 0.1 * index, "ignore_eos": True})

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import genai
+from genai.engine.sampling.params import model_defaults, with_defaults
 from genai.errors import NotSupportedYetError, OptionError
-from genai.sampling_params import model_defaults, with_defaults
 
 GREEDY = {"do_sample": False, "temperature": 0.7, "top_k": 50, "top_p": 0.9}
 DRAWS = {"do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": 0.9}

@@ -11,7 +11,7 @@ import pytest
 
 import genai
 import genai.errors
-from genai.completion import Completion
+from genai.llm.completion import Completion
 
 PROMPTS = [
     "Once upon a time",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import genai
-from genai.delivery import CompletionStream, wait_for
-from genai.generator import Generator, GeneratorParams
 from genai.kernels.interrupts import InterruptsDeferred, Task, start
+from genai.llm.delivery import CompletionStream, wait_for
+from genai.ort_genai.generator import Generator, GeneratorParams
 
 Interrupted = Callable[[Callable[[], object], int], bool]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import genai
-from genai.chat import ChatSession
+from genai.llm.chat import ChatSession
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from genai.engine.sampling.option_rules import DEFAULT_ORDER, SAMPLERS
+from genai.engine.sampling.params import SamplingParams
 from genai.errors import OptionError
-from genai.sampling_params import SamplingParams
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text(encoding="utf-8")
 

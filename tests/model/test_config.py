@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from genai import Model
-from genai.config import Config
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, NotSupportedYetError
+from genai.model.config import Config
 
 
 def minimal() -> dict[str, Any]:

@@ -17,12 +17,13 @@ import pytest
 
 import genai as og
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
-from genai.config import Config
-from genai.decoder_graph import read_decoder
 from genai.errors import CacheCapacityError, OptionError
 from genai.kernels.cpu.products.packing import pack_matrix
 from genai.kernels.formats import BlockMatrix, RecordLayout
-from genai.memory_plan import (
+from genai.measure.model_info import describe
+from genai.model.config import Config
+from genai.model.decoder_graph import read_decoder
+from genai.model.memory_plan import (
     CacheBudget,
     MemoryPlan,
     budget_cache,
@@ -32,7 +33,6 @@ from genai.memory_plan import (
     plan_memory,
     usable,
 )
-from genai.model_info import describe
 from tests.decoder.test_narrow_floats import narrow_folder
 from tools.random_weights import RandomWeights
 

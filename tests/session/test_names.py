@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 import genai
-from genai.refused import REASONS
+from genai.session.refused import REASONS
 from tools.name_table import RUNTIME
 
 pytestmark = pytest.mark.oracle
@@ -141,7 +141,7 @@ def test_a_seed_for_the_process(make_model, restored_seed):
 
 
 def test_threads_for_all_sessions(add_model):
-    from genai.device import open_executor
+    from genai.runtime.device import open_executor
     from genai.session import machine, preparing
 
     seen = []

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from genai.errors import ChatTemplateError, InputError
-from genai.llm import LLM
-from genai.tokenizer import Tokenizer
+from genai.llm.llm import LLM
+from genai.text.tokenizer import Tokenizer
 
 TURNS = (
     [{"role": "user", "content": "Hi"}],
@@ -610,7 +610,7 @@ def test_templates_are_rendered_elsewhere(tokenizer):
     import sys
 
     code = (
-        "import sys; from genai.tokenizer import Tokenizer;"
+        "import sys; from genai.text.tokenizer import Tokenizer;"
         f"t = Tokenizer({str(tokenizer.folder)!r}); t.decode(t.encode('Hi')); print('jinja2' in sys.modules);"
         "t.apply_chat_template([{'role': 'user', 'content': 'x'}], template_str='x'); print('jinja2' in sys.modules)"
     )

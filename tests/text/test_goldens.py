@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from genai.errors import ChatTemplateError
-from genai.tokenizer import Tokenizer
+from genai.text.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
 FAMILIES = sorted({path.stem for path in GOLDENS.glob("*.json")} - {"vocabularies", "texts", "sentencepiece"})

@@ -12,7 +12,7 @@ import pytest
 
 from genai.errors import TokenizerError
 from genai.text.sentencepiece import ModelFormatError, parse_model, tokenizer_json
-from genai.tokenizer import Tokenizer
+from genai.text.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
 MODELS = sorted(path.stem for path in (GOLDENS / "sentencepiece").glob("*.model"))

@@ -11,7 +11,7 @@ from tokenizers import decoders
 
 from genai.errors import InputError, TokenizerError
 from genai.text.detokenizer import Detokenizer, clean_up
-from genai.tokenizer import Tokenizer
+from genai.text.tokenizer import Tokenizer
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend, decoders
 
-from genai.config import Config
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, OptionError, TokenizerError
-from genai.tensor import Tensor
+from genai.model.config import Config
 from genai.text.files import generation_defaults
-from genai.tokenizer import Tokenizer
+from genai.text.tensor import Tensor
+from genai.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_an_interrupt_is_not_swallowed(tokenizer):
 
 
 def test_importing_the_tokenizer_loads_no_tokenizer_library():
-    code = "import sys, genai.tokenizer; print({'tokenizers', 'jinja2', 'onnx', 'numba'} & set(sys.modules))"
+    code = "import sys, genai.text.tokenizer; print({'tokenizers', 'jinja2', 'onnx', 'numba'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
 

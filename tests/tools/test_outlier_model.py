@@ -7,9 +7,9 @@ import onnx
 from onnx import numpy_helper
 
 import genai
-from genai.bundled import bundled_model
 from genai.engine.decoder import compute
 from genai.graph.reader import read_model
+from genai.model.folders import bundled_model
 from tools.outlier_model import make
 
 PROMPT = [1, 5, 9, 200, 31, 7]

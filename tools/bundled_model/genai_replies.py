@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from genai.evaluation.tasks import Question as TaskQuestion, evaluate
-from genai.model import Model
+from genai.measure.evaluation.tasks import Question as TaskQuestion, evaluate
+from genai.model.model import Model
 
 from .held_out import Question
 

@@ -18,8 +18,8 @@ from genai.kernels.executor import Executor, Sampler
 from genai.kernels.forks import renew_locks
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, OWN, ROW, SamplingBatch
 
-from ...device import open_executor
 from ...errors import LogitsProcessorError, SamplingError
+from ...runtime.device import open_executor
 from ..decoder import Logits
 from .plan import RowSampler
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from genai.kernels.sampling import ASKED, LIMIT_PLACE, MAX_STEPS, Setting, Step, is_plain
 
 from ...errors import OptionError
-from ...sampling_params import SamplingParams
 from .option_rules import SAMPLERS
+from .params import SamplingParams
 
 # No vocabulary and no sequence has more; machine code could not count further.
 _MOST_TOKENS = 2**31 - 1

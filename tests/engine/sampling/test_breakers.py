@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, breaker_tokens, plan_sampling
 from genai.errors import OptionError
-from genai.sampling_params import SamplingParams
 
 VOCABULARY = ["a", "b", "\n", "x\n", "us", "er:", "user", ":", "\nu", "s"]
 

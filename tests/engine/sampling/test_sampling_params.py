@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import genai.sampling_params
+import genai.engine.sampling.params
 from genai.engine.sampling.option_rules import SAMPLERS
+from genai.engine.sampling.params import SamplingParams
+from genai.engine.sampling.search_options import SEARCH_OPTIONS
 from genai.errors import OptionError
-from genai.sampling_params import SamplingParams
-from genai.search import SEARCH_OPTIONS
 
 # Per option: values that are refused, and one that is fine (with what else it needs).
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
@@ -211,5 +211,5 @@ def test_search_options_of_onnxruntime_genai() -> None:
 
 
 def test_examples_in_the_documentation() -> None:
-    result = doctest.testmod(genai.sampling_params)
+    result = doctest.testmod(genai.engine.sampling.params)
     assert result.attempted > 0 and result.failed == 0

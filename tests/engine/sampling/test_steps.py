@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.sampling_params import SamplingParams
+from genai.engine.sampling.params import SamplingParams
 
 Distribution = Callable[..., np.ndarray]
 

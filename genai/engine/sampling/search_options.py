@@ -1,0 +1,65 @@
+"""Search options: names, types, ranges and defaults, as onnxruntime-genai has them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import NotSupportedYetError, OptionError, did_you_mean
+from . import option_rules as rules
+
+
+@dataclass(frozen=True)
+class Option:
+    """One search option: its default, what its values are checked with, and what any but the default would need."""
+
+    default: Any
+    check: rules.Check
+    needs: str = ""
+
+
+_BOOL = rules.Choice((False, True), "True or False")
+_NUMBER = rules.number(-sys.float_info.max, "a number")
+_COUNT = rules.whole(1, "1 or greater")
+SEARCH_OPTIONS: Mapping[str, Option] = {
+    "do_sample": Option(False, _BOOL),
+    "temperature": Option(1.0, rules.number(0, "0 or greater")),
+    "top_k": Option(50, rules.whole(0, "0 (all) or greater")),
+    "top_p": Option(0.0, rules.number(0, "0 to 1", high=1)),
+    "repetition_penalty": Option(1.0, rules.number(0, "greater than 0", excludes_low=True)),
+    "min_length": Option(0, rules.whole(0, "0 or greater")),
+    "max_length": Option(0, _COUNT),
+    "batch_size": Option(1, _COUNT),
+    "random_seed": Option(-1, rules.whole(-math.inf, "a whole number; negative = a new one each time")),
+    "chunk_size": Option(0, rules.whole(0, "0 (automatic) or greater")),
+    "no_repeat_ngram_size": Option(0, rules.whole(0, "0 or greater")),
+    "num_beams": Option(1, _COUNT, "beam search"),
+    "num_return_sequences": Option(1, _COUNT, "several sequences per prompt"),
+    # These steer beam search, or how onnxruntime allocates; with one beam they cannot change tokens.
+    "length_penalty": Option(1.0, _NUMBER),
+    "early_stopping": Option(True, _BOOL),
+    "diversity_penalty": Option(0.0, _NUMBER),
+    "past_present_share_buffer": Option(False, _BOOL),
+}
+
+
+def checked(name: str, value: Any) -> Any:
+    """The value of a search option in its own type.
+
+    Raises:
+        OptionError: unknown name, wrong type, out of range.
+        NotSupportedYetError: a value that asks for something this version does not do.
+    """
+    option = SEARCH_OPTIONS.get(name)
+    if option is None:
+        hint = did_you_mean(name, SEARCH_OPTIONS, f"known options: {', '.join(sorted(SEARCH_OPTIONS))}")
+        raise OptionError(f"unknown search option {name!r} = {value!r}", "it is not part of the API", hint)
+    found = option.check(name, value)
+    if option.needs and found != option.default:
+        raise NotSupportedYetError(
+            f"{name} = {value!r} is not supported yet", f"it needs {option.needs}", f"use {name} = {option.default}"
+        )
+    return found

@@ -1,0 +1,350 @@
+"""A conversation with a model: its messages, what to do when the context is full, and streamed replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..engine.sampling.params import SamplingParams
+from ..errors import ContextOverflowError, InputError, OptionError, StateError
+from ..model.reading import json_object, read_text_file
+from ..text.parsing import Event
+from .completion import ChatReply, Completion
+from .delivery import CompletionStream, Progress
+from .llm import LLM
+
+OVERFLOWS = ("error", "truncate", "shift")
+# Share of the context that is freed for the reply where max_tokens does not say how much it needs.
+_REPLY_SHARE = 4
+_FORMAT = "genai-chat-1"
+
+
+class ChatSession:
+    """Keeps the messages of a chat; each turn computes only what the prefix cache does not hold.
+
+    Args:
+        llm: the model.
+        system: a system message, or None.
+        tools: JSON schemas of tools that the model may call.
+        template: further variables of the chat template.
+        on_overflow: what happens when the conversation does not fit the context.
+            "error": the message is refused; a reply that reaches the end of the context stops there.
+            "truncate": the oldest exchanges are left out of the prompt, until a reply has room.
+            "shift": as truncate, and a reply that reaches the end goes on without the oldest exchanges.
+            `num_left_out` says how many messages the last prompt left out; `messages` keeps them all.
+        options: of SamplingParams; n is 1.
+
+    Attributes:
+        on_prompt: told while a prompt is read how many of its tokens are computed, of how many.
+
+    Raises:
+        OptionError: an option that is unknown, out of range or contradictory.
+
+    >>> from genai import LLM
+    >>> chat = ChatSession(LLM())
+    >>> chat.ask("What is 12 + 7?").text
+    '19'
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        on_overflow: str = "error",
+        **options: Any,
+    ) -> None:
+        if on_overflow not in OVERFLOWS:
+            raise OptionError(
+                f"on_overflow = {on_overflow!r}", f"allowed: {', '.join(OVERFLOWS)}", "pass one of them or leave it out"
+            )
+        self.llm = llm
+        self.system = system
+        self.tools = tools
+        self.template = template
+        self.on_overflow = on_overflow
+        self.options: dict[str, Any] = {}
+        self.set_options(**options)
+        self.messages: list[dict[str, Any]] = []
+        self.last_reply: ChatReply | None = None
+        self.num_left_out = 0
+        self.on_prompt: Progress | None = None
+        self._running: CompletionStream | None = None
+
+    # --- options and messages ------------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> SamplingParams:
+        """The options as they apply: those set, over the model's defaults."""
+        return self.llm.params(**self.options)
+
+    def set_options(self, **options: Any) -> None:
+        """Change sampling options; None goes back to the model's default.
+
+        Raises:
+            OptionError: then nothing is changed.
+        """
+        new = {name: value for name, value in {**self.options, **options}.items() if value is not None}
+        if self.llm.params(**new).n != 1:
+            raise OptionError(f"n = {new['n']}", "a conversation has one reply at a time", "leave n out")
+        self.options = new
+
+    def switch(self, llm: LLM) -> None:
+        """Go on with another model; the caller closes the one before.
+
+        Raises:
+            OptionError: the options do not fit it; then nothing is changed.
+        """
+        llm.params(**self.options)
+        self.llm, self.num_left_out, self.last_reply = llm, 0, None
+
+    def clear(self) -> None:
+        """Forget all messages but the system message."""
+        self.messages, self.last_reply, self.num_left_out = [], None, 0
+
+    def undo(self) -> str:
+        """Take back the last exchange; gives the text of its user message.
+
+        Raises:
+            StateError: there is none.
+        """
+        index = self._last_user_message()
+        text = str(self.messages[index]["content"])
+        del self.messages[index:]
+        self.last_reply, self.num_left_out = None, 0
+        return text
+
+    def _last_user_message(self) -> int:
+        for index in range(len(self.messages) - 1, -1, -1):
+            if self.messages[index]["role"] == "user":
+                return index
+        raise StateError("there is no message yet", "nothing was said", "say something first")
+
+    def prompt(self) -> str:
+        """The exact text that the model would be asked to continue now: without the messages that are left out."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, *self.messages[self.num_left_out :]]
+        return self.llm.render(messages, tools=self.tools, template=self.template)
+
+    # --- turns ---------------------------------------------------------------------------------------------------
+
+    def ask(self, text: str) -> ChatReply:
+        """Add a user message and wait for the whole reply; see send."""
+        for _ in self.send(text):
+            pass
+        if self.last_reply is None:
+            raise StateError("there is no reply yet", "nothing was answered", "send a message first")
+        return self.last_reply
+
+    def send(self, text: str) -> Iterator[Event]:
+        """Add a user message and stream the reply, split into events. A caller that stops early keeps what there was.
+
+        Raises:
+            InputError: the text is empty.
+            ContextOverflowError: the conversation does not fit; the message is then not kept.
+        """
+        if not text.strip():
+            raise InputError("the message is empty", "there is nothing to answer", "write something")
+        self.messages.append({"role": "user", "content": text})
+        return self._answer()
+
+    def retry(self) -> Iterator[Event]:
+        """Replace the reply to the last message by a new one. A seed that was set gives the same reply again.
+
+        Raises:
+            StateError: nothing was said yet.
+        """
+        del self.messages[self._last_user_message() + 1 :]
+        return self._answer()
+
+    def cancel(self) -> bool:
+        """Let the running reply end where it is. May be called from a signal handler or another thread.
+
+        Returns:
+            Whether there was one.
+        """
+        stream = self._running
+        if stream is not None:
+            stream.cancel()
+        return stream is not None
+
+    def _answer(self) -> Iterator[Event]:
+        self.last_reply = None
+        try:
+            text, ids = self._fitting_prompt(())
+            prompt: list[int] | None = ids
+            splitter = self.llm.splitter(text)
+            parts: list[Completion] = []
+            try:
+                while prompt is not None:
+                    with self._stream(prompt, parts) as stream:
+                        self._running = stream
+                        try:
+                            for piece in stream:
+                                yield from splitter.feed(piece)
+                        finally:
+                            self._running = None
+                            stream.close()
+                            parts.append(stream.completion)
+                    prompt = self._shifted(parts)
+            finally:
+                if parts:
+                    self.last_reply = self.llm.parsed(text, _joined(parts))
+                    self.messages.append(self.last_reply.message)
+            yield from splitter.finish()
+        finally:
+            if self.last_reply is None:
+                self.messages.pop()
+
+    def _stream(self, prompt: list[int], parts: Sequence[Completion]) -> CompletionStream:
+        options = dict(self.options)
+        if options.get("max_tokens") is not None:
+            options["max_tokens"] -= sum(len(part.token_ids) for part in parts)
+        stream = self.llm.stream_tokens(prompt, **options)
+        stream.on_prompt = self.on_prompt
+        return stream
+
+    # --- context -------------------------------------------------------------------------------------------------
+
+    @property
+    def context_used(self) -> int:
+        """Tokens of the last prompt and its reply."""
+        if self.last_reply is None:
+            return 0
+        completion = self.last_reply.completion
+        return completion.prompt_tokens + len(completion.token_ids)
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the last reply ended because the context was full."""
+        if self.last_reply is None or self.last_reply.completion.finish_reason != "length":
+            return False
+        return self.context_used >= self.llm.context_size
+
+    def _fitting_prompt(self, reply: Sequence[int]) -> tuple[str, list[int]]:
+        """The prompt with as many messages as leave room for more; its tokens and those of the reply so far.
+
+        Raises:
+            ContextOverflowError: it does not fit, and nothing may be left out.
+        """
+        limit = self.llm.context_size
+        room = 1
+        while True:
+            text = self.prompt()
+            length = self.llm.tokenizer.too_many_tokens(text, limit)
+            if not length:
+                ids = [*self.llm.encode(text), *reply]
+                length = len(ids)
+                if length + room <= limit:
+                    return text, ids
+            if self.on_overflow == "error" or not self._leave_out_more():
+                what = "the conversation" if len(self.messages) > 1 else "the message"
+                raise ContextOverflowError(
+                    f"{what} has {length} tokens",
+                    f"the context holds {limit}, the reply included",
+                    "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
+                    "(on_overflow = truncate or shift)",
+                )
+            room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
+
+    def _leave_out_more(self) -> bool:
+        """Leave out one more exchange; False if only the message to be answered is left."""
+        for index in range(self.num_left_out + 1, len(self.messages)):
+            if self.messages[index]["role"] == "user":
+                self.num_left_out = index
+                return True
+        return False
+
+    def _shifted(self, parts: Sequence[Completion]) -> list[int] | None:
+        """The prompt with which a reply that filled the context goes on; None if it is over."""
+        last, reply = parts[-1], [token for part in parts for token in part.token_ids]
+        most = self.options.get("max_tokens")
+        full = last.prompt_tokens + len(last.token_ids) >= self.llm.context_size
+        over = last.finish_reason != "length" or not full or (most is not None and len(reply) >= most)
+        if over or self.on_overflow != "shift" or not self._leave_out_more():
+            return None
+        try:
+            return self._fitting_prompt(reply)[1]
+        except ContextOverflowError:
+            return None
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation as JSON: messages, system message and options.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        content = {
+            "format": _FORMAT,
+            "model": str(self.llm.model.folder),
+            "system": self.system,
+            "options": self.options,
+            "messages": self.messages,
+        }
+        try:
+            text = json.dumps(content, ensure_ascii=False, indent=2)
+            Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+        except (OSError, TypeError, ValueError) as error:
+            raise InputError(f"{path}: the conversation cannot be saved", str(error), "choose another file") from error
+
+    def load(self, path: str | Path) -> None:
+        """Read a conversation that `save` wrote; what there was is replaced.
+
+        Raises:
+            InputError: the file cannot be read, or is none of ours; then nothing is changed.
+            OptionError: its options do not fit this model.
+        """
+        content = json_object(read_text_file(Path(path).expanduser()), path, InputError)
+        messages = _checked_messages(content, path)
+        system, options = content.get("system"), content.get("options") or {}
+        before = self.options
+        self.options = {}
+        try:
+            self.set_options(**options)
+        except BaseException:
+            self.options = before
+            raise
+        self.clear()
+        self.messages, self.system = messages, system
+
+
+def _joined(parts: Sequence[Completion]) -> Completion:
+    """The parts of a reply that went on after a shift, as one."""
+    first, last = parts[0], parts[-1]
+    if first is last:
+        return first
+    return replace(
+        first,
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        finish_reason=last.finish_reason,
+        stopped_by=last.stopped_by,
+        prompt_tokens=last.prompt_tokens - sum(len(part.token_ids) for part in parts[:-1]),
+        timings=first.timings.followed_by(*(part.timings for part in parts[1:])),
+        logprobs=None if first.logprobs is None else tuple(one for part in parts for one in part.logprobs or ()),
+    )
+
+
+def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict[str, Any]]:
+    valid = (
+        content.get("format") == _FORMAT
+        and isinstance(content.get("system"), str | None)
+        and isinstance(content.get("options", {}), dict)
+        and isinstance(content.get("messages"), list)
+        and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in content["messages"])
+    )
+    if not valid:
+        raise InputError(
+            f"{path}: not a saved conversation",
+            f'an object with "format": "{_FORMAT}" and "messages" is expected',
+            "give a file that /save wrote",
+        )
+    messages: list[dict[str, Any]] = content["messages"]
+    return messages

@@ -1,0 +1,229 @@
+"""One sample while it is generated: its tokens become text, and its text decides when it ends or goes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..engine.decoder import Logits
+from ..engine.sampling.batch import TokenLogprob, token_logprobs
+from ..engine.sampling.plan import RowSampler, SamplingPlan
+from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings
+from ..runtime.device import compile_seconds
+from ..text.tokenizer import TokenizerStream
+from .completion import Completion, FinishReason, Timings
+
+
+def _now() -> float:
+    """A clock that stands still while kernels are compiled."""
+    return time.perf_counter() - compile_seconds()
+
+
+class Sink(Protocol):
+    """Where generations deliver; called on the engine's thread."""
+
+    def text(self, generation: Generation, piece: str) -> None:
+        """A piece of text is certain."""
+
+    def finished(self, generation: Generation, error: BaseException | None) -> None:
+        """It is over; the error that ended it, if any."""
+
+
+class Generation:
+    """A job for the engine (see engine.Job): one sample of one prompt.
+
+    Args:
+        prompt: token ids, at least one. plan: its options made ready. stream: a fresh one of the model's tokenizer.
+        seed: of the request. sample: which of its samples this is; siblings: the further ones, which this one leads.
+        context_size: most tokens of the sequence. prompt_index: for the completion.
+
+    Attributes:
+        sink: where it delivers; whoever waits for it says so before it is submitted.
+    """
+
+    sink: Sink
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        plan: SamplingPlan,
+        *,
+        seed: int,
+        sample: int,
+        stream: TokenizerStream,
+        context_size: int,
+        prompt_index: int = 0,
+        siblings: Sequence[Generation] = (),
+    ) -> None:
+        params = plan.params
+        self.prompt, self.plan, self.seed, self.sample, self.prompt_index = prompt, plan, seed, sample, prompt_index
+        self.sequence: Any = None
+        self.row: RowSampler
+        self.num_prompt = len(prompt)
+        self.max_length = min(context_size, len(prompt) + (params.max_tokens or context_size))
+        self.cancelled = False
+        self._followers, self._waiting = siblings, siblings
+        self.wants_prompt_logits = params.prompt_logprobs is not None and len(prompt) > 1 and sample == 0
+        self._text: list[str] = []
+        self._output: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: dict[int, TokenLogprob] = {}
+        for sibling in siblings:
+            sibling._prompt_logprobs = self._prompt_logprobs
+        self._stream = stream
+        self._stops = StopStrings(params.stop)
+        self._banned = BannedStrings(params.banned_strings) if params.banned_strings else None
+        self._streams: list[TokenizerStream] = []  # before each output token that may be taken back
+        self._finish_reason: FinishReason = "cancelled"
+        self._stopped_by: int | str | None = None
+        self._cached_tokens = 0
+        self._submitted, self._compiled_before = _now(), compile_seconds()
+        self._first_token = self._last_token = self._compiled = 0.0
+
+    @property
+    def prompt_progress(self) -> tuple[int, int]:
+        """How many tokens of the prompt are computed, of how many."""
+        total = len(self.prompt)
+        if self._first_token:
+            return total, total
+        sequence = self.sequence
+        return (min(sequence.num_computed, total) if sequence is not None else 0), total
+
+    @property
+    def samples(self) -> list[Generation]:
+        """This and the further samples that it leads."""
+        return [self, *self._followers]
+
+    # --- for the engine ------------------------------------------------------------------------------------------
+
+    def start(self, sequence: Any) -> None:
+        sequence.append(self.prompt)
+        self.adopt(sequence)
+        self._cached_tokens = 0
+
+    def adopt(self, sequence: Any) -> None:
+        self.sequence = sequence
+        self.row = RowSampler(
+            self.plan, sequence.tokens, seed=self.seed, row=self.sample, prompt_length=len(self.prompt)
+        )
+        self._cached_tokens = len(self.prompt)
+
+    def take_siblings(self) -> Sequence[Generation]:
+        waiting, self._waiting = self._waiting, ()
+        return waiting
+
+    def note_reused(self, num_tokens: int) -> None:
+        self._cached_tokens = num_tokens
+
+    def take_prompt_logits(self, logits: Logits, start: int) -> None:
+        """See Job.take_prompt_logits: the row of token i tells of token i + 1."""
+        top = self.plan.params.prompt_logprobs or 0
+        targets = self.prompt[start + 1 : start + 1 + len(logits)]
+        found = token_logprobs(logits[: len(targets)], targets, top)
+        self._prompt_logprobs |= dict(enumerate(found, start + 1))
+
+    def take(self, token: int, logprob: TokenLogprob | None) -> bool:
+        self._last_token, self._compiled = _now(), compile_seconds() - self._compiled_before
+        if self._first_token == 0.0:
+            self._first_token = self._last_token
+        reason = self.row.finish_reason(token)
+        if reason != "stop":
+            self.sequence.append([token])
+            self._output.append(token)
+            if logprob is not None:
+                self._logprobs.append(logprob)
+            if len(self.sequence.tokens) >= self.max_length:
+                reason = "length"
+        rewind = self._read(token, reason)
+        if rewind is not None:
+            self._go_back(rewind)
+            return True
+        if reason is not None:
+            self._finish_reason, self._stopped_by = reason, token if reason == "stop" else None
+            self._flush()
+        if self._stops.found is not None:
+            self._finish_reason, self._stopped_by = "stop", self._stops.found
+        return self._finish_reason == "cancelled"
+
+    def finish(self, error: BaseException | None) -> None:
+        if error is None and self._finish_reason == "cancelled":
+            self._flush()
+        self.sequence = None
+        self.sink.finished(self, error)
+
+    # --- text ----------------------------------------------------------------------------------------------------
+
+    def _read(self, token: int, reason: FinishReason | None) -> Rewind | None:
+        """The text of a token, which may be the last; or what to take back because of it."""
+        before = self._stream.copy() if self._banned is not None else None
+        text = "" if reason == "stop" else self._stream.decode(token)
+        if reason is not None:
+            text += self._stream.flush()
+        if self._banned is None or before is None:
+            self._show(text)
+            return None
+        self._streams.append(before)
+        certain = self._banned.feed(token, text)
+        if isinstance(certain, Rewind):
+            return certain
+        self._show(certain)
+        # A stop string in what is held back ends the output now, whatever a banned string would need to follow.
+        if self._looks_for_stops and self._stops.would_end(self._banned.held):
+            self._show(self._banned.flush())
+        del self._streams[: len(self._streams) - self._banned.num_held]
+        return None
+
+    def _go_back(self, rewind: Rewind) -> None:
+        kept = len(self._streams) - rewind.num_tokens
+        self._stream = self._streams[kept]
+        del self._streams[kept:]
+        del self._output[rewind.position :]
+        del self._logprobs[rewind.position :]
+        length = len(self.prompt) + rewind.position
+        self.sequence.rewind(length)
+        self.row.rewind(length, rewind.forbidden)
+
+    def _show(self, text: str) -> None:
+        """Pass text on, up to a stop string. Before min_tokens there is none to look for."""
+        self._pass_on(self._stops.feed(text) if self._looks_for_stops else text)
+
+    def _flush(self) -> None:
+        """Show what was held back: no later token can change it."""
+        if self._banned is not None:
+            self._show(self._banned.flush())
+        self._pass_on(self._stops.flush())
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self.sink.text(self, text)
+
+    @property
+    def _looks_for_stops(self) -> bool:
+        return len(self._output) >= self.plan.params.min_tokens
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def completion(self) -> Completion:
+        """What there is so far; complete once the sink was told that it is over."""
+        params = self.plan.params
+        prompt_logprobs = None
+        if params.prompt_logprobs is not None:
+            known = self._prompt_logprobs
+            prompt_logprobs = (None, *(known[i] for i in range(1, len(self.prompt)) if i in known))
+        first = self._first_token or _now()
+        return Completion(
+            text="".join(self._text),
+            token_ids=tuple(self._output),
+            finish_reason=self._finish_reason,
+            stopped_by=self._stopped_by,
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self._cached_tokens,
+            timings=Timings(first - self._submitted, max(0.0, self._last_token - first), self._compiled),
+            seed=self.seed,
+            logprobs=tuple(self._logprobs) if params.logprobs is not None else None,
+            prompt_logprobs=prompt_logprobs,
+            prompt_index=self.prompt_index,
+            sample_index=self.sample,
+        )

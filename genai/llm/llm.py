@@ -1,0 +1,414 @@
+"""LLM: prompts or conversations in, completions out; batches, streams and their async twins.
+
+>>> import genai
+>>> with genai.LLM() as llm:
+...     print(llm.chat("What is 12 + 7?").text)
+19
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
+from ..engine.sampling.params import SamplingParams
+from ..engine.worker import Worker
+from ..errors import ChatTemplateError, InputError, OptionError, did_you_mean
+from ..model.config import Config
+from ..model.folders import bundled_model
+from ..model.model import Model
+from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
+from ..text.template_worker import SHARED
+from ..text.tokenizer import Tokenizer
+from .completion import ChatReply, Completion, Done
+from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
+from .requests import Prompt, RequestBuilder
+
+Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
+"""A conversation: a list of {"role", "content"}; a text is one user message."""
+
+
+class LLM(contextlib.AbstractContextManager["LLM"]):
+    """A model with its tokenizer, ready to generate. Safe to use from several threads and tasks: whatever runs at the
+    same time shares the steps of one engine, and gives the same tokens as alone.
+
+    Args:
+        model: a model folder, a Config or a loaded Model; None = the bundled model.
+        max_sequences: sequences that run side by side; more wait.
+        model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device; see genai.Model.
+
+    Raises:
+        ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
+        OptionError: an argument out of range.
+
+    >>> llm = LLM()
+    >>> llm
+    LLM('.../pebble')
+
+    The examples of the methods go on with this `llm`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Config | Model | None = None,
+        *,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        **model_options: Any,
+    ) -> None:
+        if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
+            raise OptionError(
+                f"max_sequences = {max_sequences!r}", "a whole number of at least 1 is expected", "leave it out"
+            )
+        with contextlib.suppress(ChatTemplateError):  # told to whoever renders a conversation
+            SHARED.start()  # ready by the time the model is
+        self._owns_model = not isinstance(model, Model)
+        self.model = loaded = _loaded(model, model_options)
+        self.tokenizer = Tokenizer(loaded)
+        self.parser = get_parser(detect(self.tokenizer.chat_template))
+        self._requests = RequestBuilder(loaded, self.tokenizer)
+        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences))
+
+    # --- whole completions ---------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Complete one prompt or many; many run as one batch.
+
+        Args:
+            prompts: texts or lists of token ids.
+            params: options, for all prompts or one each; None = the model's defaults.
+            options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
+                `params`, or the model's defaults.
+            progress: told every tenth of a second how many completions are done, of how many.
+
+        Returns:
+            One completion per prompt and sample, in order: all samples of the first prompt, then of the second.
+
+        Raises:
+            InputError: no prompt, an empty one, or one that is neither text nor token ids.
+            OptionError: options out of range, contradictory or unknown.
+            ContextOverflowError: a prompt that leaves no room for an answer.
+            CacheCapacityError: a sequence that the cache cannot hold even alone.
+            SamplingError, LogitsProcessorError: no next token could be chosen.
+            StateError: the LLM is closed, or came here by a fork.
+
+        >>> prompts = [llm.render(question) for question in ("What is 12 + 7?", "Spell the word cat.")]
+        >>> [completion.text for completion in llm.generate(prompts)]
+        ['19', 'c-a-t']
+        >>> [completion.finish_reason for completion in llm.generate(prompts, max_tokens=1)]
+        ['length', 'length']
+        >>> story = llm.render("Tell me a story about Luna and Tom.")
+        >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
+        3
+        """
+        return wait_for(self._requests.batch(prompts, params, options), self._worker, progress)
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work.
+
+        >>> async def ask(*questions):
+        ...     return await llm.agenerate([llm.render(question) for question in questions])
+        >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
+        ['15', '19']
+        """
+        return await await_for(self._requests.batch(prompts, params, options), self._worker)
+
+    def stream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Any
+    ) -> CompletionStream:
+        """Complete one prompt, or answer one conversation, piece by piece.
+
+        Args:
+            prompt: a text, token ids, or a list of messages.
+            params, options: as for generate; n is 1.
+
+        Returns:
+            An iterator over pieces of text, whole characters only. Its `completion` says the rest, also before the end.
+            Closing it (or leaving its `with` block) cancels what is left.
+
+        Raises:
+            As generate.
+
+        >>> with llm.stream([{"role": "user", "content": "Count from 3 to 7."}]) as stream:
+        ...     for piece in stream:
+        ...         print(piece, end="|")
+        3|,| |4|,| |5|,| |6|,| |7|
+        >>> stream.completion.finish_reason
+        'stop'
+        """
+        return CompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
+
+    def astream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Any
+    ) -> AsyncCompletionStream:
+        """`stream` for async code: an async iterator. Call it where an event loop runs.
+
+        Raises:
+            StateError: no event loop runs. Otherwise as generate.
+
+        >>> async def count():
+        ...     async with llm.astream(llm.render("Count from 3 to 7.")) as stream:
+        ...         return [piece async for piece in stream if piece.isdigit()]
+        >>> asyncio.run(count())
+        ['3', '4', '5', '6', '7']
+        """
+        return AsyncCompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
+
+    def stream_tokens(self, prompt: Sequence[int], **options: Any) -> CompletionStream:
+        """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
+
+        >>> llm = LLM()
+        >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
+        '15'
+        >>> llm.close()
+        """
+        return CompletionStream(self._requests.single(prompt, None, options, self.parser.markers), self._worker)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a prompt text.
+
+        >>> llm = LLM()
+        >>> len(llm.encode("12 + 7"))
+        5
+        >>> llm.close()
+        """
+        ids: list[int] = self.tokenizer.encode(text).tolist()
+        return ids
+
+    # --- conversations -------------------------------------------------------------------------------------------
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> ChatReply:
+        """Answer a conversation.
+
+        Args:
+            messages: the conversation so far, or one user message as text.
+            tools: JSON schemas of tools that the model may call.
+            template: further variables of the chat template, such as documents or enable_thinking.
+            params, options: as for generate; n is 1.
+
+        Raises:
+            ChatTemplateError: there is no chat template, or it refuses the messages or leaves out some, or the tools.
+            Otherwise as generate.
+
+        >>> messages = [{"role": "user", "content": "My name is Nora."}]
+        >>> reply = llm.chat(messages)
+        >>> reply.text
+        'Nice to meet you, Nora!'
+        >>> messages += [reply.message, {"role": "user", "content": "What is my name?"}]
+        >>> llm.chat(messages).text
+        'Your name is Nora.'
+        """
+        prompt = self.render(messages, tools=tools, template=template)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        (completion,) = wait_for(request, self._worker)
+        return self.parsed(prompt, completion)
+
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> ChatReply:
+        """`chat` for async code.
+
+        >>> asyncio.run(llm.achat("What day comes after Monday?")).text
+        'Tuesday'
+        """
+        prompt = self.render(messages, tools=tools, template=template)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        (completion,) = await await_for(request, self._worker)
+        return self.parsed(prompt, completion)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> Iterator[Event | Done]:
+        """Answer a conversation piece by piece, split into genai.text.parsing's events: Text, Reasoning, ToolCall, ….
+
+        The last event is Done: it has the whole reply, its completion and usage. Arguments and errors as for chat;
+        errors come with the first event.
+
+        >>> for event in llm.stream_chat("What is 20 - 5?"):
+        ...     print(repr(event)[:30])
+        Text(text='1', problem='')
+        Text(text='5', problem='')
+        End(in_reasoning=False)
+        Done(reply=ChatReply(reply=Rep
+        >>> event.reply.text, event.completion.finish_reason, event.usage.completion_tokens
+        ('15', 'stop', 2)
+        """
+        prompt = self.render(messages, tools=tools, template=template)
+        splitter = self.splitter(prompt)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        with CompletionStream(request, self._worker) as stream:
+            for piece in stream:
+                yield from splitter.feed(piece)
+        yield from splitter.finish()
+        yield Done(self.parsed(prompt, stream.completion))
+
+    async def astream_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Event | Done]:
+        """`stream_chat` for async code.
+
+        >>> async def answer(question):
+        ...     return "".join([event.raw async for event in llm.astream_chat(question)])
+        >>> asyncio.run(answer("What is 20 - 5?"))
+        '15'
+        """
+        prompt = self.render(messages, tools=tools, template=template)
+        splitter = self.splitter(prompt)
+        request = self._requests.single(prompt, params, options, self.parser.markers)
+        async with AsyncCompletionStream(request, self._worker) as stream:
+            async for piece in stream:
+                for event in splitter.feed(piece):
+                    yield event
+        for event in splitter.finish():
+            yield event
+        yield Done(self.parsed(prompt, stream.completion))
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The exact prompt text of a conversation.
+
+        Raises:
+            ChatTemplateError: there is no chat template, or it refuses the messages or leaves out some, or the tools.
+            InputError: the messages are not a conversation.
+
+        >>> llm.render("Hi")
+        '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.tokenizer.chat_prompt(messages, tools=tools, **dict(template or {}))
+
+    def _prompt(self, prompt: Prompt | Messages) -> Prompt:
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            return self.render(prompt)  # type: ignore[arg-type]
+        return prompt  # type: ignore[return-value]
+
+    def params(self, params: SamplingParams | None = None, **options: Any) -> SamplingParams:
+        """The options that a request with these arguments would have.
+
+        Raises:
+            OptionError: out of range, contradictory or unknown.
+
+        >>> llm.params().temperature
+        0.0
+        >>> llm.params(top_p=0.9).temperature
+        1.0
+        """
+        return self._requests.params(params, options)
+
+    @property
+    def context_size(self) -> int:
+        """Most tokens of a sequence, prompt and answer together: the model's context, or less if its folder says so.
+
+        >>> llm.context_size
+        1024
+        """
+        return self._requests.context_size
+
+    def splitter(self, prompt: str) -> ReplySplitter:
+        """Splits the reply to a rendered prompt while it is generated.
+
+        >>> llm.splitter(llm.render("Hi")).feed("Hello!")
+        [Text(text='Hello!', problem='')]
+        """
+        return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
+
+    def parsed(self, prompt: str, completion: Completion) -> ChatReply:
+        """The parts of a reply to a rendered prompt.
+
+        >>> prompt = llm.render("What is 20 - 5?")
+        >>> llm.parsed(prompt, llm.generate(prompt)[0]).text
+        '15'
+        """
+        splitter = self.splitter(prompt)
+        return ChatReply(Reply.from_events([*splitter.feed(completion.text), *splitter.finish()]), completion)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel what runs and give the memory back; a Model given by the caller stays loaded.
+
+        >>> with LLM() as other:
+        ...     text = other.chat("What is 20 - 5?").text
+        >>> other.chat("What is 20 - 5?")
+        Traceback (most recent call last):
+        genai.errors.StateError: the model is closed
+          why: close() gave its memory back
+          fix: load the model again
+        """
+        self._worker.close()
+        if self._owns_model:
+            self.model.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({str(self.model.folder)!r})"
+
+
+def _loaded(model: str | Path | Config | Model | None, options: Mapping[str, Any]) -> Model:
+    if model is not None and not isinstance(model, (str, Path, Config, Model)):
+        raise InputError(
+            f"model is a {type(model).__name__}", "a folder, a Config or a Model is expected", "pass the model's folder"
+        )
+    known = list(inspect.signature(Model).parameters)[1:]
+    if unknown := sorted(set(options) - set(known)):
+        raise OptionError(
+            f"unknown option {unknown[0]!r} = {options[unknown[0]]!r:.80}",
+            f"an LLM takes max_sequences, {', '.join(known)}; options of sampling go to generate, stream or chat",
+            did_you_mean(unknown[0], [*known, "max_sequences"], "leave it out"),
+        )
+    if not isinstance(model, Model):
+        return Model(bundled_model() if model is None else model, **options)
+    if options:
+        raise OptionError(
+            f"{', '.join(options)} given with a Model", "it is loaded already", "pass them to Model(...) instead"
+        )
+    return model

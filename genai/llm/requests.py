@@ -1,0 +1,154 @@
+"""From prompts and options, as callers give them, to checked jobs for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
+from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
+from ..errors import ContextOverflowError, InputError, OptionError
+from ..model.model import Model
+from ..ort_genai.token_rows import token_row
+from ..text.files import generation_defaults
+from ..text.tokenizer import Tokenizer
+from .generation import Generation
+
+Prompt: TypeAlias = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+class RequestBuilder:
+    """Makes requests for one model and the tokenizer of its folder."""
+
+    def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._config = model.config.model
+        limit = model.config.search.get("max_length") or model.context_size
+        self.context_size = min(model.context_size, limit)
+        search = {**generation_defaults(model.folder).sampling, **model.config.search}
+        self.defaults = model_defaults(search, self._config.vocab_size)
+        self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+
+    def params(self, params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
+        """The options of a request: those named replace `params`, or the model's defaults."""
+        if params is None:
+            return with_defaults(self.defaults, options)
+        if not isinstance(params, SamplingParams):
+            raise OptionError(
+                f"params is a {type(params).__name__}", "a SamplingParams is expected", "pass single options by name"
+            )
+        return params.replace(**options) if options else params
+
+    def batch(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        options: Mapping[str, Any],
+    ) -> list[Generation]:
+        """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others."""
+        rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
+        given: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
+        if len(given) != len(rows):
+            raise OptionError(
+                f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
+            )
+        return self._generations(rows, [self._plan(self.params(one, options)) for one in given], ())
+
+    def single(
+        self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], keep: Sequence[str] = ()
+    ) -> list[Generation]:
+        """The job of one prompt and one sample, in a list; its text shows the special tokens `keep`."""
+        chosen = self.params(params, options)
+        if chosen.n != 1:
+            raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
+        return self._generations([self._prompt(prompt)], [self._plan(chosen)], keep)
+
+    def _generations(
+        self, rows: Sequence[Sequence[int]], plans: Sequence[SamplingPlan], keep: Sequence[str]
+    ) -> list[Generation]:
+        for row, plan in zip(rows, plans, strict=True):
+            params = plan.params
+            least = max(len(row) + params.min_tokens, params.min_length)
+            if least > self.context_size:
+                raise ContextOverflowError(
+                    f"min_tokens = {params.min_tokens}, min_length = {params.min_length} ask for {least} tokens",
+                    f"the prompt has {len(row)}, and the context holds {self.context_size} together with the answer",
+                    "lower them, or load the model with a larger context",
+                )
+        return [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), strict=True)]
+
+    def _prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids that leave room for an answer."""
+        if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
+            raise InputError(
+                f"a prompt is a {type(prompt).__name__}",
+                "a text or a list of token ids is expected",
+                "pass a str; messages go to chat",
+            )
+        if not isinstance(prompt, str):
+            row = token_row(prompt, self._config.vocab_size)
+        elif count := self._tokenizer.too_many_tokens(prompt, self.context_size):
+            raise self._overflow(f"more than {count} tokens")
+        else:
+            row = token_row(self._tokenizer.encode(prompt), self._config.vocab_size)
+        if len(row) >= self.context_size:
+            raise self._overflow(f"{len(row)} tokens")
+        return row
+
+    def _overflow(self, found: str) -> ContextOverflowError:
+        return ContextOverflowError(
+            f"the prompt has {found}",
+            f"the context holds {self.context_size}, the answer included",
+            "shorten it, or load the model with a larger context",
+        )
+
+    def _plan(self, params: SamplingParams) -> SamplingPlan:
+        vocab_size = self._model.decoder.vocab_size  # raises if the model was closed
+        if params.top_k > vocab_size:
+            raise OptionError(
+                f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
+            )
+        breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
+        return plan_sampling(params, vocab_size=vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers)
+
+    def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        if breakers not in self._breakers:
+            vocabulary = [self._tokenizer.decode([token]) for token in range(self._tokenizer.vocab_size)]
+            self._breakers[breakers] = breaker_tokens(
+                breakers, vocabulary, lambda text: self._tokenizer.encode(text).tolist()
+            )
+        return self._breakers[breakers]
+
+    def _generation(self, prompt: Sequence[int], plan: SamplingPlan, index: int, keep: Sequence[str]) -> Generation:
+        seed = request_seed(plan.params)
+
+        def make(sample: int, siblings: Sequence[Generation] = ()) -> Generation:
+            return Generation(
+                prompt,
+                plan,
+                seed=seed,
+                sample=sample,
+                stream=self._tokenizer.create_stream(keep=keep),
+                context_size=self.context_size,
+                prompt_index=index,
+                siblings=siblings,
+            )
+
+        return make(0, [make(sample) for sample in range(1, plan.params.n)])
+
+
+def _as_list(prompts: Any) -> Sequence[Prompt]:
+    """One prompt as a list of one. A row of ids is one prompt; a list of rows or texts is many."""
+    if isinstance(prompts, (str, bytes)) or not _is_row(prompts):
+        return [prompts]
+    rows = prompts.as_numpy() if hasattr(prompts, "as_numpy") else prompts
+    if not len(rows):
+        raise InputError("there are no prompts", "there is nothing to complete", "pass at least one")
+    return [prompts] if isinstance(rows[0], (int, float)) or getattr(rows[0], "ndim", 1) == 0 else rows
+
+
+def _is_row(value: Any) -> bool:
+    """Whether it is text, or things in a row."""
+    return isinstance(value, Sequence) or hasattr(value, "as_numpy") or getattr(value, "ndim", 0) > 0

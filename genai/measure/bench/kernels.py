@@ -1,0 +1,187 @@
+"""The products of a model one kind at a time: seconds and ceilings by number of rows, as FEW and as MANY rows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from genai.kernels import records as record_types
+from genai.kernels.executor import Executor, StepContext
+from genai.kernels.records import Product, RowProgram, branches
+
+from ...engine.paged import PagedDecoder
+from ...errors import UnsupportedModelError
+from ...model.model import Model
+from .ceilings import bandwidth, products
+
+Row = dict[str, Any]
+
+
+def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iterator[Row]:
+    """Per kind of product (shape and format of its weights) and number of rows: the time of one, and its shares.
+
+    All matrices of a kind are multiplied one after another, so that none of them waits in a cache for its turn.
+    Mixtures of experts are left out: what they read depends on which experts the rows choose.
+
+    Args:
+        rows: numbers of rows; each is run as FEW, and as MANY where the device has kernels for those.
+
+    Raises:
+        UnsupportedModelError: no product of the model is a record.
+    """
+    decoder = model.decoder
+    work = _work(decoder.program) if isinstance(decoder, PagedDecoder) else []
+    if not isinstance(decoder, PagedDecoder) or not work:
+        raise UnsupportedModelError(
+            "the products of this model cannot be measured alone",
+            "none of them is part of a program of records",
+            "use `genai bench decode` and `genai bench prefill`",
+        )
+    program, executor = decoder.program, decoder.executor
+    kinds: dict[str, list[_Work]] = {}
+    for one in work:
+        kinds.setdefault(_kind(one, executor, program.constants), []).append(one)
+    read = bandwidth(model.threads)()
+    for kind, alike in kinds.items():
+        step = _Step(alike, program, executor)
+        for count in rows:
+            for many in (False, True):
+                if not many or step.has_many:
+                    yield _row(kind, step, count, many, step.seconds(count, many, repeat), read, model.threads)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is measured as one product: a product, or two behind a gate.
+
+    Attributes:
+        records: the last one makes the result. gate: name of the activation; "" = one product.
+    """
+
+    records: tuple[record_types.Record, ...]
+    gate: str = ""
+
+    @property
+    def weights(self) -> tuple[record_types.Weight, ...]:
+        return tuple(branch.weight for record in self.records for branch in branches(record))
+
+
+def _work(program: RowProgram) -> list[_Work]:
+    """The products of a program in order; two that only a gate reads are one."""
+    records = program.records
+    makers = {record.out: record for record in records if isinstance(record, Product)}
+    uses = Counter([*(name for part in program.parts for name in part.inputs), *program.outputs])
+    found: dict[str, _Work] = {}
+    for record in records:
+        if isinstance(record, Product):
+            found[record.out] = _Work((record,))
+        elif isinstance(record, record_types.GatedProduct):
+            found[record.out] = _Work((record,), record.activation)
+        elif isinstance(record, record_types.Gate) and uses[record.gate] == uses[record.up] == 1:
+            gate, up = makers.get(record.gate), makers.get(record.up)
+            if gate is not None and up is not None and gate.x == up.x:
+                found[record.out] = _Work((gate, up, record), record.activation)
+                del found[gate.out], found[up.out]
+    return list(found.values())
+
+
+def _kind(work: _Work, executor: Executor, constants: record_types.Constants) -> str:
+    weight = work.weights[0]
+    if isinstance(weight, record_types.BlockWeight):
+        form = f"int{weight.bits} by {weight.block_size}"
+    else:
+        form = f"floats in {executor.packed_bytes(weight, constants)} bytes"
+    gate = f", {work.gate} of two" if work.gate else ""
+    return f"{weight.rows} x {weight.columns} {form}{gate}"
+
+
+class _Step:
+    """All products of a kind as one program, ready to run.
+
+    Attributes:
+        one: the first of them; the others are alike.
+        has_many: whether the device has kernels of their own for the rows of long prompts.
+    """
+
+    def __init__(self, alike: Sequence[_Work], program: RowProgram, executor: Executor) -> None:
+        self.one, self._count = alike[0], len(alike)
+        self._program, self._executor = _alone(alike, program), executor
+        self._run = executor.compile(self._program).run
+        per_token = program.types[self.one.records[-1].outputs[0]].per is record_types.Per.TOKEN
+        self.has_many = per_token and self.arithmetic(many=True) is not None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one product reads."""
+        return sum(self._executor.packed_bytes(weight, self._program.constants) for weight in self.one.weights)
+
+    def arithmetic(self, many: bool) -> str | None:
+        """The instructions that multiply; None where the device has none of their own for so many rows."""
+        return self._executor.arithmetic(self.one.records[0], self._program.constants, prefill=many)
+
+    def seconds(self, count: int, many: bool, repeat: int) -> float:
+        """Median time of one product."""
+        types = self._program.types
+        given = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
+        step, times = _context(count, many), []
+        self._run(step, given)
+        for _ in range(repeat):
+            begin = time.perf_counter()
+            self._run(step, given)
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times) / self._count
+
+
+def _alone(alike: Sequence[_Work], program: RowProgram) -> RowProgram:
+    """A program of these products. Values of one width are one array, so that little is copied per step."""
+    records = [record for work in alike for record in work.records]
+    made = {name for record in records for name in record.outputs}
+    read = dict.fromkeys(name for record in records for name in record.inputs if name not in made)
+    given = {name: f"given {program.types[name].width} per {program.types[name].per.value}" for name in read}
+    types = {name: program.types[name] for name in (*made, *read)}
+    types |= {
+        shared: record_types.RowsType((1, -1, types[name].width), types[name].width, types[name].per)
+        for name, shared in given.items()
+    }
+    copies = [record_types.Columns(shared, 0, name) for name, shared in given.items()]
+    return replace(
+        program, parts=(*copies, *records), types=types, outputs=(), ids={}, given=tuple(dict.fromkeys(given.values()))
+    )
+
+
+def _context(count: int, many: bool) -> StepContext:
+    """One sequence of so many tokens."""
+    numbers = np.arange(count, dtype=np.int64)
+    return StepContext(
+        tokens=np.zeros(count, np.int64),
+        positions=numbers,
+        cu_seqlens_q=np.array([0, count], np.int32),
+        context_lens=np.array([count], np.int32),
+        block_tables=np.zeros((1, 1), np.int32),
+        slot_mapping=numbers,
+        num_decode_sequences=0 if many else 1,
+        logits_indices=numbers,
+        rope_table=np.zeros(1, np.int32),
+    )
+
+
+def _row(kind: str, step: _Step, count: int, many: bool, seconds: float, read: float, threads: int) -> Row:
+    numbers = sum(weight.rows * weight.columns for weight in step.one.weights)
+    operations = 2.0 * numbers * count / seconds
+    ceiling = products(step.arithmetic(many) or "fp32", threads)()
+    return {
+        "product": kind,
+        "rows": count,
+        "as": "many" if many else "few",
+        "ms": 1e3 * seconds,
+        "GB/s": step.weight_bytes / seconds / 1e9,
+        "of bandwidth": step.weight_bytes / seconds / read,
+        "TOP/s": operations / 1e12,
+        "of products": operations / ceiling,
+    }

@@ -1,0 +1,91 @@
+"""Bar charts of results: as text for terminals, and as SVG or PNG by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError, OptionError
+
+SUFFIXES = (".svg", ".png")
+_INCHES = (7.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Values by name, of one or more series.
+
+    Attributes:
+        title: what it shows. axis: what the names are.
+        names: one per value of a series.
+        series: label to values. errors: label to half the width of each value's interval.
+        unit: of the values; "%" shows shares.
+    """
+
+    title: str
+    axis: str
+    names: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+    unit: str = ""
+    errors: Mapping[str, Sequence[float]] | None = None
+
+    def text(self, width: int) -> str:
+        """Bars of "#", no line longer than `width`."""
+        first = max(map(len, self.names), default=0)
+        lines = [f"{self.title}, by {self.axis}"]
+        for label, values in self.series.items():
+            lines += [label] if len(self.series) > 1 else []
+            shown = [self._value(label, index) for index in range(len(values))]
+            room = max(width - first - max(map(len, shown), default=0) - 5, 1)
+            most = max([*values, 0.0]) or 1.0
+            for name, value, text in zip(self.names, values, shown, strict=True):
+                bar = "#" * round(room * max(value, 0.0) / most)
+                lines.append(f"  {name:>{first}} {bar:<{room}} {text}"[:width].rstrip())
+        return "\n".join(lines)
+
+    def _value(self, label: str, index: int) -> str:
+        value = self.series[label][index]
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        error = f" ± {self.errors[label][index]:.2g}" if self.errors else ""
+        return f"{number}{error}{f' {self.unit}' if self.unit else ''}"
+
+    def save(self, path: Path) -> None:
+        """Draw it into a file.
+
+        Raises:
+            OptionError: the file's name ends in neither .svg nor .png, or matplotlib is not installed.
+            InputError: the file cannot be written.
+        """
+        check_file(path)
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        # The same chart is the same file.
+        with rc_context({"svg.hashsalt": "genai", "svg.fonttype": "none"}):
+            figure = Figure(figsize=_INCHES, layout="constrained")
+            axes = figure.subplots()
+            share = 0.8 / len(self.series)
+            for place, (label, values) in enumerate(self.series.items()):
+                left = [index + (place - (len(self.series) - 1) / 2) * share for index in range(len(values))]
+                axes.bar(left, values, share, label=label, yerr=self.errors[label] if self.errors else None, capsize=3)
+            axes.set_xticks(range(len(self.names)), self.names, rotation=30 if len(self.names) > 8 else 0)
+            axes.set(title=self.title, xlabel=self.axis, ylabel=self.unit or None)
+            if len(self.series) > 1:
+                axes.legend()
+            try:
+                figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            except OSError as error:
+                raise InputError(f"{path}: cannot be written", str(error), "give another file") from error
+
+
+def check_file(path: Path) -> None:
+    """Whether a chart can be drawn into a file, before the long work that it shows."""
+    if path.suffix not in SUFFIXES:
+        raise OptionError(f"plot file {path}", "plots are SVG or PNG", "give a name that ends in .svg or .png")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise OptionError(
+            f"plot file {path}", "plots are drawn by matplotlib, which is not installed", "pip install matplotlib"
+        ) from None

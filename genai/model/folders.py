@@ -1,0 +1,188 @@
+"""Model folders: the bundled one, what somebody meant who gave something else, and files that are damaged."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
+
+BUNDLED_MODEL = "pebble"
+
+
+def configs_folder() -> Path:
+    """The installed configs/ folder."""
+    import genai.configs
+
+    return Path(next(iter(genai.configs.__path__)))
+
+
+def bundled_model() -> Path:
+    """The folder of the model that ships with the package."""
+    return configs_folder() / "models" / BUNDLED_MODEL
+
+
+def bundled_tasks() -> Path:
+    """The held-out questions of the bundled model, JSON lines."""
+    return configs_folder() / "tasks" / f"{BUNDLED_MODEL}.jsonl"
+
+
+@contextmanager
+def folder_errors(folder: str | Path) -> Iterator[None]:
+    """Turns errors that nobody foresaw, as damaged files bring them about, into errors of this toolkit.
+
+    Raises:
+        UnsupportedModelError: in place of any Exception that is not a GenaiError.
+        CacheCapacityError: in place of a MemoryError.
+    """
+    try:
+        yield
+    except GenaiError:
+        raise
+    except MemoryError as error:
+        raise CacheCapacityError(
+            f"{folder}: the model needs more memory than there is",
+            str(error) or "the system refused to give it",
+            "free memory, ask for a smaller context, or check the sizes in its files",
+        ) from error
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{folder}: the model cannot be loaded",
+            f"its files do not fit together: {type(error).__name__}: {error}",
+            "copy or export it again; if it runs elsewhere, report it with this message",
+        ) from error
+
+
+_CONFIG = "genai_config.json"
+_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Folders looked into for the model that may lie deeper.
+_MOST_LOOKED_AT = 200
+
+
+def not_a_folder(path: Path) -> ModelFolderError:
+    """The error for a path that is no folder."""
+    text = str(path)
+    hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
+    name = _HUB.sub("", text.replace(":/", "://", 1) if hub else text, count=1).strip("/")
+    if path.suffix.lower() == ".gguf":
+        return ModelFolderError(
+            f"{text}: a GGUF file is not a model folder",
+            "this version does not read GGUF",
+            "get the model's original checkpoint (config.json and *.safetensors); "
+            "`genai chat FOLDER` builds an INT4 model of it the first time",
+        )
+    if path.suffix.lower() == ".onnx":
+        return _onnx_file(path)
+    if path.is_file():
+        return _other_file(path)
+    if hub or (_HUB_NAME.fullmatch(name) and not Path(text.split("/")[0]).exists() and not text.startswith(".")):
+        return _hub_name("/".join(name.split("/")[:2]), text)
+    if re.search(r"\s", text.strip()) and (len(text.split()) > 2 or text.rstrip().endswith(("?", "!", "."))):
+        return ModelFolderError(
+            f"{text!r:.80}: not a model folder",
+            "this looks like a question; MODEL comes first, and without it the bundled model answers",
+            f'ask with -p: `genai chat -p "{text:.60}"`',
+        )
+    if text == BUNDLED_MODEL:
+        fix = "leave MODEL out: the bundled model is what answers then"
+    elif near := _similar(path):
+        fix = f"did you mean {near}?"
+    else:
+        fix = (
+            f"give the folder that holds {_CONFIG}, or a Hugging Face checkpoint's; without MODEL the bundled model "
+            'answers; a question goes behind -p: `genai chat -p "…"`'
+        )
+    why = "there is no such folder" + ("" if "/" in text else ", and models are not known by names here")
+    return ModelFolderError(f"{text}: not a model folder", why, fix)
+
+
+def no_config(folder: Path) -> ModelFolderError:
+    """The error for a folder without genai_config.json."""
+    what, why = f"{folder}: {_CONFIG} is missing", "a model folder is described by that file"
+    inside = _models_below(folder)
+    if inside:
+        listed = ", ".join(map(str, inside[:3])) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
+        return ModelFolderError(what, why, f"{'the models below it are' if inside[1:] else 'give'} {listed}")
+    for pattern, instead in (("*.gguf", not_a_folder), ("*.onnx", _onnx_file)):
+        if found := sorted(folder.glob(pattern)):
+            hint = instead(found[0])
+            return ModelFolderError(what, f"{why}; of {found[0].name}: {hint.why}", hint.fix)
+    return ModelFolderError(
+        what, why, "give a folder made by a model builder; of a Hugging Face checkpoint `genai build` makes one"
+    )
+
+
+def _onnx_file(path: Path) -> ModelFolderError:
+    what = f"{path}: an .onnx file is not a model folder"
+    if not path.exists():
+        return ModelFolderError(what, "and there is no such file", "check the path")
+    if (path.parent / _CONFIG).is_file():
+        return ModelFolderError(
+            what, f"it belongs to the one it lies in, with {_CONFIG} and the tokenizer", f"give {path.parent}"
+        )
+    return ModelFolderError(
+        what,
+        f"to chat, a model needs {_CONFIG} and a tokenizer beside its graph",
+        f"`genai info {path}` describes the graph, `genai run {path} --random` runs it",
+    )
+
+
+def _other_file(path: Path) -> ModelFolderError:
+    what = f"{path}: a file, not a model folder"
+    if path.suffix in _PICKLES:
+        return ModelFolderError(
+            what, "and a pickle, which would run whatever code it holds", "get the checkpoint as safetensors"
+        )
+    beside = (path.parent / _CONFIG).is_file() or (path.parent / "config.json").is_file()
+    fix = f"give {path.parent}, the folder it lies in" if beside else f"give the folder that holds {_CONFIG}"
+    return ModelFolderError(what, "a model is a folder: graph, tokenizer and configuration", fix)
+
+
+def _hub_name(name: str, given: str) -> ModelFolderError:
+    what = f"{given}: not a model folder"
+    if there := _downloaded(name):
+        return ModelFolderError(what, "Hugging Face's cache has it", f"give its folder: `genai chat {there}`")
+    target = name.rsplit("/", 1)[-1]
+    return ModelFolderError(
+        what,
+        "there is no such folder; it looks like a name on Hugging Face, and this version downloads nothing",
+        f"`hf download {name} --local-dir {target}`, then `genai chat {target}`, which builds a model of a checkpoint",
+    )
+
+
+def _downloaded(name: str) -> Path | None:
+    """The newest snapshot of a model in Hugging Face's cache."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    snapshots = [one for one in hub.glob(f"models--{name.replace('/', '--')}/snapshots/*") if one.is_dir()]
+    return max(snapshots, key=lambda one: one.stat().st_mtime, default=None)
+
+
+def _similar(path: Path) -> Path | None:
+    """The folder beside it whose name is most alike."""
+    try:
+        names = [one.name for one in islice(path.parent.iterdir(), _MOST_LOOKED_AT) if one.is_dir()]
+    except OSError:
+        return None
+    close = difflib.get_close_matches(path.name, names, 1, 0.7)
+    return path.parent / close[0] if close else None
+
+
+def _models_below(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    level = [folder]
+    for _ in range(3):
+        inside: list[Path] = []
+        for place in level[:_MOST_LOOKED_AT]:
+            with suppress(OSError):
+                inside += sorted(one for one in place.iterdir() if one.is_dir() and not one.is_symlink())
+        found += [one for one in inside if (one / _CONFIG).is_file()]
+        level = inside
+    return found

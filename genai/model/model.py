@@ -1,0 +1,157 @@
+"""A model folder, loaded: configuration, tokenizer files and a decoder ready to compute."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OptionError, StateError, did_you_mean
+from ..session.refused import refusing_method
+from .config import Config
+from .folders import folder_errors
+
+if TYPE_CHECKING:
+    from ..engine.decoder import Decoder
+    from ..engine.sampling.batch import BatchSampler
+    from .decoder_graph import DecoderInfo
+
+KV_DTYPES = ("auto", "fp16", "fp32")
+ACCURACIES = ("auto", "fp32", "int8")
+DEVICES = ("cpu", "reference")
+
+
+class Model(AbstractContextManager["Model"]):
+    """A generative model.
+
+    One Model may serve many Generators from several threads; they share its weights and its block pool.
+
+    Args:
+        source: the model folder, or a Config.
+        threads: CPU threads for its kernels; None = the physical cores this process may use.
+        kv_dtype: "fp16", "fp32", or "auto": fp16 where products take int8 activations, else fp32.
+        accuracy: "auto" obeys each node's accuracy_level: 4 rounds activations of products with quantised weights to
+            int8, everything else, also where it is unset, keeps them in fp32. "int8" rounds in all of them, which is
+            faster; "fp32" in none, and keys and values are fp32.
+        cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
+        context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
+        device: "cpu", or "reference": the forward pass in plain NumPy, slow and in full precision, to compare with;
+            it rounds no activations, and how many threads its products use is NumPy's affair.
+        quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
+            (`info.reason` says that too).
+
+    Raises:
+        ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
+        OptionError: an argument out of range.
+        CacheCapacityError: weights and context need more memory than there is.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | Config,
+        *,
+        threads: int | None = None,
+        kv_dtype: str = "auto",
+        accuracy: str = "auto",
+        cache_bytes: int | None = None,
+        context_size: int | None = None,
+        quiet: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "device": device}
+        options |= {"threads": threads, "cache_bytes": cache_bytes, "context_size": context_size}
+        check_model_options(**options)
+        from .loading import load_decoder
+
+        options = {name: int(value) if isinstance(value, Integral) else value for name, value in options.items()}
+        self.config = source if isinstance(source, Config) else Config(source)
+        self.config.check_providers()
+        self.folder = self.config.folder
+        self._sampler: BatchSampler | None = None
+        self._decoder: Decoder | None
+        with folder_errors(self.folder):
+            self._decoder, self.info = load_decoder(self.config, quiet=quiet, **options)
+
+    info: DecoderInfo
+    """What was found in the graph: layers, parameters, bytes, how it runs."""
+
+    @property
+    def type(self) -> str:
+        """The model type of genai_config.json, such as "llama"."""
+        return self.config.model.type
+
+    @property
+    def device_type(self) -> str:
+        """Where it runs: "CPU", as onnxruntime-genai writes it."""
+        return "CPU"
+
+    @property
+    def context_size(self) -> int:
+        """Most tokens that one sequence may have, prompt and output together."""
+        return self.info.context_size
+
+    @property
+    def decoder(self) -> Decoder:
+        """The engine's decoder.
+
+        Raises:
+            StateError: the model was closed.
+        """
+        if self._decoder is None:
+            raise StateError("the model is closed", "close() gave its memory back", "load the model again")
+        return self._decoder
+
+    @property
+    def sampler(self) -> BatchSampler:
+        """Chooses tokens over this model's vocabulary; made at the first use."""
+        if self._sampler is None:
+            from ..engine.sampling.batch import BatchSampler
+
+            self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.executor)
+        return self._sampler
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that its kernels use."""
+        return self.decoder.executor.threads
+
+    create_multimodal_processor = refusing_method("create_multimodal_processor", "this version runs text models")
+    create_streaming_processor = refusing_method("create_streaming_processor", "this version runs text models")
+
+    def close(self) -> None:
+        """Give weights and cache back. Generators of this model cannot be used afterwards."""
+        if self._decoder is not None:
+            self._decoder.close()
+            self._decoder = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.folder)!r}, type={self.type!r})"
+
+
+def check_model_options(*, kv_dtype: str = "auto", accuracy: str = "auto", device: str = "cpu", **numbers: Any) -> None:
+    """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
+    _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
+    _check_choice("accuracy", accuracy, ACCURACIES)
+    _check_choice("device", device, DEVICES)
+    refused = {"accuracy": accuracy == "int8" and accuracy, "threads": numbers.get("threads")}
+    for name, value in refused.items():
+        if device == "reference" and value:
+            why = "the reference computes in full precision, with as many threads as NumPy takes"
+            raise OptionError(f"device = 'reference' with {name} = {value!r}", why, f"leave {name} out")
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise OptionError(
+                f"{name} = {value!r}", "a whole number of at least 1 is expected", f"leave {name} out for the default"
+            )
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        gpu = name == "device" and str(value).lower().startswith(("cuda", "gpu", "rocm", "mps", "metal"))
+        why = f"allowed: {', '.join(allowed)}{'; this version has no kernels for GPUs' if gpu else ''}"
+        fix = did_you_mean(str(value).lower(), allowed, f"pass one of them, or leave {name} out")
+        raise OptionError(f"{name} = {value!r}", why, fix)

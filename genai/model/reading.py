@@ -1,0 +1,51 @@
+"""Files that users and models bring: whole, or an error that names the file and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import GenaiError, InputError
+
+
+def file_bytes(path: Path, unreadable: type[GenaiError]) -> bytes | None:
+    """What a file holds; None if there is none. Raises `unreadable`: the system refuses it."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+
+
+def file_text(path: Path, unreadable: type[GenaiError], malformed: type[GenaiError]) -> str | None:
+    """The text of a file; None if there is none. Raises also `malformed`: it is not UTF-8."""
+    data = file_bytes(path, unreadable)
+    try:
+        return None if data is None else data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise malformed(f"{path}: is not UTF-8 text", str(error), "write the file again as UTF-8") from error
+
+
+def json_object(text: str, source: object, malformed: type[GenaiError]) -> dict[str, Any]:
+    """The object that the JSON text of a file, or of another source, is.
+
+    Raises `malformed`: it is not JSON, or not an object.
+    """
+    try:
+        # A function of Python's per object: the parser alone would let no interrupt through for seconds.
+        value = json.loads(text, object_hook=lambda found: found)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise malformed(f"{source}: is not JSON", str(error), "correct it at that place") from error
+    if not isinstance(value, dict):
+        raise malformed(f"{source}: holds a {type(value).__name__}", "an object is expected", 'begin with {"name": …')
+    return value
+
+
+def read_text_file(path: Path) -> str:
+    """The text of a UTF-8 file that a user names, as it is. Raises InputError: there is none, or another."""
+    text = file_text(path, InputError, InputError)
+    if text is None:
+        raise InputError(f"{path}: cannot be read", "there is no such file", "check the path")
+    return text

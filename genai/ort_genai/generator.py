@@ -1,0 +1,447 @@
+"""GeneratorParams and Generator: the token-by-token API of onnxruntime-genai, with its indices checked.
+
+>>> import genai as og                                            # doctest: +SKIP
+>>> model = og.Model("configs/models/pebble")                     # doctest: +SKIP
+>>> tokenizer = og.Tokenizer(model)                               # doctest: +SKIP
+>>> params = og.GeneratorParams(model)                            # doctest: +SKIP
+>>> params.set_search_options(max_length=64)                      # doctest: +SKIP
+>>> generator = og.Generator(model, params)                       # doctest: +SKIP
+>>> generator.append_tokens(tokenizer.encode("What is 12 + 7?"))  # doctest: +SKIP
+>>> while not generator.is_done():                                # doctest: +SKIP
+...     generator.generate_next_token()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kvcache.budget import available_memory
+
+from ..engine.decoder import compute, stacked
+from ..engine.sampling.params import SamplingParams
+from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
+from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
+from ..errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError
+from ..model.decoder_graph import BLOCK_SIZE
+from ..model.model import Model
+from ..session.refused import refusing_method
+from .log import log
+from .token_rows import LastRun, PaddedRows, token_rows
+
+
+class GeneratorParams:
+    """Search options of a generation.
+
+    Starts from the "search" block of the model's genai_config.json.
+
+    Args:
+        model: the model that will generate.
+    """
+
+    def __init__(self, model: Model) -> None:
+        if not isinstance(model, Model):
+            raise InputError(
+                f"GeneratorParams needs a Model, not {type(model).__name__}", "options depend on it", "pass a Model"
+            )
+        self.model = model
+        self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
+        self._options["max_length"] = model.context_size
+        configured = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
+        # A folder's own default, often 50, may exceed a tiny vocabulary; a caller's may not.
+        if "top_k" in configured:
+            configured["top_k"] = min(configured["top_k"], model.config.model.vocab_size)
+        # So may its max_length, usually the model's whole context, exceed the context that there is memory for.
+        if model.context_size < configured.get("max_length", 0) <= model.config.model.context_length:
+            configured["max_length"] = model.context_size
+        self.set_search_options(**configured)
+
+    def set_search_options(self, **options: Any) -> None:
+        """Set search options; see `genai.engine.sampling.search_options.SEARCH_OPTIONS` for names, types and ranges.
+
+        Raises:
+            OptionError: unknown, of the wrong type or out of range; then none of the options is set.
+            NotSupportedYetError: beams or several sequences per prompt.
+        """
+        new = {name: checked(name, value) for name, value in options.items()}
+        context, vocab = self.model.context_size, self.model.config.model.vocab_size
+        if new.get("max_length", 0) > context:
+            raise OptionError(
+                f"max_length = {new['max_length']}",
+                f"the context holds {context}; the model's context_length is {self.model.config.model.context_length}",
+                f"use at most {context}",
+            )
+        if new.get("top_k", 0) > vocab:
+            raise OptionError(
+                f"top_k = {new['top_k']}", f"the model's vocabulary has {vocab} tokens", f"use 0 (all) to {vocab}"
+            )
+        self._options.update(new)
+
+    def get_search_options(self) -> dict[str, Any]:
+        """The options as they stand; numbers are floats, as in onnxruntime-genai."""
+        return {name: value if isinstance(value, bool) else float(value) for name, value in self._options.items()}
+
+    get_speculative_options = refusing_method("get_speculative_options", "speculative decoding comes later")
+
+    set_guidance = refusing_method("set_guidance", "there is no grammar engine here; guidance comes later")
+    set_speculative_options = refusing_method("set_speculative_options", "speculative decoding comes later")
+
+
+class Generator(AbstractContextManager["Generator"]):
+    """Generates tokens for one sequence, or for a batch that advances together.
+
+    Args:
+        model: the model.
+        params: its options; batch_size sequences are kept.
+
+    Raises:
+        OptionError: options that contradict each other.
+        CacheCapacityError: a batch_size for which there is no memory.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams) -> None:
+        if not isinstance(model, Model) or not isinstance(params, GeneratorParams):
+            raise InputError(
+                f"Generator needs (Model, GeneratorParams), not ({type(model).__name__}, {type(params).__name__})",
+                "it generates with that model and those options",
+                "pass both in this order",
+            )
+        if params.model is not model:
+            raise InputError(
+                "params were made for another model", "their limits come from it", "make GeneratorParams(model) anew"
+            )
+        self._options = dict(params._options)
+        if self._options["min_length"] > self._options["max_length"]:
+            low, high = self._options["min_length"], self._options["max_length"]
+            raise OptionError(
+                f"min_length = {low} is greater than max_length = {high}",
+                "no sequence can satisfy both",
+                "lower min_length or raise max_length",
+            )
+        self._model = model
+        self._eos = model.config.model.eos_token_ids
+        self._decoder, self._sampler = model.decoder, model.sampler
+        _check_batch(self._options["batch_size"], model)
+        self._sequences = [self._decoder.open() for _ in range(self._options["batch_size"])]
+        sampling = SamplingParams.from_search_options(self._options)
+        plan = plan_sampling(sampling, vocab_size=self._decoder.vocab_size, eos_token_ids=self._eos)
+        seed = request_seed(sampling)
+        self._rows = [
+            RowSampler(plan, sequence.tokens, seed=seed, row=row) for row, sequence in enumerate(self._sequences)
+        ]
+        self._shown = PaddedRows(len(self._sequences), self._pad_token())
+        self._ended = [False] * len(self._sequences)
+        self._next_tokens: NDArray[np.int32] | None = None
+        self._logits = np.zeros((len(self._sequences), self._decoder.vocab_size), np.float32)
+        names, inputs = model.config.model.decoder.names, model.info.inputs
+        self._last_run = LastRun(self._decoder, self._sequences, names, inputs, self._pad_token())
+        self._terminated = False
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens a sequence may hold."""
+        return int(self._options["max_length"])
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence."""
+        return self._eos
+
+    # --- input ---------------------------------------------------------------------------------------------------
+
+    def append_tokens(self, tokens: Any) -> None:
+        """Append prompt tokens and compute them.
+
+        Rows of different lengths are shown filled on the right with pad_token_id, and count in max_length and
+        min_length with their fill, as in onnxruntime-genai; computed are a row's own tokens only.
+
+        Args:
+            tokens: token ids as a list, array or Tensor: [L] for one sequence; what Tokenizer.encode_batch returned; a
+                list of lists of any lengths; or [batch_size, L], or flat [batch_size * L], where ids at the end of a
+                row that equal pad_token_id are taken for fill, but for as many as end every row.
+
+        Raises:
+            InputError: not whole numbers, ids outside the vocabulary, a number of rows that is not batch_size, empty.
+            ContextOverflowError: more tokens than max_length allows.
+        """
+        self._check_running()
+        config = self._model.config.model
+        rows = token_rows(tokens, len(self._sequences), config.vocab_size, config.pad_token_id)
+        longest, before, limit = max(map(len, rows)), self._shown.width, self.max_length
+        if before + longest > limit:
+            raise ContextOverflowError(
+                f"{longest} tokens after {before} exceed max_length {limit}",
+                f"the model's context_length is {config.context_length}, and shorter rows count as the longest one",
+                "shorten the prompt, or raise max_length if the context allows",
+            )
+        ended, starts, shown = self._ended, [len(row.tokens) for row in self._sequences], self._last_run.ranges
+        for row, sequence in zip(rows, self._sequences, strict=True):
+            sequence.append(row)
+        self._shown.append(rows)
+        self._ended = [False] * len(rows)
+        try:
+            self._compute(range(len(rows)))
+        except BaseException:
+            self._rewind(before)
+            self._ended, self._last_run.ranges = ended, shown
+            raise
+        self._last_run.ranges = {i: (start, start + len(rows[i])) for i, start in enumerate(starts)}
+        self._next_tokens = self._shown.last()
+        log("append_next_tokens", "{count}, token_count {width}", count=longest, width=self._shown.width)
+        for index, sampler in enumerate(self._rows):
+            sampler.padding = self._shown.padding(index)
+
+    def rewind_to(self, length: int) -> None:
+        """Forget all tokens from `length` on; what remains stays cached.
+
+        Raises:
+            InputError: negative, or longer than the sequences.
+        """
+        if not isinstance(length, (int, np.integer)) or isinstance(length, bool):
+            raise InputError(
+                f"rewind_to({length!r})", "a whole number is expected", "pass the number of tokens to keep"
+            )
+        width = self._shown.width
+        if not 0 <= length <= width:
+            raise InputError(
+                f"rewind_to({length}) is outside 0..{width}", "a rewind can only shorten", f"use 0 to {width}"
+            )
+        self._rewind(int(length))
+        self._ended = [False] * len(self._sequences)
+        self._next_tokens = None
+
+    def _rewind(self, width: int) -> None:
+        kept = self._shown.rewind(width)
+        for index, (length, sequence, sampler) in enumerate(zip(kept, self._sequences, self._rows, strict=True)):
+            sequence.rewind(length)
+            sampler.rewind(length)
+            self._last_run.ranges = {}
+            sampler.padding = self._shown.padding(index)
+
+    # --- generation ----------------------------------------------------------------------------------------------
+
+    def generate_next_token(self) -> None:
+        """Choose and append the next token of every sequence that has not ended; after the end of all, do nothing.
+
+        A chosen EOS ends its sequence. While others go on it is shown, with pad_token_id behind it; the EOS that ends
+        the last of them is not.
+
+        Raises:
+            StateError: nothing was appended yet.
+        """
+        self._check_running()
+        log("generate_next_token", _STEP, width=self._shown.width, **self._options)
+        if self.is_done():
+            self._next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
+            return
+        active = [i for i, ended in enumerate(self._ended) if not ended]
+        rows = [None if ended else row for row, ended in zip(self._rows, self._ended, strict=True)]
+        picked = self._sampler.sample(self._compute(active), rows).tokens
+        next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
+        next_tokens[active] = picked[active]
+        self._next_tokens = next_tokens
+        going_on = {i for i in active if int(picked[i]) not in self._eos}
+        for index in active:
+            self._ended[index] = index not in going_on
+        for index in going_on:
+            self._sequences[index].append([int(picked[index])])
+        if ended := [index for index in active if index not in going_on]:
+            log("hit_eos", "sequences {ended}", ended=ended)
+        if going_on:
+            self._shown.append_column(next_tokens.tolist(), going_on)
+            if self._shown.width >= self.max_length:
+                log("hit_max_length", "{length}", length=self.max_length)
+
+    def _pad_token(self) -> int:
+        config = self._model.config.model
+        if config.pad_token_id is not None:
+            return config.pad_token_id
+        return self._eos[0] if self._eos else 0
+
+    def _compute(self, indices: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [B, V], brought up to date for the sequences `indices` by computing their pending tokens."""
+        if any(not self._sequences[i].tokens for i in indices):
+            raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
+        behind = [i for i in indices if self._sequences[i].num_computed < len(self._sequences[i].tokens)]
+        if behind:
+            budget = self._options["chunk_size"] or None
+            ranges = {i: (self._sequences[i].num_computed, len(self._sequences[i].tokens)) for i in behind}
+            computed = compute(self._decoder, [self._sequences[i] for i in behind], token_budget=budget)
+            if len(behind) == len(self._sequences):
+                self._logits = stacked([logits[-1] for logits in computed])
+            else:
+                self._logits[behind] = [logits[-1] for logits in computed]
+            self._last_run.ranges = ranges
+        return self._logits
+
+    def is_done(self) -> bool:
+        """Whether every sequence has ended (EOS), or they have max_length tokens."""
+        return all(self._ended) or self._shown.width >= self.max_length
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def get_next_tokens(self) -> NDArray[np.int32]:
+        """The tokens chosen or appended last, int32 [B]; sequences that had ended before show pad_token_id.
+
+        Raises:
+            StateError: there is none since the start or the last rewind.
+        """
+        if self._next_tokens is None:
+            raise StateError(
+                "no token was generated yet", "there is nothing to return", "call generate_next_token first"
+            )
+        return self._next_tokens.copy()
+
+    def get_sequence(self, index: int) -> NDArray[np.int32]:
+        """Prompt and output of one sequence, int32 [L] with L = token_count().
+
+        Rows that are shorter than others are filled with pad_token_id: behind the prompt, and behind the EOS that ended
+        the row. The EOS that ended the whole batch is not there.
+
+        Raises:
+            InputError: index outside 0..batch_size - 1.
+        """
+        if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < len(self._sequences):
+            raise InputError(
+                f"get_sequence({index!r})",
+                f"the batch has {len(self._sequences)} sequences",
+                f"use 0 to {len(self._sequences) - 1}",
+            )
+        return self._shown.row(int(index))
+
+    def token_count(self) -> int:
+        """Tokens in each sequence, prompt and fill included."""
+        return self._shown.width
+
+    def get_logits(self) -> NDArray[np.float32]:
+        """Logits of the next token, float32 [B, 1, V]; computed now if they are not known yet.
+
+        Raises:
+            StateError: nothing was appended yet.
+        """
+        return self._compute(range(len(self._sequences)))[:, None, :].copy()
+
+    def get_output(self, name: str) -> NDArray[np.float32]:
+        """An output of the graph in the last computation: "logits", or others that it gives for each token.
+
+        Returns:
+            float32 [B, T, width]: T tokens of the prompt after append_tokens, else 1. It is computed anew when asked
+            for. Zeros stand where a row is shorter than others or had ended.
+
+        Raises:
+            StateError: nothing was appended yet.
+            InputError: there is no such output; keys and values are not shown.
+        """
+        return self._last_run.output(name)
+
+    def get_input(self, name: str) -> NDArray[Any]:
+        """An input of the graph in the last computation: token ids, attention mask or position ids, [B, T].
+
+        Raises:
+            StateError: nothing was appended yet.
+            InputError: the graph has no such input; keys and values are not shown.
+        """
+        return self._last_run.input(name)
+
+    def set_model_input(self, name: str, value: Any) -> None:
+        """Set an input of the graph that is neither tokens nor state, for all computations from now on.
+
+        Raises:
+            InputError: the graph has no such input, or the value is no array or Tensor.
+        """
+        array = np.asarray(value.as_numpy() if hasattr(value, "as_numpy") else value)
+        if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+            raise InputError(f"set_model_input: got {array.dtype}", "an array of numbers is expected", "pass one")
+        for sequence in self._sequences:
+            self._decoder.give(sequence, name, array)
+
+    def set_runtime_option(self, key: str, value: str) -> None:
+        """`terminate_session` = "1" ends what is computed now, from any thread, and refuses more until it is "0".
+
+        Raises:
+            OptionError: another option or value.
+        """
+        if key != "terminate_session" or value not in ("0", "1"):
+            raise OptionError(
+                f"runtime option {key!r} = {value!r}", "there is no onnxruntime session to steer", _TERMINATE
+            )
+        self._terminated = value == "1"
+        if self._terminated:
+            self._decoder.interrupt(self._sequences)
+
+    def _check_running(self) -> None:
+        if self._terminated:
+            raise StateError(
+                "Session in Terminated state",
+                "set_runtime_option('terminate_session', '1') was called",
+                "call it with '0' to go on",
+            )
+
+    def set_logits(self, logits: Any) -> None:
+        """Replace the logits from which the next token is chosen.
+
+        Args:
+            logits: float array of B * V values, such as [B, 1, V].
+
+        Raises:
+            InputError: another number of values, or not numbers.
+        """
+        array = np.asarray(logits.as_numpy() if hasattr(logits, "as_numpy") else logits)
+        size = len(self._sequences) * self._decoder.vocab_size
+        if array.dtype.kind not in "fiu" or array.size != size:
+            raise InputError(
+                f"set_logits: got {array.dtype} {list(array.shape)}",
+                f"{len(self._sequences)} x {self._decoder.vocab_size} = {size} numbers are expected",
+                "change the array that get_logits returned and pass it back",
+            )
+        self._compute(range(len(self._sequences)))
+        self._logits[:] = array.reshape(len(self._sequences), -1)
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        """Generate until done, yielding the tokens of each step, int32 [B]."""
+        while not self.is_done():
+            self.generate_next_token()
+            yield self.get_next_tokens()
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the cached state back; also done when the generator is dropped."""
+        for sequence in self._sequences:
+            sequence.close()
+        self._sequences = []
+        self._last_run.ranges = {}
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()")
+    set_active_adapter = refusing_method("set_active_adapter", "LoRA adapters come later")
+    set_hidden_states = refusing_method("set_hidden_states", "multi-token prediction comes later")
+    snapshot_state = refusing_method("snapshot_state", "recurrent models come later")
+    get_speculative_stats = refusing_method("get_speculative_stats", "speculative decoding comes later")
+
+
+def _check_batch(batch_size: int, model: Model) -> None:
+    """Whether so many sequences can be kept, before any of them is."""
+    bytes_each = _SEQUENCE_BYTES + 4 * model.config.model.vocab_size
+    most = available_memory() // bytes_each
+    if model.info.flattened:
+        most = min(most, model.info.cache_tokens // BLOCK_SIZE)
+    if batch_size > most:
+        raise CacheCapacityError(
+            f"batch_size = {batch_size}",
+            f"at most {most} sequences fit: each needs {bytes_each} bytes for its logits and options, and a block of "
+            "the KV cache",
+            "use a smaller batch_size, or give the model a larger cache (cache_bytes=…)",
+        )
+
+
+# What Python keeps of a sequence and its options.
+_SEQUENCE_BYTES = 4096
+_STEP = "do_sample {do_sample}, top_k {top_k}, top_p {top_p}, temperature {temperature}, token_count {width}"
+_TERMINATE = "use 'terminate_session' with '1' or '0', or leave the call out"

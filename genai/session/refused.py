@@ -1,0 +1,115 @@
+"""Names of onnxruntime's and onnxruntime-genai's APIs that are refused with a reason when they are used.
+
+Mentioning them is fine: examples do so in type annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NoReturn
+
+from ..errors import NotSupportedYetError
+
+_SESSION_PAGE, _PAGE = "docs/session.md lists what is", "docs/python-api.md lists what is"
+_REFUSED = {
+    _SESSION_PAGE: {
+        "models are read from ONNX files, not from packages of several": (
+            "ModelPackage ModelPackageComponentContext ModelPackageContext ModelPackageOptions ModelPackageWriteMode"
+        ),
+        "providers here keep no compiled models": (
+            "ModelCompiler OrtCompileApiFlags OrtEpContextData OrtEpContextDataBuffer OrtExternalInitializerInfo"
+        ),
+        "providers are chosen by name; devices of native providers are not listed": (
+            "OrtEpAssignedNode OrtEpAssignedSubgraph OrtEpDevice OrtExecutionProviderDevicePolicy OrtHardwareDevice "
+            "OrtHardwareDeviceType get_ep_devices"
+        ),
+        "LoRA adapters of sessions are not read; language models with adapters come later": "AdapterFormat LoraAdapter",
+        "sparse constants of a model become dense, and inputs and results are dense": "OrtSparseFormat SparseTensor",
+        "native providers cannot be loaded; see docs/session.md, 'Providers'": (
+            "register_execution_provider_library unregister_execution_provider_library"
+        ),
+        "memory comes from NumPy, so that there is no allocator to set up": (
+            "OrtArenaCfg create_and_register_allocator create_and_register_allocator_v2"
+        ),
+        "results are ready when a run returns": "OrtSyncStream",
+        "sessions log nothing that a callback could receive": "set_default_logger_callback",
+    },
+    _PAGE: {
+        "LoRA adapters come later": "Adapters",
+        "this version runs text models": "Audios Images MultiModalProcessor",
+        "several Generators may share one Model from several threads already, and LLM batches requests": (
+            "Engine EngineCapabilities EngineErrorCode EngineEvent EngineEventBuffer EngineEventFlags FinishReason "
+            "Request RequestOptions TurnOptions TurnUsage"
+        ),
+        "multi-token prediction comes later": "MtpGenerator",
+        "this version runs text models, not speech": "StreamingProcessor",
+        "models run on the CPU": "get_current_gpu_device_id set_current_gpu_device_id",
+    },
+}
+REASONS = {name: why for reasons in _REFUSED.values() for why, names in reasons.items() for name in names.split()}
+"""Names that are refused, each with the reason."""
+_FIXES = {name: page for page, reasons in _REFUSED.items() for names in reasons.values() for name in names.split()}
+
+
+def is_cuda_available() -> bool:
+    """False, as of every device but the CPU."""
+    return False
+
+
+is_dml_available = is_openvino_available = is_qnn_available = is_webgpu_available = is_cuda_available
+AVAILABLE = tuple(name for name in globals() if name.startswith("is_"))
+"""What scripts ask of devices: none of them is there."""
+
+
+def refuse(name: str, reason: str, fix: str = _SESSION_PAGE) -> NoReturn:
+    """Say no.
+
+    Raises:
+        NotSupportedYetError: always.
+    """
+    raise NotSupportedYetError(f"{name} is not supported", reason, fix)
+
+
+class _RefusedType(type):
+    """Attributes of such classes, as members of an enumeration, are stand-ins too, that refuse when they are called."""
+
+    refusal: tuple[str, str]
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+        return _stand_in(f"{cls.__name__}.{name}", *cls.refusal)
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        refuse(cls.__name__, *cls.refusal)
+
+
+@cache
+def _stand_in(name: str, reason: str, fix: str) -> Any:
+    """What refuses when it is called; a function if the name begins with a small letter, else a class."""
+    if name[0].isupper():
+        return _RefusedType(name, (), {"refusal": (reason, fix)})
+
+    def function(*arguments: Any, **options: Any) -> NoReturn:
+        refuse(name, reason, fix)
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def refusing_method(name: str, reason: str) -> Callable[..., NoReturn]:
+    """A method of that name that refuses."""
+
+    def method(self: Any, *arguments: Any, **options: Any) -> NoReturn:
+        refuse(f"{type(self).__name__}.{name}", reason)
+
+    method.__name__ = name
+    method.__doc__ = f"Not supported: {reason}."
+    return method
+
+
+def __getattr__(name: str) -> Any:
+    if name not in REASONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _stand_in(name, REASONS[name], _FIXES[name])

@@ -1,0 +1,189 @@
+"""Replies split into events, piece by piece or whole, by the parser of their format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from types import MappingProxyType
+
+from ...errors import InputError, OptionError
+from . import gpt_oss, hermes, llama3, mistral
+from .events import End, Event, Marker, Reasoning, Text, ToolCall
+from .parser import THINKING, Parser, read_spans, read_started_reasoning
+from .source import Reader, Source
+
+_MOST_AT_ONCE = 4096
+"""Characters: readers search all unread text, so a long reply given as one piece would take quadratic time."""
+
+
+class ReplySplitter:
+    """Splits one reply while it is generated. Where the pieces are cut makes no difference to what comes out.
+
+    Args:
+        parser: a parser or its name.
+        starts_in_reasoning: the prompt already opened the reasoning span; see `Parser.starts_in_reasoning`.
+
+    Raises:
+        OptionError: no such parser, or starts_in_reasoning for a format whose prompts cannot open reasoning.
+
+    >>> splitter = ReplySplitter("think")
+    >>> splitter.feed("<think>Easy.</thi")
+    [Marker(raw='<think>'), Reasoning(text='Easy.')]
+    >>> splitter.feed("nk>Yes") + splitter.finish()
+    [Marker(raw='</think>'), Text(text='Yes', problem=''), End(in_reasoning=False)]
+    """
+
+    def __init__(self, parser: str | Parser, *, starts_in_reasoning: bool = False) -> None:
+        parser = get_parser(parser) if isinstance(parser, str) else parser
+        if starts_in_reasoning and parser.reasoning is None:
+            raise OptionError(
+                f"starts_in_reasoning with the parser {parser.name!r}",
+                "prompts of this format cannot open a reasoning span",
+                "leave it out, or use Parser.starts_in_reasoning(prompt)",
+            )
+        self._source = Source()
+        self._reader = _read_reply(parser, self._source, starts_in_reasoning)
+        self._call_count = 0
+
+    def feed(self, piece: str) -> list[Event]:
+        """Take the next piece; give all events that nothing later can change.
+
+        Raises:
+            InputError: the piece is not a string, or the reply is finished.
+        """
+        if not isinstance(piece, str):
+            raise InputError(f"a piece of type {type(piece).__name__}", "replies are text", "decode the tokens first")
+        if self._source.ended:
+            raise InputError("a piece after the end", "finish() ended this reply", "make a new ReplySplitter")
+        events: list[Event] = []
+        for start in range(0, len(piece), _MOST_AT_ONCE):
+            self._source.text += piece[start : start + _MOST_AT_ONCE]
+            events += self._run()
+        return events
+
+    def finish(self) -> list[Event]:
+        """End the reply; give what was held back, and `End`.
+
+        Raises:
+            InputError: the reply is finished already.
+        """
+        if self._source.ended:
+            raise InputError("finish() called twice", "this reply has ended", "make a new ReplySplitter")
+        self._source.ended = True
+        return [*self._run(), End(self._source.ended_in_reasoning)]
+
+    def _run(self) -> list[Event]:
+        events: list[Event] = []
+        for event in self._reader:
+            if event is None:
+                break
+            if isinstance(event, ToolCall):
+                event = replace(event, index=self._call_count)
+                self._call_count += 1
+            events.append(event)
+        return events
+
+
+def _read_reply(parser: Parser, source: Source, starts_in_reasoning: bool) -> Reader[None]:
+    if starts_in_reasoning and parser.reasoning is not None:
+        yield from read_started_reasoning(source, parser.reasoning)
+    yield from parser.read(source)
+
+
+_BETWEEN_SPANS = "\n\n"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply in its parts.
+
+    Attributes:
+        text: the answer; spans of it with something else between them are joined by a blank line.
+        reasoning: what came before it, joined likewise.
+        tool_calls: the calls in order.
+        problems: why flagged parts of the text are no tool calls; empty for a clean reply.
+        ended_in_reasoning: the reply ended before its reasoning did.
+    """
+
+    text: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    problems: tuple[str, ...] = ()
+    ended_in_reasoning: bool = False
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event]) -> Reply:
+        """The reply that a splitter's events make up."""
+        events = merge_pieces(events)
+        return cls(
+            text=_join_spans(events, Text),
+            reasoning=_join_spans(events, Reasoning),
+            tool_calls=tuple(event for event in events if isinstance(event, ToolCall)),
+            problems=tuple(event.problem for event in events if isinstance(event, Text) and event.problem),
+            ended_in_reasoning=any(isinstance(event, End) and event.in_reasoning for event in events),
+        )
+
+
+def split_reply(text: str, parser: str | Parser, *, starts_in_reasoning: bool = False) -> Reply:
+    """Split a complete reply. Streaming it through `ReplySplitter` in any pieces gives the same.
+
+    Raises:
+        OptionError: see ReplySplitter.
+        InputError: the text is not a string.
+
+    >>> split_reply('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "hermes").tool_calls[0].arguments
+    {'a': 1}
+    """
+    splitter = ReplySplitter(parser, starts_in_reasoning=starts_in_reasoning)
+    return Reply.from_events([*splitter.feed(text), *splitter.finish()])
+
+
+def merge_pieces(events: Iterable[Event]) -> list[Event]:
+    """Join neighbouring pieces of the same text, reasoning or marker."""
+    merged: list[Event] = []
+    for (kind, problem), group in groupby(events, key=lambda event: (type(event), getattr(event, "problem", ""))):
+        pieces = list(group)
+        raw = "".join(piece.raw for piece in pieces)
+        if kind is Text:
+            merged.append(Text(raw, problem))
+        elif kind is Reasoning:
+            merged.append(Reasoning(raw))
+        elif kind is Marker:
+            merged.append(Marker(raw))
+        else:
+            merged += pieces
+    return merged
+
+
+def _join_spans(events: list[Event], wanted: type[Event]) -> str:
+    """The text of all runs of one kind of event; flagged text continues the text beside it."""
+    runs = ("".join(event.raw for event in run) for kind, run in groupby(events, key=type) if kind is wanted)
+    return _BETWEEN_SPANS.join(run for run in runs if run)
+
+
+NONE = Parser("none", (), lambda template: False, partial(read_spans, spans={}))
+
+# In the order in which `detect` asks them: tool calls before plain reasoning.
+PARSERS: Mapping[str, Parser] = MappingProxyType(
+    {parser.name: parser for parser in (gpt_oss.PARSER, mistral.PARSER, hermes.PARSER, llama3.PARSER, THINKING, NONE)}
+)
+
+
+def get_parser(name: str) -> Parser:
+    """The parser of that name.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if name not in PARSERS:
+        raise OptionError(
+            f"parser = {name!r}", "no parser has this name", f"choose one of {', '.join(sorted(PARSERS))}"
+        )
+    return PARSERS[name]
+
+
+def detect(chat_template: str) -> str:
+    """The name of the parser whose markers a chat template (jinja source) has; "none" if it has none that is known."""
+    return next((name for name, parser in PARSERS.items() if parser.fits(chat_template)), "none")

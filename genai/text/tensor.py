@@ -1,0 +1,101 @@
+"""Tensor: an array with onnxruntime-genai's accessors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+
+_KINDS = "biuf"
+
+
+class Tensor:
+    """A copy of a numeric array.
+
+    Args:
+        array: any shape, of a boolean, integer or floating-point dtype.
+
+    Attributes:
+        row_lengths: in what Tokenizer.encode_batch returns, how many ids of each row are not fill; else None.
+
+    Raises:
+        InputError: not a NumPy array, or a dtype that is not numeric.
+    """
+
+    row_lengths: tuple[int, ...] | None = None
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"Tensor: got a {type(array).__name__}", "a NumPy array is expected", "pass np.asarray(…)")
+        # Types such as bfloat16 come from ml_dtypes and are of kind "V", but unlike records they have no fields.
+        if array.dtype.kind not in _KINDS and (array.dtype.kind != "V" or array.dtype.type is np.void):
+            raise InputError(
+                f"Tensor: dtype {array.dtype}", "numbers or booleans are expected", "convert the array first"
+            )
+        self._array = np.array(array, order="C")
+
+    def shape(self) -> list[int]:
+        """Sizes of the axes."""
+        return list(self._array.shape)
+
+    def type(self) -> np.dtype[Any]:
+        """The NumPy dtype of the elements."""
+        return self._array.dtype
+
+    def as_numpy(self) -> NDArray[Any]:
+        """The array itself, not a copy."""
+        return self._array
+
+    def data(self) -> memoryview:
+        """The raw bytes, not a copy."""
+        return self._array.reshape(-1).view(np.uint8).data
+
+    def __repr__(self) -> str:
+        return f"Tensor(shape={self.shape()}, dtype={self._array.dtype})"
+
+
+class NamedTensors:
+    """Tensors by name, as onnxruntime-genai's processors return them: a dictionary that takes arrays too."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def __setitem__(self, name: str, value: Tensor | NDArray[Any]) -> None:
+        """Add or replace a tensor; an array is copied.
+
+        Raises:
+            InputError: the name is no text, or the value neither a Tensor nor a NumPy array.
+        """
+        if not isinstance(name, str):
+            raise InputError(f"NamedTensors: name {name!r}", "a name is a text", "pass a str")
+        self._tensors[name] = value if isinstance(value, Tensor) else Tensor(value)
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._check(name)
+        return self._tensors[name]
+
+    def __delitem__(self, name: str) -> None:
+        self._check(name)
+        del self._tensors[name]
+
+    def _check(self, name: str) -> None:
+        if name not in self:
+            held = ", ".join(self._tensors) or "none"
+            raise InputError(f"NamedTensors: there is no {name!r}", f"names here: {held}", "use one of these")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        """The names; a copy, so that tensors may be deleted meanwhile."""
+        return list(self._tensors)

@@ -1,0 +1,412 @@
+"""Text to token ids and back, as onnxruntime-genai's Tokenizer does it, on Hugging Face's tokenizer.json."""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InputError, OptionError, TokenizerError
+from ..model.folders import folder_errors
+from .backend import Encoder, library_errors, load_tokenizer
+from .chat_template import ChatTemplates
+from .detokenizer import Detokenizer, clean_up
+from .files import cleans_up, configured_ids, find_folder, folder_ids
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from ..model.config import Config
+    from ..model.model import Model
+
+
+def _marker(name: str, marks: str) -> property:
+    """A property: an id that genai_config.json may give."""
+
+    def read(self: Tokenizer) -> int:
+        if name not in self._markers:
+            raise TokenizerError(
+                f"{name} is not defined for this model",
+                "the model block of its genai_config.json does not give it",
+                "add it there, or read the marker's id with to_token_id()",
+            )
+        return self._markers[name]
+
+    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json gives none."
+    return property(read)
+
+
+# Characters of a text's beginning for each token that may be: common texts have four or five in one.
+_CHARACTERS_JUDGED = 16
+_MARKERS = ("bot_token_id", "eot_token_id", "bor_token_id", "eor_token_id")
+
+
+class Tokenizer:
+    """Encodes text, decodes token ids, and formats chats.
+
+    Args:
+        source: a Model, a Config, or a folder with tokenizer.json or a SentencePiece tokenizer.model. A folder's
+            genai_config.json, where there is one, gives the special ids; otherwise generation_config.json and
+            tokenizer_config.json do.
+
+    Raises:
+        ModelFolderError: the folder does not exist.
+        TokenizerError: the tokenizer's files are missing or cannot be used.
+        ConfigError: genai_config.json is wrong.
+    """
+
+    def __init__(self, source: Model | Config | str | Path) -> None:
+        self.folder, config = find_folder(source)
+        with folder_errors(self.folder):
+            self._load(config)
+
+    def _load(self, config: Config | None) -> None:
+        loaded = load_tokenizer(self.folder)
+        self._backend, names = loaded.backend, loaded.special
+        self._encoder = Encoder(self._backend)
+        self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, names, self._backend)
+        model = config.raw["model"] if config is not None else {}
+        self._markers = {name: int(model[name]) for name in _MARKERS if model.get(name, -1) >= 0}
+        added = self._backend.get_added_tokens_decoder()
+        self._special = frozenset(token.content for token in added.values() if token.special)
+        sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
+        # A model's vocabulary is often padded beyond its tokenizer's; ids in between are valid and have no text.
+        self._num_ids = max(sizes)
+        self._cleanup = cleans_up(self.folder, self._backend)
+        self._templates = ChatTemplates(self.folder, names)
+        self._options = {"add_special_tokens": False, "skip_special_tokens": True}
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer's vocabulary, special tokens included. The model's may be padded to more."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a text; None if the model has none."""
+        return self._ids.bos
+
+    @property
+    def eos_token_ids(self) -> NDArray[np.int32]:
+        """The ids that end a generation; may be empty."""
+        return np.asarray(self._ids.eos, np.int32)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id that fills short rows of a batch: the configured one, else the first of eos_token_ids, else None."""
+        return self._ids.pad
+
+    bot_token_id = _marker("bot_token_id", "begins a tool call")
+    eot_token_id = _marker("eot_token_id", "ends a tool call")
+    bor_token_id = _marker("bor_token_id", "begins reasoning")
+    eor_token_id = _marker("eor_token_id", "ends reasoning")
+
+    def update_options(self, **options: bool | str) -> None:
+        """Change how later calls work.
+
+        Args:
+            options: add_special_tokens (encode adds what the tokenizer's post-processor wants, such as BOS; default
+                False), skip_special_tokens (decode leaves special tokens out; default True). Booleans, or the texts
+                "true" and "false" that onnxruntime-genai takes.
+
+        Raises:
+            OptionError: no option, an unknown one, or a value that is not a boolean.
+        """
+        if not options:
+            raise OptionError("update_options: no option given", "there is nothing to change", self._known_options())
+        checked = {}
+        for name, value in options.items():
+            if name not in self._options:
+                raise OptionError(
+                    f"unknown tokenizer option {name!r} = {value!r}", "it is not part of the API", self._known_options()
+                )
+            checked[name] = _as_bool(name, value)
+        self._options |= checked
+
+    def _known_options(self) -> str:
+        return f"the options are {', '.join(self._options)}"
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Token ids int32 [L] of a text; special tokens written in it become their ids.
+
+        Raises:
+            InputError: not a str, or text that is not valid (lone surrogates, NUL).
+            TokenizerError: the tokenizer has no ids for the text, or takes too long.
+        """
+        _check_text(text, "encode")
+        with library_errors(f"encode: {self.folder} cannot encode this text"):
+            ids = self._encoder.encode(text, add_special_tokens=self._options["add_special_tokens"])
+        return np.asarray(ids, np.int32)
+
+    def too_many_tokens(self, text: str, limit: int) -> int:
+        """The tokens in the beginning of a text that has far more than `limit`; 0 if it is to be encoded to know.
+
+        A long text is not encoded as a whole only to learn that it is too long: beginnings of it are, each twice as
+        long as the one before. Where one has more than twice the tokens allowed, no rest makes fewer of them.
+
+        Raises:
+            As encode.
+        """
+        length = _CHARACTERS_JUDGED * limit
+        while length < len(text):
+            count = len(self.encode(text[:length]))
+            if count > 2 * limit:
+                return count
+            length *= 2
+        return 0
+
+    def decode(self, tokens: ArrayLike) -> str:
+        """The text of token ids [L] (a list, a NumPy array of integers, or one id).
+
+        Raises:
+            InputError: not integers, not one-dimensional, or an id that the model does not have.
+        """
+        return self._decode(self._checked_ids(tokens, "decode"))
+
+    def _decode(self, ids: NDArray[np.int64]) -> str:
+        with library_errors(f"decode: {self.folder} cannot decode these ids"):
+            text = self._encoder.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"])
+        return clean_up(text) if self._cleanup else text
+
+    def encode_batch(self, texts: Sequence[str]) -> Tensor:
+        """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
+
+        Raises:
+            InputError: not a list of texts, or an empty one.
+            TokenizerError: rows differ in length and there is no id to fill them with.
+        """
+        if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
+            raise InputError(
+                f"encode_batch: got a {type(texts).__name__}", "a list of texts is expected", "pass [text]"
+            )
+        if not texts:
+            raise InputError("encode_batch: the list is empty", "a batch has at least one text", "pass at least one")
+        rows = [self.encode(text) for text in texts]
+        length = max(map(len, rows))
+        if self._ids.pad is None and any(len(row) < length for row in rows):
+            raise TokenizerError(
+                "encode_batch: the texts differ in length and there is no pad_token_id",
+                "short rows must be filled with something",
+                "set model.pad_token_id in genai_config.json, or encode() the texts one by one",
+            )
+        batch = np.full((len(rows), length), self._ids.pad or 0, np.int32)
+        for target, row in zip(batch, rows, strict=True):
+            target[: len(row)] = row
+        tensor = Tensor(batch)
+        tensor.row_lengths = tuple(map(len, rows))
+        return tensor
+
+    def decode_batch(self, batch: Tensor | ArrayLike | Sequence[ArrayLike]) -> list[str]:
+        """The texts of token ids [B, L], or of a list of rows of different lengths.
+
+        Raises:
+            InputError: as decode, or not a batch.
+        """
+        rows = batch.as_numpy() if isinstance(batch, Tensor) else batch
+        if not isinstance(rows, (np.ndarray, list, tuple)) or (isinstance(rows, np.ndarray) and rows.ndim != 2):
+            shape = f" of shape {list(rows.shape)}" if isinstance(rows, np.ndarray) else ""
+            raise InputError(
+                f"decode_batch: got a {type(rows).__name__}{shape}", "ids [B, L] are expected", "decode() takes one row"
+            )
+        return [self._decode(self._checked_ids(row, f"decode_batch, row {index}")) for index, row in enumerate(rows)]
+
+    def to_token_id(self, token: str) -> int:
+        """The id of a vocabulary entry such as "<|im_end|>"; -1 if there is none."""
+        _check_text(token, "to_token_id")
+        found = self._backend.token_to_id(token)
+        return -1 if found is None else int(found)
+
+    def token_text(self, token: int) -> str:
+        """The vocabulary entry of an id, as the tokenizer's files write it; "" if it has none.
+
+        Raises:
+            InputError: an id that the model does not have.
+        """
+        self._check_id(token, "token_text")
+        return self._backend.id_to_token(token) or ""
+
+    def apply_chat_template(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        template_str: str | None = None,
+        template_name: str | None = None,
+        tools: str | Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation, as the model's chat template writes it.
+
+        Args:
+            messages: a list of {"role", "content"}, or its JSON text.
+            template_str: a jinja2 template to use instead of the folder's; "" means none, as onnxruntime-genai's
+                examples write it.
+            template_name: one of the folder's named templates; None chooses "tool_use" where there are tools and the
+                folder has it, else "default".
+            tools: tools the model may call: a list of JSON schemas, or its JSON text; empty means none.
+            add_generation_prompt: whether the text ends with the beginning of the assistant's reply; None means
+                unless continue_final_message is set.
+            continue_final_message: whether the text ends inside the last message, so that the model continues it;
+                a field's name (such as "reasoning_content") continues that field instead of "content".
+            variables: further names for the template, such as documents or enable_thinking.
+
+        Raises:
+            InputError: messages, tools or variables are not what a template can read.
+            ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
+        """
+        return self._templates.render(
+            messages,
+            template_str=template_str or None,
+            template_name=template_name,
+            tools=tools or None,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: str | Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """apply_chat_template, which renders what the template makes of it, but nothing may be left out in silence.
+
+        Args:
+            messages, tools, variables: as for apply_chat_template.
+
+        Raises:
+            ChatTemplateError: as apply_chat_template; also where the template has no tools, or writes nothing of a
+                message, as templates do with roles that they do not know.
+            InputError: as apply_chat_template.
+        """
+        return self._templates.render(messages, tools=tools or None, variables=variables, complete=True)
+
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template for conversations without tools; "" if there is none."""
+        return self._templates.text()
+
+    def template_text(self, *, template_name: str | None = None, with_tools: bool = False) -> str:
+        """The jinja2 source of the chat template that apply_chat_template would use, for `genai.text.parsing.detect`.
+
+        Raises:
+            ChatTemplateError: there is none of that name, or none at all.
+        """
+        return self._templates.source(None, template_name, with_tools=with_tools).text
+
+    def create_stream(self, *, keep: Collection[str] = ()) -> TokenizerStream:
+        """A stream that decodes one token at a time, with the options as they are now.
+
+        Args:
+            keep: special tokens that are shown even where skip_special_tokens leaves them out, such as the markers of
+                a reply parser. Texts that are no special token of this tokenizer change nothing.
+
+        Raises:
+            InputError: keep is not a list of texts.
+            TokenizerError: the tokenizer's decoder needs the whole text.
+        """
+        is_list = isinstance(keep, (list, tuple, set, frozenset))
+        if not is_list or not all(isinstance(token, str) for token in keep):
+            raise InputError(f"create_stream: keep = {keep!r}", "a list of special tokens is expected", "pass [token]")
+        return TokenizerStream(self, frozenset(keep))
+
+    def _checked_ids(self, tokens: ArrayLike, call: str) -> NDArray[np.int64]:
+        try:
+            ids = np.asarray(tokens)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InputError(
+                f"{call}: the token ids are not an array", str(error), "pass a list of integers"
+            ) from error
+        if ids.ndim > 1:
+            raise InputError(f"{call}: ids of shape {list(ids.shape)}", "one row is expected", "use decode_batch()")
+        if ids.size and ids.dtype.kind not in "iu":
+            raise InputError(f"{call}: ids of type {ids.dtype}", "token ids are whole numbers", "pass integers")
+        ids = ids.reshape(-1)
+        for id_ in ids[(ids < 0) | (ids >= self._num_ids)].tolist():
+            self._check_id(id_, call)
+        return ids.astype(np.int64)
+
+    def _check_id(self, id_: int, call: str) -> None:
+        # Vocabularies may have gaps, so a count of entries alone does not say which ids exist.
+        if not (0 <= id_ < self._num_ids or (0 <= id_ < 2**32 and self._backend.id_to_token(id_) is not None)):
+            raise InputError(
+                f"{call}: token id {id_}", f"ids are 0 to {self._num_ids - 1}", "pass ids of this model's vocabulary"
+            )
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({str(self.folder)!r}, vocab_size={self.vocab_size})"
+
+
+class TokenizerStream:
+    """Decodes a generation token by token; made by Tokenizer.create_stream()."""
+
+    def __init__(self, tokenizer: Tokenizer, keep: frozenset[str] = frozenset()) -> None:
+        decoder = tokenizer._backend.decoder
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer._special - keep if tokenizer._options["skip_special_tokens"] else frozenset()
+        state = None if decoder is None else json.loads(decoder.__getstate__())
+        self._detokenizer = Detokenizer(state, cleanup=tokenizer._cleanup)
+
+    def copy(self) -> TokenizerStream:
+        """A stream in the same state that goes its own way."""
+        other = copy.copy(self)
+        other._detokenizer = copy.deepcopy(self._detokenizer)
+        return other
+
+    def decode(self, token: SupportsIndex) -> str:
+        """The text that has become certain with this token: whole characters, or "" until one is complete.
+
+        All pieces and the flush() behind them are together what Tokenizer.decode() gives for all the tokens.
+
+        Raises:
+            InputError: not an integer, or an id that the model does not have.
+        """
+        try:
+            id_ = operator.index(token)
+        except TypeError as error:
+            raise InputError(
+                f"TokenizerStream.decode: got a {type(token).__name__}", "one integer is expected", "pass one token id"
+            ) from error
+        self._tokenizer._check_id(id_, "TokenizerStream.decode")
+        text = self._tokenizer._backend.id_to_token(id_)
+        return "" if text is None or text in self._skipped else self._detokenizer.feed(text)
+
+    def flush(self) -> str:
+        """The rest of the text: an unfinished character becomes U+FFFD. The next token starts a new text."""
+        return self._detokenizer.flush()
+
+
+def _as_bool(name: str, value: object) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, str) and value.lower() in known:
+        return known[value.lower()]
+    if isinstance(value, bool):
+        return value
+    raise OptionError(f"{name} = {value!r}", "True or False is expected", "pass a bool")
+
+
+def _check_text(text: object, call: str) -> None:
+    if not isinstance(text, str):
+        raise InputError(f"{call}: got a {type(text).__name__}", "a text is expected", "pass a str")
+    if "\0" in text:
+        raise InputError(
+            f"{call}: the text has a NUL character at position {text.index(chr(0))}",
+            "text with NUL is binary data, or text in another encoding such as UTF-16",
+            "decode the data properly, or remove the character",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{call}: the text has half a surrogate pair at position {error.start}",
+            "it is not valid Unicode, usually because bytes were decoded with errors='surrogateescape'",
+            "decode the bytes with errors='replace'",
+        ) from error

@@ -1,0 +1,89 @@
+"""The kernel cache: found, judged and cleaned without touching anything else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from genai.kernels.cpu.jit import LIBRARY
+from genai.measure.machine.caches import inspect_caches, kernel_key, remove_stale
+
+KEY, OLD, OLDER = "a" * 32, "b" * 32, "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    """Three versions of kernels, and strangers beside them."""
+    folder = tmp_path / "genai" / "kernels"
+    for key in (KEY, OLD, OLDER):
+        (folder / key).mkdir(parents=True)
+        (folder / key / "one.nbc").write_bytes(bytes(100))
+        (folder / key / "two.nbc").write_bytes(bytes(50))
+    (folder / "notes.txt").write_text("mine")
+    (folder / "not-a-key").mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("keep")
+    (folder / ("c" * 32)).symlink_to(elsewhere)
+    return folder
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"GENAI_CACHE_DIR": str(tmp_path)}
+
+
+def test_what_is_there(kernels: Path, tmp_path: Path) -> None:
+    caches = inspect_caches(environment(tmp_path), key=KEY)
+    assert caches.folder == kernels / KEY
+    assert (caches.reason, caches.num_files, caches.num_bytes) == ("", 2, 150)
+    assert [(path.name, num_bytes) for path, num_bytes in caches.stale.items()] == [(OLDER, 150), (OLD, 150)]
+
+
+def test_cleaning_removes_stale_folders_only(kernels: Path, tmp_path: Path) -> None:
+    removed, kept = remove_stale(inspect_caches(environment(tmp_path), key=KEY))
+    assert [path.name for path in removed] == [OLDER, OLD]
+    assert kept == {}
+    assert sorted(path.name for path in kernels.iterdir()) == sorted([KEY, "notes.txt", "not-a-key", "c" * 32])
+    assert (tmp_path / "elsewhere" / "precious").read_text() == "keep"
+    assert inspect_caches(environment(tmp_path), key=KEY).stale == {}
+
+
+def test_what_cannot_be_removed_is_said(kernels: Path, tmp_path: Path) -> None:
+    caches = inspect_caches(environment(tmp_path), key=KEY)
+    remove_stale(caches)
+    removed, kept = remove_stale(caches)  # gone meanwhile
+    assert removed == {}
+    assert list(kept.values()) == ["No such file or directory"] * 2
+
+
+def test_nothing_there_yet_and_nothing_is_made(tmp_path: Path) -> None:
+    caches = inspect_caches(environment(tmp_path / "new"), key=KEY)
+    assert (caches.reason, caches.num_files, caches.stale) == ("", 0, {})
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert inspect_caches(environment(blocked), key=KEY).reason == f"{blocked} is not a folder"
+
+
+def test_a_folder_that_others_can_write(kernels: Path, tmp_path: Path) -> None:
+    kernels.chmod(0o777)
+    assert "can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        assert "cannot be written" in inspect_caches(environment(tmp_path), key=KEY).reason
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_the_key_is_the_engines() -> None:
+    path = LIBRARY.folder.path
+    assert path is None or path.name == kernel_key()

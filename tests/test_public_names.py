@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import genai
+from genai.errors import NotSupportedYetError
+from genai.session.refused import AVAILABLE, REASONS
+from tools.name_table import GENAI
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("name", genai.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(genai, name) is not None
+    assert name in dir(genai)
+
+
+def run_python(code: str) -> str:
+    """What a fresh process prints, in which nobody has imported anything yet."""
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    """Also after submodules were imported, which Python makes attributes of the package."""
+    code = (
+        "import genai, genai.errors, genai.model.config, genai.text.tensor, genai.llm.llm, genai.kernels; genai.LLM; "
+        "print(*dir(genai), '|', *genai.__all__)"
+    )
+    shown, _, listed = run_python(code).partition("|")
+    assert shown.split() == sorted(listed.split())
+    stub = (ROOT / "genai" / "__init__.pyi").read_text(encoding="utf-8")
+    written = set(re.findall(r"(\w+) as \1\b", stub)) | {"__version__"}
+    assert set(shown.split()) == written | set(REASONS) | set(AVAILABLE)
+    assert not {"ast", "Path", "Any", "annotations", "errors", "model", "kernels"} & set(shown.split())
+
+
+def test_every_error_of_ours_is_public() -> None:
+    """All subclasses of GenaiError that any module defines."""
+    modules = [
+        path.relative_to(ROOT if room != "genai" else ROOT / "genai").with_suffix("").as_posix().replace("/", ".")
+        for room in ("genai", "kernels", "quant", "kvcache", "cli")
+        for path in (ROOT / room).rglob("[a-z]*.py")
+    ]
+    code = (
+        "import importlib, genai\n"
+        f"for name in {modules}: importlib.import_module(f'genai.{{name}}')\n"
+        "def below(kind): return {kind}.union(*map(below, kind.__subclasses__()))\n"
+        "for one in below(genai.GenaiError): print(one.__name__, getattr(genai, one.__name__, None) is one)"
+    )
+    found = dict(line.split() for line in run_python(code).splitlines())
+    assert len(found) > 30 and {"GenaiError", "StateError", "EPFail", "MissingPackageError"} <= set(found)
+    assert set(found.values()) == {"True"}, [name for name, exported in found.items() if exported != "True"]
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_is_not_there_says_so(name: str) -> None:
+    found: Any = getattr(genai, name)
+    for action in (lambda: found(1, x=2), lambda: found.member("x") if name[0].isupper() else found()):
+        with pytest.raises(NotSupportedYetError, match=f"{name}.*is not supported") as caught:
+            action()
+        assert caught.value.why == REASONS[name]
+        assert caught.value.fix in ("docs/python-api.md lists what is", "docs/session.md lists what is")
+
+
+@pytest.mark.parametrize("name", [*REASONS, *AVAILABLE])
+def test_looking_at_what_is_not_there_is_harmless(name: str) -> None:
+    """As tools do that inspect, document, annotate, copy or pickle: only use is refused."""
+    found: Any = getattr(genai, name)
+    assert getattr(genai, name) is found
+    assert name in repr(found) or name in AVAILABLE
+    assert found in {found: 1} and found == found and found and callable(found)
+    assert pickle.loads(pickle.dumps(found)) is copy.deepcopy(found) is inspect.unwrap(found) is found
+    assert inspect.signature(found) and dict(inspect.getmembers(found)) and dir(found)
+    assert not hasattr(found, "__wrapped__") and not hasattr(found, "_private")
+    if name[0].isupper():
+        assert not isinstance(3, found) and issubclass(found, object) and found | None
+        assert hasattr(found, "load") and found.load is found.load and found.FIRST != found.SECOND
+        assert getattr(found, "load", None) is not None and "load" not in dir(found)
+        with pytest.raises(NotSupportedYetError, match=rf"{name}\.load.* is not supported"):
+            found.load.whatever("path") if inspect.isclass(found.load) else found.load("path")
+
+
+def test_what_models_and_options_refuse(bundled: Any) -> None:
+    params = genai.GeneratorParams(bundled)
+    for action in (
+        bundled.create_multimodal_processor,
+        bundled.create_streaming_processor,
+        params.get_speculative_options,
+        lambda: genai.register_execution_provider_library("x", "y"),
+    ):
+        with pytest.raises(NotSupportedYetError):
+            action()
+
+
+def test_no_device_but_the_cpu() -> None:
+    assert not any(getattr(genai, name)() for name in AVAILABLE)
+
+
+@pytest.mark.oracle
+def test_no_name_of_onnxruntime_genai_is_undecided() -> None:
+    """And the page says what is so."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    table = GENAI
+    theirs = table.names(pytest.importorskip(table.library))
+    listed = dict(re.findall(r"^\| (\S+) \| (.+) \|$", table.page.read_text(encoding="utf-8"), re.M))
+    states = {name: table.state(name) for name in theirs}
+    assert "missing" not in states.values()
+    assert {name: listed.get(name) for name in theirs} == states
