@@ -1,6 +1,7 @@
 """The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
 
-from .engine.sampling.params import SamplingParams as SamplingParams
+from .engine.sampling.params import SamplingOptions as SamplingOptions, SamplingParams as SamplingParams
+from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (
     CacheCapacityError as CacheCapacityError,
     ChatTemplateError as ChatTemplateError,
@@ -25,9 +26,9 @@ from .errors import (
     VocabularyMismatchError as VocabularyMismatchError,
 )
 from .llm.completion import ChatReply as ChatReply, Completion as Completion
-from .llm.llm import LLM as LLM
+from .llm.llm import LLM as LLM, ChatOptions as ChatOptions
 from .model.config import Config as Config
-from .model.model import Model as Model
+from .model.model import Model as Model, ModelOptions as ModelOptions
 from .ort_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
 from .ort_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg

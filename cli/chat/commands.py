@@ -77,7 +77,7 @@ def _set(loop: Loop, argument: str) -> None:
         loop.session.on_overflow = value
     else:
         option, setting = read_setting(name, value)
-        loop.session.set_options(**{option: setting})
+        loop.session.set_options({option: setting})
     loop.voice.say(f"({name} is {value})")
 
 

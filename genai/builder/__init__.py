@@ -5,19 +5,8 @@ reads one at a time, and the form of the files. It does not run models, train th
 onnx and numpy alone.
 """
 
-from .build import build_model, plan_build, resolve_model_folder
-from .folder import write_model_folder
-from .options import ExportOptions
-from .rope_scaling import Llama3Scaling, LongRope
-from .spec import DecoderSpec
-
-__all__ = [
-    "DecoderSpec",
-    "ExportOptions",
-    "Llama3Scaling",
-    "LongRope",
-    "build_model",
-    "plan_build",
-    "resolve_model_folder",
-    "write_model_folder",
-]
+from .build import build_model as build_model, plan_build as plan_build, resolve_model_folder as resolve_model_folder
+from .folder import write_model_folder as write_model_folder
+from .options import ExportOptions as ExportOptions
+from .rope_scaling import Llama3Scaling as Llama3Scaling, LongRope as LongRope
+from .spec import DecoderSpec as DecoderSpec

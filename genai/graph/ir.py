@@ -13,28 +13,16 @@ from typing import Self, TypeAlias
 import onnx
 
 from .external_data import MappedFile
-from .graph import Graph, QuantizationAnnotation, Value
-from .node import Attribute, Changeable, Node, canonical_domain, make_node
-from .tensor import SparseTensor, Tensor
-from .types import AttributeType, DataType
-
-__all__ = [
-    "Attribute",
-    "AttributeType",
-    "DataType",
-    "Function",
-    "FunctionKey",
-    "Graph",
-    "Model",
-    "Node",
-    "QuantizationAnnotation",
-    "SparseTensor",
-    "Tensor",
-    "TrainingInfo",
-    "Value",
-    "canonical_domain",
-    "make_node",
-]
+from .graph import Graph as Graph, QuantizationAnnotation as QuantizationAnnotation, Value as Value
+from .node import (
+    Attribute as Attribute,
+    Changeable,
+    Node as Node,
+    canonical_domain as canonical_domain,
+    make_node as make_node,
+)
+from .tensor import SparseTensor as SparseTensor, Tensor as Tensor
+from .types import AttributeType as AttributeType, DataType as DataType
 
 FunctionKey: TypeAlias = tuple[str, str, str]
 """(domain for lookups, name, overload)."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from ..engine.sampling.params import SamplingParams
+from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..errors import ContextOverflowError, InputError, OptionError, StateError
 from ..model.reading import json_object, read_text_file
 from ..text.parsing import Event
@@ -57,7 +57,7 @@ class ChatSession:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: Mapping[str, Any] | None = None,
         on_overflow: str = "error",
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> None:
         if on_overflow not in OVERFLOWS:
             raise OptionError(
@@ -83,13 +83,14 @@ class ChatSession:
         """The options as they apply: those set, over the model's defaults."""
         return self.llm.params(**self.options)
 
-    def set_options(self, **options: Any) -> None:
-        """Change sampling options; None goes back to the model's default.
+    def set_options(self, changes: Mapping[str, Any] | None = None, /, **options: Unpack[SamplingOptions]) -> None:
+        """Change sampling options, given by name or in `changes`; None goes back to the model's default.
 
         Raises:
             OptionError: then nothing is changed.
         """
-        new = {name: value for name, value in {**self.options, **options}.items() if value is not None}
+        new = {**self.options, **(changes or {}), **options}
+        new = {name: value for name, value in new.items() if value is not None}
         if self.llm.params(**new).n != 1:
             raise OptionError(f"n = {new['n']}", "a conversation has one reply at a time", "leave n out")
         self.options = new
@@ -307,7 +308,7 @@ class ChatSession:
         before = self.options
         self.options = {}
         try:
-            self.set_options(**options)
+            self.set_options(options)
         except BaseException:
             self.options = before
             raise

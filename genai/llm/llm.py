@@ -9,27 +9,35 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
-from ..engine.sampling.params import SamplingParams
+from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..engine.worker import Worker
 from ..errors import ChatTemplateError, InputError, OptionError, did_you_mean
 from ..model.config import Config
 from ..model.folders import bundled_model
-from ..model.model import Model
+from ..model.model import Model, ModelOptions
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
 from ..text.tokenizer import Tokenizer
 from .completion import ChatReply, Completion, Done
 from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
+from .generation import Generation
 from .requests import Prompt, RequestBuilder
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
+
+
+class ChatOptions(SamplingOptions, total=False):
+    """What calls that answer a conversation take besides its messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    template: Mapping[str, Any] | None
+    params: SamplingParams | None
 
 
 class LLM(contextlib.AbstractContextManager["LLM"]):
@@ -57,7 +65,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         model: str | Path | Config | Model | None = None,
         *,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
-        **model_options: Any,
+        **model_options: Unpack[ModelOptions],
     ) -> None:
         if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
             raise OptionError(
@@ -80,7 +88,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: Progress | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """Complete one prompt or many; many run as one batch.
 
@@ -117,7 +125,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work.
 
@@ -129,7 +137,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         return await await_for(self._requests.batch(prompts, params, options), self._worker)
 
     def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Any
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> CompletionStream:
         """Complete one prompt, or answer one conversation, piece by piece.
 
@@ -154,7 +162,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         return CompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
 
     def astream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Any
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
     ) -> AsyncCompletionStream:
         """`stream` for async code: an async iterator. Call it where an event loop runs.
 
@@ -169,7 +177,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         """
         return AsyncCompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
 
-    def stream_tokens(self, prompt: Sequence[int], **options: Any) -> CompletionStream:
+    def stream_tokens(self, prompt: Sequence[int], **options: Unpack[SamplingOptions]) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
 
         >>> llm = LLM()
@@ -192,15 +200,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
 
     # --- conversations -------------------------------------------------------------------------------------------
 
-    def chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        params: SamplingParams | None = None,
-        **options: Any,
-    ) -> ChatReply:
+    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
         """Answer a conversation.
 
         Args:
@@ -221,39 +221,21 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> llm.chat(messages).text
         'Your name is Nora.'
         """
-        prompt = self.render(messages, tools=tools, template=template)
-        request = self._requests.single(prompt, params, options, self.parser.markers)
+        prompt, request = self._turn(messages, options)
         (completion,) = wait_for(request, self._worker)
         return self.parsed(prompt, completion)
 
-    async def achat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        params: SamplingParams | None = None,
-        **options: Any,
-    ) -> ChatReply:
+    async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
         """`chat` for async code.
 
         >>> asyncio.run(llm.achat("What day comes after Monday?")).text
         'Tuesday'
         """
-        prompt = self.render(messages, tools=tools, template=template)
-        request = self._requests.single(prompt, params, options, self.parser.markers)
+        prompt, request = self._turn(messages, options)
         (completion,) = await await_for(request, self._worker)
         return self.parsed(prompt, completion)
 
-    def stream_chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        params: SamplingParams | None = None,
-        **options: Any,
-    ) -> Iterator[Event | Done]:
+    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
         """Answer a conversation piece by piece, split into genai.text.parsing's events: Text, Reasoning, ToolCall, ….
 
         The last event is Done: it has the whole reply, its completion and usage. Arguments and errors as for chat;
@@ -268,24 +250,15 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> event.reply.text, event.completion.finish_reason, event.usage.completion_tokens
         ('15', 'stop', 2)
         """
-        prompt = self.render(messages, tools=tools, template=template)
+        prompt, request = self._turn(messages, options)
         splitter = self.splitter(prompt)
-        request = self._requests.single(prompt, params, options, self.parser.markers)
         with CompletionStream(request, self._worker) as stream:
             for piece in stream:
                 yield from splitter.feed(piece)
         yield from splitter.finish()
         yield Done(self.parsed(prompt, stream.completion))
 
-    async def astream_chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        params: SamplingParams | None = None,
-        **options: Any,
-    ) -> AsyncIterator[Event | Done]:
+    async def astream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncIterator[Event | Done]:
         """`stream_chat` for async code.
 
         >>> async def answer(question):
@@ -293,9 +266,8 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> asyncio.run(answer("What is 20 - 5?"))
         '15'
         """
-        prompt = self.render(messages, tools=tools, template=template)
+        prompt, request = self._turn(messages, options)
         splitter = self.splitter(prompt)
-        request = self._requests.single(prompt, params, options, self.parser.markers)
         async with AsyncCompletionStream(request, self._worker) as stream:
             async for piece in stream:
                 for event in splitter.feed(piece):
@@ -324,12 +296,17 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
             messages = [{"role": "user", "content": messages}]
         return self.tokenizer.chat_prompt(messages, tools=tools, **dict(template or {}))
 
+    def _turn(self, messages: Messages, options: ChatOptions) -> tuple[str, list[Generation]]:
+        """The rendered prompt of a conversation, and the job that answers it."""
+        prompt = self.render(messages, tools=options.pop("tools", None), template=options.pop("template", None))
+        return prompt, self._requests.single(prompt, options.pop("params", None), options, self.parser.markers)
+
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             return self.render(prompt)  # type: ignore[arg-type]
         return prompt  # type: ignore[return-value]
 
-    def params(self, params: SamplingParams | None = None, **options: Any) -> SamplingParams:
+    def params(self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """The options that a request with these arguments would have.
 
         Raises:
@@ -393,18 +370,19 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         return f"LLM({str(self.model.folder)!r})"
 
 
-def _loaded(model: str | Path | Config | Model | None, options: Mapping[str, Any]) -> Model:
+def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) -> Model:
     if model is not None and not isinstance(model, (str, Path, Config, Model)):
         raise InputError(
             f"model is a {type(model).__name__}", "a folder, a Config or a Model is expected", "pass the model's folder"
         )
-    known = list(inspect.signature(Model).parameters)[1:]
-    if unknown := sorted(set(options) - set(known)):
-        raise OptionError(
-            f"unknown option {unknown[0]!r} = {options[unknown[0]]!r:.80}",
-            f"an LLM takes max_sequences, {', '.join(known)}; options of sampling go to generate, stream or chat",
-            did_you_mean(unknown[0], [*known, "max_sequences"], "leave it out"),
-        )
+    known = list(ModelOptions.__annotations__)
+    for name, value in options.items():
+        if name not in known:
+            raise OptionError(
+                f"unknown option {name!r} = {value!r:.80}",
+                f"an LLM takes max_sequences, {', '.join(known)}; options of sampling go to generate, stream or chat",
+                did_you_mean(name, [*known, "max_sequences"], "leave it out"),
+            )
     if not isinstance(model, Model):
         return Model(bundled_model() if model is None else model, **options)
     if options:

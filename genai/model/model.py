@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import OptionError, StateError, did_you_mean
 from ..session.refused import refusing_method
@@ -130,6 +130,18 @@ class Model(AbstractContextManager["Model"]):
 
     def __repr__(self) -> str:
         return f"Model({str(self.folder)!r}, type={self.type!r})"
+
+
+class ModelOptions(TypedDict, total=False):
+    """The options of Model as keywords of calls."""
+
+    threads: int | None
+    kv_dtype: str
+    accuracy: str
+    cache_bytes: int | None
+    context_size: int | None
+    quiet: bool
+    device: str
 
 
 def check_model_options(*, kv_dtype: str = "auto", accuracy: str = "auto", device: str = "cpu", **numbers: Any) -> None:

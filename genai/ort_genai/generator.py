@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from genai.kvcache.budget import available_memory
 from ..engine.decoder import compute, stacked
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
-from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
+from ..engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
 from ..errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError
 from ..model.decoder_graph import BLOCK_SIZE
 from ..model.model import Model
@@ -60,8 +60,8 @@ class GeneratorParams:
             configured["max_length"] = model.context_size
         self.set_search_options(**configured)
 
-    def set_search_options(self, **options: Any) -> None:
-        """Set search options; see `genai.engine.sampling.search_options.SEARCH_OPTIONS` for names, types and ranges.
+    def set_search_options(self, **options: Unpack[SearchOptions]) -> None:
+        """Set search options; see `SEARCH_OPTIONS` for names, types and ranges.
 
         Raises:
             OptionError: unknown, of the wrong type or out of range; then none of the options is set.

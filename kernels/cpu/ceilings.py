@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from .arguments import Address, Arguments
 from .emit import FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
+from .isa import stream_prefetch
 from .jit import Kernel, kernel, native_op
 from .lazy import intrinsic
 from .memory import load_int32, store_int32
-from .prefetching import stream_prefetch
 from .program.calls import Call, Items
 from .tiles import TILE_CONFIG as TILE_CONFIG
 from .vector import LANES, splat_int32

@@ -1,4 +1,4 @@
-"""The processor that kernels are compiled for, and which instructions those for products and attention are written in.
+"""The processor that kernels are compiled for: the instructions of products and attention, how far ahead they read.
 
 From best to plainest: "amx" (tiles of int8 and bfloat16), "vnni" (AVX-512 with vpdpbusd), "avx2", "portable" (LLVM's
 generic vectors only: any processor). The best that this machine has is taken; GENAI_CPU_ISA asks for another one.
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from llvmlite import binding
 
@@ -105,3 +106,24 @@ def _host_features(*, avx: bool) -> str:
             if name.startswith("avx"):
                 features[name] = False
     return str(features.flatten())
+
+
+class Prefetch(NamedTuple):
+    """Into which cache weights that are read once are asked for, and how many bytes ahead.
+
+    It changes no result. A core can have only so many lines on their way into its first-level cache. Zen 4 can have
+    more on their way into the second: decoding 4-bit weights there is 17 to 40 % faster (two cores, 1B and 0.5B
+    shapes). Zen 3 and Sapphire Rapids gain nothing from it, Zen 5 loses 3 %.
+    """
+
+    level: int = 1
+    distance: int = 2048
+
+
+# By LLVM's name of the processor.
+_MEASURED = {"znver4": Prefetch(2, 4096)}
+
+
+def stream_prefetch(name: str | None = None) -> Prefetch:
+    """What is best on a processor (default: the one that kernels are compiled for)."""
+    return _MEASURED.get(name or processor().name, Prefetch())

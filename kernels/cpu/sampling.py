@@ -9,18 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import Float32, check
-from ..sampling import (
-    FINE,
-    MAX_STEPS,
-    NUM_SETTINGS,
-    NUM_SPANS,
-    ROW,
-    SamplingBatch,
-    Setting,
-    Span,
-    Step,
-    check_rows,
-)
+from ..sampling import FINE, MAX_STEPS, NUM_SETTINGS, NUM_SPANS, ROW, SamplingBatch, Setting, Span, Step, check_rows
 from .arguments import Address, Arguments, Binding
 from .jit import NativeOp, native_op
 from .lazy import helper, inline

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from genai.kernels.cpu.isa import processor
-from genai.kernels.cpu.prefetching import Prefetch, stream_prefetch
+from genai.kernels.cpu.isa import Prefetch, processor, stream_prefetch
 
 # Prints the product of three rows, all of whose bits count; the kernel is compiled for the processor of this name.
 _PROGRAM = """

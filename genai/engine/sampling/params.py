@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from ...errors import OptionError, did_you_mean
 from . import option_rules as rules
@@ -165,7 +165,7 @@ class SamplingParams:
         """
         return cls(**_from_search({"top_k": SEARCH_OPTIONS["top_k"].default, **options}), samplers=rules.SEARCH_ORDER)
 
-    def replace(self, **changes: Any) -> SamplingParams:
+    def replace(self, **changes: Unpack[SamplingOptions]) -> SamplingParams:
         """The same with other values, checked as a whole.
 
         Raises:
@@ -183,6 +183,46 @@ class SamplingParams:
         ('END',)
         """
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams as keywords of calls."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_last_n: int | None
+    dry_sequence_breakers: Sequence[str]
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int | None
+    no_repeat_ngram_size: int
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    min_tokens: int
+    min_length: int
+    max_tokens: int | None
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    stop: str | Sequence[str]
+    banned_strings: str | Sequence[str]
+    seed: int | None
+    n: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logits_processors: Sequence[LogitsProcessor]
+    samplers: str | Sequence[str]
 
 
 # What chooses among several tokens; meaningless when the most likely one is taken.

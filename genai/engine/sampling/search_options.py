@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from ...errors import NotSupportedYetError, OptionError, did_you_mean
 from . import option_rules as rules
@@ -44,6 +44,28 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
     "diversity_penalty": Option(0.0, _NUMBER),
     "past_present_share_buffer": Option(False, _BOOL),
 }
+
+
+class SearchOptions(TypedDict, total=False):
+    """Search options as keywords of calls."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    min_length: int
+    max_length: int
+    batch_size: int
+    random_seed: int
+    chunk_size: int
+    no_repeat_ngram_size: int
+    num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    early_stopping: bool
+    diversity_penalty: float
+    past_present_share_buffer: bool
 
 
 def checked(name: str, value: Any) -> Any:

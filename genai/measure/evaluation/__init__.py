@@ -4,28 +4,19 @@ Knows models, texts and the values inside a plan; asks the decoder for logits an
 not know flags or how results are printed. onnxruntime is imported only where a comparison with it is asked for.
 """
 
-from __future__ import annotations
-
-from .divergence import Divergence, kl_divergence
-from .model_diff import ModelDiff, ValueDiff, diff_models, diff_with_onnxruntime
-from .prediction import Perplexity, perplexity
-from .scored_text import Progress, encode_prompt
-from .tasks import Outcome, Question, evaluate, read_questions, summary
-
-__all__ = [
-    "Divergence",
-    "ModelDiff",
-    "Outcome",
-    "Perplexity",
-    "Progress",
-    "Question",
-    "ValueDiff",
-    "diff_models",
-    "diff_with_onnxruntime",
-    "encode_prompt",
-    "evaluate",
-    "kl_divergence",
-    "perplexity",
-    "read_questions",
-    "summary",
-]
+from .divergence import Divergence as Divergence, kl_divergence as kl_divergence
+from .model_diff import (
+    ModelDiff as ModelDiff,
+    ValueDiff as ValueDiff,
+    diff_models as diff_models,
+    diff_with_onnxruntime as diff_with_onnxruntime,
+)
+from .prediction import Perplexity as Perplexity, perplexity as perplexity
+from .scored_text import Progress as Progress, encode_prompt as encode_prompt
+from .tasks import (
+    Outcome as Outcome,
+    Question as Question,
+    evaluate as evaluate,
+    read_questions as read_questions,
+    summary as summary,
+)

@@ -25,13 +25,7 @@ from genai.kvcache.budget import available_memory, format_bytes
 
 from ...engine.dense import DenseDecoder
 from ...engine.paged import PagedDecoder
-from ...errors import (
-    ContextOverflowError,
-    InputError,
-    MissingPackageError,
-    ModelOutputError,
-    UnsupportedModelError,
-)
+from ...errors import ContextOverflowError, InputError, MissingPackageError, ModelOutputError, UnsupportedModelError
 from .scored_text import pending_logits
 
 if TYPE_CHECKING:

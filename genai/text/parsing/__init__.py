@@ -6,22 +6,20 @@ the tools. No reply is an error: a malformed tool call comes back as flagged tex
 always the reply itself.
 """
 
-from .events import End, Event, Marker, Reasoning, Text, ToolCall
-from .parser import Parser
-from .splitter import PARSERS, Reply, ReplySplitter, detect, get_parser, split_reply
-
-__all__ = [
-    "End",
-    "Event",
-    "Marker",
-    "PARSERS",
-    "Parser",
-    "Reasoning",
-    "Reply",
-    "ReplySplitter",
-    "Text",
-    "ToolCall",
-    "detect",
-    "get_parser",
-    "split_reply",
-]
+from .events import (
+    End as End,
+    Event as Event,
+    Marker as Marker,
+    Reasoning as Reasoning,
+    Text as Text,
+    ToolCall as ToolCall,
+)
+from .parser import Parser as Parser
+from .splitter import (
+    PARSERS as PARSERS,
+    Reply as Reply,
+    ReplySplitter as ReplySplitter,
+    detect as detect,
+    get_parser as get_parser,
+    split_reply as split_reply,
+)

@@ -17,10 +17,10 @@ from ...formats import BLOCKS_PER_RECORD, TILE_ROWS, TILES_TOGETHER, RecordLayou
 from ..arguments import Address, Arguments
 from ..emit import FLOAT_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
 from ..functions import UNARY, sigmoid
+from ..isa import stream_prefetch
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import load_float32, store_first, word
-from ..prefetching import stream_prefetch
 from ..program.calls import Rows, row_at
 from ..tiles import configure_tiles, release_tiles
 from ..vector import maximum, minimum
