@@ -23,7 +23,8 @@ from genai.builder.build import _alone
 from genai.builder.folder import locked, unfinished_folder
 from genai.cli import __main__ as entry, terminal
 from genai.graph import reader, storage
-from genai.kernels.cpu import cache, isa, workers
+from genai.kernels.cpu import blas, cache, isa, workers
+from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.large import ReservedMemory, huge_array
 from genai.kvcache import budget
 from genai.machine.checkup import Mark, Place, examine
@@ -273,6 +274,14 @@ def test_futexes_where_their_number_is_known(machine: str, has: bool) -> None:
         "print(waiting.HAS_FUTEX)"
     )
     assert run(program).stdout == f"{has}\n"
+
+
+def test_products_without_openblas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "_openblas", lambda: None)
+    a, b = np.random.default_rng(0).standard_normal((2, 256, 256), np.float32)
+    with blas.BLAS_THREADS.single():
+        assert blas.BLAS_THREADS.library is None
+        assert np.array_equal(blas.matmul(a, b, Threads(2)), a @ b)
 
 
 def test_no_process_is_forked_off_linux(off_linux: None) -> None:
