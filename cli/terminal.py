@@ -203,7 +203,7 @@ PlotFile = Annotated[
     typer.Option(
         "--plot",
         callback=_checked,
-        help="Draw a plot into a file, .svg or .png (needs matplotlib).",
+        help="Draw a plot into a .svg or .png file (needs matplotlib).",
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -166,7 +166,8 @@ class KernelPath:
         """How a kernel's vector lies in registers."""
         from genai.kernels.formats import TILE_ROWS
 
-        return f"{TILE_ROWS} float32 lanes in {TILE_ROWS * 32 // self.vector_bits} registers of {self.vector_bits} bits"
+        count = TILE_ROWS * 32 // self.vector_bits
+        return f"{TILE_ROWS} float32 lanes in {count} register{'' if count == 1 else 's'} of {self.vector_bits} bits"
 
 
 def find_kernel_path(environment: Mapping[str, str]) -> KernelPath:
