@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 
@@ -32,7 +34,10 @@ def main(arguments: list[str] | None = None) -> None:
 def _interrupt_again(dropped: Any) -> None:
     """Deliver again an interrupt that fell into a callback (of a weak reference, say): no exception leaves those."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        later = threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        again = _thread.interrupt_main
+        if hasattr(signal, "pthread_kill"):  # not on Windows; it wakes a thread that waits
+            again = partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
+        later = threading.Timer(0.01, again)
         later.daemon = True
         later.start()
     else:

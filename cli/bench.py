@@ -45,7 +45,7 @@ def decode(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Tokens per second while generating. Also the share of the machine's memory bandwidth that they use."""
+    """Tokens per second while generating. Also the share of the machine's memory bandwidth that this uses."""
     from genai.measure.bench.speed import bench_decode
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -64,7 +64,7 @@ def prefill(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Tokens per second while reading a prompt. Also the share of the machine's products per second that they use."""
+    """Tokens per second while reading a prompt. Also the share of the machine's products per second that this uses."""
     from genai.measure.bench.speed import bench_prefill
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -86,7 +86,7 @@ def context(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Prefill and decode by length of context. By default 128, 512, 2048 and 8192, as far as the model goes."""
+    """Speed of prefill and decode by length of context. By default 128, 512, 2048, 8192, as far as the model goes."""
     from genai.measure.bench.speed import sweep_context
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -101,7 +101,7 @@ def context(
 def batch(
     model: opt.ModelArgument = None,
     sizes: Annotated[
-        list[int] | None, typer.Option("-b", "--batch", min=1, help="Sequences; may be given several times.")
+        list[int] | None, typer.Option("-b", "--batch", min=1, help="Number of sequences; may be given several times.")
     ] = None,
     context: Context = 128,
     tokens: NewTokens = 32,
@@ -111,7 +111,7 @@ def batch(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Decode by number of sequences that advance together. By default 1, 2, 4, 8 and 16."""
+    """Speed of decode by number of sequences that advance together. By default 1, 2, 4, 8 and 16."""
     from genai.measure.bench.speed import sweep_batch
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -124,7 +124,7 @@ def batch(
 def threads(
     model: opt.ModelArgument = None,
     counts: Annotated[
-        list[int] | None, typer.Option("-t", "--threads", min=1, help="Threads; may be given several times.")
+        list[int] | None, typer.Option("-t", "--threads", min=1, help="Number of threads; may be given several times.")
     ] = None,
     context: Context = 256,
     tokens: NewTokens = 32,
@@ -134,7 +134,7 @@ def threads(
     plot: PlotFile = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
+    """Speed of decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
     from genai.kernels.host.machine import default_threads
     from genai.measure.bench.speed import sweep_threads
 
@@ -152,7 +152,7 @@ def threads(
 def startup(
     model: opt.ModelArgument = None,
     tokens: PromptTokens = 128,
-    cold: Annotated[bool, typer.Option("--cold", help="With an empty kernel cache each time.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start with an empty kernel cache each time.")] = False,
     repeat: Repeat = 5,
     threads: opt.Threads = None,
     as_json: opt.AsJson = False,
@@ -170,14 +170,14 @@ def startup(
 def kernels(
     model: opt.ModelArgument = None,
     rows: Annotated[
-        list[int] | None, typer.Option("-m", "--rows", min=1, help="Rows at once; may be given several times.")
+        list[int] | None, typer.Option("-m", "--rows", min=1, help="Tokens at once; may be given several times.")
     ] = None,
     repeat: Repeat = 5,
     threads: opt.Threads = None,
     accuracy: opt.Accuracy = "auto",
     as_json: opt.AsJson = False,
 ) -> None:
-    """A model's products one kind at a time, by number of rows. As shares of bandwidth and of products per second."""
+    """Speed of each kind of matrix product in a model, by number of tokens; also as shares of the machine's."""
     from genai.measure.bench.kernels import bench_kernels
 
     with opt.ModelFlags(threads, accuracy).load(model) as loaded, ProgressLine("Measuring") as line:
@@ -187,10 +187,10 @@ def kernels(
 @app.command()
 def session(
     file: ModelFile,
-    dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT of a symbolic dimension.")] = None,
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT: a symbolic dimension.")] = None,
     repeat: Repeat = 10,
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
-    compare: Annotated[bool, typer.Option("--compare", help="Measure onnxruntime in turn with us.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Measure onnxruntime as well, in turn.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Milliseconds to load and run any ONNX model, on made-up inputs."""

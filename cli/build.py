@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 def build(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
-    precision: Annotated[str, typer.Option(help="Weights as int4, int8, fp16 or fp32.")] = "int4",
-    block_size: Annotated[int, typer.Option(help="Weights that share a scale: 16, 32, 64, 128 or 256.")] = 32,
+    precision: Annotated[str, typer.Option(help="Store weights as int4, int8, fp16 or fp32.")] = "int4",
+    block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
-    head_precision: Annotated[str | None, typer.Option(help="Of the head [default: as the rest].")] = None,
+    head_precision: Annotated[str | None, typer.Option(help="Precision of the head [default: --precision].")] = None,
     embedding_precision: Annotated[
-        str | None, typer.Option(help="Of the embeddings [default: the head's if tied].")
+        str | None, typer.Option(help="Precision of the embeddings [default: see docs/build.md].")
     ] = None,
-    accuracy_level: Annotated[int, typer.Option(help="4: int8 activations in products; 1: fp32.")] = 4,
+    accuracy_level: Annotated[int, typer.Option(help="Activations in products: 4 = int8, 1 = fp32.")] = 4,
     force: Annotated[bool, typer.Option("--force", help="Put 0 where weights are NaN or infinite.")] = False,
 ) -> None:
-    """Build a model folder from a Hugging Face checkpoint; prints the folder."""
+    """Build a model folder from a Hugging Face checkpoint, and print its path."""
     from genai.builder.build import execute, plan_build
     from genai.builder.options import ExportOptions
 

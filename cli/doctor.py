@@ -25,7 +25,7 @@ def doctor(
         bool, typer.Option("--clean-cache", help="Remove compiled kernels of other versions, and nothing else.")
     ] = False,
     compile_all: Annotated[
-        bool, typer.Option("--compile", help="Compile all kernels of this machine now, so that nothing waits later.")
+        bool, typer.Option("--compile", help="Compile all kernels for this machine now, so that nothing waits later.")
     ] = False,
 ) -> None:
     """Examine this machine: processor, kernels, memory, GPU, caches, versions. Exits with 1 if models cannot be run."""

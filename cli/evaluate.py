@@ -27,10 +27,10 @@ OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHE
 OtherKvType = Annotated[
     str | None, opt.model_option("--other-kv-type", help="--kv-type for OTHER [default: as for BASE].")
 ]
-Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS [default: as the tokenizer does].")]
-TextFile = Annotated[str, typer.Option("-f", "--file", help="The text, UTF-8; - reads stdin.")]
+Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS [default: if the tokenizer does].")]
+TextFile = Annotated[str, typer.Option("-f", "--file", help="File of the text, in UTF-8; - reads stdin.")]
 WindowOption = Annotated[
-    int | None, typer.Option("-w", "--window", help="Tokens per window [default: context, <= 2048].")
+    int | None, typer.Option("-w", "--window", help="Tokens per window [default: context, at most 2048].")
 ]
 StrideOption = Annotated[int | None, typer.Option(help="Tokens from window to window [default: half a window].")]
 
@@ -43,7 +43,7 @@ def tasks(
     ] = None,
     batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Questions answered together.")] = 16,
     show_wrong: Annotated[int, typer.Option(help="Wrong answers to show per task.", min=0)] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write a page with all questions and replies.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page of all questions and replies.")] = None,
     plot: PlotFile = None,
     *,
     flags: opt.ModelFlags,
@@ -89,7 +89,7 @@ def ppl(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Perplexity on a text, in sliding windows; also bits per byte, which other tokenizers can be compared by."""
+    """Perplexity on a text, in sliding windows, and bits per byte, which does not depend on the tokenizer."""
     text = _read(file)
     from genai.measure.evaluation import perplexity
 

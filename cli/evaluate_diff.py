@@ -35,11 +35,11 @@ def diff(
     prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to compute; - reads stdin.")] = (
         _DEFAULT_PROMPT
     ),
-    tolerance: Annotated[float, typer.Option(help="Relative RMS error above which values part.")] = 0.05,
+    tolerance: Annotated[float, typer.Option(help="Relative RMS error above which values differ.")] = 0.05,
     isolate: Annotated[
         bool, typer.Option("--isolate", help="Give each operator the other side's inputs: errors do not add up.")
     ] = False,
-    show_all: Annotated[bool, typer.Option("--all", help="Show every value, and those of one side only.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every value, also those of one side only.")] = False,
     bos: Bos = None,
     plot: PlotFile = None,
     *,
@@ -50,7 +50,7 @@ def diff(
 ) -> None:
     """Compare two models, or one model in two ways, value by value; mark the first value that differs.
 
-    Without --all the table shows the worst value of each layer, and those around the first that parts.
+    Without --all the table shows the worst value of each layer, and those around the first that differs.
     """
     from genai.measure.evaluation import diff_models, diff_with_onnxruntime, encode_prompt
     from genai.measure.evaluation.model_diff import check_tolerance
@@ -145,7 +145,7 @@ def _row(value: ValueDiff, marked: bool) -> str:
 def _verdict(result: ModelDiff) -> str:
     how = "each operator alone" if result.isolated else "errors add up"
     if result.first is None:
-        return f"no value parts: relative RMS error ≤ {result.tolerance:g} in all {len(result.values)} values ({how})"
+        return f"no value differs: relative RMS error ≤ {result.tolerance:g} in all {len(result.values)} values ({how})"
     value = result.values[result.first]
     where = "outside the layers" if value.layer is None else f"layer {value.layer}"
     before = max((v.relative_rms for v in result.values[: result.first]), default=0.0)

@@ -35,21 +35,21 @@ def generate(
     files: Annotated[
         list[Path] | None, typer.Option("-f", "--file", help="Read a prompt from a file; may be given several times.")
     ] = None,
-    as_chat: Annotated[bool, typer.Option("--chat/--raw", help="Render each prompt as a user message first.")] = False,
+    as_chat: Annotated[bool, typer.Option("--chat/--raw", help="Make each prompt a user message.")] = False,
     samples: Annotated[int, typer.Option("--samples", help="Completions per prompt.", min=1)] = 1,
     logprobs: Annotated[
         int | None,
-        opt.output_option(help="With --json, log-probabilities of the tokens and of that many alternatives."),
+        opt.output_option(help="With --json: log-probabilities of the tokens and of so many others."),
     ] = None,
     prompt_logprobs: Annotated[
-        int | None, opt.output_option(help="With --json, the same for the tokens of the prompt.")
+        int | None, opt.output_option(help="With --json: the same for the tokens of the prompt.")
     ] = None,
     as_json: Annotated[bool, opt.output_option("--json", help="Print one JSON object per completion.")] = False,
     *,
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Continue texts and print what the model writes. Several run as one batch; one alone is streamed."""
+    """Continue texts and print what the model writes. Several prompts run as one batch; one alone is streamed."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     texts = _texts(prompts, files)
     with flags.load_llm(model) as llm:

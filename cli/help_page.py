@@ -57,7 +57,7 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
             with formatter.section(name):
                 formatter.write_dl(rows)
     with formatter.section("Environment"):
-        formatter.write_text("Every option can be set by a variable: see docs/environment.md. A flag wins over it.")
+        formatter.write_text("Every option has a variable too, such as GENAI_THREADS=2. The option itself wins.")
 
 
 def _kinds_named(text: str) -> str:

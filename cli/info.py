@@ -19,7 +19,7 @@ _FILES_SHOWN = 4
 def info(
     model: opt.ModelArgument = None,
     ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", help="Context to fit into memory [default: the model's whole].")
+        int | None, typer.Option("-c", "--ctx-size", help="Context that is to fit [default: the model's whole].")
     ] = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",

@@ -29,22 +29,20 @@ output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
 ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder; without it, the bundled model.")]
 Build = Annotated[
     bool,
-    model_option("--build/--no-build", help="Build a model where MODEL is a Hugging Face checkpoint, the first time."),
+    model_option("--build/--no-build", help="If MODEL is a Hugging Face checkpoint, build a model from it once."),
 ]
 Threads = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
-Accuracy = Annotated[str, model_option(help='"auto" obeys the model; "fp32" rounds no activations; "int8" all.')]
-Device = Annotated[
-    str, model_option(help='Where it runs: "cpu", or "reference": slow, plain NumPy, the truth to compare with.')
-]
+Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
+Device = Annotated[str, model_option(help='"cpu", or "reference": plain NumPy, slow, to compare with.')]
 KvType = Annotated[str, model_option("--kv-type", help="Type of cached keys and values: auto, fp16 or fp32.")]
 CtxSize = Annotated[
-    int | None, model_option("-c", "--ctx-size", help="Tokens of context [default: what fits in half of free memory].")
+    int | None, model_option("-c", "--ctx-size", help="Context in tokens [default: what fits in half of free memory].")
 ]
-DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt text and tokens, on stderr.")]
-Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Figures after each reply, on stderr.")]
-AsJson = Annotated[bool, output_option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, output_option("-q", "--quiet", help="Say nothing on stderr but warnings and errors.")]
-Verbose = Annotated[bool, output_option("-v", "--verbose", help="Say more on stderr.")]
+DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
+Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
+AsJson = Annotated[bool, output_option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, output_option("-q", "--quiet", help="Print nothing on stderr but warnings and errors.")]
+Verbose = Annotated[bool, output_option("-v", "--verbose", help="Print more on stderr.")]
 
 
 @dataclass(frozen=True)
@@ -215,29 +213,29 @@ FLAGS = (
     Flag("top_p", ("--top-p",), float, "Keep the most likely tokens up to this probability; 1 = all."),
     Flag("min_p", ("--min-p",), float, "Keep tokens at least this many times as likely as the likeliest; 0 = all."),
     Flag("typical_p", ("--typical-p",), float, "Keep tokens of typical surprise up to this probability; 1 = all."),
-    Flag("top_n_sigma", ("--top-n-sigma",), float, "Keep logits within n deviations of the largest; 0 = all."),
-    Flag("xtc_probability", ("--xtc-probability",), float, "How often XTC removes the likeliest tokens."),
-    Flag("xtc_threshold", ("--xtc-threshold",), float, "XTC removes tokens of at least this probability but one."),
+    Flag("top_n_sigma", ("--top-n-sigma",), float, "Keep logits within n standard deviations of the largest; 0 = all."),
+    Flag("xtc_probability", ("--xtc-probability",), float, "How often XTC removes the likeliest tokens; 0 = never."),
+    Flag("xtc_threshold", ("--xtc-threshold",), float, "Of tokens at least this probable XTC keeps one."),
     Flag("repetition_penalty", ("--repeat-penalty",), float, "Above 1, tokens that occurred become less likely."),
     Flag("presence_penalty", ("--presence-penalty",), float, "Subtracted from logits of tokens already generated."),
     Flag("frequency_penalty", ("--frequency-penalty",), float, "Subtracted once per time a token was generated."),
     Flag("penalty_last_n", ("--penalty-last-n",), int, "How many tokens back the penalties look [default: all]."),
     Flag("no_repeat_ngram_size", ("--no-repeat-ngram",), int, "No n-gram of this size comes twice; 0 = any may."),
     Flag("dry_multiplier", ("--dry-multiplier",), float, "Strength of DRY, which penalises repetitions; 0 = off."),
-    Flag("dry_base", ("--dry-base",), float, "How fast DRY's penalty grows with the length."),
-    Flag("dry_allowed_length", ("--dry-allowed-length",), int, "Repetitions shorter than this cost nothing."),
+    Flag("dry_base", ("--dry-base",), float, "How fast DRY's penalty grows with the repetition."),
+    Flag("dry_allowed_length", ("--dry-allowed-length",), int, "DRY ignores shorter repetitions than this."),
     Flag("dry_last_n", ("--dry-last-n",), int, "How many tokens back DRY looks [default: all]."),
-    Flag("dry_sequence_breakers", ("--dry-breaker",), str, "DRY does not reach across this text.", True, _unescaped),
-    Flag("mirostat", ("--mirostat",), int, "2 = Mirostat 2.0 instead of truncation; 0 = off."),
+    Flag("dry_sequence_breakers", ("--dry-breaker",), str, "DRY sees no repetition across this.", True, _unescaped),
+    Flag("mirostat", ("--mirostat",), int, "2 = Mirostat 2.0 in place of top-k, top-p and the like; 0 = off."),
     Flag("mirostat_tau", ("--mirostat-tau",), float, "Mirostat's target surprise in bits."),
     Flag("mirostat_eta", ("--mirostat-eta",), float, "Mirostat's learning rate."),
-    Flag("samplers", ("--samplers",), str, "The samplers in order, joined by semicolons."),
+    Flag("samplers", ("--samplers",), str, 'The samplers in order, such as "top_k;temperature".'),
     Flag("seed", ("--seed",), int, "Seed of the random numbers; same seed, same text."),
     Flag("stop", ("--stop",), str, r"End before this text (\n and \t are understood).", True, _unescaped),
     Flag("stop_token_ids", ("--stop-token",), int, "End at this token id.", True),
-    Flag("banned_strings", ("--ban",), str, "Never write this text: go back and take another way.", True, _unescaped),
+    Flag("banned_strings", ("--ban",), str, "Never write this: go back, choose other tokens.", True, _unescaped),
     Flag("logit_bias", ("--logit-bias",), str, "ID=NUMBER: added to that token's logit; -inf forbids it.", True, _bias),
-    Flag("min_tokens", ("--min-tokens",), int, "Tokens before the end may come."),
+    Flag("min_tokens", ("--min-tokens",), int, "Fewest tokens to generate before the end."),
     Flag("ignore_eos", ("--ignore-eos",), bool, "Go on past the end-of-sequence token."),
 )
 

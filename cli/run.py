@@ -22,16 +22,16 @@ _INPUTS_SHOWN = 3
 def run(
     file: ModelFile,
     inputs: Annotated[
-        Named, typer.Option("-i", "--input", help="NAME=FILE.npy, or an .npz file with arrays by name.")
+        Named, typer.Option("-i", "--input", help="NAME=FILE.npy, or an .npz file of arrays by name.")
     ] = None,
     random: Annotated[bool, typer.Option("--random", help="Make up the inputs that no file gives.")] = False,
-    dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT of a symbolic dimension (made-up inputs).")] = None,
+    dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT: a dimension of made-up inputs.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to an .npz file.")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Time per operator, and a trace for Chrome.")] = False,
-    compare: Annotated[str | None, typer.Option("--compare", help="Also run it by: onnxruntime.")] = None,
-    level: Annotated[str, typer.Option("--level", help="Rewrites: none, basic, extended or all.")] = "all",
+    profile: Annotated[bool, typer.Option("--profile", help="Show time per operator; write a Chrome trace.")] = False,
+    compare: Annotated[str | None, typer.Option("--compare", help='Compare the results with "onnxruntime".')] = None,
+    level: Annotated[str, typer.Option("--level", help="Rewrites of the graph: none, basic, extended or all.")] = "all",
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of made-up inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of made-up inputs.")] = 0,
 ) -> None:
     """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
     from genai.session.arrays import PEERS, save_arrays

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from genai.errors import ChatTemplateError, InputError
+from genai.kernels.host.machine import system_file
 from genai.kernels.messages import ProgressLine
 
 from .help_page import OUTPUT
@@ -170,20 +171,23 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
         parts.append(f"compiled kernels {completion.timings.compile_seconds:.1f} s")
     if seed is not None:
         parts.append(f"seed {seed}")
-    return " · ".join([*parts, f"peak {peak_megabytes():.0f} MB"])
+    if (peak := peak_megabytes()) is not None:
+        parts.append(f"peak {peak:.0f} MB")
+    return " · ".join(parts)
 
 
-def peak_megabytes() -> float:
-    """The most memory this process has held, in MB (resident set)."""
+def peak_megabytes() -> float | None:
+    """The most memory this process has held, in MB (resident set); None where the system does not say."""
+    # Not getrusage: a process inherits its maximum from whoever started it.
+    for line in system_file(Path("/proc/self/status")).splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
     try:
-        # Not getrusage: a process inherits its maximum from whoever started it.
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024 / 1e6
-    except (OSError, StopIteration):
         import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
 def _checked(path: Path | None) -> Path | None:
@@ -199,7 +203,7 @@ PlotFile = Annotated[
     typer.Option(
         "--plot",
         callback=_checked,
-        help="Draw a plot into a file, .svg or .png (needs matplotlib).",
+        help="Draw a plot into a .svg or .png file (needs matplotlib).",
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from genai.kernels.host.machine import read_sysctl, system_file
 
 if TYPE_CHECKING:  # what a machine has can be said where NumPy is broken
     from .storage import CacheLayout
@@ -85,7 +85,7 @@ def _system_bound(proc: Path) -> Iterator[MemoryBound]:
 def _group_bounds(root: Path) -> Iterator[MemoryBound]:
     """One bound for every limited control group that this process is in."""
     mounts = root / "sys" / "fs" / "cgroup"
-    for line in _lines(root / "proc" / "self" / "cgroup"):
+    for line in system_file(root / "proc" / "self" / "cgroup").splitlines():
         fields = line.split(":", 2)
         if len(fields) < 3:
             continue
@@ -126,10 +126,10 @@ def _v1_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
 
 
 def _address_space_bound(proc: Path) -> Iterator[MemoryBound]:
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows has none
         return
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     used = _statistics(proc / "self" / "status", "VmSize:")
     if limit != resource.RLIM_INFINITY and used:
@@ -146,17 +146,10 @@ def _guessed_bound() -> MemoryBound:
     return MemoryBound("half of the physical memory", physical, physical // 2)
 
 
-def _free_percent(platform: str = sys.platform) -> int | None:
+def _free_percent() -> int | None:
     """Of the physical memory, what macOS calls free (page cache included); None on other systems."""
-    if platform != "darwin":
-        return None
-    value, size = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-    try:
-        sysctl = ctypes.CDLL(None).sysctlbyname
-    except (AttributeError, OSError):
-        return None
-    failed = sysctl(b"kern.memorystatus_level", ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
-    return value.value if not failed and 0 <= value.value <= 100 else None
+    told = read_sysctl("kern.memorystatus_level")
+    return int(told) if told.isdecimal() and int(told) <= 100 else None
 
 
 def _physical_memory() -> int:
@@ -166,23 +159,16 @@ def _physical_memory() -> int:
         return 0
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
 def _number(path: Path) -> int | None:
     """The number in a file; None if there is no such file or it says "max"."""
-    text = " ".join(_lines(path)).strip()
+    text = system_file(path)
     return int(text) if text.isdecimal() else None
 
 
 def _statistics(path: Path, *names: str) -> int:
     """Sum of the named entries of a file of "name number" lines; what is missing or no number counts as 0."""
     total = 0
-    for line in _lines(path):
+    for line in system_file(path).splitlines():
         fields = line.split()
         if len(fields) > 1 and fields[0] in names and fields[1].isdecimal():
             total += int(fields[1])

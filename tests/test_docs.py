@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = [
     pytest.param(code, id=f"{page.name}-{number}")
     for page in PAGES
@@ -34,6 +34,20 @@ def test_links_to_files_exist(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(re.findall(r"\]\(([^)#:]+)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+    assert "docs/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_size_that_the_readme_gives_is_true() -> None:
+    said = re.search(r"([\d,]+) lines of Python in (\d+) files", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert said is not None
+    files = [path for room in ("genai", "cli", "kernels", "kvcache", "quant") for path in (ROOT / room).rglob("*.py")]
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+    assert abs(lines - int(said[1].replace(",", ""))) < 1000 and abs(len(files) - int(said[2])) < 15
 
 
 def test_start_section_has_two_commands_of_one_line() -> None:

@@ -44,8 +44,8 @@ that onnxruntime's operators accept (heads of a multiple of 8 elements):
 |---|---|---|---|---|---|
 """
 NOTES = """
-Not built: Falcon with ALiBi, GPT-2 with scores scaled by layer, and every other `model_type`; each is refused with
-what is known. "dynamic" rotates a token for the length at which it is appended, as a decoder with a cache does;
+Falcon with ALiBi, GPT-2 with scores scaled by layer, and every other `model_type` are refused; the error says why.
+"dynamic" rotates a token for the length at which it is appended, as a decoder with a cache does;
 transformers rotates a long prompt for its final length, so the figures compare token by token. Beyond the original
 length of Phi 3.5 MoE, transformers 5.23 looks up the short LongRoPE factors; the long ones are used here.
 """

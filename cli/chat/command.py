@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def chat(
     model: opt.ModelArgument = None,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="Ask this (about what comes through a pipe), answer and end.")
+        str | None, typer.Option("-p", "--prompt", help="Answer this and end; a text from a pipe stands before it.")
     ] = None,
-    system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", help="System message, which comes first.")] = None,
     on_overflow: Annotated[
         str,
         typer.Option(
@@ -44,7 +44,7 @@ def chat(
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Chat with a model. Without a terminal, answers what comes from stdin and ends."""
+    """Chat with a model. Without a terminal, answer the text from stdin and end."""
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_stdin()
     elif prompt is not None and terminal.stdin_has_text():

@@ -206,7 +206,7 @@ def resolve_model_folder(
 @contextmanager
 def _alone(folder: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
     with locked(folder, wait=False) as free:
-        if free:
+        if free is not False:
             yield
             return
     waiting(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -95,15 +94,20 @@ def unfinished_folder(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a folder's lock, which ends with the process; False where another has it, or locks do not work there."""
-    descriptor, held = None, False
+def locked(folder: Path, *, wait: bool = True) -> Iterator[bool | None]:
+    """Hold a folder's lock, which ends with the process; False where another has it, None where locks do not work."""
+    descriptor, held = None, None
     try:
-        with InterruptsDeferred():
-            descriptor = os.open(folder, os.O_RDONLY)
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
+        with contextlib.suppress(ImportError, OSError):  # Windows has no such locks, nor have some networks' disks
+            import fcntl
+
+            with InterruptsDeferred():
+                descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                held = True
+            except BlockingIOError:
+                held = False
         yield held
     finally:
         if descriptor is not None:

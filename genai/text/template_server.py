@@ -8,7 +8,6 @@ single operation of Python: a process that goes beyond is ended, and nothing els
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import sys
 from collections.abc import Iterable, Mapping
@@ -50,9 +49,9 @@ def serve(cpu_seconds: float, memory_bytes: int) -> None:
     compiled: dict[str, Template] = {}
     _write(b"[]\n")  # ready
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        _end_after(cpu_seconds)
         answer = _answer(line, compiled)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _end_after(0)
         _write(answer or _OUT_OF_MEMORY)
         if answer is None:
             return  # what was left behind might be missing in the next request
@@ -63,15 +62,29 @@ def _write(line: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def _end_after(cpu_seconds: float) -> None:
+    """End this process after so much processor time; 0 = never. Where no timer does it (Windows), the parent does."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+
+
 def _lock_up(memory_bytes: int) -> None:
     """No more memory than this, no file written, no process started, no core left behind."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits
+        return
     limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0, "RLIMIT_CORE": 0}
     for name, value in limits.items():
         kind = getattr(resource, name, None)
         if kind is not None:
             soft, hard = resource.getrlimit(kind)
             most = min((limit for limit in (soft, hard, value) if limit != resource.RLIM_INFINITY), default=value)
-            resource.setrlimit(kind, (most, most))
+            try:
+                resource.setrlimit(kind, (most, most))
+            except (OSError, ValueError):
+                if sys.platform == "linux":  # others may refuse some: macOS that of memory
+                    raise
 
 
 def _answer(line: bytes, compiled: dict[str, Template]) -> bytes | None:

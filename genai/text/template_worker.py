@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from genai.kernels.interrupts import InterruptsDeferred, uninterrupted
+from genai.kernels.interrupts import InterruptsDeferred, Task, uninterrupted
 
 from ..errors import ChatTemplateError, InputError
 
@@ -147,13 +147,11 @@ class TemplateWorker:
         """The next line that the process writes."""
         assert process.stdout is not None
         line = bytearray()
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
         while not line.endswith(b"\n"):
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            part = _read(process.stdout, max(0.0, deadline - time.monotonic()))
+            if part is None:
                 raise TemplateStopped(f"it took longer than {seconds:g} seconds")
-            part = process.stdout.read(2**20)
             if not part:
                 raise TemplateStopped(self._reason(process))
             line += part
@@ -164,7 +162,7 @@ class TemplateWorker:
     def _reason(self, process: subprocess.Popen[bytes]) -> str:
         """Why the process ended in the middle of a request."""
         status = process.wait()
-        if status == -signal.SIGPROF:
+        if hasattr(signal, "SIGPROF") and status == -signal.SIGPROF:
             return f"it took longer than {self.limits.cpu_seconds:g} seconds of processor time"
         ended = f"by signal {-status}" if status < 0 else f"with status {status}"
         return f"the process that renders it ended {ended}"
@@ -195,6 +193,16 @@ def _places() -> list[str]:
     origins = [spec.origin for name in ("jinja2", "markupsafe") if (spec := importlib.util.find_spec(name)) is not None]
     files = [Path(__file__).parent.parent / "__init__.py", *(Path(origin) for origin in origins if origin)]
     return list(dict.fromkeys(str(file.resolve().parent.parent) for file in files))
+
+
+def _read(pipe: IO[bytes], seconds: float) -> bytes | None:
+    """What a pipe has, nothing at its end; None if nothing comes in so many seconds."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        return pipe.read(2**20) if poll.poll(seconds * 1000) else None
+    reading = Task(lambda: pipe.read(2**20), "genai-template")  # Windows can wait for sockets only
+    return reading.result() if reading.wait(seconds) else None
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

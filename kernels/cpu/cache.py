@@ -15,7 +15,6 @@ import hashlib
 import os
 import platform
 import stat
-import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -145,8 +144,8 @@ def _make(path: Path) -> str | None:
 
 def reason_to_refuse(path: Path) -> str | None:
     """Why code is not loaded from a folder that exists; None if it is."""
-    if sys.platform == "win32":
-        return None  # the user's profile folder is private by its access list; mode bits say nothing there
+    if not hasattr(os, "getuid"):
+        return None  # Windows: the user's profile folder is private by its access list; mode bits say nothing there
     status = path.stat()
     if status.st_uid != os.getuid():
         return f"{path} belongs to another user, and compiled code is loaded from it"

@@ -1,12 +1,18 @@
-"""How many threads this process should use: physical cores it may run on, within its control group's quota."""
+"""What of the processor this process may use: cores, within its control group's quota, and AMX's tile registers."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 _SYSTEM = Path("/")
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA), see Documentation/arch/x86/xstate.rst.
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
 def default_threads(root: Path = _SYSTEM) -> int:
@@ -37,15 +43,22 @@ def physical_cores(processors: Iterable[int], root: Path = _SYSTEM) -> int:
     cores = set()
     for processor in processors:
         topology = root / f"sys/devices/system/cpu/cpu{processor}/topology"
-        package, core = _read(topology / "physical_package_id"), _read(topology / "core_id")
+        package, core = system_file(topology / "physical_package_id"), system_file(topology / "core_id")
         cores.add((package, core) if core else (str(processor), ""))
     return len(cores)
+
+
+def request_tiles() -> bool:
+    """Ask Linux for AMX's tile registers, as a program must before it uses them; False where they are not lent."""
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+        return False
+    return bool(ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
 
 
 def group_quota(root: Path = _SYSTEM) -> float | None:
     """CPUs' worth of time that the control group grants; the smallest limit on the way up counts."""
     limits = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in system_file(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         mount = controllers
@@ -60,16 +73,28 @@ def group_quota(root: Path = _SYSTEM) -> float | None:
 def _limit(folder: Path, mount: str) -> float | None:
     """Quota over period, in microseconds; None where there is no limit ("max", "-1"), or none that can be read."""
     if mount:  # version 1
-        fields = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+        fields = [system_file(folder / "cpu.cfs_quota_us"), system_file(folder / "cpu.cfs_period_us")]
     else:
-        fields = _read(folder / "cpu.max").split()
+        fields = system_file(folder / "cpu.max").split()
     if len(fields) != 2 or not all(map(str.isdigit, fields)) or int(fields[1]) == 0:
         return None
     return int(fields[0]) / int(fields[1])
 
 
-def _read(path: Path) -> str:
+def system_file(path: Path) -> str:
+    """A file's text without blanks around it; empty where there is no such file, as off Linux."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def read_sysctl(name: str, platform_name: str = sys.platform) -> str:
+    """A macOS system value; empty if there is none, or no answer within two seconds."""
+    if platform_name != "darwin":
+        return ""
+    try:
+        result = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=2)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    return result.stdout.strip()

@@ -6,16 +6,15 @@ generic vectors only: any processor). The best that this machine has is taken; G
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 from llvmlite import binding
+
+from .cores import request_tiles
 
 ISAS = ("amx", "vnni", "avx2", "portable")
 _VARIABLE = "GENAI_CPU_ISA"
@@ -28,9 +27,6 @@ _NEEDED = {
     "avx2": _AVX2,
     "portable": set(),
 }
-
-# arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): Linux lends the tile registers to processes that ask.
-_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
 class IsaError(ValueError):
@@ -61,16 +57,7 @@ def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
 def available(features: frozenset[str]) -> tuple[str, ...]:
     """The instruction sets that a machine with these LLVM features has, best first."""
     usable = tuple(name for name in ISAS if _NEEDED[name] <= features)
-    return usable if "amx" not in usable or _request_tiles() else usable[1:]
-
-
-@cache
-def _request_tiles() -> bool:
-    """Ask the system for the tile registers; False where it does not lend them."""
-    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
+    return usable if "amx" not in usable or request_tiles() else usable[1:]
 
 
 @dataclass(frozen=True)

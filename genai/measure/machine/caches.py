@@ -42,7 +42,7 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
     files = list(_files(folder))
     stale = {
         path: sum(map(_size, _files(path)))
-        for path in _entries(kernels)
+        for path in sorted(kernels.glob("*"))
         if path.name != folder.name and _KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     }
     return KernelCaches(folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale)
@@ -83,15 +83,8 @@ def _reason_unusable(folder: Path) -> str:
     return ""
 
 
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in _entries(folder) if path.is_file())
+    return (path for path in folder.glob("*") if path.is_file())
 
 
 def _size(path: Path) -> int:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import genai
+from genai.kernels.host.machine import request_tiles
 from genai.kvcache.budget import format_bytes, memory_bounds, tightest_bound
 
 from ...model.folders import bundled_model
 from . import PROGRAM_BYTES
-from .processor import KernelPath, find_gpus, find_kernel_path, read_processor, request_amx_tiles
+from .processor import KernelPath, find_gpus, find_kernel_path, read_processor
 
 
 class Mark(StrEnum):
@@ -152,7 +153,7 @@ def check_features(place: Place) -> Finding:
     facts: dict[str, Any] = {"features": list(cpu.features), "missing": list(cpu.missing_features)}
     text = ", ".join(cpu.features) or "none that are known"
     if any(name.startswith("AMX") for name in cpu.features):
-        granted = facts["amx_tiles_granted"] = request_amx_tiles()
+        granted = facts["amx_tiles_granted"] = request_tiles()
         text += f"; AMX tiles {'granted' if granted else 'refused by the system'}"
     if cpu.missing_features:
         text += f"; not {', '.join(cpu.missing_features)}"

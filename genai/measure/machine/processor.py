@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from genai.kernels.host.machine import allowed_processors, default_threads, group_quota, physical_cores
+from genai.kernels.host import machine
+from genai.kernels.host.machine import physical_cores, read_sysctl, system_file
 
 Sysctl = Callable[[str], str]
 
@@ -43,8 +41,6 @@ _ARM_PARTS = {
 }
 _X86_MACHINES = ("x86_64", "amd64", "i686")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-# Linux: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), see Documentation/arch/x86/xstate.rst.
-_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True)
@@ -75,19 +71,6 @@ class Processor:
     last_level_cache: int
 
 
-def read_sysctl(name: str, platform_name: str = sys.platform) -> str:
-    """A macOS system value; empty if there is none, or no answer within two seconds."""
-    if platform_name != "darwin":
-        return ""
-    try:
-        result = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=2, check=False
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return ""
-    return result.stdout.strip()
-
-
 def read_processor(
     root: Path = Path("/"), *, architecture: str | None = None, sysctl: Sysctl = read_sysctl
 ) -> Processor:
@@ -105,29 +88,18 @@ def read_processor(
         architecture=architecture,
         logical_cores=logical,
         physical_cores=_integer(sysctl("hw.physicalcpu")) or physical_cores(range(logical), root),
-        allowed_cores=len(allowed_processors()),
-        quota=group_quota(root),
-        threads=default_threads(root),
+        allowed_cores=len(machine.allowed_processors()),
+        quota=machine.group_quota(root),
+        threads=machine.default_threads(root),
         features=tuple(name for name in wanted if name in features),
         missing_features=tuple(name for name in wanted if name not in features),
         last_level_cache=next(filter(None, caches), 0),
     )
 
 
-def request_amx_tiles(platform_name: str = sys.platform) -> bool | None:
-    """Ask the kernel for AMX tiles, as a program must before it uses them; None where there is nothing to ask."""
-    if platform_name != "linux" or platform.machine() != "x86_64":
-        return None
-    try:
-        syscall = ctypes.CDLL(None).syscall
-    except (AttributeError, OSError):
-        return None
-    return bool(syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
-
-
 def _cpuinfo(root: Path) -> dict[str, str]:
     """The first processor's entries of /proc/cpuinfo."""
-    pairs = (line.partition(":") for line in reversed(_text(root / "proc/cpuinfo").splitlines()))
+    pairs = (line.partition(":") for line in reversed(system_file(root / "proc/cpuinfo").splitlines()))
     return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
 
@@ -153,7 +125,7 @@ def _mac_features(is_x86: bool, sysctl: Sysctl) -> set[str]:
 def _largest_cache(root: Path) -> int:
     sizes = [0]
     for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = _text(path).strip()
+        text = system_file(path)
         sizes.append(_integer(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else _integer(text))
     return max(sizes)
 
@@ -194,7 +166,8 @@ class KernelPath:
         """How a kernel's vector lies in registers."""
         from genai.kernels.formats import TILE_ROWS
 
-        return f"{TILE_ROWS} float32 lanes in {TILE_ROWS * 32 // self.vector_bits} registers of {self.vector_bits} bits"
+        count = TILE_ROWS * 32 // self.vector_bits
+        return f"{TILE_ROWS} float32 lanes in {count} register{'' if count == 1 else 's'} of {self.vector_bits} bits"
 
 
 def find_kernel_path(environment: Mapping[str, str]) -> KernelPath:
@@ -265,23 +238,16 @@ def find_gpus(root: Path = Path("/"), *, find_module: Callable[[str], Any] = fin
 
 def _driver_version(path: Path) -> str:
     """Such as 550.54: the first word of the first line that looks like a version."""
-    words = _text(path).partition("\n")[0].split()
+    words = system_file(path).partition("\n")[0].split()
     return next((word for word in words if word[:1].isdigit() and "." in word), "unknown" if words else "")
 
 
 def _model(path: Path) -> str:
-    for line in _text(path).splitlines():
+    for line in system_file(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "Model":
             return value.strip()
     return "unknown model"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _installed(find_module: Callable[[str], Any], name: str) -> bool:

@@ -10,6 +10,7 @@ make: there a waiting thread sleeps for some microseconds at a time.
 
 from __future__ import annotations
 
+import platform
 import sys
 from typing import Any
 
@@ -18,8 +19,9 @@ from ..lazy import inline, intrinsic
 
 # About 0.15 ms at a barrier; between runs about 1 ms.
 SPINS, START_PATIENCE = 3000, 7
-HAS_FUTEX = KNOWS_CORE = sys.platform.startswith("linux")
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+KNOWS_CORE = sys.platform.startswith("linux")
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+HAS_FUTEX = KNOWS_CORE and _SYS_FUTEX is not None
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 _NAP_MICROSECONDS = 20
 
@@ -87,9 +89,8 @@ def _wake(e: Emitter, address: Any) -> None:
 
 def _futex(e: Emitter, address: Any, operation: int, value: Any) -> None:
     """The system call; it looks at the low half of the word, which all our counters change."""
-    number = _SYS_FUTEX["aarch64" if _triple(e).startswith(("aarch64", "arm64")) else "x86_64"]
     none = INT64(0)
-    e.call("syscall", INT64, [INT64(number), address, INT64(operation), value, none, none, none])
+    e.call("syscall", INT64, [INT64(_SYS_FUTEX), address, INT64(operation), value, none, none, none])
 
 
 @inline

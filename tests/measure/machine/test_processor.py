@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from genai.measure.machine.processor import read_processor, read_sysctl, request_amx_tiles
+from genai.kernels.cpu.cores import read_sysctl, request_tiles
+from genai.measure.machine.processor import read_processor
 
 Write = Callable[[str, object], Path]
 Sysctl = Callable[[str], str]
@@ -97,9 +98,13 @@ def test_sysctl_is_asked_on_macs_only() -> None:
     assert read_sysctl("hw.ncpu", "darwin") == ""  # no such program here: no error either
 
 
-def test_tiles_are_asked_for_on_linux_only() -> None:
-    assert request_amx_tiles("darwin") is None
-    assert request_amx_tiles() in (True, False, None)
+def test_tiles_are_asked_for_on_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert request_tiles() in (True, False)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert not request_tiles()
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not request_tiles()
 
 
 def test_this_machine() -> None:
