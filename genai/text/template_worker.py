@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from genai.kernels.interrupts import InterruptsDeferred, uninterrupted
 
@@ -135,10 +135,11 @@ class TemplateWorker:
         if not self._is_ready:
             self._line(process, self.limits.seconds_to_start)
             self._is_ready = True
+        deadline = time.monotonic() + self.limits.seconds
         try:
-            rest = memoryview(request)
-            while rest:
-                rest = rest[process.stdin.write(rest) :]
+            for begin in range(0, len(request), select.PIPE_BUF):  # so much fits into a pipe that has room
+                self._wait_for(process.stdin, select.POLLOUT, deadline, self.limits.seconds)
+                process.stdin.write(request[begin : begin + select.PIPE_BUF])
         except BrokenPipeError:
             raise TemplateStopped(self._reason(process)) from None
         return self._line(process, self.limits.seconds)
@@ -147,12 +148,9 @@ class TemplateWorker:
         """The next line that the process writes."""
         assert process.stdout is not None
         line = bytearray()
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
         while not line.endswith(b"\n"):
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TemplateStopped(f"it took longer than {seconds:g} seconds")
+            self._wait_for(process.stdout, select.POLLIN, deadline, seconds)
             part = process.stdout.read(2**20)
             if not part:
                 raise TemplateStopped(self._reason(process))
@@ -160,6 +158,12 @@ class TemplateWorker:
             if len(line) > _MOST_ANSWER_BYTES:
                 raise TemplateStopped(f"it wrote more than {_MOST_ANSWER_BYTES >> 20} MiB")
         return bytes(line)
+
+    def _wait_for(self, pipe: IO[bytes], event: int, deadline: float, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(pipe, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TemplateStopped(f"it took longer than {seconds:g} seconds")
 
     def _reason(self, process: subprocess.Popen[bytes]) -> str:
         """Why the process ended in the middle of a request."""
