@@ -15,7 +15,17 @@ from genai.kernels.messages import ProgressLine
 
 from . import options as opt
 from .options import sampling_flags
-from .terminal import SHOWN_AFTER, dump_prompt, emit, footer, need_chat_template, read_stdin, reading_line, say
+from .terminal import (
+    SHOWN_AFTER,
+    dump_prompt,
+    emit,
+    footer,
+    need_chat_template,
+    read_stdin,
+    reading_line,
+    say,
+    with_stdin,
+)
 
 if TYPE_CHECKING:
     from genai.llm.completion import Completion
@@ -35,7 +45,9 @@ def generate(
     files: Annotated[
         list[Path] | None, typer.Option("-f", "--file", help="Read a prompt from a file; may be given several times.")
     ] = None,
-    as_chat: Annotated[bool, typer.Option("--chat/--raw", help="Make each prompt a user message.")] = False,
+    as_chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Make each prompt (about what a pipe brings) a user message.")
+    ] = False,
     samples: Annotated[int, typer.Option("--samples", help="Completions per prompt.", min=1)] = 1,
     logprobs: Annotated[
         int | None,
@@ -51,7 +63,7 @@ def generate(
 ) -> None:
     """Continue texts and print what the model writes. Several prompts run as one batch; one alone is streamed."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
-    texts = _texts(prompts, files)
+    texts = _texts(prompts, files, as_chat)
     with flags.load_llm(model) as llm:
         if as_chat:
             need_chat_template(llm)
@@ -80,8 +92,11 @@ def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_j
     return options | ({"n": samples} if samples > 1 else {})
 
 
-def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None) -> list[str]:
-    """The prompts in order: those given, then the files; stdin where nothing is given."""
+def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat: bool) -> list[str]:
+    """The prompts in order: those given, then the files; stdin where nothing is given.
+
+    Questions of a chat are about what stdin brings beside them, as in `genai chat`.
+    """
     given = list(prompts or ()) or ([] if files else ["-"])
     if given.count("-") > 1:
         raise InputError("-p - is given twice", "stdin can be read once", "leave one of them out")
@@ -91,7 +106,7 @@ def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None) -> list[
             texts.append(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read as text", str(error), "give a file of UTF-8 text") from error
-    return texts
+    return with_stdin(texts) if as_chat and "-" not in given else texts
 
 
 def _stream(llm: LLM, text: str, options: dict[str, Any], *, quiet: bool) -> Completion:

@@ -84,6 +84,12 @@ def read_stdin() -> str:
         raise InputError("stdin is not UTF-8 text", str(error), "convert the text to UTF-8 first") from error
 
 
+def with_stdin(questions: list[str]) -> list[str]:
+    """The questions; where stdin brings a text, each behind it."""
+    about = read_stdin().strip() if stdin_has_text() else ""
+    return ["\n\n".join(filter(None, (about, question))) for question in questions]
+
+
 def stdin_has_text() -> bool:
     """Whether stdin is a pipe or a file, from which a text may come beside what the command line says.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import shutil
 import signal
@@ -117,6 +118,7 @@ class Task(Generic[T]):
 
     def __init__(self, work: Callable[[], T], name: str) -> None:
         self._work = work
+        self._process = os.getpid()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._result: list[T] = []
         self._error: BaseException | None = None
@@ -139,6 +141,8 @@ class Task(Generic[T]):
         """Until it is over; False if it takes longer."""
         deadline = time.monotonic() + seconds
         while not self.is_over and (left := deadline - time.monotonic()) > 0:
+            if os.getpid() != self._process:
+                raise ThreadsRefused("this process was forked while a call ran on a thread, and its threads were not")
             with suppress(Empty):
                 self._bell.get(timeout=min(left, self.SECONDS))
         return self.is_over

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +18,18 @@ import numpy as np
 import pytest
 
 from genai.builder.folder import locked, unfinished_folder
+from genai.errors import StateError
 from genai.graph.external_data import map_file
 from genai.graph.ir import Graph, Model as GraphModel, Tensor
 from genai.graph.writer import write_model
 from genai.kernels.cpu import compiler, workers
 from genai.kernels.cpu.blas import BLAS_THREADS
 from genai.kernels.cpu.cache import CacheFolder
-from genai.kernels.interrupts import Task
+from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.program.calls import CALL_WORDS, Program
+from genai.kernels.cpu.program.pool import rows_context
+from genai.kernels.interrupts import Task, ThreadsRefused
+from genai.llm.llm import LLM
 from genai.measure.bench import speed
 from genai.model.model import Model
 from genai.ort_genai.generator import Generator, GeneratorParams
@@ -172,3 +180,105 @@ def test_a_generator_that_is_dropped_swallows_no_interrupt(bundled: Model, inter
     assert Task(drop_inside, "drop").wait(20)
     assert pool.num_free == free
     check_pool(pool)
+
+
+def test_a_stream_that_is_dropped_swallows_no_interrupt(bundled: Model, interrupted: Interrupted) -> None:
+    """And takes no lock: the garbage collector may come where its thread holds one."""
+    with LLM(bundled) as llm:
+        streams = [llm.stream("Once", max_tokens=900, ignore_eos=True)]
+        generation = streams[0]._generation
+        assert interrupted(lambda: streams.clear(), 1)
+        assert generation.cancelled
+        streams = [llm.stream("Once", max_tokens=900, ignore_eos=True) for _ in range(2)]
+        next(streams[1])
+
+        def drop_inside() -> None:
+            with llm._worker._inbox.lock, bundled.decoder._running_lock:  # type: ignore[attr-defined]
+                streams.clear()
+
+        assert Task(drop_inside, "drop").wait(20)
+        assert llm.chat("What is 12 + 7?").text == "19"
+
+
+def test_a_worker_may_be_dropped_where_its_own_lock_is_held(bundled: Model) -> None:
+    llms = [LLM(bundled)]
+    llms[0].generate("A", max_tokens=1)
+    inbox = llms[0]._worker._inbox
+
+    def drop_inside() -> None:
+        with inbox.lock:
+            llms.clear()
+            gc.collect()
+
+    assert Task(drop_inside, "drop").wait(20)
+    assert inbox.stopped
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_who_waits_for_a_thread_that_a_fork_left_behind_is_told() -> None:
+    end = threading.Event()
+    task = Task(end.wait, "long")
+    pid = os.fork()
+    if not pid:
+        try:
+            task.result()
+        except ThreadsRefused as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        finally:
+            os._exit(2)
+    deadline = time.monotonic() + 30
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    end.set()
+    assert ended[0] and os.waitstatus_to_exitcode(ended[1]) == 0
+    assert task.result()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_signal_handler_that_wants_a_step_inside_a_step_is_told(threads: int, bundled_folder: Path) -> None:
+    with Model(bundled_folder, threads=threads) as model:
+        compute, inner = _logits(model), list[str]()
+        expected = compute()
+        run = model.decoder.run.run  # type: ignore[attr-defined]
+
+        def interrupted_run(context: object) -> object:
+            with pytest.raises(StateError, match="signal handler") as caught:
+                compute()
+            inner.append(caught.value.fix)
+            return run(context)
+
+        model.decoder.run.run = interrupted_run  # type: ignore[attr-defined]
+        assert compute() == expected
+        assert inner
+        del model.decoder.run.run  # type: ignore[attr-defined]
+        assert compute() == expected
+
+
+def _logits(model: Model) -> Callable[[], list[float]]:
+    def compute() -> list[float]:
+        generator = Generator(model, GeneratorParams(model))
+        generator.append_tokens(list(range(3, 40)))
+        logits: list[float] = generator.get_logits().ravel().tolist()
+        return logits
+
+    return compute
+
+
+def test_a_run_inside_a_run_of_the_same_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would use the same memory, also where one thread runs alone."""
+    program, context = Program(np.zeros((0, CALL_WORDS), np.int64), (), 0), rows_context(1)
+    workspace = pool._Workspace(1)
+    run_program, seen = pool.driver.run_program, list[str]()
+
+    def nested(address: int) -> int:
+        with pytest.raises(ThreadsRefused, match="signal handler") as caught:
+            workspace.run(program, context, 1)
+        seen.append(str(caught.value))
+        return run_program(address)
+
+    monkeypatch.setattr(pool.driver, "run_program", nested)
+    assert workspace.run(program, context, 1) == 0
+    assert seen

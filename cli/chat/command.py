@@ -47,8 +47,8 @@ def chat(
     """Chat with a model. Without a terminal, answer the text from stdin and end."""
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_stdin()
-    elif prompt is not None and terminal.stdin_has_text():
-        prompt = "\n\n".join(filter(None, (terminal.read_stdin().strip(), prompt)))
+    elif prompt is not None:
+        (prompt,) = terminal.with_stdin([prompt])
     if prompt is not None and not prompt.strip() and (model is None or model.exists()):
         fix = 'ask something, such as `genai chat -p "What is 12 + 7?"`; on a terminal, without -p, a chat begins'
         raise InputError("the question is empty", "neither -p nor stdin holds a text", fix)

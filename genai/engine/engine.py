@@ -32,8 +32,11 @@ class Job(Protocol):
     row: RowSampler
     num_prompt: int
     max_length: int
-    cancelled: bool
     wants_prompt_logits: bool
+
+    @property
+    def cancelled(self) -> bool:
+        """See above."""
 
     def take_siblings(self) -> Sequence[Job]:
         """Jobs with the same prompt, to be started as copies of this one; given once."""

@@ -124,6 +124,7 @@ class PagedDecoder(Decoder):
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
         self._turn = threading.Lock()  # the program's values have one memory
+        self._threads: set[int] = set()  # that have the turn, or wait for it
         self._running: set[int] = set()  # ids of the sequences of the step in progress
         self._running_lock = threading.RLock()  # a signal handler may come here while the same thread is here
         renew_locks(self, "_turn", "_running_lock")
@@ -163,7 +164,7 @@ class PagedDecoder(Decoder):
     ) -> Iterator[tuple[int, Logits]]:
         with self._reserved(sequences, step) as slots:
             context, owners = self._context(sequences, step, slots, all_rows)
-            with self._turn, self._interruptible(sequences[part.sequence] for part in step) as run:
+            with self._interruptible(sequences[part.sequence] for part in step) as run:
                 logits = self._compute(run, context)[self._values[output or self.output_names[0]]]
                 # Other outputs stay in memory that the next step overwrites.
                 logits = np.array(logits, np.float32) if output else logits
@@ -187,16 +188,28 @@ class PagedDecoder(Decoder):
 
     @contextmanager
     def _interruptible(self, sequences: Iterable[PagedSequence]) -> Iterator[StepFunction]:
+        thread = threading.get_ident()
+        if thread in self._threads:
+            raise StateError(
+                "a signal handler interrupted a step of this model, and wants another one",
+                "it would wait for itself",
+                "let the handler take note, and compute where it was noted; an LLM computes on a thread of its own",
+            )
         try:
-            with self._running_lock:
-                self._check_open()
-                run = self.run
-                run.resume()
-                self._running = {id(sequence) for sequence in sequences}
-            yield run
+            self._threads.add(thread)
+            with self._turn:
+                try:
+                    with self._running_lock:
+                        self._check_open()
+                        run = self.run
+                        run.resume()
+                        self._running = {id(sequence) for sequence in sequences}
+                    yield run
+                finally:
+                    with self._running_lock:
+                        self._running = set()
         finally:
-            with self._running_lock:
-                self._running = set()
+            self._threads.discard(thread)
 
     def interrupt(self, sequences: Collection[PagedSequence]) -> None:
         with self._running_lock:

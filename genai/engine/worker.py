@@ -103,7 +103,7 @@ class _Inbox:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # the garbage collector may end the worker while its own thread holds this
         self.bell: SimpleQueue[None] = SimpleQueue()
         self.jobs: deque[Job] = deque()
         self.stopped = False

@@ -16,6 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ..errors import GraphError, ModelFolderError
+from ..folder_errors import from_elsewhere
 from .decode import Decoder
 from .external_data import ExternalData
 from .ir import Model
@@ -83,6 +84,8 @@ def _instead(path: Path) -> str:
 def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
     """The model, and the raw data of large initializers, by their number, that it was read without."""
     try:
+        if error := from_elsewhere(path, "an ONNX model"):
+            raise error
         # A pipe or device would block or never end, so only regular files are opened.
         if not path.is_file():
             raise ModelFolderError(

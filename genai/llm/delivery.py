@@ -6,6 +6,7 @@ Whoever stops waiting (Ctrl-C, a cancelled task, a closed stream) cancels what i
 from __future__ import annotations
 
 import queue
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ class _Group:
     def cancel(self) -> None:
         """Drop those that are not over yet."""
         for one in self.all:
-            one.cancelled = True
+            one.is_unwanted = True
         self._worker.wake()
 
     def completions(self) -> list[Completion]:
@@ -141,7 +142,7 @@ class _Stream:
         self._mailbox = _Mailbox(put)
         self._over = False
         (self._generation,) = jobs
-        self._generation.sink = self._mailbox
+        self._generation.sink, self._generation.reader = self._mailbox, weakref.ref(self)
         worker.submit(jobs)
 
     @property
@@ -152,12 +153,8 @@ class _Stream:
     def cancel(self) -> None:
         """Let it end where it is; what was made until then still arrives. May be called from a signal handler."""
         if not self._over:
-            self._generation.cancelled = True
+            self._generation.is_unwanted = True
             self._worker.wake()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_generation"):
-            self.cancel()
 
     def _took(self, piece: str | None) -> bool:
         """Whether there is a piece; raises what ended the generation."""

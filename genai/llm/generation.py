@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -40,9 +41,12 @@ class Generation:
 
     Attributes:
         sink: where it delivers; whoever waits for it says so before it is submitted.
+        is_unwanted: set by whoever wants no more of it.
+        reader: whoever alone reads what it delivers.
     """
 
     sink: Sink
+    reader: weakref.ref[Any] | None = None
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class Generation:
         self.row: RowSampler
         self.num_prompt = len(prompt)
         self.max_length = min(context_size, len(prompt) + (params.max_tokens or context_size))
-        self.cancelled = False
+        self.is_unwanted = False
         self._followers, self._waiting = siblings, siblings
         self.wants_prompt_logits = params.prompt_logprobs is not None and len(prompt) > 1 and sample == 0
         self._text: list[str] = []
@@ -80,6 +84,12 @@ class Generation:
         self._cached_tokens = 0
         self._submitted, self._compiled_before = _now(), compile_seconds()
         self._first_token = self._last_token = self._compiled = 0.0
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody wants more of it, also because its reader was dropped without a word: a finaliser, which runs
+        anywhere, could wait for a lock of its own thread, and would lose an interrupt."""
+        return self.is_unwanted or (self.reader is not None and self.reader() is None)
 
     @property
     def prompt_progress(self) -> tuple[int, int]:

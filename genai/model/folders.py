@@ -61,29 +61,39 @@ def folder_errors(folder: str | Path) -> Iterator[None]:
 _CONFIG = "genai_config.json"
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_BUILD = "`genai build {0} -o FOLDER` makes a model folder of a checkpoint, as `genai chat {0}` does the first time"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Folders looked into for the model that may lie deeper.
 _MOST_LOOKED_AT = 200
 
 
-def not_a_folder(path: Path) -> ModelFolderError:
-    """The error for a path that is no folder."""
+def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
+    """The error for a GGUF file or a name on Hugging Face where `expected` should be; None for anything else."""
     text = str(path)
     hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
     name = _HUB.sub("", text.replace(":/", "://", 1) if hub else text, count=1).strip("/")
     if path.suffix.lower() == ".gguf":
         return ModelFolderError(
-            f"{text}: a GGUF file is not a model folder",
+            f"{text}: a GGUF file is not {expected}",
             "this version does not read GGUF",
-            "get the model's original checkpoint (config.json and *.safetensors); "
-            "`genai chat FOLDER` builds an INT4 model of it the first time",
+            f"get the model's original checkpoint (config.json and *.safetensors); {_BUILD.format('CHECKPOINT')}",
         )
+    if path.exists() or path.suffix.lower() == ".onnx":
+        return None
+    if hub or (_HUB_NAME.fullmatch(name) and not Path(text.split("/")[0]).exists() and not text.startswith(".")):
+        return _hub_name("/".join(name.split("/")[:2]), f"{text}: not {expected}")
+    return None
+
+
+def not_a_folder(path: Path) -> ModelFolderError:
+    """The error for a path that is no folder."""
+    text = str(path)
+    if error := from_elsewhere(path, "a model folder"):
+        return error
     if path.suffix.lower() == ".onnx":
         return _onnx_file(path)
     if path.is_file():
         return _other_file(path)
-    if hub or (_HUB_NAME.fullmatch(name) and not Path(text.split("/")[0]).exists() and not text.startswith(".")):
-        return _hub_name("/".join(name.split("/")[:2]), text)
     if re.search(r"\s", text.strip()) and (len(text.split()) > 2 or text.rstrip().endswith(("?", "!", "."))):
         return ModelFolderError(
             f"{text!r:.80}: not a model folder",
@@ -145,15 +155,14 @@ def _other_file(path: Path) -> ModelFolderError:
     return ModelFolderError(what, "a model is a folder: graph, tokenizer and configuration", fix)
 
 
-def _hub_name(name: str, given: str) -> ModelFolderError:
-    what = f"{given}: not a model folder"
+def _hub_name(name: str, what: str) -> ModelFolderError:
     if there := _downloaded(name):
         return ModelFolderError(what, "Hugging Face's cache has it", f"give its folder: `genai chat {there}`")
     target = name.rsplit("/", 1)[-1]
     return ModelFolderError(
         what,
         "there is no such folder; it looks like a name on Hugging Face, and this version downloads nothing",
-        f"`hf download {name} --local-dir {target}`, then `genai chat {target}`, which builds a model of a checkpoint",
+        f"`hf download {name} --local-dir {target}`; {_BUILD.format(target)}",
     )
 
 

@@ -12,17 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from genai.kernels.interrupts import InterruptsDeferred, Task, uninterrupted
 
 from ..errors import ChatTemplateError, InputError
 
+T = TypeVar("T")
 # Some prompts of 4 Mi characters, at most twelve bytes for one that JSON escapes.
 _MOST_ANSWER_BYTES = 2**28
+# So much fits into a pipe that has room.
+_PIPE_BUF = getattr(select, "PIPE_BUF", 512)
 _PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[3:]; from genai.text.template_server import serve;"
     "serve(float(sys.argv[1]), int(sys.argv[2]))"
@@ -131,27 +135,28 @@ class TemplateWorker:
 
     def _exchange(self, process: subprocess.Popen[bytes], request: bytes) -> bytes:
         """The answer to a request; both are one line."""
-        assert process.stdin is not None
+        stdin = process.stdin
+        assert stdin is not None
         if not self._is_ready:
             self._line(process, self.limits.seconds_to_start)
             self._is_ready = True
+        deadline = time.monotonic() + self.limits.seconds
         try:
-            rest = memoryview(request)
-            while rest:
-                rest = rest[process.stdin.write(rest) :]
+            for begin in range(0, len(request), _PIPE_BUF):
+                write = partial(stdin.write, request[begin : begin + _PIPE_BUF])
+                _in_time(write, stdin, "POLLOUT", deadline, self.limits.seconds)
         except BrokenPipeError:
             raise TemplateStopped(self._reason(process)) from None
         return self._line(process, self.limits.seconds)
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
         """The next line that the process writes."""
-        assert process.stdout is not None
+        stdout = process.stdout
+        assert stdout is not None
         line = bytearray()
         deadline = time.monotonic() + seconds
         while not line.endswith(b"\n"):
-            part = _read(process.stdout, max(0.0, deadline - time.monotonic()))
-            if part is None:
-                raise TemplateStopped(f"it took longer than {seconds:g} seconds")
+            part = _in_time(lambda: stdout.read(2**20), stdout, "POLLIN", deadline, seconds)
             if not part:
                 raise TemplateStopped(self._reason(process))
             line += part
@@ -195,14 +200,19 @@ def _places() -> list[str]:
     return list(dict.fromkeys(str(file.resolve().parent.parent) for file in files))
 
 
-def _read(pipe: IO[bytes], seconds: float) -> bytes | None:
-    """What a pipe has, nothing at its end; None if nothing comes in so many seconds."""
+def _in_time(work: Callable[[], T], pipe: IO[bytes], event: str, deadline: float, seconds: float) -> T:
+    """What `work` returns, which waits for nothing once the pipe reports the event."""
+    left = max(0.0, deadline - time.monotonic())
     if hasattr(select, "poll"):
         poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        return pipe.read(2**20) if poll.poll(seconds * 1000) else None
-    reading = Task(lambda: pipe.read(2**20), "genai-template")  # Windows can wait for sockets only
-    return reading.result() if reading.wait(seconds) else None
+        poll.register(pipe, getattr(select, event))
+        if poll.poll(left * 1000):
+            return work()
+    else:  # Windows waits so for sockets only
+        task = Task(work, "genai-template")
+        if task.wait(left):
+            return task.result()
+    raise TemplateStopped(f"it took longer than {seconds:g} seconds")
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

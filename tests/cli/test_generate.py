@@ -131,3 +131,14 @@ def test_the_reference_device_answers_too_and_others_are_refused() -> None:
     refused = run("generate", *QUESTION, "--device", "abacus")
     assert refused.returncode == 2
     assert "device = 'abacus'" in refused.stderr and "cpu, reference" in refused.stderr
+
+
+def test_questions_are_about_what_is_piped_beside_them(tmp_path: Path) -> None:
+    """As in `genai chat`; a text to continue is complete as it is."""
+    file = tmp_path / "question.txt"
+    file.write_text("What is 2 + 2?")
+    result = run("generate", *QUESTION, "-f", str(file), "--dump-prompt", text="My name is Nora.\n")
+    assert "user\nMy name is Nora.\n\nWhat is 12 + 7?<|im_end|>" in result.stderr
+    assert "user\nMy name is Nora.\n\nWhat is 2 + 2?<|im_end|>" in result.stderr
+    assert run("generate", *QUESTION, "--dump-prompt").stderr.count("user\nWhat is 12 + 7?<|im_end|>") == 1
+    assert "Nora" not in run("generate", "-p", "Once", "-n", "2", "--dump-prompt", text="Nora").stderr

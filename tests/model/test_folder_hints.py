@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genai import LLM, Config
+from genai import LLM, Config, InferenceSession
 from genai.errors import ModelFolderError
 from genai.graph.reader import read_model
 
@@ -86,3 +86,18 @@ def test_what_hugging_face_has_downloaded(here: Path) -> None:
     snapshot.mkdir(parents=True)
     with pytest.raises(ModelFolderError, match=f"genai chat {snapshot}"):
         Config("Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize("given", ["meta-llama/Llama-3.2-1B", "https://hf.co/Qwen/Qwen3-0.6B", "a.gguf", "here.gguf"])
+def test_what_is_no_onnx_file_says_what_converts_it(here: Path, given: str) -> None:
+    (here / "here.gguf").write_bytes(b"GGUF")
+    for read in (read_model, InferenceSession, LLM):
+        with pytest.raises(ModelFolderError, match=r"not (an ONNX model|a model folder)") as caught:
+            read(given)
+        assert "GGUF" in caught.value.why or "Hugging Face" in caught.value.why
+        assert "`genai build " in caught.value.fix
+
+
+def test_a_missing_onnx_file_in_a_missing_folder_is_no_name_of_a_model() -> None:
+    with pytest.raises(ModelFolderError, match=r"no model file 'models/resnet.onnx'"):
+        read_model("models/resnet.onnx")

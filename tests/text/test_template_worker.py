@@ -238,3 +238,15 @@ def run_apart() -> Callable[..., str]:
         return result.stdout
 
     return run
+
+
+@pytest.mark.parametrize("size", [1, 2**20], ids=["short", "more than a pipe holds"])
+def test_a_process_that_stands_still_is_replaced(size: int) -> None:
+    worker = TemplateWorker(RenderLimits(seconds=0.3))
+    text(worker, "warm")
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(TemplateStopped, match=r"longer than 0\.3 seconds"):
+        worker.render("{{ x }}", {"x": "a" * size})
+    assert text(worker, "{{ x }}", x="a" * size) == "a" * size
+    worker.close()

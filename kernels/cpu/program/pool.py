@@ -48,6 +48,7 @@ class _Workspace:
         cores[:] = -1  # not yet known
         self.words[driver.SPIN_LIMIT], self.words[driver.START_SPIN_LIMIT] = spins, START_PATIENCE * spins
         self._address = self.words.ctypes.data
+        self._running = False
         # Python's own view: it writes and reads a word in a fifth of the time that an array takes.
         self._view = self.words.data
         self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -55,6 +56,15 @@ class _Workspace:
 
     def run(self, program: Program, context: ContextTable, threads: int) -> int:
         """Run a program; returns the code of the first error, or 0."""
+        if self._running:
+            raise ThreadsRefused("a signal handler interrupted a run of this thread, and wants another")
+        try:
+            self._running = True
+            return self._run(program, context, threads)
+        finally:
+            self._running = False
+
+    def _run(self, program: Program, context: ContextTable, threads: int) -> int:
         view, calls = self._view, len(program.words)
         if program.scratch * threads > self._scratch.size or calls * threads > len(self._counters):
             with InterruptsDeferred():  # machine code must never see an address without its memory
@@ -85,7 +95,6 @@ class _Pool:
 
     def __init__(self, spins: int = SPINS) -> None:
         self.turn = threading.RLock()  # a signal handler may fork inside a run of the same thread
-        self._running = False
         self.workspace = _Workspace(MAX_THREADS, spins)
         self._started = 1
 
@@ -93,19 +102,13 @@ class _Pool:
         """As _Workspace.run, by so many threads."""
         LIBRARY.prepare([driver.run_program, driver.serve])  # before the turn, which a fork waits for
         with self.turn:
-            if self._running:
-                raise ThreadsRefused("a signal handler interrupted a run of this thread, and wants another")
             while self._started < threads:
                 with InterruptsDeferred():  # a thread that was started and is not counted would be started again
                     number, words = self._started, self.workspace.words  # a thread knows nothing else
                     name = f"{THREAD_NAMES}{number}"
                     start(threading.Thread(target=_serve, args=(words, number), name=name, daemon=True))
                     self._started += 1
-            try:
-                self._running = True
-                return self.workspace.run(program, context, threads)
-            finally:
-                self._running = False
+            return self.workspace.run(program, context, threads)
 
 
 THREAD_NAMES = "genai-pool-"
