@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from . import config_schema
 from .config_schema import Key, Use
 from .errors import ConfigError, InputError, ModelFolderError, NotSupportedYetError, did_you_mean
-from .folder_errors import no_config, not_a_folder
+from .folder_errors import no_config, not_a_folder, readable
 from .graph.names import GraphNames
 from .reading import file_text, json_object
 
@@ -170,8 +170,9 @@ class Config:
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise not_a_folder(folder)
+    with readable(folder):
+        if not folder.is_dir():
+            raise not_a_folder(folder)
     path = folder / CONFIG_NAME
     text = file_text(path, ModelFolderError, ConfigError)
     if text is None:

@@ -41,6 +41,17 @@ def folder_errors(folder: str | Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turns what the system says of a path into a ModelFolderError: a name too long for it, a folder closed to us."""
+    try:
+        yield
+    except OSError as error:
+        why = f"the system says: {error.strerror}"
+        fix = 'check the path and its permissions; a question goes behind -p: `genai chat -p "…"`'
+        raise ModelFolderError(f"{str(path)!r:.80}: not a model folder", why, fix) from error
+
+
 _CONFIG = "genai_config.json"
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")

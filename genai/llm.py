@@ -322,7 +322,12 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.tokenizer.chat_prompt(messages, tools=tools, **dict(template or {}))
+        variables = template or {}
+        if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):
+            raise InputError(f"template = {template!r:.80}", "variables by name are expected", "pass a dictionary")
+        if taken := sorted({"self", "messages", "tools"} & set(variables)):
+            raise InputError(f"template sets {taken[0]!r}", "that name is taken", "use the argument, or another name")
+        return self.tokenizer.chat_prompt(messages, tools=tools, **variables)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
