@@ -96,6 +96,10 @@ def run(arguments: list[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 1
     except typer.Abort:
         return 1
+    except OSError as error:
+        place, refused = str(error.filename or "a file"), error.strerror or error
+        say(f"error: {place:.200}: {refused}\n  why: the system refused it\n  fix: check the place and its permissions")
+        return 1
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

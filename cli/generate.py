@@ -12,6 +12,7 @@ import typer
 
 from genai.errors import InputError, OptionError
 from genai.kernels.messages import ProgressLine
+from genai.model.reading import read_text_file
 
 from . import options as opt
 from .options import sampling_flags
@@ -101,11 +102,7 @@ def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat:
     if given.count("-") > 1:
         raise InputError("-p - is given twice", "stdin can be read once", "leave one of them out")
     texts = [read_stdin() if prompt == "-" else prompt for prompt in given]
-    for path in files or ():
-        try:
-            texts.append(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read as text", str(error), "give a file of UTF-8 text") from error
+    texts += map(read_text_file, files or ())
     return with_stdin(texts) if as_chat and "-" not in given else texts
 
 

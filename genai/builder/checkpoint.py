@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError, ModelFolderError
-from ..model.folders import not_a_folder
+from ..model.folders import not_a_folder, readable
 from ..model.reading import file_text, json_object
 from .hf_config import HFConfig
 
@@ -25,7 +25,8 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder looks like a Hugging Face checkpoint, and not like a model folder of ours."""
-    return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
+    with readable(folder):
+        return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
 
 
 class Checkpoint(Mapping[str, NDArray[Any]]):
@@ -75,8 +76,9 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object from a file; ModelFolderError if there is no such file, InputError if it is no JSON object."""
     path = folder / name
-    if not folder.is_dir():
-        raise not_a_folder(folder)
+    with readable(folder):
+        if not folder.is_dir():
+            raise not_a_folder(folder)
     text = file_text(path, ModelFolderError, InputError)
     if text is None:
         fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"

@@ -16,8 +16,8 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ..errors import GraphError, ModelFolderError
-from ..folder_errors import from_elsewhere
 from .decode import Decoder
+from .elsewhere import from_elsewhere
 from .external_data import ExternalData
 from .ir import Model
 from .validate import check_model

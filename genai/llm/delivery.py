@@ -223,7 +223,7 @@ class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletio
     def __init__(self, jobs: list[Generation], worker: Worker) -> None:
         import asyncio
 
-        loop = _running_loop()
+        self._loop = loop = _running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         put = self._pieces.put_nowait
         super().__init__(jobs, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
@@ -235,7 +235,7 @@ class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletio
         if self._over:
             raise StopAsyncIteration
         try:
-            piece = await self._pieces.get()
+            piece = await self._get()
         except BaseException:
             self.cancel()
             raise
@@ -247,7 +247,16 @@ class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletio
         """Cancel what is left; see CompletionStream.close."""
         self.cancel()
         while not self._over:
-            self._over = await self._pieces.get() is _END
+            self._over = await self._get() is _END
+
+    async def _get(self) -> str | None:
+        """The next piece. The end's mark stays, for every task that waits."""
+        if _running_loop() is not self._loop:
+            raise StateError("this stream belongs to another event loop", "that one gets its pieces", "make a new one")
+        piece = await self._pieces.get()
+        if piece is _END:
+            self._pieces.put_nowait(_END)
+        return piece
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -294,7 +294,12 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.tokenizer.chat_prompt(messages, tools=tools, **dict(template or {}))
+        variables = template or {}
+        if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):
+            raise InputError(f"template = {template!r:.80}", "variables by name are expected", "pass a dictionary")
+        if taken := sorted({"self", "messages", "tools"} & set(variables)):
+            raise InputError(f"template sets {taken[0]!r}", "that name is taken", "use the argument, or another name")
+        return self.tokenizer.chat_prompt(messages, tools=tools, **variables)
 
     def _turn(self, messages: Messages, options: ChatOptions) -> tuple[str, list[Generation]]:
         """The rendered prompt of a conversation, and the job that answers it."""

@@ -11,7 +11,7 @@ from ..errors import ConfigError, InputError, ModelFolderError, NotSupportedYetE
 from ..graph.names import GraphNames
 from . import config_schema
 from .config_schema import Key, Use
-from .folders import no_config, not_a_folder
+from .folders import no_config, not_a_folder, readable
 from .reading import file_text, json_object
 
 CONFIG_NAME = "genai_config.json"
@@ -170,8 +170,9 @@ class Config:
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise not_a_folder(folder)
+    with readable(folder):
+        if not folder.is_dir():
+            raise not_a_folder(folder)
     path = folder / CONFIG_NAME
     text = file_text(path, ModelFolderError, ConfigError)
     if text is None:

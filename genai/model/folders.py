@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
+from ..graph.elsewhere import from_elsewhere
 
 BUNDLED_MODEL = "pebble"
 
@@ -58,31 +58,21 @@ def folder_errors(folder: str | Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turns what the system says of a path into a ModelFolderError: a name too long for it, a folder closed to us."""
+    try:
+        yield
+    except OSError as error:
+        why = f"the system says: {error.strerror}"
+        fix = 'check the path and its permissions; a question goes behind -p: `genai chat -p "…"`'
+        raise ModelFolderError(f"{str(path)!r:.80}: not a model folder", why, fix) from error
+
+
 _CONFIG = "genai_config.json"
-_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_BUILD = "`genai build {0} -o FOLDER` makes a model folder of a checkpoint, as `genai chat {0}` does the first time"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Folders looked into for the model that may lie deeper.
 _MOST_LOOKED_AT = 200
-
-
-def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
-    """The error for a GGUF file or a name on Hugging Face where `expected` should be; None for anything else."""
-    text = str(path)
-    hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
-    name = _HUB.sub("", text.replace(":/", "://", 1) if hub else text, count=1).strip("/")
-    if path.suffix.lower() == ".gguf":
-        return ModelFolderError(
-            f"{text}: a GGUF file is not {expected}",
-            "this version does not read GGUF",
-            f"get the model's original checkpoint (config.json and *.safetensors); {_BUILD.format('CHECKPOINT')}",
-        )
-    if path.exists() or path.suffix.lower() == ".onnx":
-        return None
-    if hub or (_HUB_NAME.fullmatch(name) and not Path(text.split("/")[0]).exists() and not text.startswith(".")):
-        return _hub_name("/".join(name.split("/")[:2]), f"{text}: not {expected}")
-    return None
 
 
 def not_a_folder(path: Path) -> ModelFolderError:
@@ -153,25 +143,6 @@ def _other_file(path: Path) -> ModelFolderError:
     beside = (path.parent / _CONFIG).is_file() or (path.parent / "config.json").is_file()
     fix = f"give {path.parent}, the folder it lies in" if beside else f"give the folder that holds {_CONFIG}"
     return ModelFolderError(what, "a model is a folder: graph, tokenizer and configuration", fix)
-
-
-def _hub_name(name: str, what: str) -> ModelFolderError:
-    if there := _downloaded(name):
-        return ModelFolderError(what, "Hugging Face's cache has it", f"give its folder: `genai chat {there}`")
-    target = name.rsplit("/", 1)[-1]
-    return ModelFolderError(
-        what,
-        "there is no such folder; it looks like a name on Hugging Face, and this version downloads nothing",
-        f"`hf download {name} --local-dir {target}`; {_BUILD.format(target)}",
-    )
-
-
-def _downloaded(name: str) -> Path | None:
-    """The newest snapshot of a model in Hugging Face's cache."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    snapshots = [one for one in hub.glob(f"models--{name.replace('/', '--')}/snapshots/*") if one.is_dir()]
-    return max(snapshots, key=lambda one: one.stat().st_mtime, default=None)
 
 
 def _similar(path: Path) -> Path | None:

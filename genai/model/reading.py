@@ -8,20 +8,31 @@ from typing import Any
 
 from ..errors import GenaiError, InputError
 
+# No text that anybody means is longer; a device may never end.
+_MOST_BYTES = 2**28
 
-def file_bytes(path: Path, unreadable: type[GenaiError]) -> bytes | None:
-    """What a file holds; None if there is none. Raises `unreadable`: the system refuses it."""
+
+def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = False) -> bytes | None:
+    """What a file holds; None if there is none. Raises `unreadable`: the system refuses it, or it has no end."""
     try:
-        return path.read_bytes()
+        if not (may_be_pipe or path.is_file() or path.is_dir()) and path.exists():
+            raise unreadable(f"{path}: cannot be read", "it is a pipe or a device", "put a file there")
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unreadable(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+    if len(data) > _MOST_BYTES:
+        raise unreadable(f"{path}: cannot be read", f"it has more than {_MOST_BYTES >> 20} MiB", "give a smaller file")
+    return data
 
 
-def file_text(path: Path, unreadable: type[GenaiError], malformed: type[GenaiError]) -> str | None:
+def file_text(
+    path: Path, unreadable: type[GenaiError], malformed: type[GenaiError], *, may_be_pipe: bool = False
+) -> str | None:
     """The text of a file; None if there is none. Raises also `malformed`: it is not UTF-8."""
-    data = file_bytes(path, unreadable)
+    data = file_bytes(path, unreadable, may_be_pipe=may_be_pipe)
     try:
         return None if data is None else data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -45,7 +56,7 @@ def json_object(text: str, source: object, malformed: type[GenaiError]) -> dict[
 
 def read_text_file(path: Path) -> str:
     """The text of a UTF-8 file that a user names, as it is. Raises InputError: there is none, or another."""
-    text = file_text(path, InputError, InputError)
+    text = file_text(path, InputError, InputError, may_be_pipe=True)
     if text is None:
         raise InputError(f"{path}: cannot be read", "there is no such file", "check the path")
     return text

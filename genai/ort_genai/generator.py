@@ -126,7 +126,7 @@ class Generator(AbstractContextManager["Generator"]):
         self._eos = model.config.model.eos_token_ids
         self._decoder, self._sampler = model.decoder, model.sampler
         _check_batch(self._options["batch_size"], model)
-        self._sequences = [self._decoder.open() for _ in range(self._options["batch_size"])]
+        self._open: list[Any] | None = [self._decoder.open() for _ in range(self._options["batch_size"])]
         sampling = SamplingParams.from_search_options(self._options)
         plan = plan_sampling(sampling, vocab_size=self._decoder.vocab_size, eos_token_ids=self._eos)
         seed = request_seed(sampling)
@@ -140,6 +140,12 @@ class Generator(AbstractContextManager["Generator"]):
         names, inputs = model.config.model.decoder.names, model.info.inputs
         self._last_run = LastRun(self._decoder, self._sequences, names, inputs, self._pad_token())
         self._terminated = False
+
+    @property
+    def _sequences(self) -> list[Any]:
+        if self._open is None:
+            raise StateError("the generator is closed", "close() gave its cached state back", "make a new Generator")
+        return self._open
 
     @property
     def max_length(self) -> int:
@@ -411,9 +417,9 @@ class Generator(AbstractContextManager["Generator"]):
 
     def close(self) -> None:
         """Give the cached state back; also done when the generator is dropped."""
-        for sequence in self._sequences:
+        for sequence in self._open or ():
             sequence.close()
-        self._sequences = []
+        self._open = None
         self._last_run.ranges = {}
 
     def __exit__(self, *_: object) -> None:

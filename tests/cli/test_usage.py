@@ -78,3 +78,11 @@ def test_a_group_alone_shows_its_help(capsys: Capture) -> None:
         assert run(arguments) == 2
         captured = capsys.readouterr()
         assert "Commands:" in captured.out + captured.err
+
+
+def test_what_the_system_refuses_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", "x" * 5000, "-p", "Hello"]) == 1
+    assert "too long" in capsys.readouterr().err
+    assert run(["build", ".", "-o", "x" * 5000]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ") and "\n  why: " in shown and "\n  fix: " in shown

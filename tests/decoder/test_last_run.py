@@ -306,3 +306,18 @@ def test_options_have_the_same_types(bundled_folder: Path, bundled: Any) -> None
     assert {name: (type(value), value) for name, value in ours.items()} == {
         name: (type(value), value) for name, value in theirs.items()
     }
+
+
+CLOSED: dict[str, tuple[Any, ...]] = {
+    "append_tokens": ([5],), "generate_next_token": (), "get_sequence": (0,), "get_logits": (), "rewind_to": (0,),
+    "set_logits": (np.zeros(5),), "set_model_input": ("x", np.zeros(1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_after_close(name: str, bundled: og.Model) -> None:
+    with og.Generator(bundled, og.GeneratorParams(bundled)) as generator:
+        generator.append_tokens([5, 6, 7])
+    generator.close()  # again
+    with pytest.raises(StateError, match="the generator is closed"):
+        getattr(generator, name)(*CLOSED[name])

@@ -16,6 +16,7 @@ import pytest
 
 import genai
 from genai.errors import StateError
+from genai.llm.delivery import AsyncCompletionStream
 
 LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
 GivenBack = Callable[[genai.Model], None]
@@ -263,3 +264,28 @@ def test_a_loop_that_closes_in_the_middle(llm: genai.LLM) -> None:
 def test_an_async_stream_needs_a_loop(llm: genai.LLM) -> None:
     with pytest.raises(StateError, match="event loop"):
         llm.astream("Once")
+
+
+def test_tasks_that_share_a_stream_all_see_its_end(llm: genai.LLM) -> None:
+    async def main() -> None:
+        stream = llm.astream("Once", **LONG)
+        await anext(stream)
+        await asyncio.wait_for(asyncio.gather(stream.aclose(), stream.aclose()), 30)
+
+        async def read(stream: AsyncCompletionStream) -> str:
+            return "".join([piece async for piece in stream])
+
+        stream = llm.astream("Once", max_tokens=50, ignore_eos=True)
+        parts = await asyncio.wait_for(asyncio.gather(read(stream), read(stream)), 30)
+        assert sum(map(len, parts)) == len(stream.completion.text)
+
+    asyncio.run(main())
+
+
+def test_a_stream_of_another_event_loop(llm: genai.LLM) -> None:
+    async def make() -> AsyncCompletionStream:
+        return llm.astream("Once", max_tokens=5)
+
+    stream = asyncio.run(make())
+    with pytest.raises(StateError, match="another event loop"):
+        asyncio.run(asyncio.wait_for(anext(stream), 30))

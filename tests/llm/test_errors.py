@@ -292,3 +292,11 @@ def test_a_data_file_that_shrinks_while_the_model_is_used(
         else:
             with pytest.raises(ExternalDataError, match=r"weights\.data was changed"):
                 llm.generate([1500, 6, 900], max_tokens=3)
+
+
+@pytest.mark.parametrize("template", [5, "ab", [1], {5: 1}, {"messages": []}, {"self": 1}, {"tools": []}])
+def test_variables_of_a_template(llm: genai.LLM, template: Any) -> None:
+    for call in (llm.render, llm.chat):
+        with pytest.raises(InputError, match="template") as caught:
+            call("Hi", template=template)
+        assert caught.value.why and caught.value.fix

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from genai import Model
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, NotSupportedYetError
 from genai.model.config import Config
+from genai.model.reading import read_text_file
 
 
 def minimal() -> dict[str, Any]:
@@ -182,3 +186,26 @@ def test_model_data_is_checked(tmp_path: Path) -> None:
             config.add_model_data(*given)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"no 'model\.onnx'"):
         config.remove_model_data("model.onnx")
+
+
+@pytest.mark.parametrize("read", [Config, lambda folder: read_text_file(folder / "genai_config.json")])
+def test_a_file_without_end(read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai.model.reading._MOST_BYTES", 1000)
+    (tmp_path / "genai_config.json").symlink_to("/dev/zero")
+    with pytest.raises(GenaiError, match="cannot be read") as caught:
+        read(tmp_path)
+    assert ("device" in caught.value.why) == (read is Config) and caught.value.fix
+
+
+def test_a_pipe_where_a_file_should_be(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "genai_config.json")
+    with pytest.raises(ModelFolderError, match="pipe"):
+        Config(tmp_path)
+
+
+def test_a_text_may_come_through_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "text")
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(read_text_file, tmp_path / "text")
+        (tmp_path / "text").write_text("Once")
+        assert text.result(30) == "Once"

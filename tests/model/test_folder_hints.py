@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from genai import LLM, Config, InferenceSession
+from genai.builder.build import resolve_model_folder
+from genai.builder.checkpoint import is_checkpoint
 from genai.errors import ModelFolderError
 from genai.graph.reader import read_model
 
@@ -101,3 +103,12 @@ def test_what_is_no_onnx_file_says_what_converts_it(here: Path, given: str) -> N
 def test_a_missing_onnx_file_in_a_missing_folder_is_no_name_of_a_model() -> None:
     with pytest.raises(ModelFolderError, match=r"no model file 'models/resnet.onnx'"):
         read_model("models/resnet.onnx")
+
+
+def test_a_name_that_the_system_refuses() -> None:
+    for read in (Config, LLM, is_checkpoint):
+        with pytest.raises(ModelFolderError, match="not a model folder") as caught:
+            read(Path("x" * 5000))
+        assert "too long" in caught.value.why and "-p" in caught.value.fix
+    with pytest.raises(ModelFolderError, match="too long"):
+        resolve_model_folder("what is this " * 300)

@@ -1,0 +1,50 @@
+"""Paths that stand for models which lie elsewhere, or are of another kind: what to do instead."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ..errors import ModelFolderError
+
+_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_BUILD = "`genai build {0} -o FOLDER` makes a model folder of a checkpoint, as `genai chat {0}` does the first time"
+
+
+def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
+    """The error for a GGUF file or a name on Hugging Face where `expected` should be; None for anything else."""
+    text = str(path)
+    hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
+    name = _HUB.sub("", text.replace(":/", "://", 1) if hub else text, count=1).strip("/")
+    if path.suffix.lower() == ".gguf":
+        return ModelFolderError(
+            f"{text}: a GGUF file is not {expected}",
+            "this version does not read GGUF",
+            f"get the model's original checkpoint (config.json and *.safetensors); {_BUILD.format('CHECKPOINT')}",
+        )
+    if path.exists() or path.suffix.lower() == ".onnx":
+        return None
+    if hub or (_HUB_NAME.fullmatch(name) and not Path(text.split("/")[0]).exists() and not text.startswith(".")):
+        return _hub_name("/".join(name.split("/")[:2]), f"{text}: not {expected}")
+    return None
+
+
+def _hub_name(name: str, what: str) -> ModelFolderError:
+    if there := _downloaded(name):
+        return ModelFolderError(what, "Hugging Face's cache has it", f"give its folder: `genai chat {there}`")
+    target = name.rsplit("/", 1)[-1]
+    return ModelFolderError(
+        what,
+        "there is no such folder; it looks like a name on Hugging Face, and this version downloads nothing",
+        f"`hf download {name} --local-dir {target}`; {_BUILD.format(target)}",
+    )
+
+
+def _downloaded(name: str) -> Path | None:
+    """The newest snapshot of a model in Hugging Face's cache."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    snapshots = [one for one in hub.glob(f"models--{name.replace('/', '--')}/snapshots/*") if one.is_dir()]
+    return max(snapshots, key=lambda one: one.stat().st_mtime, default=None)
