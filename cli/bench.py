@@ -177,7 +177,7 @@ def kernels(
     accuracy: opt.Accuracy = "auto",
     as_json: opt.AsJson = False,
 ) -> None:
-    """Speed of each kind of matrix product in a model, by number of tokens; also as shares of the machine's."""
+    """Speed of each kind of matrix product in a model, by number of tokens. Also as shares of the ceilings."""
     from genai.measure.bench.kernels import bench_kernels
 
     with opt.ModelFlags(threads, accuracy).load(model) as loaded, ProgressLine("Measuring") as line:

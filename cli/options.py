@@ -208,7 +208,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 FLAGS = (
     Flag("max_tokens", ("-n", "--max-tokens"), int, "Most tokens to generate [default: what the context holds]."),
-    Flag("temperature", ("--temperature",), float, "Divides the logits; 0 = greedy [default: the model's]."),
+    Flag("temperature", ("--temperature",), float, "Higher is more varied; 0 = greedy [default: the model's]."),
     Flag("top_k", ("--top-k",), int, "Keep the k most likely tokens; 0 = all."),
     Flag("top_p", ("--top-p",), float, "Keep the most likely tokens up to this probability; 1 = all."),
     Flag("min_p", ("--min-p",), float, "Keep tokens at least this many times as likely as the likeliest; 0 = all."),

@@ -19,9 +19,10 @@ _DASH = "-"
 _INTRODUCTION = """\
 # Performance
 
-Written by `python -m tools.compare_peers`, from medians of separate processes: ceilings, ours, one peer, the next, and
-again. Random weights of real shapes; every engine gets the same checkpoint in its own INT4 form, the same random
-prompts, the same number of threads, and chooses tokens greedily. Speeds are tokens per second over all sequences.
+Written by `python -m tools.compare_peers`. The figures are medians of separate processes that run in turn: what the
+machine can do at most (the ceilings), this toolkit, one peer after the other, and all of it again. The models have
+random weights in the sizes of real models. Every engine gets the same checkpoint in its own INT4 form, the same random
+prompts and the same number of threads, and chooses tokens greedily. Speeds are tokens per second over all sequences.
 """
 
 _COMMANDS = """\
