@@ -44,6 +44,8 @@ def load_decoder(
     device: str = "cpu",
 ) -> tuple[Decoder, DecoderInfo]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    if device == "reference":  # in full precision: neither activations nor keys and values are rounded
+        accuracy = "fp32"
     with report_progress((lambda current, total: None) if quiet else None):
         source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         cache = budget_cache(

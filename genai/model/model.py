@@ -37,7 +37,7 @@ class Model(AbstractContextManager["Model"]):
         cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
         context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
         device: "cpu", or "reference": the forward pass in plain NumPy, slow and in full precision, to compare with;
-            it rounds no activations, and how many threads its products use is NumPy's affair.
+            as with accuracy "fp32" nothing is rounded, and how many threads its products use is NumPy's affair.
         quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
             (`info.reason` says that too).
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from genai.kvcache.budget import available_memory
 
-from ..engine.decoder import compute, stacked
+from ..engine.decoder import Decoder, compute, stacked
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ..engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
@@ -207,15 +207,11 @@ class Generator(AbstractContextManager["Generator"]):
         Raises:
             InputError: negative, or longer than the sequences.
         """
-        if not isinstance(length, (int, np.integer)) or isinstance(length, bool):
-            raise InputError(
-                f"rewind_to({length!r})", "a whole number is expected", "pass the number of tokens to keep"
-            )
+        self._open_decoder()
         width = self._shown.width
-        if not 0 <= length <= width:
-            raise InputError(
-                f"rewind_to({length}) is outside 0..{width}", "a rewind can only shorten", f"use 0 to {width}"
-            )
+        if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or not 0 <= length <= width:
+            why = f"a rewind only shortens, and the sequences have {width} tokens"
+            raise InputError(f"rewind_to({length!r})", why, f"pass how many to keep, a whole number from 0 to {width}")
         self._rewind(int(length))
         self._ended = [False] * len(self._sequences)
         self._next_tokens = None
@@ -270,13 +266,14 @@ class Generator(AbstractContextManager["Generator"]):
 
     def _compute(self, indices: Sequence[int]) -> NDArray[np.float32]:
         """Logits [B, V], brought up to date for the sequences `indices` by computing their pending tokens."""
+        decoder = self._open_decoder()
         if any(not self._sequences[i].tokens for i in indices):
             raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
         behind = [i for i in indices if self._sequences[i].num_computed < len(self._sequences[i].tokens)]
         if behind:
             budget = self._options["chunk_size"] or None
             ranges = {i: (self._sequences[i].num_computed, len(self._sequences[i].tokens)) for i in behind}
-            computed = compute(self._decoder, [self._sequences[i] for i in behind], token_budget=budget)
+            computed = compute(decoder, [self._sequences[i] for i in behind], token_budget=budget)
             if len(behind) == len(self._sequences):
                 self._logits = stacked([logits[-1] for logits in computed])
             else:
@@ -311,12 +308,9 @@ class Generator(AbstractContextManager["Generator"]):
         Raises:
             InputError: index outside 0..batch_size - 1.
         """
-        if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < len(self._sequences):
-            raise InputError(
-                f"get_sequence({index!r})",
-                f"the batch has {len(self._sequences)} sequences",
-                f"use 0 to {len(self._sequences) - 1}",
-            )
+        if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < len(self._rows):
+            why = f"the batch has {len(self._rows)} sequences"
+            raise InputError(f"get_sequence({index!r})", why, f"use 0 to {len(self._rows) - 1}")
         return self._shown.row(int(index))
 
     def token_count(self) -> int:
@@ -327,7 +321,7 @@ class Generator(AbstractContextManager["Generator"]):
         """Logits of the next token, float32 [B, 1, V]; computed now if they are not known yet.
 
         Raises:
-            StateError: nothing was appended yet.
+            StateError: nothing was appended yet, or the generator or its model was closed.
         """
         return self._compute(range(len(self._sequences)))[:, None, :].copy()
 
@@ -379,13 +373,16 @@ class Generator(AbstractContextManager["Generator"]):
         if self._terminated:
             self._decoder.interrupt(self._sequences)
 
+    def _open_decoder(self) -> Decoder:
+        """The decoder, or StateError where the generator or its model was closed."""
+        _ = self._sequences
+        return self._model.decoder
+
     def _check_running(self) -> None:
+        self._open_decoder()
         if self._terminated:
-            raise StateError(
-                "Session in Terminated state",
-                "set_runtime_option('terminate_session', '1') was called",
-                "call it with '0' to go on",
-            )
+            why = "set_runtime_option('terminate_session', '1') was called"
+            raise StateError("Session in Terminated state", why, "call it with '0' to go on")
 
     def set_logits(self, logits: Any) -> None:
         """Replace the logits from which the next token is chosen.

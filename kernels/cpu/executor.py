@@ -48,8 +48,6 @@ _FIRST_CAPACITY = {Word.TOKENS: 16, Word.WANTED: 4}
 # Rough costs on one thread, for guessing how long a step takes: per byte of weights, per byte and token; always shared.
 _NANOSECONDS_PER_BYTE, _NANOSECONDS_PER_PRODUCT = 0.1, 0.004
 _LEAST_NANOSECONDS = 1e5
-# More slots than threads, so that a core that something else slows down gets fewer of them.
-_SLOTS_PER_THREAD = 2
 
 
 class CpuExecutor(HostMemory):

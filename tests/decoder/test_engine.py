@@ -424,6 +424,39 @@ def test_a_closed_model_says_so(form_folder: Callable[..., Path]) -> None:
         generator(loaded)
 
 
+@pytest.mark.parametrize("closed", ["generator", "model"])
+def test_what_is_closed_computes_no_more(closed: str, form_folder: Callable[..., Path]) -> None:
+    """Its tokens can still be read."""
+    with og.Model(form_folder("int4")) as loaded:
+        held = generator(loaded)
+        held.append_tokens([5, 6, 7])
+        (held if closed == "generator" else loaded).close()
+        for action in (
+            held.get_logits,
+            held.generate_next_token,
+            lambda: held.append_tokens([5]),
+            lambda: held.rewind_to(1),
+        ):
+            with pytest.raises(StateError, match=f"the {closed} is closed"):
+                action()
+        assert held.get_sequence(0).tolist() == [5, 6, 7] and held.token_count() == 3
+
+
+def test_the_reference_rounds_no_keys_and_values(form_folder: Callable[..., Path]) -> None:
+    """Unless it is asked to: its cache is that of accuracy="fp32", whatever the products allow."""
+    folder, logits = form_folder("int4"), []
+    with og.Model(folder) as loaded:
+        assert loaded.info.kv_dtype == "fp16"
+    with og.Model(folder, device="reference", kv_dtype="fp16") as rounding:
+        assert rounding.info.kv_dtype == "fp16"
+    for options in ({"device": "reference"}, {"accuracy": "fp32"}):
+        with og.Model(folder, **options) as loaded, generator(loaded) as one:
+            assert loaded.info.kv_dtype == "fp32"
+            one.append_tokens(list(range(5, 45)))
+            logits.append(one.get_logits())
+    np.testing.assert_allclose(*logits, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_a_closed_model_gives_its_weights_back(device: str, form_folder: Callable[..., Path]) -> None:
     """Also while somebody holds a generator, who is told."""
