@@ -309,7 +309,7 @@ def test_options_have_the_same_types(bundled_folder: Path, bundled: Any) -> None
 
 
 CLOSED: dict[str, tuple[Any, ...]] = {
-    "append_tokens": ([5],), "generate_next_token": (), "get_sequence": (0,), "get_logits": (), "rewind_to": (0,),
+    "append_tokens": ([5],), "generate_next_token": (), "get_logits": (), "rewind_to": (0,),
     "set_logits": (np.zeros(5),), "set_model_input": ("x", np.zeros(1)),
 }  # fmt: skip
 
