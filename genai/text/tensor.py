@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +59,8 @@ class Tensor:
         return f"Tensor(shape={self.shape()}, dtype={self._array.dtype})"
 
 
-class NamedTensors:
+class NamedTensors(UserDict[str, Tensor]):
     """Tensors by name, as onnxruntime-genai's processors return them: a dictionary that takes arrays too."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
 
     def __setitem__(self, name: str, value: Tensor | NDArray[Any]) -> None:
         """Add or replace a tensor; an array is copied.
@@ -72,30 +70,19 @@ class NamedTensors:
         """
         if not isinstance(name, str):
             raise InputError(f"NamedTensors: name {name!r}", "a name is a text", "pass a str")
-        self._tensors[name] = value if isinstance(value, Tensor) else Tensor(value)
+        super().__setitem__(name, value if isinstance(value, Tensor) else Tensor(value))
 
-    def __getitem__(self, name: str) -> Tensor:
-        self._check(name)
-        return self._tensors[name]
+    def __missing__(self, name: object) -> NoReturn:
+        held = ", ".join(self.data) or "none"
+        raise InputError(f"NamedTensors: there is no {name!r}", f"names here: {held}", "use one of these")
 
     def __delitem__(self, name: str) -> None:
-        self._check(name)
-        del self._tensors[name]
+        self[name]  # or InputError
+        super().__delitem__(name)
 
-    def _check(self, name: str) -> None:
-        if name not in self:
-            held = ", ".join(self._tensors) or "none"
-            raise InputError(f"NamedTensors: there is no {name!r}", f"names here: {held}", "use one of these")
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._tensors
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+    def keys(self) -> list[str]:  # type: ignore[override]
+        """The names; a copy, so that tensors may be deleted meanwhile."""
+        return list(self.data)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
-
-    def keys(self) -> list[str]:
-        """The names; a copy, so that tensors may be deleted meanwhile."""
-        return list(self._tensors)

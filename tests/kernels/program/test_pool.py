@@ -404,7 +404,7 @@ def test_a_fork_waits_for_the_run_in_progress() -> None:
     program = in_order(work(100_000), visit(visits))
     caller = threading.Thread(target=lambda: Threads(3).run(program, nanoseconds=SHARED))
     caller.start()
-    while not pool._POOL._running:
+    while not pool._POOL.workspace._running:
         time.sleep(0.001)
     assert not visits.any()
 
