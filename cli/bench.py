@@ -154,7 +154,7 @@ def startup(
     tokens: PromptTokens = 128,
     cold: Annotated[bool, typer.Option("--cold", help="Start with an empty kernel cache each time.")] = False,
     repeat: Repeat = 5,
-    threads: opt.Threads = None,
+    threads: opt.ThreadsOption = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Seconds from the start of a process to the first token."""
@@ -173,7 +173,7 @@ def kernels(
         list[int] | None, typer.Option("-m", "--rows", min=1, help="Tokens at once; may be given several times.")
     ] = None,
     repeat: Repeat = 5,
-    threads: opt.Threads = None,
+    threads: opt.ThreadsOption = None,
     accuracy: opt.Accuracy = "auto",
     as_json: opt.AsJson = False,
 ) -> None:

@@ -19,7 +19,7 @@ from . import options as opt
 from .terminal import PlotFile, emit, emit_figures, read_stdin, say, show_chart
 
 if TYPE_CHECKING:
-    from genai.measure.evaluation import Divergence, Perplexity, Progress
+    from genai.measure.evaluation import Divergence, Perplexity, ScoringProgress
     from genai.model.model import Model
 
 OtherArgument = Annotated[Path | None, typer.Argument(help="The other model's folder [default: BASE again].")]
@@ -167,7 +167,7 @@ def _windows(result: Perplexity | Divergence) -> str:
     return f"{result.windows} of up to {result.window} tokens, stride {result.stride}, {bos}"
 
 
-def _tell(line: ProgressLine, progress: Progress) -> None:
+def _tell(line: ProgressLine, progress: ScoringProgress) -> None:
     """Show how far it is; in the end, what it took."""
     speed = f"{progress.tokens_per_second:.0f} tok/s"
     counted = f"{progress.scored}/{progress.total} tokens scored · {speed}"

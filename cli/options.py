@@ -31,7 +31,7 @@ Build = Annotated[
     bool,
     model_option("--build/--no-build", help="If MODEL is a Hugging Face checkpoint, build a model from it once."),
 ]
-Threads = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
+ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
 Device = Annotated[str, model_option(help='"cpu", or "reference": plain NumPy, slow, to compare with.')]
 KvType = Annotated[str, model_option("--kv-type", help="Type of cached keys and values: auto, fp16 or fp32.")]
@@ -49,7 +49,7 @@ Verbose = Annotated[bool, output_option("-v", "--verbose", help="Print more on s
 class ModelFlags:
     """How a model computes."""
 
-    threads: Threads = None
+    threads: ThreadsOption = None
     accuracy: Accuracy = "auto"
     kv_type: KvType = "auto"
     device: Device = "cpu"
@@ -107,10 +107,10 @@ class TextFlags(ModelFlags):
         return llm
 
 
-Command = Callable[..., None]
+CommandFunction = Callable[..., None]
 
 
-def flag_groups(command: Command) -> Command:
+def flag_groups(command: CommandFunction) -> CommandFunction:
     """Decorator: an argument whose type is a dataclass stands for one flag per field."""
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation):
@@ -118,7 +118,7 @@ def flag_groups(command: Command) -> Command:
     return command
 
 
-def _with_group(command: Command, name: str, group: Any) -> Command:
+def _with_group(command: CommandFunction, name: str, group: Any) -> CommandFunction:
     types = get_type_hints(group, include_extras=True)
     flags = [declared(field.name, types[field.name], field.default) for field in dataclasses.fields(group)]
     return with_flags(command, name, flags, lambda given: group(**given))
@@ -130,8 +130,8 @@ def declared(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def with_flags(
-    command: Command, name: str, flags: Sequence[inspect.Parameter], gather: Callable[[Mapping[str, Any]], Any]
-) -> Command:
+    command: CommandFunction, name: str, flags: Sequence[inspect.Parameter], gather: Callable[[Mapping[str, Any]], Any]
+) -> CommandFunction:
     """The command with flags where it has the argument `name`, which `gather` makes of their values."""
     shown: list[inspect.Parameter] = []
     for own in inspect.signature(command, eval_str=True).parameters.values():

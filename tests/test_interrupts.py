@@ -20,7 +20,7 @@ import pytest
 from genai.builder.folder import locked, unfinished_folder
 from genai.errors import StateError
 from genai.graph.external_data import map_file
-from genai.graph.ir import Graph, Model as GraphModel, Tensor
+from genai.graph.ir import Graph, OnnxModel as GraphModel, OnnxTensor
 from genai.graph.writer import write_model
 from genai.kernels.cpu import compiler, workers
 from genai.kernels.cpu.blas import BLAS_THREADS
@@ -60,7 +60,7 @@ def lock(folder: Path) -> None:
 
 
 def write(folder: Path) -> None:
-    weights = Tensor.from_array("w", np.zeros(1000))
+    weights = OnnxTensor.from_array("w", np.zeros(1000))
     write_model(
         GraphModel(Graph("g", initializers={"w": weights}), 10, {"": 20}), folder / "kept", external_data="kept.data"
     )

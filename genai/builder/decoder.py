@@ -6,7 +6,7 @@ import numpy as np
 
 from genai.quant.blocks import num_blocks
 
-from .attention import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
+from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .feed_forward import write_feed_forward
 from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export, hidden_dims, takes_positions
 from .layers import Projection, Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm

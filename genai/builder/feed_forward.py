@@ -14,7 +14,7 @@ import numpy as np
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
 from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
 from .options import BITS
-from .spec import Experts
+from .spec import ExpertsSpec
 from .weights import row_chunks
 
 
@@ -61,7 +61,7 @@ def _write_activation(export: Export, path: str, root: str, width: int) -> str:
 _NEVER = -1e30
 
 
-def _write_experts(export: Export, layer: int, experts: Experts, root: str) -> str:
+def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str) -> str:
     graph, size = export.graph, export.spec.hidden_size
     path, source = f"/model/layers.{layer}/moe", f"model.layers.{layer}.mlp"
     router = Projection(f"{path}/router", (f"{source}.gate",), (experts.count,), size)
@@ -83,7 +83,7 @@ def _write_experts(export: Export, layer: int, experts: Experts, root: str) -> s
     return output
 
 
-def _write_routing(export: Export, path: str, scores: str, experts: Experts) -> tuple[str, str | None]:
+def _write_routing(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
     """Scores [tokens, experts] that the operator's softmax turns into weights, and what their sum is if not 1."""
     if experts.routing == "sparse_mixer":
         return _write_sparse_mixer(export, f"{path}/sparse_mixer", scores, experts)
@@ -104,7 +104,7 @@ def _write_top_k(export: Export, path: str, scores: str, count: int) -> tuple[st
     return outputs
 
 
-def _write_sparse_mixer(export: Export, path: str, scores: str, experts: Experts) -> tuple[str, str]:
+def _write_sparse_mixer(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str]:
     """Each of the two best experts is weighed against those whose scores lie within 2 * jitter of its own."""
     graph, every, one = export.graph, _rows(experts.count), _rows(1)
     outputs = _write_top_k(export, path, scores, 2)
@@ -132,7 +132,7 @@ def _write_sparse_mixer(export: Export, path: str, scores: str, experts: Experts
     return routed, graph.node("Add", weights, f"{path}/Add", one)
 
 
-def _write_operator(export: Export, layer: int, experts: Experts, root: str, scores: str) -> str:
+def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str, scores: str) -> str:
     graph, options, size = export.graph, export.options, export.spec.hidden_size
     name = f"/model/layers.{layer}/moe"
     attributes: dict[str, Any] = {
@@ -153,7 +153,7 @@ def _write_operator(export: Export, layer: int, experts: Experts, root: str, sco
     return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
 
 
-def _expert_matrices(export: Export, layer: int, experts: Experts, which: str) -> Matrices:
+def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> Matrices:
     """Each expert's matrix [rows, columns]; rows of gate and up alternate, as the operators want them."""
     hidden, wide = export.spec.hidden_size, experts.intermediate_size
     for expert in range(experts.count):
@@ -166,7 +166,7 @@ def _expert_matrices(export: Export, layer: int, experts: Experts, which: str) -
         yield f"{source}.gate_proj.weight", np.stack(parts, axis=1).reshape(2 * wide, hidden)
 
 
-def _write_matrices(export: Export, layer: int, experts: Experts, which: str) -> list[str]:
+def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
     """Names of floats, or of integers [experts, rows, bytes], scales [experts, rows, blocks], zero points if any."""
     options, hidden, wide = export.options, export.spec.hidden_size, experts.intermediate_size
     rows, columns = (hidden, wide) if which == "down_proj" else (2 * wide, hidden)
@@ -181,7 +181,7 @@ def _write_matrices(export: Export, layer: int, experts: Experts, which: str) ->
     return write_quantized(export, names, (experts.count, rows, row_bytes), matrices, bits, np.stack, row_bytes)
 
 
-def _write_shared_expert(export: Export, layer: int, experts: Experts, root: str) -> str:
+def _write_shared_expert(export: Export, layer: int, experts: ExpertsSpec, root: str) -> str:
     graph, size = export.graph, export.spec.hidden_size
     path, source = f"/model/layers.{layer}/shared_expert", f"model.layers.{layer}.mlp.shared_expert"
     output = _write_mlp(export, root, path, source, experts.shared_intermediate_size)

@@ -10,7 +10,7 @@ from .rope_scaling import DynamicScaling, Llama3Scaling, LongRope, RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
+class ExpertsSpec:
     """A mixture of experts in the place of the feed-forward layer.
 
     Attributes:
@@ -103,7 +103,7 @@ class DecoderSpec:
     qk_norm_scope: Literal["head", "heads", "all"] = "head"
     qk_norm_biases: bool = False
     gated_mlp: bool = True
-    experts: Experts | None = None
+    experts: ExpertsSpec | None = None
     dense_layers: tuple[int, ...] = ()
     pre_norms: bool = True
     post_norms: bool = False
@@ -154,7 +154,7 @@ class DecoderSpec:
         """Whether the layer rotates with the base of layers that have a window."""
         return self.local_rope_theta is not None and self.window(layer) is not None
 
-    def routed(self, layer: int) -> Experts | None:
+    def routed(self, layer: int) -> ExpertsSpec | None:
         """The layer's mixture of experts, or None."""
         return None if layer in self.dense_layers else self.experts
 

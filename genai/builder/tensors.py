@@ -9,7 +9,7 @@ from genai.quant.blocks import num_blocks
 
 from .options import BITS, ExportOptions, Precision
 from .rope_scaling import LongRope
-from .spec import DecoderSpec, Experts
+from .spec import DecoderSpec, ExpertsSpec
 
 Shape = tuple[int, ...]
 
@@ -69,7 +69,7 @@ def _mlp(spec: DecoderSpec, path: str, width: int) -> Iterator[tuple[str, Shape]
     yield from _linear(f"{path}.down_proj", spec.hidden_size, width, spec.mlp_bias)
 
 
-def _experts(spec: DecoderSpec, experts: Experts) -> Iterator[tuple[str, Shape]]:
+def _experts(spec: DecoderSpec, experts: ExpertsSpec) -> Iterator[tuple[str, Shape]]:
     hidden, wide = spec.hidden_size, experts.intermediate_size
     yield "mlp.gate.weight", (experts.count, hidden)
     for expert in range(experts.count):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from .architectures.common import Architecture, Source
+from .architectures.common import Architecture, TensorSource
 from .checkpoint import Checkpoint
 from .spec import DecoderSpec
 from .tensors import tensor_shapes
@@ -188,9 +188,9 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         names = {name for source in self._sources.values() for name in source.names}
         return sum(self._checkpoint[name].nbytes for name in names)
 
-    def _stored(self, source: Source) -> Source:
+    def _stored(self, source: TensorSource) -> TensorSource:
         """The same source by the names in the files, where these leave out the base model's prefix."""
-        return Source(tuple(name.removeprefix(self._prefix) for name in source.names), source.view)
+        return TensorSource(tuple(name.removeprefix(self._prefix) for name in source.names), source.view)
 
     def _check_names(self, tied_head: str) -> None:
         wanted = {name for source in self._sources.values() for name in source.names}

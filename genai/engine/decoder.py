@@ -14,7 +14,7 @@ from genai.kernels.executor import Executor
 from genai.kvcache.pool import BlockPool
 
 from ..errors import ConfigError, InputError
-from .scheduler import Run, Step, plan_step
+from .scheduler import Run, StepPlan, plan_step
 
 Logits = NDArray[np.float32]
 
@@ -96,7 +96,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def step(
-        self, sequences: Sequence[Any], step: Step, *, all_rows: Collection[int] = (), output: str = ""
+        self, sequences: Sequence[Any], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[Logits | None]:
         """Compute pending tokens of some of the sequences.
 

@@ -18,7 +18,7 @@ from ..errors import InputError, UnsupportedModelError
 from ..graph.names import GraphNames
 from ..runtime.python_loop import Plan, run
 from .decoder import Decoder, DecoderSequence, Logits, check_width
-from .scheduler import Step
+from .scheduler import StepPlan
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class DenseDecoder(Decoder):
         return other
 
     def step(
-        self, sequences: Sequence[DenseSequence], step: Step, *, all_rows: Collection[int] = (), output: str = ""
+        self, sequences: Sequence[DenseSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[Logits | None]:
         before = [(sequence.past, sequence.num_computed) for sequence in sequences]
         results: list[Logits | None] = [None] * len(sequences)

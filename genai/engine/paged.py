@@ -20,10 +20,10 @@ from genai.kvcache.table import BlockTable
 from ..errors import CacheCapacityError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
 from .decoder import Decoder, DecoderSequence, Logits, check_width
-from .scheduler import DEFAULT_TOKEN_BUDGET, Run, Step
+from .scheduler import DEFAULT_TOKEN_BUDGET, Run, StepPlan
 
-# Tokens that are appended together in at least this number are computed as MANY rows.
-MANY_TOKENS = 32
+# Tokens that are appended together in at least this number have prefill numerics.
+MIN_PREFILL_TOKENS = 32
 
 
 class PagedSequence(DecoderSequence):
@@ -38,7 +38,7 @@ class PagedSequence(DecoderSequence):
     def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
         super().__init__()
         self.table, self._rope_threshold = table, rope_threshold
-        self._many = bytearray()  # per token
+        self._prefill = bytearray()  # per token
         self._settled = (
             0  # tokens that were computed once: however the cache has others of them, they stay as they were
         )
@@ -46,7 +46,7 @@ class PagedSequence(DecoderSequence):
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
         super().append(tokens, together=together)
-        self._many.extend([max(together, len(tokens)) >= MANY_TOKENS] * len(tokens))
+        self._prefill.extend([max(together, len(tokens)) >= MIN_PREFILL_TOKENS] * len(tokens))
         if self.rope_table != before:
             self.drop_cache()
 
@@ -59,17 +59,17 @@ class PagedSequence(DecoderSequence):
         first, total = self.table.length, len(self.tokens)
         if first == total:
             return Run(0, False)
-        many = self._many[first]
-        end = self._many.find(1 - many, first)
-        return Run((total if end < 0 else end) - first, bool(many))
+        prefill = self._prefill[first]
+        end = self._prefill.find(1 - prefill, first)
+        return Run((total if end < 0 else end) - first, bool(prefill))
 
     def reuse(self) -> int:
         """See Decoder.reuse."""
-        return self.table.reuse(self.tokens, self.rope_table, self._many, self._settled)
+        return self.table.reuse(self.tokens, self.rope_table, self._prefill, self._settled)
 
     def publish(self) -> None:
         """See Decoder.publish."""
-        self.table.publish(self.tokens, self.rope_table, self._many)
+        self.table.publish(self.tokens, self.rope_table, self._prefill)
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]
@@ -81,7 +81,7 @@ class PagedSequence(DecoderSequence):
     def rewind(self, length: int) -> None:
         before = self.rope_table
         super().rewind(length)
-        del self._many[length:]
+        del self._prefill[length:]
         self._settled = min(self._settled, length)
         if self.rope_table != before:
             self.drop_cache()
@@ -140,11 +140,11 @@ class PagedDecoder(Decoder):
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
-        other.tokens, other._many, other._settled = [*sequence.tokens], sequence._many[:], len(sequence.tokens)
+        other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
         return other
 
     def step(
-        self, sequences: Sequence[PagedSequence], step: Step, *, all_rows: Collection[int] = (), output: str = ""
+        self, sequences: Sequence[PagedSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[Logits | None]:
         self._check_open()
         check_unchanged(self._files)
@@ -160,7 +160,7 @@ class PagedDecoder(Decoder):
         sequence.publish()
 
     def _run_step(
-        self, sequences: Sequence[PagedSequence], step: Step, all_rows: Collection[int], output: str
+        self, sequences: Sequence[PagedSequence], step: StepPlan, all_rows: Collection[int], output: str
     ) -> Iterator[tuple[int, Logits]]:
         with self._reserved(sequences, step) as slots:
             context, owners = self._context(sequences, step, slots, all_rows)
@@ -217,7 +217,7 @@ class PagedDecoder(Decoder):
                 self.run.cancel()
 
     @contextmanager
-    def _reserved(self, sequences: Sequence[PagedSequence], step: Step) -> Iterator[list[int]]:
+    def _reserved(self, sequences: Sequence[PagedSequence], step: StepPlan) -> Iterator[list[int]]:
         """Slots for the step's tokens; taken back if the step fails."""
         taken: list[tuple[BlockTable, int]] = []
         slots: list[int] = []
@@ -246,7 +246,7 @@ class PagedDecoder(Decoder):
         return slots
 
     def _context(
-        self, sequences: Sequence[PagedSequence], step: Step, slots: list[int], all_rows: Collection[int]
+        self, sequences: Sequence[PagedSequence], step: StepPlan, slots: list[int], all_rows: Collection[int]
     ) -> tuple[StepContext, list[tuple[int, int, int]]]:
         """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
         tables = [sequences[part.sequence].table for part in step]
@@ -272,7 +272,7 @@ class PagedDecoder(Decoder):
             context_lens=np.array([table.length for table in tables], np.int32),
             block_tables=block_tables,
             slot_mapping=np.array(slots, np.int64),
-            num_decode_sequences=sum(not part.many for part in step),
+            num_decode_sequences=sum(not part.prefill for part in step),
             logits_indices=np.array(wanted, np.int64),
             rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
         )

@@ -24,25 +24,25 @@ _FIRST_SHARE, _SHARE_WEIGHT = 0.25, 0.1
 
 
 class Run(NamedTuple):
-    """A sequence's next pending tokens that are computed in the same way: how many, and whether as MANY rows."""
+    """A sequence's next pending tokens of the same numerics: how many, and whether prefill's."""
 
     num_tokens: int
-    many: bool
+    prefill: bool
 
 
 class Part(NamedTuple):
-    """What a step takes of a sequence: its index, the number of its next pending tokens, whether as MANY rows."""
+    """What a step takes of a sequence: its index, how many of its next pending tokens, whether of prefill numerics."""
 
     sequence: int
     num_tokens: int
-    many: bool
+    prefill: bool
 
 
-Step = list[Part]
-"""A part per sequence that takes part, FEW rows first."""
+StepPlan = list[Part]
+"""A part per sequence that takes part, decode numerics first."""
 
 
-def plan_step(pending: Sequence[Run], token_budget: int) -> Step:
+def plan_step(pending: Sequence[Run], token_budget: int) -> StepPlan:
     """The next step: at most `token_budget` of the tokens that are not computed yet.
 
     Sequences with one pending token (decode) go first, so that a long prompt does not hold them up; short chunks and
@@ -57,12 +57,12 @@ def plan_step(pending: Sequence[Run], token_budget: int) -> Step:
         The step; empty if nothing is pending.
     """
     waiting = [(index, run) for index, run in enumerate(pending) if run.num_tokens]
-    step: Step = []
+    step: StepPlan = []
     room = token_budget
-    for index, run in sorted(waiting, key=lambda one: (one[1].many, one[1].num_tokens > 1, one[0])):
+    for index, run in sorted(waiting, key=lambda one: (one[1].prefill, one[1].num_tokens > 1, one[0])):
         if not room:
             break
-        part = Part(index, min(run.num_tokens, room), run.many)
+        part = Part(index, min(run.num_tokens, room), run.prefill)
         step.append(part)
         room -= part.num_tokens
     return step

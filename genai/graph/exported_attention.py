@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from .ir import Graph, Model, Node, make_node
+from .ir import Graph, Node, OnnxModel, make_node
 from .names import GraphNames
 from .node import MS
-from .rewrites.base import Form, both_orders, find, made_by, without_factors
+from .rewrites.base import Pattern, both_orders, find, made_by, without_factors
 from .rewrites.constant_folding import fold_constants
 from .rewrites.reshapes import fold_known_shapes
 from .rewrites.simplify import remove_dead_code
@@ -60,7 +60,7 @@ def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention
 
 
 def replace_plain_attention(
-    model: Model, layers: list[PlainAttention], heads: tuple[int, int], window: Callable[[str], int | None]
+    model: OnnxModel, layers: list[PlainAttention], heads: tuple[int, int], window: Callable[[str], int | None]
 ) -> None:
     """Put GroupQueryAttention in the place of each layer.
 
@@ -183,7 +183,7 @@ def _skip(graph: Graph, name: str) -> str:
 
 def _nan_guard(graph: Graph, node: Node) -> str | None:
     """The x of Where(IsNaN(x), 0, x), which matters only to rows that see nothing."""
-    found = find(graph, node, Form("Where", Form("IsNaN", "x"), "zero", "x"))
+    found = find(graph, node, Pattern("Where", Pattern("IsNaN", "x"), "zero", "x"))
     zero = graph.constant(found["zero"]) if found else None
     return found["x"] if zero is not None and not np.any(zero) else None
 
@@ -207,7 +207,7 @@ def _joined_heads(graph: Graph, before: Node, name: str) -> str:
 
 
 _LAST = 1 << 62
-_FLAT_SWAP = Form("Reshape", Form("Transpose", Form("Reshape", "x", "joined"), name="swapped"), "apart")
+_FLAT_SWAP = Pattern("Reshape", Pattern("Transpose", Pattern("Reshape", "x", "joined"), name="swapped"), "apart")
 
 
 def flat_swap(graph: Graph, name: str) -> str | None:
@@ -244,7 +244,7 @@ def _part(graph: Graph, name: str, source: str) -> object:
     return (None if first < -_LAST else first, None if end > _LAST else end)
 
 
-def settle_shapes(model: Model, names: GraphNames) -> None:
+def settle_shapes(model: OnnxModel, names: GraphNames) -> None:
     """Simplify a model in place; its shapes are inferred before and after."""
     infer_shapes(model)
     for node in model.graph.nodes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..ops.products import PRODUCTS
 from ..ops.registry import load_ops
 from ..ops.rules import apply_rule
-from .ir import Attribute, Graph, Model, Node, Value
+from .ir import Attribute, Graph, Node, OnnxModel, Value
 from .names import GraphNames
 from .node import OURS
 from .rewrites.simplify import remove_dead_code
@@ -42,13 +42,13 @@ class FlatDecoder:
         output_names: what the graph called the model's outputs: the logits, then others of one row per token.
     """
 
-    model: Model
+    model: OnnxModel
     layers: tuple[AttentionLayer, ...]
     rope_threshold: int | None
     output_names: tuple[str, ...]
 
 
-def flatten_decoder(model: Model, names: GraphNames) -> FlatDecoder:
+def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     """Rewrite `model` in place.
 
     Raises:
@@ -70,10 +70,10 @@ def flatten_decoder(model: Model, names: GraphNames) -> FlatDecoder:
     tables = {name: pair for node in analysis.table_choices for name, pair in _add_tables(graph, node).items()}
     for node, layer in zip(analysis.attention, layers, strict=True):
         _rewrite_attention(node, layer, tables)
-    _gather_wanted_rows(graph, analysis, head)
+    _gather_logits_rows(graph, analysis, head)
     others = [value for value in graph.outputs if value.name != names.logits and _is_of_rows(value.name, analysis)]
     graph.outputs = [value for value in graph.outputs if value.name == names.logits]
-    graph.outputs += [_wanted_rows(graph, value) for value in others]
+    graph.outputs += [_logits_rows(graph, value) for value in others]
     graph.invalidate()
     remove_dead_code.apply(model)
     graph.inputs = [value for value in graph.inputs if graph.consumers(value.name)]
@@ -210,19 +210,19 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
     node.set_attribute("v_head_size", layer.v_head_size)
 
 
-# --- wanted rows -------------------------------------------------------------------------------------------------
+# --- logits rows -------------------------------------------------------------------------------------------------
 
 
-def _gather_wanted_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) -> None:
-    """Compute the head for wanted rows only: where the graph takes the last row, or else before its last product."""
+def _gather_logits_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) -> None:
+    """Compute the head for `logits_indices` only: where the graph takes the last row, or before its last product."""
     for node in analysis.last_row_gathers:
-        node.domain, node.op_type, node.inputs = OURS, "WantedRows", node.inputs[:1]
+        node.domain, node.op_type, node.inputs = OURS, "LogitsRows", node.inputs[:1]
         node.attributes = {"squeeze": Attribute.of("squeeze", 1)}
     if head is None:
         return
     source = head.inputs[0]
-    gathered = graph.fresh_name(f"{source}/wanted")
-    graph.insert_before(head, Node("WantedRows", [source], [gathered], OURS, gathered))
+    gathered = graph.fresh_name(f"{source}/logits_rows")
+    graph.insert_before(head, Node("LogitsRows", [source], [gathered], OURS, gathered))
     head.inputs[0] = gathered
     graph.update(head)
 
@@ -232,10 +232,10 @@ def _is_of_rows(name: str, analysis: RowAnalysis) -> bool:
     return state is not None and state.kind is Kind.ROWS and (state.shape or ())[:2] == (BATCH, TOKENS)
 
 
-def _wanted_rows(graph: Graph, output: Value) -> Value:
-    """A further output, of wanted rows only."""
-    gathered = graph.fresh_name(f"{output.name}/wanted")
-    graph.append(Node("WantedRows", [output.name], [gathered], OURS, gathered))
+def _logits_rows(graph: Graph, output: Value) -> Value:
+    """A further output, of the logits rows only."""
+    gathered = graph.fresh_name(f"{output.name}/logits_rows")
+    graph.append(Node("LogitsRows", [output.name], [gathered], OURS, gathered))
     return Value(gathered)
 
 

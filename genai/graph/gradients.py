@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedOpError, malformed
-from .ir import Graph, Model, Node, Tensor, make_node
+from .ir import Graph, Node, OnnxModel, OnnxTensor, make_node
 from .types import TensorType
 
 DOMAIN = "ai.onnx.preview.training"
 
 
-class _Tape:
+class _NewNodes:
     """Nodes that are added before a Gradient node."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
@@ -36,34 +36,34 @@ class _Tape:
     def filled_like(self, name: str, number: int, known: Any) -> str:
         """A number in the shape of a value, in the element type `known`."""
         dtype = known.dtype.numpy_dtype if isinstance(known, TensorType) else np.dtype(np.float32)
-        value = Tensor.from_array("", np.full(1, number, dtype))
+        value = OnnxTensor.from_array("", np.full(1, number, dtype))
         return self("ConstantOfShape", self("Shape", name), value=value)
 
 
 # (tape, the node's inputs, its output, the gradient of its output) -> the gradient of each input.
-_Rule = Callable[[_Tape, Sequence[str], str, str], list[str]]
+_Rule = Callable[[_NewNodes, Sequence[str], str, str], list[str]]
 
 
-def _quotient(tape: _Tape, x: Sequence[str], y: str, g: str) -> list[str]:
-    first = tape("Div", g, x[1])
-    return [first, tape("Neg", tape("Mul", first, y))]
+def _quotient(emit: _NewNodes, x: Sequence[str], y: str, g: str) -> list[str]:
+    first = emit("Div", g, x[1])
+    return [first, emit("Neg", emit("Mul", first, y))]
 
 
 _RULES: dict[str, _Rule] = {
-    "Identity": lambda tape, x, y, g: [g],
-    "Neg": lambda tape, x, y, g: [tape("Neg", g)],
-    "Add": lambda tape, x, y, g: [g, g],
-    "Sub": lambda tape, x, y, g: [g, tape("Neg", g)],
-    "Mul": lambda tape, x, y, g: [tape("Mul", g, x[1]), tape("Mul", g, x[0])],
+    "Identity": lambda emit, x, y, g: [g],
+    "Neg": lambda emit, x, y, g: [emit("Neg", g)],
+    "Add": lambda emit, x, y, g: [g, g],
+    "Sub": lambda emit, x, y, g: [g, emit("Neg", g)],
+    "Mul": lambda emit, x, y, g: [emit("Mul", g, x[1]), emit("Mul", g, x[0])],
     "Div": _quotient,
-    "Exp": lambda tape, x, y, g: [tape("Mul", g, y)],
-    "Log": lambda tape, x, y, g: [tape("Div", g, x[0])],
-    "Sin": lambda tape, x, y, g: [tape("Mul", g, tape("Cos", x[0]))],
-    "Cos": lambda tape, x, y, g: [tape("Neg", tape("Mul", g, tape("Sin", x[0])))],
+    "Exp": lambda emit, x, y, g: [emit("Mul", g, y)],
+    "Log": lambda emit, x, y, g: [emit("Div", g, x[0])],
+    "Sin": lambda emit, x, y, g: [emit("Mul", g, emit("Cos", x[0]))],
+    "Cos": lambda emit, x, y, g: [emit("Neg", emit("Mul", g, emit("Sin", x[0])))],
 }
 
 
-def expand_gradients(model: Model) -> int:
+def expand_gradients(model: OnnxModel) -> int:
     """Replace every Gradient node of a model whose shapes are inferred; returns how many there were."""
     found = [
         (graph, node) for graph in list(model.graphs()) for node in graph.nodes if node.key == (DOMAIN, "Gradient")
@@ -81,22 +81,22 @@ def _expand(graph: Graph, gradient: Node) -> None:
             f"Gradient {gradient.name!r} names {len(sources)} tensors and has {len(gradient.inputs)} inputs",
             "xs and zs stand for its inputs, one by one",
         )
-    tape = _Tape(graph, gradient)
+    emit = _NewNodes(graph, gradient)
     values = dict(zip(sources, gradient.inputs, strict=True))
     nodes = _path(graph, set(sources), target)
-    copies = [_evaluate_again(tape, graph, node, values) for node in nodes]
+    copies = [_evaluate_again(emit, graph, node, values) for node in nodes]
     if target not in values:
         raise malformed(
             f"Gradient {gradient.name!r} differentiates {target!r}, which nothing computes from {sources}",
             "y must be the output of a node that depends on xs",
         )
-    gradients = {values[target]: tape.filled_like(values[target], 1, graph.type_of(target))}
+    gradients = {values[target]: emit.filled_like(values[target], 1, graph.type_of(target))}
     for node in reversed(copies):
-        _go_back(tape, graph, node, gradients)
+        _go_back(emit, graph, node, gradients)
     for name, output in zip(gradient.inputs, gradient.outputs, strict=False):
         if output:
-            known = gradients.get(name) or tape.filled_like(name, 0, graph.type_of(name))
-            tape.insert(make_node("Identity", [known], [output]))
+            known = gradients.get(name) or emit.filled_like(name, 0, graph.type_of(name))
+            emit.insert(make_node("Identity", [known], [output]))
     graph.remove_nodes([gradient])
 
 
@@ -117,7 +117,7 @@ def _path(graph: Graph, sources: set[str], target: str) -> list[Node]:
     return path[::-1]
 
 
-def _evaluate_again(tape: _Tape, graph: Graph, node: Node, values: dict[str, str]) -> Node:
+def _evaluate_again(emit: _NewNodes, graph: Graph, node: Node, values: dict[str, str]) -> Node:
     """A copy of a node that reads the values given to the Gradient node."""
     if node.key not in {("", op_type) for op_type in _RULES}:
         raise UnsupportedOpError(
@@ -136,13 +136,13 @@ def _evaluate_again(tape: _Tape, graph: Graph, node: Node, values: dict[str, str
     copy.inputs = [values.get(name, name) for name in node.inputs]
     copy.outputs = [graph.fresh_name(f"{name}/again") for name in node.outputs]
     values.update(zip(node.outputs, copy.outputs, strict=True))
-    tape.insert(copy)
+    emit.insert(copy)
     return copy
 
 
-def _go_back(tape: _Tape, graph: Graph, node: Node, gradients: dict[str, str]) -> None:
+def _go_back(emit: _NewNodes, graph: Graph, node: Node, gradients: dict[str, str]) -> None:
     incoming = gradients.get(node.output(0))
     if incoming is None:
         return
-    for name, part in zip(node.inputs, _RULES[node.op_type](tape, node.inputs, node.output(0), incoming), strict=True):
-        gradients[name] = tape("Add", gradients[name], part) if name in gradients else part
+    for name, part in zip(node.inputs, _RULES[node.op_type](emit, node.inputs, node.output(0), incoming), strict=True):
+        gradients[name] = emit("Add", gradients[name], part) if name in gradients else part

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import GraphError
 from .node import Changeable, Node, constant_tensor
-from .tensor import SparseTensor, Tensor
+from .tensor import OnnxTensor, SparseTensor
 from .types import Type
 from .uses import UseIndex, topological_order
 
@@ -56,7 +56,7 @@ class Graph(Changeable):
     inputs: list[Value] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    initializers: dict[str, Tensor] = field(default_factory=dict)
+    initializers: dict[str, OnnxTensor] = field(default_factory=dict)
     sparse_initializers: dict[str, SparseTensor] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     doc_string: str = ""
@@ -100,7 +100,7 @@ class Graph(Changeable):
             return True
         return self.producer(name) is not None or self.is_input(name)
 
-    def constant_tensor(self, name: str) -> Tensor | None:
+    def constant_tensor(self, name: str) -> OnnxTensor | None:
         """The constant behind a name, or None: an initializer that no caller can override, or what a Constant node
         makes, in this graph or (for a name that it captures) in an outer one."""
         tensor = self.initializers.get(name)
@@ -229,7 +229,7 @@ class Graph(Changeable):
         self.replace_uses(old, new, include_outputs=True)
         self._touch()
 
-    def add_initializer(self, tensor: Tensor) -> None:
+    def add_initializer(self, tensor: OnnxTensor) -> None:
         """Add or replace a constant, under its own name."""
         self.initializers[tensor.name] = tensor
         self._note_names({tensor.name})
@@ -238,7 +238,7 @@ class Graph(Changeable):
     def add_constant(self, prefix: str, array: NDArray[Any]) -> str:
         """Add a constant under a fresh name, which is returned."""
         name = self.fresh_name(prefix)
-        self.add_initializer(Tensor.from_array(name, array))
+        self.add_initializer(OnnxTensor.from_array(name, array))
         return name
 
     def remove_initializer(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """The graph IR: everything that an ONNX model can say, as plain Python objects that may be changed in place.
 
-This module is the front door: `Tensor`, `Attribute` and `Node` come from their own files, graphs and models from here.
+This module is the front door: tensors, attributes and nodes come from their own files, graphs and models from here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .node import (
     canonical_domain as canonical_domain,
     make_node as make_node,
 )
-from .tensor import SparseTensor as SparseTensor, Tensor as Tensor
+from .tensor import OnnxTensor as OnnxTensor, SparseTensor as SparseTensor
 from .types import AttributeType as AttributeType, DataType as DataType
 
 FunctionKey: TypeAlias = tuple[str, str, str]
@@ -77,7 +77,7 @@ class TrainingInfo(Changeable):
 
 
 @dataclass(eq=False)
-class Model(Changeable):
+class OnnxModel(Changeable):
     """A whole ONNX model.
 
     Attributes:

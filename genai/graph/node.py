@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from ..errors import GraphError, malformed
-from .tensor import SparseTensor, Tensor
+from .tensor import OnnxTensor, SparseTensor
 from .types import AttributeType, DataType, Type
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Node(Changeable):
     def attribute_values(self) -> dict[str, Any]:
         """All attributes in Python form, tensors as arrays."""
         values = {name: attribute.python_value for name, attribute in self.attributes.items()}
-        return {name: value.array() if isinstance(value, Tensor) else value for name, value in values.items()}
+        return {name: value.array() if isinstance(value, OnnxTensor) else value for name, value in values.items()}
 
     def integer(self, name: str, default: int) -> int:
         """An INT attribute, or `default` if the node has none.
@@ -226,8 +226,8 @@ def _type_of(name: str, value: Any) -> AttributeType:
     from .ir import Graph
 
     kinds: dict[Any, str] = {
-        int: "INT", float: "FLOAT", bytes: "STRING", Tensor: "TENSOR", Graph: "GRAPH", SparseTensor: "SPARSE_TENSOR",
-        Type: "TYPE_PROTO", int | float: "FLOAT",
+        int: "INT", float: "FLOAT", bytes: "STRING", OnnxTensor: "TENSOR", Graph: "GRAPH",
+        SparseTensor: "SPARSE_TENSOR", Type: "TYPE_PROTO", int | float: "FLOAT",
     }  # fmt: skip
     for kind, element in kinds.items():
         if isinstance(value, kind):
@@ -248,16 +248,16 @@ _PLAIN_VALUES = {
 }
 
 
-def constant_tensor(node: Node) -> Tensor | None:
+def constant_tensor(node: Node) -> OnnxTensor | None:
     """What a Constant node makes, named after its output; None for other nodes and sparse constants."""
     if node.key != ("", "Constant") or not node.outputs:
         return None
     for name, attribute in node.attributes.items():
         if attribute.value is None:
             continue
-        if name == "value" and isinstance(attribute.value, Tensor):
+        if name == "value" and isinstance(attribute.value, OnnxTensor):
             return attribute.value.renamed(node.outputs[0])
         if name in _PLAIN_VALUES:
             dtype = _PLAIN_VALUES[name]
-            return Tensor.from_array(node.outputs[0], np.asarray(attribute.value, dtype=dtype.numpy_dtype), dtype)
+            return OnnxTensor.from_array(node.outputs[0], np.asarray(attribute.value, dtype=dtype.numpy_dtype), dtype)
     return None

@@ -15,9 +15,9 @@ import onnx
 from onnx import shape_inference
 
 from ..errors import GraphError, malformed
-from .encode import Encoder, encode_value
-from .ir import Function, Graph, Model, Node, Tensor, Value
+from .ir import Function, Graph, Node, OnnxModel, OnnxTensor, Value
 from .node import EQUATION
+from .serialize import Serializer, encode_value
 from .type_protos import decode_type, encode_type
 from .types import ArrayTypes, Type
 
@@ -31,7 +31,7 @@ _HIDDEN_DOMAIN = "genai.shape_rules"
 
 
 def infer_model(
-    model: Model, given: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]
+    model: OnnxModel, given: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]
 ) -> dict[Graph, GraphTypes]:
     """The types that ONNX finds for the values of every graph.
 
@@ -59,12 +59,14 @@ def infer_model(
     }
 
 
-def infer_single(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, Tensor]) -> GraphTypes:
+def infer_single(
+    node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, OnnxTensor]
+) -> GraphTypes:
     """The types that ONNX finds for the outputs of one node; empty where it does not know enough."""
     domain, op_type = node.key
     if node.subgraphs():
         return {}
-    encoder = _ConstantEncoder()
+    encoder = _ConstantSerializer()
     small = {name: tensor for name, tensor in constants.items() if tensor.nbytes <= MAX_CONSTANT_BYTES}
     try:
         outputs = shape_inference.infer_node_outputs(
@@ -79,7 +81,7 @@ def infer_single(node: Node, version: int, types: Mapping[str, Type], constants:
     return {name: known for name, proto in outputs.items() if (known := decode_type(proto)) is not None}
 
 
-class _ConstantEncoder(Encoder):
+class _ConstantSerializer(Serializer):
     """Small tensors inline, wherever they come from; larger ones only by type and shape."""
 
     def node(self, node: Node) -> onnx.NodeProto:
@@ -87,18 +89,18 @@ class _ConstantEncoder(Encoder):
             _check_equation(node)
         return super().node(node)
 
-    def external(self, tensor: Tensor) -> Mapping[str, str] | None:
+    def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
         return {"location": "left out"} if tensor.nbytes > MAX_CONSTANT_BYTES else None
 
 
-class _Skeleton(_ConstantEncoder):
+class _Skeleton(_ConstantSerializer):
     """A model whose only types between nodes are those given."""
 
     def __init__(self, given: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]) -> None:
         self._given = given
         self._is_hidden = is_hidden
 
-    def model(self, model: Model) -> onnx.ModelProto:
+    def model(self, model: OnnxModel) -> onnx.ModelProto:
         proto = super().model(model)
         proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN_DOMAIN, 1))
         return proto

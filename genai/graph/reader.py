@@ -16,10 +16,10 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ..errors import GraphError, ModelFolderError
-from .decode import Decoder
+from .deserialize import Deserializer
 from .elsewhere import from_elsewhere
 from .external_data import ExternalData
-from .ir import Model
+from .ir import OnnxModel
 from .validate import check_model
 
 MAX_PROTOBUF_BYTES = 2**31 - 1
@@ -31,7 +31,7 @@ def read_model(
     external_data: Mapping[str, bytes] | None = None,
     external_folder: Path | None = None,
     replaced: Collection[str] = (),
-) -> Model:
+) -> OnnxModel:
     """Read a model into the IR. External data is memory-mapped, not copied: leave the files in place while in use.
 
     Args:
@@ -63,7 +63,7 @@ def read_model(
     _check_header(proto, origin)
     try:
         data = ExternalData(path, external_data, folder=external_folder, replaced=replaced)
-        model = Decoder(data, proto.ir_version, raw).model(proto)
+        model = Deserializer(data, proto.ir_version, raw).model(proto)
         check_model(model)
     except RecursionError:
         raise GraphError(
@@ -165,7 +165,7 @@ SMALLEST = 1 << 16
 Data = bytes | mmap.mmap
 
 
-class Field(NamedTuple):
+class MessageField(NamedTuple):
     """A field of a message: its number and kind, where it begins, where its contents begin and end."""
 
     number: int
@@ -198,7 +198,7 @@ def cut_large_tensors(data: Data, smallest: int = SMALLEST) -> tuple[bytes, dict
     return b"".join(parts), places
 
 
-def _cut_graph(data: Data, graph: Field, smallest: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
+def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
     parts: list[bytes] = []
     places: dict[int, tuple[int, int]] = {}
     number = 0
@@ -224,7 +224,7 @@ def _cut_graph(data: Data, graph: Field, smallest: int) -> tuple[bytes, dict[int
     return _header(_GRAPH, len(contents)) + contents, places
 
 
-def _fields(data: Data, first: int, end: int) -> Iterator[Field]:
+def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
     """The fields of the message in data[first:end]."""
     place = first
     while place < end:
@@ -241,7 +241,7 @@ def _fields(data: Data, first: int, end: int) -> Iterator[Field]:
             raise _Odd
         if last > end or not number:
             raise _Odd
-        yield Field(number, kind, place, contents, last)
+        yield MessageField(number, kind, place, contents, last)
         place = last
 
 

@@ -14,7 +14,7 @@ import onnx
 
 from ..ops.registry import load_ops
 from ..ops.rules import SHAPE_RULES, NodeTypes, ShapeRule, UnknownType
-from .ir import Graph, Model, Node, Tensor, Value
+from .ir import Graph, Node, OnnxModel, OnnxTensor, Value
 from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, infer_model, infer_single
 from .shape_values import ShapeValue, computed_value, constant_value, is_shape_computation
 from .types import ArrayTypes, Dim, Type
@@ -24,7 +24,7 @@ _MAX_EXTENT = 2**63 - 1
 _MAX_ROUNDS = 8
 
 
-def infer_shapes(model: Model) -> None:
+def infer_shapes(model: OnnxModel) -> None:
     """Fill `values` of every graph with types, and complete the types of graph outputs, in place.
 
     What is computed replaces what the model declared for values between nodes, except where an operator is unknown;
@@ -43,7 +43,7 @@ def infer_shapes(model: Model) -> None:
     inference.store()
 
 
-def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, Tensor]) -> GraphTypes:
+def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, OnnxTensor]) -> GraphTypes:
     """The types of one node's outputs by name; empty where they do not follow, and for nodes with subgraphs.
 
     Args:
@@ -63,7 +63,7 @@ def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: M
 class _Inference:
     """The types and shape values found so far, per graph, and the two ways of finding more."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: OnnxModel) -> None:
         self._model = model
         self._graphs = list(model.graphs())
         self._given = {graph: self._types_of_unknown_operators(graph) for graph in self._graphs}
@@ -193,7 +193,7 @@ def _apply(
     rule: ShapeRule,
     node: Node,
     types: Sequence[Type | None],
-    constants: Sequence[Tensor | None],
+    constants: Sequence[OnnxTensor | None],
     values: Sequence[ShapeValue | None],
 ) -> dict[str, Type | None]:
     arrays = [None if tensor is None else tensor.array() for tensor in constants]
@@ -218,7 +218,7 @@ def _is_extent(dim: object) -> bool:
     return isinstance(dim, int) and 0 <= dim <= _MAX_EXTENT
 
 
-def _small(tensor: Tensor | None) -> Tensor | None:
+def _small(tensor: OnnxTensor | None) -> OnnxTensor | None:
     return None if tensor is None or tensor.nbytes > MAX_CONSTANT_BYTES or tensor.segment is not None else tensor
 
 

@@ -19,7 +19,7 @@ MAX_DENSE_BYTES = 1 << 31
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class OnnxTensor:
     """A constant: a name, an element type, a shape and a storage. Immutable; use `renamed` for another name.
 
     Attributes:
@@ -37,7 +37,7 @@ class Tensor:
     segment: tuple[int, int] | None = None
 
     @classmethod
-    def from_array(cls, name: str, array: ArrayLike, dtype: DataType | None = None) -> Tensor:
+    def from_array(cls, name: str, array: ArrayLike, dtype: DataType | None = None) -> OnnxTensor:
         """A tensor over an array, which is not copied unless its type, byte order or layout has to change.
 
         Args:
@@ -108,7 +108,7 @@ class Tensor:
             )
         return self.storage.raw(self.dtype, self.num_elements)
 
-    def renamed(self, name: str) -> Tensor:
+    def renamed(self, name: str) -> OnnxTensor:
         """The same constant under another name; the storage is shared."""
         return replace(self, name=name)
 
@@ -131,8 +131,8 @@ class SparseTensor:
         shape: of the dense tensor.
     """
 
-    values: Tensor
-    indices: Tensor
+    values: OnnxTensor
+    indices: OnnxTensor
     shape: tuple[int, ...]
 
     @property

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
 from ..errors import GraphError, malformed
-from .ir import Function, FunctionKey, Graph, Model, Node, canonical_domain
+from .ir import Function, FunctionKey, Graph, Node, OnnxModel, canonical_domain
 
 _Scope: TypeAlias = ChainMap[str, None]
 """Names visible in a graph: its own, then those of the graphs around it."""
@@ -17,7 +17,7 @@ _Scope: TypeAlias = ChainMap[str, None]
 MAX_ADDED_NODES = 200_000
 
 
-def check_model(model: Model) -> None:
+def check_model(model: OnnxModel) -> None:
     """Check every graph and function of a model, and put nodes that come too early into order.
 
     Raises:
@@ -31,7 +31,7 @@ def check_model(model: Model) -> None:
     _check_expansion(model, _check_recursion(model.functions))
 
 
-def written_nodes(model: Model) -> int:
+def written_nodes(model: OnnxModel) -> int:
     """Nodes as the model writes them, functions once each."""
     bodies = [model.graph, *(function.body for function in model.functions.values())]
     return sum(len(inner.nodes) for body in bodies for inner in body.nested())
@@ -123,7 +123,7 @@ def _check_recursion(functions: dict[FunctionKey, Function]) -> list[FunctionKey
         ) from None
 
 
-def _check_expansion(model: Model, order: list[FunctionKey]) -> None:
+def _check_expansion(model: OnnxModel, order: list[FunctionKey]) -> None:
     """Functions that call functions multiply: counted before anything expands them."""
     sizes: dict[FunctionKey, int] = {}
     for key in order:

@@ -13,22 +13,22 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from ..errors import GraphError, ModelFolderError, OptionError
-from .encode import EmbeddingEncoder, Encoder
-from .ir import Model, Tensor
+from .ir import OnnxModel, OnnxTensor
 from .reader import MAX_PROTOBUF_BYTES
+from .serialize import EmbeddingEncoder, Serializer
 from .types import DataType
 
 # Offsets are multiples of the page size, as the ONNX specification advises for memory mapping.
 _ALIGNMENT = 4096
 
 
-def to_proto(model: Model) -> onnx.ModelProto:
+def to_proto(model: OnnxModel) -> onnx.ModelProto:
     """A model as protobuf. External tensors stay references to their files, relative to `model.folder`."""
-    return Encoder().model(model)
+    return Serializer().model(model)
 
 
 def write_model(
-    model: Model, path: str | Path, *, external_data: str | None = None, size_threshold: int = 1024
+    model: OnnxModel, path: str | Path, *, external_data: str | None = None, size_threshold: int = 1024
 ) -> None:
     """Write a model to a file. Files appear whole or not at all; the model itself is not changed.
 
@@ -71,7 +71,7 @@ def _check_options(path: Path, external_data: str | None, size_threshold: int) -
         )
 
 
-def _write_embedded(model: Model, path: Path) -> None:
+def _write_embedded(model: OnnxModel, path: Path) -> None:
     weights = sum(tensor.nbytes for graph in model.graphs() for tensor in graph.initializers.values())
     if weights > MAX_PROTOBUF_BYTES:
         raise _too_large(path, weights)
@@ -80,7 +80,7 @@ def _write_embedded(model: Model, path: Path) -> None:
         file.write(data)
 
 
-def _write_split(model: Model, path: Path, external_data: str, size_threshold: int) -> None:
+def _write_split(model: OnnxModel, path: Path, external_data: str, size_threshold: int) -> None:
     # The data file is put in place first: a model file never points to data that is not there.
     with _replacing(path) as file, _replacing(path.with_name(external_data)) as data_file:
         proto = _SplittingEncoder(data_file, external_data, size_threshold).model(model)
@@ -97,7 +97,7 @@ def _serialized(proto: onnx.ModelProto, path: Path) -> bytes:
     return data
 
 
-class _SplittingEncoder(Encoder):
+class _SplittingEncoder(Serializer):
     """Writes large tensors to a data file as they come by; equal storages are written once."""
 
     def __init__(self, file: BinaryIO, location: str, size_threshold: int) -> None:
@@ -106,7 +106,7 @@ class _SplittingEncoder(Encoder):
         self._size_threshold = size_threshold
         self._offsets: dict[int, int] = {}
 
-    def external(self, tensor: Tensor) -> Mapping[str, str] | None:
+    def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
         # Segments and string tensors stay as they are; a small tensor of another file has to move in.
         if tensor.dtype is DataType.STRING or tensor.segment is not None:
             return super().external(tensor)
@@ -114,7 +114,7 @@ class _SplittingEncoder(Encoder):
             return None
         return {"location": self._location, "offset": str(self._offset(tensor)), "length": str(tensor.nbytes)}
 
-    def _offset(self, tensor: Tensor) -> int:
+    def _offset(self, tensor: OnnxTensor) -> int:
         # Storages live as long as the model, so their identity is a safe key.
         key = id(tensor.storage)
         if key not in self._offsets:

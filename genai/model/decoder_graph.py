@@ -18,7 +18,7 @@ from genai.kvcache.storage import ITEM_BYTES, CacheLayout, LayerShape
 
 from ..errors import CacheCapacityError, ConfigError, UnsupportedModelError, malformed
 from ..graph.flatten import AttentionLayer, FlatDecoder, flatten_decoder
-from ..graph.ir import DataType, Graph, Model, Node, Tensor, Value
+from ..graph.ir import DataType, Graph, Node, OnnxModel, OnnxTensor, Value
 from ..graph.names import GraphNames
 from ..graph.reader import read_model
 from ..graph.rewrites.base import Level, run_rewrites
@@ -84,7 +84,7 @@ class DecoderGraph:
         kv_bytes_per_token: by cache type, bytes per token over all layers. A graph that is not flattened has one type.
     """
 
-    model: Model
+    model: OnnxModel
     flat: FlatDecoder | None
     layout: CacheLayout | None
     operators: Mapping[str, int]
@@ -133,7 +133,7 @@ def read_decoder(config: Config, *, kv_dtype: str = "auto", accuracy: str = "aut
     return DecoderGraph(model, flat, layout, operators, sizes, info)
 
 
-def _flattened(model: Model, config: Config) -> FlatDecoder:
+def _flattened(model: OnnxModel, config: Config) -> FlatDecoder:
     """The graph as it is, or with its plain attention recognised, flattened; `model` is changed in the first case."""
     try:
         return flatten_decoder(model, config.model.decoder.names)
@@ -189,7 +189,7 @@ def numpy_dtype(value: Value) -> np.dtype[Any]:
     return result
 
 
-def count_operators(model: Model) -> dict[str, int]:
+def count_operators(model: OnnxModel) -> dict[str, int]:
     """How often each operator occurs, subgraphs included, most frequent first."""
     nodes = [node for graph in model.graphs() for node in graph.nodes]
     counts = Counter("::".join(filter(None, node.key)) for node in nodes)
@@ -263,7 +263,7 @@ def dense_cache(graph: Graph, names: GraphNames, config: Config) -> tuple[str, i
     return kv_dtype, len(past) * (2 if names.past else 1) * config.model.decoder.num_key_value_heads * per_head
 
 
-def read_decoder_file(config: Config) -> Model:
+def read_decoder_file(config: Config) -> OnnxModel:
     """Read it, from memory what Config.add_model_data gave, and give inputs of one meaning their value."""
     name, data = config.model.decoder.filename, config.model_data
     path = config.folder / name
@@ -282,6 +282,6 @@ def _settle_inputs(graph: Graph) -> None:
         if name not in graph.initializers and (name == "num_logits_to_keep" or name.startswith("onnx::Neg_")):
             shape = getattr(value.type, "shape", None) or ()
             zeros = np.zeros([size if isinstance(size, int) else 1 for size in shape], np.int64)
-            graph.add_initializer(Tensor.from_array(name, zeros))
+            graph.add_initializer(OnnxTensor.from_array(name, zeros))
             graph.inputs.remove(value)
     graph.invalidate()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..errors import GenaiError
 from ..graph.exported_attention import find_plain_attention, replace_plain_attention, settle_shapes
 from ..graph.flatten import FlatDecoder, flatten_decoder
-from ..graph.ir import Model, Value
+from ..graph.ir import OnnxModel, Value
 from ..graph.rewrites.simplify import remove_dead_code
 from ..graph.rows import NotFlattenable
 from ..graph.shapes import infer_shapes
@@ -66,7 +66,7 @@ def visible_window(config: Config, mask: str) -> int | None:
     return window if window < longest else None
 
 
-def _visible(config: Config, model: Model, plan: Any, past: int, new: int) -> NDArray[np.bool_]:
+def _visible(config: Config, model: OnnxModel, plan: Any, past: int, new: int) -> NDArray[np.bool_]:
     """[new, past + new]: which tokens each new one sees."""
     feeds = _feeds(config, model, past, new)
     mask = np.asarray(next(iter(run(plan, feeds).values())))
@@ -79,7 +79,7 @@ def _visible(config: Config, model: Model, plan: Any, past: int, new: int) -> ND
     return seen
 
 
-def _feeds(config: Config, model: Model, past: int, new: int) -> dict[str, Any]:
+def _feeds(config: Config, model: OnnxModel, past: int, new: int) -> dict[str, Any]:
     decoder, names = config.model.decoder, config.model.decoder.names
     known = {
         names.input_ids: np.zeros((1, new)),
@@ -98,7 +98,7 @@ def _feeds(config: Config, model: Model, past: int, new: int) -> dict[str, Any]:
     return feeds
 
 
-def _read(config: Config) -> Model:
+def _read(config: Config) -> OnnxModel:
     model = read_decoder_file(config)
     settle_shapes(model, config.model.decoder.names)
     return model

@@ -13,7 +13,7 @@ from genai.kvcache.budget import format_bytes
 
 from ..engine.scheduler import DEFAULT_TOKEN_BUDGET
 from ..errors import CacheCapacityError, OptionError
-from ..graph.ir import Graph, Node, Tensor
+from ..graph.ir import Graph, Node, OnnxTensor
 from ..ops.rules import Packed, find_stored_weights
 from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderGraph, whole_number
@@ -202,7 +202,7 @@ def mapped_tables(graph: Graph) -> frozenset[str]:
     )
 
 
-def _is_half(tensor: Tensor) -> bool:
+def _is_half(tensor: OnnxTensor) -> bool:
     return tensor.dtype.name in ("FLOAT16", "BFLOAT16")
 
 
@@ -288,7 +288,7 @@ def workspace_bytes(graph: Graph, tokens: int, hidden_size: int) -> int:
     alive: dict[str, int] = {}
     most = 0
     for index, node in enumerate(graph.nodes):
-        if node.op_type == "WantedRows" or single_rows.intersection(node.inputs):
+        if node.op_type == "LogitsRows" or single_rows.intersection(node.inputs):
             single_rows.update(node.outputs)
         for name in filter(None, node.outputs):
             alive[name] = _value_bytes(graph, name, 1 if name in single_rows else tokens, hidden_size)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from genai.kernels.host.arrays import Form, Threads, combined_bytes, looked_up
+from genai.kernels.host.arrays import QParams, Threads, combined_bytes, looked_up
 
 from ..graph.node import MS, OURS
 from .activations import leaky_relu, sigmoid
@@ -61,7 +61,7 @@ def _form(scale: Any, point: Any) -> Any:
     """A scale and zero point as numbers, or None where there are several."""
     if np.size(scale) != 1 or (point is not None and np.size(point) != 1):
         return None
-    return Form(float(scalar(scale)), 0 if point is None else int(scalar(point)))
+    return QParams(float(scalar(scale)), 0 if point is None else int(scalar(point)))
 
 
 def _on_floats(name: str, **made: Maker) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from genai.kernels.host import arrays
 
-from .pooling import Windows, WindowSpec
+from .pooling import PoolingWindows, WindowSpec
 from .registry import Kernel, KernelError, NodeSpec, Positive, operator, register
 from .support import checked_shape, optional, widened
 
@@ -21,7 +21,7 @@ Limits: TypeAlias = tuple[float, float]
 NO_LIMITS: Limits = (-math.inf, math.inf)
 
 
-def convolve(x: Any, weight: Any, windows: Windows, groups: int, threads: arrays.Threads | None = None) -> Any:
+def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads: arrays.Threads | None = None) -> Any:
     """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
     batch, channels = x.shape[:2]
     outputs = weight.shape[0]
@@ -45,17 +45,17 @@ def check_groups(x: Any, weight: Any, groups: int) -> None:
         )
 
 
-def columns_of(x: Any, windows: Windows, threads: arrays.Threads | None) -> Any:
+def columns_of(x: Any, windows: PoolingWindows, threads: arrays.Threads | None) -> Any:
     """[N, C, taps, positions ...]: the elements that each window sees."""
     return arrays.window_columns(x, places(windows), threads)
 
 
-def places(windows: Windows) -> Any:
+def places(windows: PoolingWindows) -> Any:
     """Where windows lie, for compiled code: their pads are there already, or made by it."""
     return arrays.Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
 
 
-def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
+def _depthwise(x: Any, weight: Any, windows: PoolingWindows) -> Any:
     """One window per channel, tap by tap, which needs no columns."""
     scales = weight.reshape(1, weight.shape[0], -1, *[1] * len(windows.counts))
     result = np.zeros((*x.shape[:2], *windows.counts), np.result_type(x, weight))
@@ -66,7 +66,7 @@ def _depthwise(x: Any, weight: Any, windows: Windows) -> Any:
 
 
 def depthwise_images(
-    x: Any, weight: Any, bias: Any, windows: Windows, limits: Limits, threads: arrays.Threads | None
+    x: Any, weight: Any, bias: Any, windows: PoolingWindows, limits: Limits, threads: arrays.Threads | None
 ) -> Any:
     """The same of images in float32, in compiled code, with all that follows; None where it does not fit."""
     fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
@@ -173,7 +173,7 @@ def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
         raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
 
 
-def check_columns(spec: NodeSpec, x: Any, weight: Any, windows: Windows) -> None:
+def check_columns(spec: NodeSpec, x: Any, weight: Any, windows: PoolingWindows) -> None:
     """The columns are the largest value that a convolution makes."""
     checked_shape(spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
     checked_shape(spec, (x.shape[0], weight.shape[0], *windows.counts), 4)
@@ -197,7 +197,7 @@ def conv_transpose(
     outputs = weight.shape[1] * group
     checked_shape(spec, (x.shape[0], outputs, *room), 4)
     checked_shape(spec, (x.shape[0], outputs, math.prod(weight.shape[2:]), *x.shape[2:]), 4)
-    windows = Windows(tuple(weight.shape[2:]), steps, gaps, (), (), tuple(x.shape[2:]))
+    windows = PoolingWindows(tuple(weight.shape[2:]), steps, gaps, (), (), tuple(x.shape[2:]))
     result = _spread(widened(x), widened(weight), windows, group, room)
     result = result[(slice(None), slice(None), *map(slice, begins, map(add, begins, sizes)))]
     if bias is not None:
@@ -205,7 +205,7 @@ def conv_transpose(
     return np.ascontiguousarray(result).astype(x.dtype, copy=False)
 
 
-def _spread(x: Any, weight: Any, windows: Windows, groups: int, room: Sequence[int]) -> Any:
+def _spread(x: Any, weight: Any, windows: PoolingWindows, groups: int, room: Sequence[int]) -> Any:
     batch, per_group = len(x), x.shape[1] // groups
     matrix = weight.reshape(groups, per_group, -1).transpose(0, 2, 1)
     parts = matrix @ x.reshape(batch, groups, per_group, math.prod(x.shape[2:]))

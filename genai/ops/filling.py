@@ -15,7 +15,7 @@ import numpy as np
 
 from ..graph.rows import ONE, NotFlattenable
 from ..graph.shape_values import ShapeValue
-from ..graph.tensor import Tensor
+from ..graph.tensor import OnnxTensor
 from ..graph.types import DataType, Dim, TensorType, Type, broadcast_dims
 from .casting import dtype_of
 from .registry import KernelError, NodeSpec, operator, scalar
@@ -83,7 +83,7 @@ def expand_types(types: NodeTypes) -> list[Type | None]:
 def constant_of_shape_types(types: NodeTypes) -> list[Type | None]:
     """A constant in every element of a shape."""
     value, target = types.node.attribute("value"), types.value(0)
-    dtype = value.dtype if isinstance(value, Tensor) else DataType.FLOAT
+    dtype = value.dtype if isinstance(value, OnnxTensor) else DataType.FLOAT
     return [TensorType(dtype, open_shape(types.shape(0)) if target is None else target.dims)]
 
 
@@ -128,7 +128,7 @@ def expand_rows(at: NodeRows) -> States:
     return [state.with_shape(tuple(shape))]
 
 
-Generator: TypeAlias = Callable[[], np.random.Generator]
+MakeGenerator: TypeAlias = Callable[[], np.random.Generator]
 _process_seed: list[int] = []
 
 
@@ -137,7 +137,7 @@ def set_seed(seed: int) -> None:
     _process_seed[:] = [int(seed)]
 
 
-def _generator(spec: NodeSpec) -> Generator:
+def _generator(spec: NodeSpec) -> MakeGenerator:
     seed = spec.attributes.get("seed")
     if seed is None and _process_seed:
         own = np.random.default_rng([_process_seed[0] % 2**64, *"|".join(spec.outputs).encode("utf-8", "replace")])
@@ -157,7 +157,7 @@ def _typed(values: Any, like: Any, dtype: int | None) -> Any:
 @operator("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", generator=_generator)
 def random_values(
     like: Any = None, *, mean: float = 0.0, scale: float = 1.0, low: float = 0.0, high: float = 1.0,
-    shape: tuple[int, ...] = (), dtype: int | None = None, generator: Generator, spec: NodeSpec,
+    shape: tuple[int, ...] = (), dtype: int | None = None, generator: MakeGenerator, spec: NodeSpec,
 ) -> Any:  # fmt: skip
     """Of the shape in the attributes, or of the input's."""
     sizes = checked_shape(spec, shape, 8) if like is None else like.shape
@@ -167,13 +167,13 @@ def random_values(
 
 
 @operator("Bernoulli", since_version=15, generator=_generator)
-def bernoulli(x: Any, *, dtype: int | None = None, generator: Generator) -> Any:
+def bernoulli(x: Any, *, dtype: int | None = None, generator: MakeGenerator) -> Any:
     """1 with the probability that each element says."""
     return _typed(generator().random(x.shape) < x, x, dtype)
 
 
 @operator("Multinomial", since_version=7, generator=_generator)
-def multinomial(x: Any, *, sample_size: int = 1, dtype: int = 6, generator: Generator, spec: NodeSpec) -> Any:
+def multinomial(x: Any, *, sample_size: int = 1, dtype: int = 6, generator: MakeGenerator, spec: NodeSpec) -> Any:
     """Per row so many samples of classes with the given log-probabilities."""
     logits = x.astype(np.float64)
     checked_shape(spec, (len(logits), sample_size), 8)

@@ -22,7 +22,7 @@ from .convolution import (
     places,
 )
 from .integer_products import exact_runs, single_point
-from .pooling import Windows, WindowSpec
+from .pooling import PoolingWindows, WindowSpec
 from .registry import KernelError, NodeSpec, operator
 
 _BYTES = (np.int8, np.uint8)
@@ -30,18 +30,18 @@ _BYTES = (np.int8, np.uint8)
 _EXACT_BIAS = 1 << 23
 
 
-@operator("ConvInteger", since_version=10, convolution=lambda spec: IntegerConvolution(spec, 1, 3))
+@operator("ConvInteger", since_version=10, convolution=lambda spec: PackedIntegerConvolution(spec, 1, 3))
 def conv_integer(
-    x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None, *, convolution: IntegerConvolution
+    x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None, *, convolution: PackedIntegerConvolution
 ) -> Any:
     """Convolution of 8-bit integers less their zero points, exactly, in int32."""
     return convolution(x, weight, x_zero, w_zero)
 
 
-@operator("QLinearConv", since_version=10, convolution=lambda spec: IntegerConvolution(spec, 3, 5, 8))
+@operator("QLinearConv", since_version=10, convolution=lambda spec: PackedIntegerConvolution(spec, 3, 5, 8))
 def qlinear_conv(
     x: Any, x_scale: Any, x_zero: Any, weight: Any, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any,
-    bias: Any = None, *, convolution: IntegerConvolution,
+    bias: Any = None, *, convolution: PackedIntegerConvolution,
 ) -> Any:  # fmt: skip
     """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
     factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
@@ -53,7 +53,7 @@ def qlinear_conv(
     return requantized(total, factor, y_zero, y_zero.dtype)
 
 
-class IntegerConvolution:
+class PackedIntegerConvolution:
     """Convolution of 8-bit integers less their zero points, exactly, as int32.
 
     Constant kernels in one group are packed once; others are brought into the form for BLAS.
@@ -119,14 +119,14 @@ class IntegerConvolution:
         sums *= factors[:, None, None]
         return arrays.quantized_bytes(threads, sums, 1.0, int(y_zero.reshape(-1)[0]), y_zero.dtype)
 
-    def _placed(self, x: Any, weight: Any) -> Windows:
+    def _placed(self, x: Any, weight: Any) -> PoolingWindows:
         check_ranks(self._spec, x, weight)
         check_groups(x, weight, self._groups)
         windows = self._windows.windows(x.shape[2:], weight.shape[2:])
         check_columns(self._spec, x, weight, windows)
         return windows
 
-    def _by_blas(self, x: Any, weight: Any, windows: Windows, x_zero: Any, w_zero: Any) -> Any:
+    def _by_blas(self, x: Any, weight: Any, windows: PoolingWindows, x_zero: Any, w_zero: Any) -> Any:
         kernels, runs = self._kernels or _kernels_in_runs(weight, w_zero)
         data = x.astype(np.float32)
         if x_zero is not None:
@@ -148,7 +148,7 @@ def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
 
 
 def _convolve_in_runs(
-    x: Any, weight: Any, windows: Windows, groups: int, runs: list[slice], threads: arrays.Threads | None
+    x: Any, weight: Any, windows: PoolingWindows, groups: int, runs: list[slice], threads: arrays.Threads | None
 ) -> Any:
     batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
     check_groups(x, weight, groups)

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..graph.node import ML
-from ..graph.tensor import Tensor
+from ..graph.tensor import OnnxTensor
 from ..graph.types import DataType, TensorType, Type
 from .activations import sigmoid
 from .reduction import softmax
-from .registry import Floats, Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
+from .registry import Float32s, Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
 from .rules import NodeTypes, shape_rule
 from .support import checked_indices, checked_shape, objects
 
@@ -72,7 +72,7 @@ def _table(values: Any) -> Any:
 
 @operator("LinearRegressor", domain=ML, transform=post_transform)
 def linear_regressor(
-    x: Any, *, coefficients: Floats = (), intercepts: Floats = (), targets: Positive = 1, transform: Transform
+    x: Any, *, coefficients: Float32s = (), intercepts: Float32s = (), targets: Positive = 1, transform: Transform
 ) -> Any:
     """x @ coefficients + intercepts."""
     if coefficients.size % targets:
@@ -84,7 +84,7 @@ def linear_regressor(
 
 @operator("LinearClassifier", domain=ML, labels=labels_of, transform=post_transform)
 def linear_classifier(
-    x: Any, *, coefficients: Floats = (), intercepts: Floats = (), post_transform: str = "NONE", labels: Any,
+    x: Any, *, coefficients: Float32s = (), intercepts: Float32s = (), post_transform: str = "NONE", labels: Any,
     transform: Transform,
 ) -> Any:  # fmt: skip
     """The label with the highest score, and the scores; one row of coefficients makes a binary classifier."""
@@ -100,7 +100,7 @@ def linear_classifier(
 
 
 @operator("Scaler", domain=ML)
-def scaler(x: Any, *, offset: Floats = 0, scale: Floats = 1) -> Any:
+def scaler(x: Any, *, offset: Float32s = 0, scale: Float32s = 1) -> Any:
     """(x - offset) * scale."""
     return ((x - offset) * scale).astype(np.float32)
 
@@ -281,4 +281,4 @@ def label_encoder_types(types: NodeTypes) -> list[Type | None]:
         if name in types.node.attributes:
             return [TensorType(dtype, types.shape(0))]
     labels = types.node.attribute("values_tensor")
-    return [TensorType(labels.dtype, types.shape(0))] if isinstance(labels, Tensor) else []
+    return [TensorType(labels.dtype, types.shape(0))] if isinstance(labels, OnnxTensor) else []

@@ -12,7 +12,7 @@ from ..graph.node import MS
 from ..graph.rows import Kind, NotFlattenable, RowDim, State
 from . import borrowed
 from .elementwise import elementwise_rows
-from .pooling import Windows
+from .pooling import PoolingWindows
 from .registry import KernelError, NodeSpec, Positive, operator, scalar
 from .rules import NodeRows, States, row_rule
 from .support import axes_of, checked_axis, checked_indices, checked_shape
@@ -159,7 +159,7 @@ def col2im(
         raise KernelError(f"Col2Im: blocks {block} of an image {image} do not fit data {list(x.shape)}")
     blocks = x.reshape(len(x), x.shape[1] // taps, taps, *counts)
     result = np.zeros(checked_shape(spec, (*blocks.shape[:2], *padded), x.dtype.itemsize), x.dtype)
-    for index, tap in enumerate(Windows(tuple(block), tuple(steps), tuple(gaps), (), (), counts).taps()):
+    for index, tap in enumerate(PoolingWindows(tuple(block), tuple(steps), tuple(gaps), (), (), counts).taps()):
         result[tap] += blocks[:, :, index]
     inner = tuple(slice(edges[i], edges[i] + image[i]) for i in range(rank))
     return np.ascontiguousarray(result[(slice(None), slice(None), *inner)])

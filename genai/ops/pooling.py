@@ -20,7 +20,7 @@ MAX_TAPS = 1 << 18
 
 
 @dataclass(frozen=True)
-class Windows:
+class PoolingWindows:
     """Per spatial axis: extent of the kernel, stride, dilation, pads before and after, and number of windows."""
 
     kernel: tuple[int, ...]
@@ -48,7 +48,7 @@ class Windows:
             places = zip(starts, lasts, self.strides, strict=True)
             yield slice(None), slice(None), *(slice(first, first + last + 1, step) for first, last, step in places)
 
-    def within(self, extents: Sequence[int]) -> Windows:
+    def within(self, extents: Sequence[int]) -> PoolingWindows:
         """The same windows without taps that lie in the padding in every one of them."""
         begins, sizes = [], []
         for i, extent in enumerate(extents):
@@ -100,7 +100,7 @@ class WindowSpec:
         if any(int(value) < 0 for value in self._pads or ()):
             raise KernelError(f"{self._name}: pads {self._pads} must not be negative")
 
-    def windows(self, extents: Sequence[int], kernel: Sequence[int]) -> Windows:
+    def windows(self, extents: Sequence[int], kernel: Sequence[int]) -> PoolingWindows:
         """For an input of these spatial extents."""
         rank = len(extents)
         sizes, strides, dilations = (
@@ -118,7 +118,7 @@ class WindowSpec:
                 raise KernelError(f"{self._name}: a window of {size} is larger than the padded extent {room + size}")
             # A last window that would begin in the padding at the end is left out.
             counts.append(count - (self._ceil and (count - 1) * stride >= extent + begin))
-        windows = Windows(sizes, strides, dilations, tuple(begins), tuple(ends), tuple(counts))
+        windows = PoolingWindows(sizes, strides, dilations, tuple(begins), tuple(ends), tuple(counts))
         walked = windows.within(extents) if self._may_exceed else windows
         if math.prod(walked.kernel) > MAX_TAPS:
             raise KernelError(f"{self._name}: a kernel of {list(sizes)} has more than {MAX_TAPS} elements")
@@ -149,10 +149,10 @@ class WindowSpec:
         return (smaller, larger) if self._auto_pad == "SAME_UPPER" else (larger, smaller)
 
 
-Places: TypeAlias = Callable[[Any], tuple[Windows, Windows]]
+Places: TypeAlias = Callable[[Any], tuple[PoolingWindows, PoolingWindows]]
 
 
-def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tuple[Windows, Windows]:
+def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tuple[PoolingWindows, PoolingWindows]:
     """Where the windows lie, and the same without taps that only ever meet padding."""
     windows = window_spec.windows(x.shape[2:], kernel)
     walked = windows.within(x.shape[2:])
@@ -167,7 +167,7 @@ def places_of(spec: NodeSpec) -> Places:
     return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
 
 
-def _is_empty(x: Any, windows: Windows) -> bool:
+def _is_empty(x: Any, windows: PoolingWindows) -> bool:
     return x.size == 0 or 0 in windows.counts
 
 
@@ -195,7 +195,7 @@ def max_pool(x: Any, *, storage_order: bool = False, places: Places, spec: NodeS
     return best, _flat_indices(x, windows, chosen, storage_order)
 
 
-def _flat_indices(x: Any, windows: Windows, chosen: Any, by_column: bool) -> Any:
+def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool) -> Any:
     """Indices into the flat input of the tap chosen per window."""
     offsets = np.array(list(product(*(range(size) for size in windows.kernel))), np.int64).reshape(
         -1, len(windows.kernel)
@@ -224,7 +224,7 @@ def average_pool(x: Any, *, count_include_pad: bool = False, places: Places) -> 
     return (total / counts.astype(total.dtype)).astype(x.dtype, copy=False)
 
 
-def _sum_of_taps(x: Any, windows: Windows) -> Any:
+def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
     if _is_empty(x, windows):
         return np.zeros((*x.shape[:2], *windows.counts), x.dtype)
     padded, taps = windows.padded(x, 0), windows.taps()
@@ -234,7 +234,7 @@ def _sum_of_taps(x: Any, windows: Windows) -> Any:
     return total
 
 
-def _counts(extents: Sequence[int], windows: Windows, include_pads: bool) -> Any:
+def _counts(extents: Sequence[int], windows: PoolingWindows, include_pads: bool) -> Any:
     """How many elements each window averages: pads count or not, what lies beyond them never does."""
     total = np.ones((1,) * len(extents))
     for axis, extent in enumerate(extents):

@@ -12,7 +12,7 @@ from .activations import sigmoid, softplus
 from .registry import KernelError, NodeSpec, register
 from .support import optional, widened
 
-Function = Callable[[Any], Any]
+Activation = Callable[[Any], Any]
 # name -> (function of x, alpha and beta; their defaults, None for what it does not take), as the operators define them.
 _FUNCTIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float | None]] = {
     "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
@@ -58,18 +58,18 @@ class _Recurrent:
         self.clip = float(attributes.get("clip", np.inf))
         self.activations, self.attributes = self._activations(spec), attributes
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
         """The next (state, cell) of some rows; `x` is already multiplied by the input weights."""
         raise NotImplementedError
 
-    def _activations(self, spec: NodeSpec) -> list[list[Function]]:
+    def _activations(self, spec: NodeSpec) -> list[list[Activation]]:
         count = len(self.functions)
         names = list(spec.attributes.get("activations") or self.functions * len(self.backwards))
         alphas = list(spec.attributes.get("activation_alpha") or ())
         betas = list(spec.attributes.get("activation_beta") or ())
         if len(names) != count * len(self.backwards):
             raise KernelError(f"{spec.op_type}: {len(names)} activations, expected {count * len(self.backwards)}")
-        found: list[Function] = []
+        found: list[Activation] = []
         for name in names:
             if name.lower() not in _FUNCTIONS:
                 raise KernelError(f"{spec.op_type}: activation {name!r} is unknown")
@@ -138,7 +138,7 @@ class _Recurrent:
         return outputs, state, cell
 
 
-def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Function:
+def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limit: float) -> Activation:
     return lambda x: function(np.clip(x, -limit, limit), alpha, beta)
 
 
@@ -146,7 +146,7 @@ def _bound(function: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, limi
 class _Rnn(_Recurrent):
     """The Elman network."""
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
         return functions[0](x + state @ weights.states + weights.state_bias), cell
 
 
@@ -157,7 +157,7 @@ class _Gru(_Recurrent):
     gates = 3
     functions = ("Sigmoid", "Tanh")
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
         squash, form = functions
         hidden = state.shape[-1]
         both = 2 * hidden
@@ -178,7 +178,7 @@ class _Lstm(_Recurrent):
     functions = ("Sigmoid", "Tanh", "Tanh")
     has_cell = True
 
-    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Function]) -> Any:
+    def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
         squash, form, show = functions
         gates = x + state @ weights.states + weights.state_bias
         admit, expose, forget, candidate = np.split(gates, 4, axis=-1)

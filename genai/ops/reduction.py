@@ -14,7 +14,7 @@ from .registry import KernelError, NodeSpec, operator, scalar
 from .rules import NodeRows, States, row_rule
 from .support import axes_of, checked_axis, checked_indices, session_threads, widened
 
-Function = Callable[..., Any]
+Reduction = Callable[..., Any]
 
 
 def extreme(dtype: Any, *, lowest: bool) -> Any:
@@ -36,7 +36,7 @@ def _log_sum_exp(x: Any, **how: Any) -> Any:
     return total + (largest if how["keepdims"] else np.squeeze(largest, axis=how["axis"]))
 
 
-_REDUCTIONS: dict[str, Function] = {
+_REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda x, **how: np.sum(np.abs(x), **how),
     "ReduceL2": lambda x, **how: np.sqrt(np.sum(np.square(x), **how)),
     "ReduceLogSum": lambda x, **how: np.log(np.sum(x, **how)),
@@ -50,7 +50,7 @@ _REDUCTIONS: dict[str, Function] = {
 }
 
 
-def _reduction(function: Function) -> Function:
+def _reduction(function: Reduction) -> Reduction:
     def reduced(
         x: Any, given: Any = None, *, axes: tuple[int, ...] | None = None, keepdims: bool = True,
         noop_with_empty_axes: bool = False,
@@ -66,7 +66,7 @@ for _name, _function in _REDUCTIONS.items():
     operator(_name)(_reduction(_function))
 
 
-def _arg(function: Function) -> Function:
+def _arg(function: Reduction) -> Reduction:
     def arg(x: Any, *, axis: int = 0, keepdims: bool = True, select_last_index: bool = False, spec: NodeSpec) -> Any:
         if x.size == 0 and x.shape[axis] == 0:
             shape = np.any(x, axis=axis, keepdims=keepdims).shape
@@ -86,7 +86,7 @@ operator("ArgMax")(_arg(np.argmax))
 operator("ArgMin")(_arg(np.argmin))
 
 
-def _cumulative(function: Function, neutral: int) -> Function:
+def _cumulative(function: Reduction, neutral: int) -> Reduction:
     def cumulated(x: Any, axis: Any, *, exclusive: bool = False, reverse: bool = False) -> Any:
         along, step = checked_axis(int(scalar(axis)), x.ndim), -1 if reverse else 1
         moved = np.moveaxis(x, along, 0)[::step]
@@ -125,7 +125,7 @@ def _hardmax(x: Any, axis: Any) -> Any:
     return _hardmax(flat, -1).reshape(x.shape)
 
 
-def _along_axis(function: Function) -> Function:
+def _along_axis(function: Reduction) -> Reduction:
     """Since operator set 13: along one axis."""
 
     def weights(x: Any, *, axis: int = -1, threads: Threads | None) -> Any:
@@ -139,7 +139,7 @@ def _along_axis(function: Function) -> Function:
     return weights
 
 
-def _from_axis(function: Function) -> Function:
+def _from_axis(function: Reduction) -> Reduction:
     """Before: over all axes from one on."""
 
     def weights(x: Any, *, axis: int = 1) -> Any:

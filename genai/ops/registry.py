@@ -197,15 +197,15 @@ def scalar(value: Any) -> Any:
     return np.asarray(value).reshape(-1)[0].item()
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 # Types of attributes: whole numbers from 0 and from 1 on, and numbers as an array.
 Natural: TypeAlias = Annotated[int, 0]
 Positive: TypeAlias = Annotated[int, 1]
-Floats: TypeAlias = Annotated[Any, np.float32]
+Float32s: TypeAlias = Annotated[Any, np.float32]
 Maker: TypeAlias = Callable[[NodeSpec], Any]
 
 
-def operator(*op_types: str, domain: str = "", since_version: int = 1, **made: Maker) -> Callable[[Function], Function]:
+def operator(*op_types: str, domain: str = "", since_version: int = 1, **made: Maker) -> Callable[[F], F]:
     """Decorator: a function is the kernel of these operators.
 
     Positional parameters are the node's inputs, None where they are absent and have that default. Keyword-only ones
@@ -216,7 +216,7 @@ def operator(*op_types: str, domain: str = "", since_version: int = 1, **made: M
         made: keyword-only parameters that are no attributes, but made from the node, once.
     """
 
-    def add(function: Function) -> Function:
+    def add(function: F) -> F:
         for op_type in op_types:
             register(op_type, domain=domain, since_version=since_version)(from_function(function, **made))
         return function
@@ -285,7 +285,7 @@ def _converted(spec: NodeSpec, name: str, kind: Any, value: Any) -> Any:
         if value not in parts:
             raise KernelError(f"{spec.op_type}: {name} {value!r} is unknown, known are {', '.join(map(str, parts))}")
         return value
-    if kind == Floats:
+    if kind == Float32s:
         return np.asarray(value, np.float32)
     if kind in (Natural, Positive):
         if int(value) < parts[1]:

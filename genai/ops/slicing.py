@@ -226,8 +226,8 @@ def split_record(spec: RowSpec) -> Made | None:
     )
 
 
-@record_rule("WantedRows", domain=OURS)
-def wanted_rows(spec: RowSpec) -> Made | None:
+@record_rule("LogitsRows", domain=OURS)
+def logits_rows(spec: RowSpec) -> Made | None:
     """The rows whose logits are wanted."""
     x, out = spec.rows(0), spec.outputs[0]
     if x is None or x.per is not Per.TOKEN or x.last != x.width:

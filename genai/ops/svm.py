@@ -10,7 +10,7 @@ import numpy as np
 from ..graph.node import ML
 from .activations import sigmoid
 from .ml import Transform, labels_of, post_transform
-from .registry import Floats, Kernel, KernelError, NodeSpec, from_function, operator, register
+from .registry import Float32s, Kernel, KernelError, NodeSpec, from_function, operator, register
 from .support import checked_shape
 
 _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
@@ -88,7 +88,7 @@ def _linear_model(spec: NodeSpec) -> _Vectors:
 
 
 def _linear(
-    x: Any, *, coefficients: Floats = (), rho: Any = (), vectors: _Vectors, labels: Any, transform: Transform
+    x: Any, *, coefficients: Float32s = (), rho: Any = (), vectors: _Vectors, labels: Any, transform: Transform
 ) -> Any:
     """Without support vectors: a row of coefficients per class."""
     scores = vectors(x) + rho[0]

@@ -122,7 +122,7 @@ class PatternError(ValueError):
     """A pattern is malformed, or takes more memory than RE2 allows one."""
 
 
-class Pattern:
+class Regex:
     """A compiled pattern (github.com/google/re2/wiki/Syntax); of several matches at a place the longest counts."""
 
     def __init__(self, pattern: str) -> None:
@@ -149,8 +149,8 @@ class Pattern:
         return (match.span() for match in self._pattern.finditer(text) if match.end() > match.start())
 
 
-@operator("RegexFullMatch", since_version=20, pattern=lambda spec: Pattern(str(spec.attributes.get("pattern", ""))))
-def regex_full_match(x: Any, *, pattern: Pattern) -> Any:
+@operator("RegexFullMatch", since_version=20, pattern=lambda spec: Regex(str(spec.attributes.get("pattern", ""))))
+def regex_full_match(x: Any, *, pattern: Regex) -> Any:
     """Per string, whether the whole of it matches the pattern."""
     return np.array([pattern.matches(str(text)) for text in x.reshape(-1).tolist()], bool).reshape(x.shape)
 
@@ -173,18 +173,18 @@ def _splitter(spec: NodeSpec) -> Splitter:
             raise KernelError("Tokenizer: characters as tokens are never longer than 1, but mincharnum is")
         return list
     if separators:
-        patterns = [Pattern(str(separator)) for separator in separators]
+        patterns = [Regex(str(separator)) for separator in separators]
         for separator, pattern in zip(separators, patterns, strict=True):
             if pattern.matches(""):
                 raise KernelError(f"Tokenizer: the separator {separator!r} matches the empty string")
         return lambda text: _separated(text, patterns)
     if not expression:
         raise KernelError("Tokenizer: it needs separators or tokenexp")
-    wanted = Pattern(str(expression))
+    wanted = Regex(str(expression))
     return lambda text: [text[first:last] for first, last in wanted.spans(text)]
 
 
-def _separated(text: str, patterns: Sequence[Pattern]) -> list[str]:
+def _separated(text: str, patterns: Sequence[Regex]) -> list[str]:
     parts = [text]
     for pattern in patterns:
         cut: list[str] = []

@@ -6,11 +6,11 @@ from typing import Any
 
 import onnx
 
-from ..graph.decode import Decoder
-from ..graph.encode import EmbeddingEncoder
+from ..graph.deserialize import Deserializer
 from ..graph.external_data import ExternalData
 from ..graph.ir import Attribute, Function, Graph, Node
 from ..graph.node import onnx_schema
+from ..graph.serialize import EmbeddingEncoder
 from ..graph.type_protos import encode_type
 
 
@@ -71,7 +71,7 @@ def schema_function(node: Node, version: int, graph: Graph) -> Function | None:
     else:
         return None
     proto = onnx.FunctionProto.FromString(body)
-    return Decoder(ExternalData(None), onnx.IR_VERSION).function(proto) if proto.node else None
+    return Deserializer(ExternalData(None), onnx.IR_VERSION).function(proto) if proto.node else None
 
 
 def _newest(versions: list[int], limit: int) -> int:

@@ -12,15 +12,15 @@ from genai.ops.registry import Kernel, KernelError, NodeSpec, find_kernel
 from genai.ops.support import limited
 
 from ..errors import UnsupportedOpError, malformed
-from ..graph.encode import EmbeddingEncoder
-from ..graph.ir import Function, Graph, Model, Node
+from ..graph.ir import Function, Graph, Node, OnnxModel
 from ..graph.node import NEW_EACH_TIME, canonical_imports, constant_tensor
+from ..graph.serialize import EmbeddingEncoder
 from ..graph.types import DataType, TensorType
 from ..graph.uses import free_names
 from ..graph.validate import MAX_ADDED_NODES, too_many_nodes, written_nodes
 from ..ops.rules import find_record_rule
 from .functions import bound_body, call_key, schema_function
-from .python_loop import Plan, RunContext, Step, run_slots
+from .python_loop import OpCall, Plan, RunContext, run_slots
 from .weights import WeightStore
 
 ABSENT = -1
@@ -39,7 +39,7 @@ class PlanOptions:
     on_packed: Callable[[int], None] | None = None
 
 
-def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
+def build_plan(model: OnnxModel, options: PlanOptions | None = None) -> Plan:
     """Compile a model's graph (topologically sorted here).
 
     Raises:
@@ -50,7 +50,7 @@ def build_plan(model: Model, options: PlanOptions | None = None) -> Plan:
     return replace(plan, files=model.files)
 
 
-def checked_scope(model: Model, options: PlanOptions) -> Scope:
+def checked_scope(model: OnnxModel, options: PlanOptions) -> Scope:
     """What holds for a model's main graph."""
     scope = _scope(model, options)
     if missing := _missing(scope):
@@ -72,7 +72,7 @@ class Scope:
         bodies: compiled bodies of functions, and how many nodes each stands for: calls that are alike share one.
     """
 
-    model: Model
+    model: OnnxModel
     versions: Mapping[str, int]
     options: PlanOptions
     nodes_left: list[int]
@@ -86,7 +86,7 @@ class Scope:
         return replace(self, versions={**self.versions, **canonical_imports(function.opset_imports)})
 
 
-def missing_operators(model: Model) -> list[str]:
+def missing_operators(model: OnnxModel) -> list[str]:
     """Operators of a model, subgraphs included, that nothing can run: "domain::Op (version n)", sorted."""
     return _missing(_scope(model, PlanOptions()))
 
@@ -96,7 +96,7 @@ def _missing(scope: Scope) -> list[str]:
     return sorted({_operator(scope, node) for node in nodes if not _has_kernel(scope, node)})
 
 
-def _scope(model: Model, options: PlanOptions) -> Scope:
+def _scope(model: OnnxModel, options: PlanOptions) -> Scope:
     versions = {"": model.opset_version() or 1, **canonical_imports(model.opset_imports)}
     return Scope(model, versions, options, [written_nodes(model) + MAX_ADDED_NODES])
 
@@ -128,7 +128,7 @@ class Compiler:
         self.slots: dict[str, int] = {}
         self.constants: dict[str, Any] = {}
         self.weights = WeightStore(self.constants, scope.options.on_packed)
-        self.steps: list[Step] = []
+        self.calls: list[OpCall] = []
 
     def compile(self, graph: Graph, captured: Mapping[str, Any], variables: Sequence[str] = ()) -> Plan:
         """`captured` and `variables`: constants and computed values that a subgraph takes from outside."""
@@ -172,10 +172,10 @@ class Compiler:
 
     def _append(self, node: Node, label: str, kernel: Kernel, inputs: Sequence[str]) -> None:
         read, written = (tuple(self._slot(name) for name in group) for group in (inputs, node.outputs))
-        self.steps.append(Step(label, node.op_type, kernel, read, written, (), tuple(node.outputs)))
+        self.calls.append(OpCall(label, node.op_type, kernel, read, written, (), tuple(node.outputs)))
 
     def _take(self, node: Node) -> bool:
-        """Whether a node that is not constant becomes something else than a step."""
+        """Whether a node that is not constant becomes something else than a call."""
         return False
 
     def _count_nodes(self, count: int = 1) -> None:
@@ -284,7 +284,7 @@ class Compiler:
         keep = set(outputs) | set(used_constants.values()) | {ABSENT}
         names = tuple(value.name for value in self.graph.outputs)
         self.weights.forget_constants()
-        return Plan(_with_lifetimes(self.steps, keep), tuple(initial), inputs, names, outputs)
+        return Plan(_with_lifetimes(self.calls, keep), tuple(initial), inputs, names, outputs)
 
 
 def _constant(node: Node) -> Any:
@@ -300,15 +300,15 @@ def _constant(node: Node) -> Any:
     )
 
 
-def _with_lifetimes(steps: Sequence[Step], keep: set[int]) -> tuple[Step, ...]:
-    """Mark, per step, the slots that no later step reads."""
+def _with_lifetimes(calls: Sequence[OpCall], keep: set[int]) -> tuple[OpCall, ...]:
+    """Mark, per call, the slots that no later call reads."""
     alive = set(keep)
     result = []
-    for step in reversed(steps):
-        touched = set(step.inputs) | set(step.outputs)
+    for op in reversed(calls):
+        touched = set(op.inputs) | set(op.outputs)
         dying = tuple(sorted(touched - alive))
         alive |= touched
-        result.append(replace(step, release=dying))
+        result.append(replace(op, release=dying))
     return tuple(reversed(result))
 
 

@@ -1,4 +1,4 @@
-"""Plans, and the plainest driver of them: walk the steps in Python, one kernel call after another."""
+"""Plans, and the plainest driver of them: their calls in order, in Python, one kernel after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Step:
+class OpCall:
     """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it.
 
     `names` are the graph's names of the outputs ("" = absent).
@@ -35,12 +35,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in order over numbered slots. The last slot is always None, so that index -1 reads as an absent input.
+    """Calls in order over numbered slots. The last slot is always None, so that index -1 reads as an absent input.
 
     Its constants may be views of `files`.
     """
 
-    steps: tuple[Step, ...]
+    calls: tuple[OpCall, ...]
     initial: tuple[Any, ...]
     inputs: Mapping[str, int]
     output_names: tuple[str, ...]
@@ -83,37 +83,37 @@ def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(plan.output_names, results, strict=True))
 
 
-def call(step: Step, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What a step's kernel returns.
+def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What a call's kernel returns.
 
     Raises:
         GraphError: it failed; the message names the node and the shapes it got.
     """
     try:
-        return step.kernel(context, inputs)
+        return op.kernel(context, inputs)
     except (GenaiError, RunStopped, MemoryError):
         raise
     except Exception as error:
-        raise GraphError(f"{step.label} failed: {error}", *circumstances(inputs, error)) from error
+        raise GraphError(f"{op.label} failed: {error}", *circumstances(inputs, error)) from error
 
 
 def run_slots(
     plan: Plan,
     feeds: Iterable[tuple[int, Any]],
     context: RunContext | None,
-    call: Callable[[Step, RunContext | None, Sequence[Any]], tuple[Any, ...]] = call,
+    call: Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]] = call,
 ) -> tuple[Any, ...]:
     """Run with values given per slot; returns the outputs in order. `call` says what a failing kernel means."""
     slots = list(plan.initial)
     for slot, value in feeds:
         slots[slot] = value
     with np.errstate(all="ignore"):
-        for step in plan.steps:
-            results = call(step, context, [slots[i] for i in step.inputs])
-            for slot, value in zip(step.outputs, results, strict=False):
+        for op in plan.calls:
+            results = call(op, context, [slots[i] for i in op.inputs])
+            for slot, value in zip(op.outputs, results, strict=False):
                 if slot >= 0:
                     slots[slot] = value
-            for slot in step.release:
+            for slot in op.release:
                 slots[slot] = None
     return tuple([slots[slot] for slot in plan.outputs])
 

@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 from genai.kernels.records import HostNode, Ids, Per, Record, RowProgram, RowsType, Weight, constant_names, weights_of
 from genai.ops.registry import Kernel, NodeSpec
 
-from ..graph.ir import Graph, Model, Node
+from ..graph.ir import Graph, Node, OnnxModel
 from ..graph.types import TensorType
 from ..ops.rules import RowSpec, ValueType, find_record_rule
 from .plan import Compiler, PlanOptions, Scope, checked_scope, unusable
-from .python_loop import Step, call
+from .python_loop import OpCall, call
 
 _COPIED_BYTES = 2**20
 
 
-def build_row_program(model: Model, ids: Mapping[str, tuple[Ids, np.dtype[Any]]], options: PlanOptions) -> RowProgram:
+def build_row_program(
+    model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]], options: PlanOptions
+) -> RowProgram:
     """Compile a flattened model's graph (topologically sorted here).
 
     Args:
@@ -76,7 +78,7 @@ class _RowCompiler(Compiler):
             HostNode(
                 op_type=node.op_type,
                 label=label,
-                function=partial(_on_host, Step(label, node.op_type, kernel, (), (), (), ())),
+                function=partial(_on_host, OpCall(label, node.op_type, kernel, (), (), (), ())),
                 inputs=tuple("" if is_known else name for name, is_known in zip(inputs, known, strict=True)),
                 outputs=tuple(node.outputs),
                 values=tuple(self.constants.get(name) if name else None for name in inputs),
@@ -88,7 +90,7 @@ class _RowCompiler(Compiler):
                 self.types[name] = type_
 
 
-def _on_host(step: Step, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _on_host(step: OpCall, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """What a host node computes; failures name it."""
     with np.errstate(all="ignore"):
         return call(step, None, inputs)

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.tensor import Tensor
+from ..graph.tensor import OnnxTensor
 
 T = TypeVar("T")
 
@@ -26,10 +26,10 @@ class WeightStore:
         self._constants = constants
         self._on_packed = on_packed
         self._packed: dict[tuple[Any, ...], Any] = {}
-        self._tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # those of the graph
+        self._tensors: WeakValueDictionary[int, OnnxTensor] = WeakValueDictionary()  # those of the graph
         self._names: dict[tuple[Any, ...], str] = {}
 
-    def add_tensors(self, tensors: Iterable[Tensor]) -> None:
+    def add_tensors(self, tensors: Iterable[OnnxTensor]) -> None:
         """Tensors that constants may be views of."""
         self._tensors.update({t.raw().__array_interface__["data"][0]: t for t in tensors if t.is_external})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.ir import Model, Value
+from ..graph.ir import OnnxModel, Value
 from ..graph.types import ArrayTypes, DataType, MapType, OptionalType, SequenceType, TensorType, Type
 from .errors import Fail, InvalidArgument
 from .values import OrtValue, array_from_dlpack, type_name
@@ -55,7 +55,7 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str]
 
     @classmethod
-    def of(cls, model: Model) -> ModelMetadata:
+    def of(cls, model: OnnxModel) -> ModelMetadata:
         """From a model."""
         return cls(
             model.producer_name,

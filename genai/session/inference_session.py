@@ -18,7 +18,7 @@ from .options import RunOptions, SessionOptions
 from .preparing import Prepared, prepare
 from .providers import CPU_PROVIDER, chosen_providers
 from .refused import REASONS, refusing_method
-from .running import Profiler, run_steps
+from .running import Profiler, run_plan
 from .values import OrtMemoryInfo, OrtValue
 
 Callback = Callable[[list[Any], Any, str], None]
@@ -279,7 +279,7 @@ class InferenceSession:
         plan = self._plan
         try:
             with BLAS_THREADS.single():
-                results = run_steps(plan, feeds, run_options, self._profiler)
+                results = run_plan(plan, feeds, run_options, self._profiler)
         except EPFail as error:
             if not self._falls_back:
                 raise

@@ -16,7 +16,7 @@ from genai.kvcache.budget import available_memory
 from genai.ops.support import MAX_VALUE_BYTES as MOST_BYTES
 
 from ..graph.gradients import expand_gradients
-from ..graph.ir import Graph, Model, Node, Tensor, Value, canonical_domain
+from ..graph.ir import Graph, Node, OnnxModel, OnnxTensor, Value, canonical_domain
 from ..graph.node import canonical_imports, onnx_schema
 from ..graph.reader import read_model
 from ..graph.rewrites.base import run_rewrites
@@ -55,11 +55,11 @@ class Prepared:
 
     Attributes:
         model: after rewriting.
-        plan: its steps.
+        plan: its calls.
         inputs: required inputs; overridable: those with a default; outputs: with declared types.
     """
 
-    model: Model
+    model: OnnxModel
     plan: Plan
     inputs: list[Value]
     overridable: list[Value]
@@ -112,7 +112,7 @@ def _check_cancelled(options: SessionOptions) -> None:
         raise ModelLoadCanceled("loading was called off", "set_load_cancellation_flag(True) says so", "set it to False")
 
 
-def read(source: Any, options: SessionOptions) -> Model:
+def read(source: Any, options: SessionOptions) -> OnnxModel:
     """The model behind a path, bytes or protobuf object."""
     if not isinstance(source, str | Path | bytes | bytearray | memoryview | onnx.ModelProto):
         raise SourceTypeError(
@@ -130,7 +130,7 @@ def read(source: Any, options: SessionOptions) -> Model:
     )
 
 
-def _override_dims(model: Model, options: SessionOptions) -> None:
+def _override_dims(model: OnnxModel, options: SessionOptions) -> None:
     """Fixed extents in place of symbols, everywhere that the model names them."""
     by_name, by_denotation = options._dims_by_name, options._dims_by_denotation
     if not by_name and not by_denotation:
@@ -164,13 +164,13 @@ def _override_initializers(graph: Graph, options: SessionOptions) -> None:
                 "an override keeps element type and shape",
                 "convert or reshape the value",
             )
-        graph.add_initializer(Tensor.from_array(name, array))
+        graph.add_initializer(OnnxTensor.from_array(name, array))
 
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
-def check_nodes(model: Model) -> None:
+def check_nodes(model: OnnxModel) -> None:
     """Every node of the model and its functions: domain imported, attributes and inputs as defined, types agree.
 
     Operators that ONNX does not define are left to the compiler.
@@ -206,7 +206,7 @@ def _newest_version(domain: str) -> int:
     return onnx.defs.onnx_ml_opset_version() if domain == "ai.onnx.ml" else 0
 
 
-def _check_graph(model: Model, graph: Graph, versions: Mapping[str, int]) -> None:
+def _check_graph(model: OnnxModel, graph: Graph, versions: Mapping[str, int]) -> None:
     for node in graph.nodes:
         domain, op_type = node.key
         if model.function(node) is not None:

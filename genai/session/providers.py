@@ -17,7 +17,7 @@ import onnx
 from genai.ops.registry import KernelError, NodeSpec, operator
 
 from ..errors import GenaiError
-from ..graph.ir import Graph, Model, Node, Value, make_node
+from ..graph.ir import Graph, Node, OnnxModel, Value, make_node
 from ..graph.node import OURS
 from ..graph.uses import used_names
 from ..graph.writer import to_proto
@@ -136,16 +136,16 @@ def _pair(item: Any) -> tuple[str, dict[str, Any]]:
     )
 
 
-Compiled = Callable[[list[Any]], list[Any]]
+CompiledNode = Callable[[list[Any]], list[Any]]
 
 
-def hand_over(model: Model, chosen: Chosen) -> dict[int, Compiled]:
+def hand_over(model: OnnxModel, chosen: Chosen) -> dict[int, CompiledNode]:
     """Let providers compile what they support, each before the next; the graph then has a node for each run.
 
     Returns:
         What computes each of these nodes, by its attribute `key`; for the kernels' option "provided".
     """
-    compiled: dict[int, Compiled] = {}
+    compiled: dict[int, CompiledNode] = {}
     for name, options in chosen:
         if name == CPU_PROVIDER:
             break
@@ -158,7 +158,7 @@ def hand_over(model: Model, chosen: Chosen) -> dict[int, Compiled]:
     return compiled
 
 
-def _runs(model: Model, provider: Provider) -> list[list[Node]]:
+def _runs(model: OnnxModel, provider: Provider) -> list[list[Node]]:
     graph = model.graph
     graph.topological_sort()
     runs: list[list[Node]] = [[]]
@@ -171,7 +171,7 @@ def _runs(model: Model, provider: Provider) -> list[list[Node]]:
     return [run for run in runs if run]
 
 
-def _replace(model: Model, nodes: Sequence[Node], name: str, provider: Provider, key: int) -> Compiled:
+def _replace(model: OnnxModel, nodes: Sequence[Node], name: str, provider: Provider, key: int) -> CompiledNode:
     part = _part(model, nodes)
     try:
         compiled = provider.compile(to_proto(part))
@@ -190,7 +190,7 @@ def _replace(model: Model, nodes: Sequence[Node], name: str, provider: Provider,
     return compiled
 
 
-def _part(model: Model, nodes: Sequence[Node]) -> Model:
+def _part(model: OnnxModel, nodes: Sequence[Node]) -> OnnxModel:
     """The nodes as a model of their own: constants inside, values from outside as inputs."""
     graph = model.graph
     made = {name for node in nodes for name in node.outputs if name}
@@ -210,20 +210,20 @@ def _part(model: Model, nodes: Sequence[Node]) -> Model:
         [node.copy() for node in nodes],
         {name: tensor.renamed(name) for name, tensor in constants.items()},
     )
-    return Model(
+    return OnnxModel(
         part, model.ir_version, dict(model.opset_imports), functions=dict(model.functions), folder=model.folder
     )
 
 
-def _compiled_part(spec: NodeSpec) -> Compiled:
-    run: Compiled | None = spec.options.get("provided", {}).get(int(spec.attributes["key"]))
+def _compiled_part(spec: NodeSpec) -> CompiledNode:
+    run: CompiledNode | None = spec.options.get("provided", {}).get(int(spec.attributes["key"]))
     if run is None:
         raise KernelError("a model that was divided among providers runs only in the session that divided it")
     return run
 
 
 @operator("Provided", domain=OURS, run=_compiled_part)
-def provided(*inputs: Any, provider: str = "", run: Compiled) -> Any:
+def provided(*inputs: Any, provider: str = "", run: CompiledNode) -> Any:
     """A part of the graph that a provider computes."""
     try:
         results = run(list(inputs))

@@ -1,4 +1,4 @@
-"""Walks a plan for a session: the runtime's loop, with a word to stop it and a record of what each step took."""
+"""Runs a plan for a session: the runtime's loop, with a flag to stop it and a record of what each call took."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from ..errors import GenaiError
 from ..graph.external_data import check_unchanged
-from ..runtime.python_loop import Plan, RunContext, RunStopped, Step, circumstances, run_slots
+from ..runtime.python_loop import OpCall, Plan, RunContext, RunStopped, circumstances, run_slots
 from .errors import EPFail, Fail, InvalidArgument
 from .options import RunOptions
 
 
 class Profiler:
-    """What a run took, step by step: a table per operator, and a trace that Chrome's viewer and Perfetto read.
+    """What a run took, call by call: a table per operator, and a trace that Chrome's viewer and Perfetto read.
 
     Attributes:
         start_ns: when recording began (time.perf_counter_ns).
@@ -31,7 +31,7 @@ class Profiler:
         self.start_ns = time.perf_counter_ns()
 
     def record(self, label: str, op_type: str, begin_ns: int, end_ns: int) -> None:
-        """One step, or "session" for a whole run."""
+        """One call, or "session" for a whole run."""
         self._events.append((label, op_type, threading.get_ident(), begin_ns, end_ns))
 
     def totals(self) -> dict[str, tuple[int, int]]:
@@ -63,7 +63,7 @@ class Profiler:
         return str(path)
 
 
-def run_steps(
+def run_plan(
     plan: Plan, feeds: Iterable[tuple[int, Any]], options: RunOptions | None, profiler: Profiler | None
 ) -> tuple[Any, ...]:
     """Run a plan; returns its outputs in order."""
@@ -72,18 +72,18 @@ def run_steps(
     return run_slots(plan, feeds, context, partial(_call, profiler))
 
 
-def _call(profiler: Profiler | None, step: Step, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _call(profiler: Profiler | None, op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
     if context is not None:
         context.check()
     begin = 0 if profiler is None else time.perf_counter_ns()
     try:
-        results = step.kernel(context, inputs)
+        results = op.kernel(context, inputs)
     except (MemoryError, RunStopped, EPFail):
         raise
     except Exception as error:
         kind = InvalidArgument if isinstance(error, IndexError) else Fail
         what = error.what if isinstance(error, GenaiError) else error
-        raise kind(f"{step.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
+        raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
     if profiler is not None:
-        profiler.record(step.label, step.op_type, begin, time.perf_counter_ns())
+        profiler.record(op.label, op.op_type, begin, time.perf_counter_ns())
     return results

@@ -49,7 +49,7 @@ _MESSAGES = {
 }
 
 
-Kind = TypeVar("Kind", bound=IntEnum)
+AnyEnum = TypeVar("AnyEnum", bound=IntEnum)
 
 
 class ModelFormatError(ValueError):
@@ -150,7 +150,7 @@ def _piece(piece: Any, index: int) -> Piece:
     return Piece(text, piece.score, _enum(PieceType, piece.type, f"type of piece {index}"))
 
 
-def _enum(kind: type[Kind], value: int, name: str) -> Kind:
+def _enum(kind: type[AnyEnum], value: int, name: str) -> AnyEnum:
     try:
         return kind(value)
     except ValueError as error:

@@ -7,8 +7,8 @@
 
 Python writes `ScaleArguments(x=array, count=4, factor=0.5)` into a call; a wrong name or type is an error there. The
 operator is decorated with `@native_op(ScaleArguments)`, and its first parameter reads `a.x`, `a.count` and `a.factor`;
-a name that is not declared is an error when it is compiled. Every field takes one word of eight bytes, in the order in
-which they are declared, those of a base class first; a field that is itself of such a class takes the words of its own.
+a name that is not declared is an error when it is compiled. Every field takes one entry of eight bytes, in the order
+in which they are declared, those of a base class first; a field of such a class itself takes the entries of its own.
 Machine code reads a `float` as float32.
 Arguments keep alive what they are made of.
 """
@@ -49,21 +49,21 @@ class Operator:
         raise NotImplementedError
 
 
-# Words that the arguments of one call may take.
+# Entries of a call's table that its arguments may take.
 MAX_ARGUMENTS = 56
 # Of memory: a number, an array (its first element), an operator that machine code calls, a binding; None is 0.
 Address = Annotated[Any, "address"]
-# What an address points into: kept alive, and no word.
+# What an address points into: kept alive, and no entry.
 Held = Annotated[Any, "held"]
 
 
 @dataclass(frozen=True)
-class Field:
+class ArgumentField:
     """One argument: its name, what it is ("int", "float", "address", or a class of arguments), its place."""
 
     name: str
     kind: str | type[Arguments]
-    first_word: int
+    first_entry: int
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
@@ -73,8 +73,8 @@ class Arguments:
     def __init_subclass__(cls, *, kw_only: bool = True) -> None:
         dataclass(frozen=True, kw_only=kw_only, eq=False)(cls)
 
-    def words(self) -> list[int | Binding]:
-        """The values in order, as words: floats as the bits of float64, bindings as they are.
+    def encoded(self) -> list[int | Binding]:
+        """The values in order, as int64: floats as the bits of float64, bindings as they are.
 
         Raises:
             TypeError: a value is not of its declared type; names the operator's argument.
@@ -83,9 +83,9 @@ class Arguments:
         for field in layout(type(self)):
             value = getattr(self, field.name)
             if isinstance(field.kind, str):
-                result.append(_word(field.kind, value, self, field))
+                result.append(_encoded(field.kind, value, self, field))
             elif isinstance(value, field.kind):
-                result.extend(value.words())
+                result.extend(value.encoded())
             else:
                 raise TypeError(f"{type(self).__name__}.{field.name} is {value!r}, expected {field.kind.__name__}")
         return result
@@ -97,21 +97,21 @@ class Arguments:
         return [value for value in values if isinstance(value, Operator)] + nested
 
 
-_LAYOUTS: dict[type[Arguments], tuple[Field, ...]] = {}
+_LAYOUTS: dict[type[Arguments], tuple[ArgumentField, ...]] = {}
 _NUMBERS = ("int", "float")
 _WHOLE, _REAL = (int, np.integer), (float, int, np.floating)
 
 
-def layout(declaration: type[Arguments]) -> tuple[Field, ...]:
+def layout(declaration: type[Arguments]) -> tuple[ArgumentField, ...]:
     """The fields of a declaration in order.
 
     Raises:
-        TypeError: a field has a type that no argument can have, or there are more than MAX_ARGUMENTS words.
+        TypeError: a field has a type that no argument can have, or there are more than MAX_ARGUMENTS entries.
     """
     if declaration in _LAYOUTS:
         return _LAYOUTS[declaration]
     hints = typing.get_type_hints(declaration, include_extras=True)
-    result: list[Field] = []
+    result: list[ArgumentField] = []
     place = 0
     for field in fields(declaration):  # type: ignore[arg-type]
         if hasattr(Arguments, field.name):
@@ -121,28 +121,28 @@ def layout(declaration: type[Arguments]) -> tuple[Field, ...]:
             raise TypeError(f"{declaration.__name__}.{field.name} cannot be {hints[field.name]}")
         if kind == "held":
             continue
-        result.append(Field(field.name, kind, place))
+        result.append(ArgumentField(field.name, kind, place))
         place += 1 if isinstance(kind, str) else size(kind)
     if place > MAX_ARGUMENTS:
-        raise TypeError(f"{declaration.__name__} takes {place} words, a call has room for {MAX_ARGUMENTS}")
+        raise TypeError(f"{declaration.__name__} takes {place} entries, a call has room for {MAX_ARGUMENTS}")
     found = _LAYOUTS[declaration] = tuple(result)
     return found
 
 
 def size(declaration: type[Arguments]) -> int:
-    """How many words a declaration takes."""
+    """How many entries a declaration takes."""
     return sum(1 if isinstance(field.kind, str) else size(field.kind) for field in layout(declaration))
 
 
 def place(declaration: type[Arguments], *path: str) -> int:
     """How many bytes behind the start of some arguments one of them lies, or one of those inside it."""
-    words, inside = 0, declaration
+    entries, inside = 0, declaration
     for name in path:
         (field,) = (field for field in layout(inside) if field.name == name)
-        words += field.first_word
+        entries += field.first_entry
         if not isinstance(field.kind, str):
             inside = field.kind
-    return 8 * words
+    return 8 * entries
 
 
 def _kind(hint: Any) -> str | type[Arguments] | None:
@@ -154,7 +154,7 @@ def _kind(hint: Any) -> str | type[Arguments] | None:
     return next((str(note) for note in getattr(hint, "__metadata__", ()) if note in kinds), None)
 
 
-def _word(kind: str, value: Any, owner: Arguments, field: Field) -> int | Binding:
+def _encoded(kind: str, value: Any, owner: Arguments, field: ArgumentField) -> int | Binding:
     if kind == "address":
         if isinstance(value, np.ndarray):
             return int(value.__array_interface__["data"][0])

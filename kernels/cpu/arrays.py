@@ -23,10 +23,10 @@ from .lowering.records import mixture_of
 from .lowering.weights import PackedWeights
 from .memory import keep_first, load, store
 from .products.activations import input_bytes, input_call, inputs_at
-from .products.calls import Branch, few_call
+from .products.calls import Affine, decode_call
 from .products.gather import gather_blocks
 from .program.calls import Call, Items, Rows, program_of
-from .program.context import Word
+from .program.context import StepField
 from .program.kept import Kept, NodeProgram, run_alone
 from .program.pool import Threads, own_memory, rows_context
 from .rowwise.elementwise import gate as gate_call, unary
@@ -195,7 +195,7 @@ def block_rows(tokens: NDArray[np.int64], table: BlockMatrix, *, threads: Thread
     out = np.empty((tokens.size, table.columns), np.float32)
     if tokens.size:
         context = rows_context(tokens.size)
-        context.array(Word.TOKEN_IDS, tokens)
+        context.array(StepField.TOKEN_IDS, tokens)
         program = program_of([[gather_blocks(table, Rows.of(out))]])
         (threads or Threads(1)).run(program, context, nanoseconds=out.size * _NANOSECONDS_PER_LOOKED_UP)
     return out
@@ -242,11 +242,11 @@ class BlockLinear:
         matrix = self._matrix
         x = Rows(Binding("x"), 4 * matrix.columns, matrix.columns)
         out, addend = (Rows(Binding(name), 4 * matrix.rows, matrix.rows) for name in ("out", "addend"))
-        branch = Branch(matrix, self._bias, addend if has_addend else None)
-        inputs = inputs_at(Binding("inputs"), matrix, Word.TOKENS, exact=self._exact)
-        phases = [[input_call(x, inputs)], [few_call(inputs, branch, out)]]
+        branch = Affine(matrix, self._bias, addend if has_addend else None)
+        inputs = inputs_at(Binding("inputs"), matrix, StepField.TOKENS, exact=self._exact)
+        phases = [[input_call(x, inputs)], [decode_call(inputs, branch, out)]]
         if self._exact and x.width == matrix.padded_columns:
-            phases = [[few_call(x, branch, out)]]
+            phases = [[decode_call(x, branch, out)]]
         weights = matrix.rows * matrix.columns
         return NodeProgram(phases, weights * _NANOSECONDS_PER_WEIGHT, weights * _NANOSECONDS_PER_PRODUCT)
 

@@ -161,7 +161,7 @@ class MatrixArguments(Arguments, kw_only=False):
 _Layout = tuple[int, int, int]
 
 
-class ProductArguments(Arguments):
+class BlasArguments(Arguments):
     """Products of matrices a [rows, terms] and b [terms, columns].
 
     `gemm`, `gemv`: cblas's functions. `shared`: what an item is, such as _BY_ROWS.
@@ -215,7 +215,7 @@ def product_op(letter: str, is_wide: bool) -> NativeOp:
     gemm = _c_call(letter, is_wide, "eeennnfananfan")
     gemv = _c_call(letter, is_wide, "eennfananfan")
 
-    def product(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    def product(arguments: BlasArguments, context: int, begin: int, end: int, scratch: int) -> int:
         a, a_step, a_stride, a_order = arguments.a.address, arguments.a.step, arguments.a.stride, arguments.a.order
         b, b_step, b_stride, b_order = arguments.b.address, arguments.b.step, arguments.b.stride, arguments.b.order
         rows, columns, terms, out = arguments.rows, arguments.columns, arguments.terms, arguments.out
@@ -246,7 +246,7 @@ def product_op(letter: str, is_wide: bool) -> NativeOp:
         return 0
 
     name = f"blas_{letter}gemm_{64 if is_wide else 32}"
-    return native_op(ProductArguments, name=name)(product)
+    return native_op(BlasArguments, name=name)(product)
 
 
 def matmul(a: NDArray[Any], b: NDArray[Any], threads: Threads | None = None) -> NDArray[Any]:
@@ -316,7 +316,7 @@ def _program(
     b: _Layout, items: Items,
 ) -> NodeProgram:  # fmt: skip
     (gemm, gemv), (rows, columns, terms) = functions, sizes
-    arguments = ProductArguments(
+    arguments = BlasArguments(
         gemm=gemm, gemv=gemv, shared=shared, rows=rows, columns=columns, terms=terms,
         a=MatrixArguments(Binding("a"), *a), b=MatrixArguments(Binding("b"), *b), out=Binding("out"),
     )  # fmt: skip

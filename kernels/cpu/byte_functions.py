@@ -83,7 +83,7 @@ class BytePairsArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class Form:
+class QParams:
     """One scale and zero point."""
 
     scale: float
@@ -129,8 +129,9 @@ def combine_op(name: str) -> NativeOp:
 
 
 def combined_bytes(
-    threads: Threads, name: str, a: NDArray[Any], a_form: Form, b: NDArray[Any], b_form: Form, form: Form, dtype: Any
-) -> NDArray[Any] | None:
+    threads: Threads, name: str, a: NDArray[Any], a_form: QParams, b: NDArray[Any], b_form: QParams, form: QParams,
+    dtype: Any,
+) -> NDArray[Any] | None:  # fmt: skip
     """a + b ("Add") or a * b ("Mul") of int8 or uint8 arrays as int8 or uint8.
 
     None where the shapes are neither equal, nor one of them a last axis of the other, nor a single number.

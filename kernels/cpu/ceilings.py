@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .arguments import Address, Arguments
 from .emit import FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
 from .isa import stream_prefetch
-from .jit import Kernel, kernel, native_op
+from .jit import NativeFunction, kernel, native_op
 from .lazy import intrinsic
 from .memory import load_int32, store_int32
 from .program.calls import Call, Items
@@ -130,7 +130,7 @@ def _tiles(instruction: str) -> Any:
     return _assembly([f"{instruction} %tmm{b}, %tmm{a}, %tmm{c}" for c, a, b in pairs], zeros, "tilerelease")
 
 
-def _multiplying(name: str, loop: Any) -> Kernel:
+def _multiplying(name: str, loop: Any) -> NativeFunction:
     def multiply(rounds: int, address: int) -> int:
         loop(rounds, address)
         return 0

@@ -173,7 +173,7 @@ def helper_type(helper: Helper) -> Any:
     made: dict[Any, Any] = {}
     parameters = pysignature(helper.function)
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class HelperTemplate(AbstractTemplate):  # type: ignore[misc]
         key = helper
 
         def generic(self, args: Any, kws: Any) -> Any:
@@ -187,7 +187,7 @@ def helper_type(helper: Helper) -> Any:
         def get_impl_key(self, sig: Any) -> Any:
             return made[sig.args][1]
 
-    return types.Function(Template)
+    return types.Function(HelperTemplate)
 
 
 def _compile_helper(helper: Helper, arguments: Any) -> tuple[Any, Any]:
@@ -209,7 +209,7 @@ def intrinsic_type(intrinsic: Intrinsic) -> Any:
     made: dict[Any, Any] = {}
     parameters = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in intrinsic.parameters])
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class IntrinsicTemplate(AbstractTemplate):  # type: ignore[misc]
         key = intrinsic
 
         def generic(self, args: Any, kws: Any) -> Any:
@@ -223,7 +223,7 @@ def intrinsic_type(intrinsic: Intrinsic) -> Any:
         def get_impl_key(self, sig: Any) -> Any:
             return made[sig.args]
 
-    return types.Function(Template)
+    return types.Function(IntrinsicTemplate)
 
 
 def _lowering(emit: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,17 +15,17 @@ import numpy as np
 
 from ..formats import RecordLayout
 from . import blas, byte_functions, bytes, depthwise, functions, isa
-from .gemm import attention, product as gemm, windows
+from .gemm import dense_attention, product as gemm, windows
 from .gemm.micro import floats, integers
 from .jit import Compiled
-from .paged import few, heads, many, phases
+from .paged import decode, heads, phases, prefill
 from .paged.panels import Panels
 from .paged.products import add_values_op, multiply_keys_op
 from .products.bfloat_tiles import FloatWeights, HalfWeights, supported
+from .products.decode import decode_op
 from .products.dot import dot_for
-from .products.few import few_op
-from .products.many import many_op
 from .products.micro_kernels import Dense, DenseType, FloatBlocks, IntegerBlocks
+from .products.prefill import prefill_op
 from .rowwise import elementwise, gather, norm
 
 _BITS, _BLOCK_SIZES, _GATES = (4, 8), (32, 64, 128), ("", "silu")
@@ -55,26 +55,26 @@ def _rowwise() -> Iterator[object]:
 
 
 def _products() -> Iterator[object]:
-    """Of decoders: block-quantised and dense weights, with few rows and with many."""
+    """Of decoders: block-quantised and dense weights, with decode and prefill numerics."""
     for bits, size, wide, points, gate in product(_BITS, _BLOCK_SIZES, (False, True), (False, True), _GATES):
         layout = RecordLayout(bits, size, wide, points)
-        yield few_op(IntegerBlocks(layout, dot_for(isa.isa(), bits), isa.isa()), gate)
-        yield few_op(FloatBlocks(layout), gate)
+        yield decode_op(IntegerBlocks(layout, dot_for(isa.isa(), bits), isa.isa()), gate)
+        yield decode_op(FloatBlocks(layout), gate)
         if isa.isa() == "amx" and supported(layout):
-            yield many_op(FloatWeights(layout) if wide else HalfWeights(layout), gate)
+            yield prefill_op(FloatWeights(layout) if wide else HalfWeights(layout), gate)
     dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")
     for kind, gate in product(dense, _GATES):
-        yield few_op(Dense(kind), gate)
+        yield decode_op(Dense(kind), gate)
 
 
 def _attention() -> Iterator[object]:
     for half in (False, True):
         yield heads.store_op(half)
-        yield many.many_op(half)
+        yield prefill.prefill_op(half)
         for size, group in product(_HEAD_SIZES, _GROUPS):
-            yield from phases.many_operators(Panels(group, size, size), size, half).values()
-            yield multiply_keys_op(few.few_rows(group), size, half, True)
-            yield add_values_op(few.few_rows(group), size, half, True, few.WEIGHT_BYTES)
+            yield from phases.prefill_operators(Panels(group, size, size), size, half).values()
+            yield multiply_keys_op(decode.heads_per_pass(group), size, half, True)
+            yield add_values_op(decode.heads_per_pass(group), size, half, True, decode.WEIGHT_BYTES)
 
 
 def _arrays() -> Iterator[object]:
@@ -83,7 +83,7 @@ def _arrays() -> Iterator[object]:
         yield gemm.product_op(kind)
     yield windows.pack_windows(floats().tiling)
     yield windows.pack_byte_windows(integers().tiling)
-    yield attention.attend_op(floats().tiling)
+    yield dense_attention.attend_op(floats().tiling)
     yield from (gemm.finish_op(floats(), name) for name in _TAILS)
     results: tuple[gemm.Result, ...] = ("int32", "float32", "bytes")
     yield from (gemm.finish_op(integers(), "copy", result) for result in results)

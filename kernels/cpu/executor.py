@@ -34,17 +34,17 @@ from .jit import LIBRARY
 from .lowering.memory import COUNTED, Lowering
 from .lowering.records import fuse, has_prefill_product, knows, lower
 from .lowering.weights import PackedWeights
-from .paged.few import partial_floats
+from .paged.decode import partial_floats
 from .paged.phases import fill_table
 from .program import pool
 from .program.calls import Program, Rows
-from .program.context import ContextTable, Word
+from .program.context import ContextTable, StepField
 from .program.kept import addresses_of
 from .sampling import CpuSampler, sample_slots
 
 Array = NDArray[Any]
 # Rows that a program is first written for.
-_FIRST_CAPACITY = {Word.TOKENS: 16, Word.WANTED: 4}
+_FIRST_CAPACITY = {StepField.TOKENS: 16, StepField.LOGITS_ROWS: 4}
 # Rough costs on one thread, for guessing how long a step takes: per byte of weights, per byte and token; always shared.
 _NANOSECONDS_PER_BYTE, _NANOSECONDS_PER_PRODUCT = 0.1, 0.004
 _LEAST_NANOSECONDS = 1e5
@@ -120,7 +120,7 @@ class CpuStep:
         for name, (ids, dtype) in self._program.ids.items():
             values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
         fill_table(self._table, step, self._floats_per_split)
-        counts = {Word.TOKENS: len(step.positions), Word.WANTED: len(step.logits_indices)}
+        counts = {StepField.TOKENS: len(step.positions), StepField.LOGITS_ROWS: len(step.logits_indices)}
         for part in self._parts:
             if isinstance(part, HostNode):
                 values.update(part.call(values))
@@ -129,10 +129,10 @@ class CpuStep:
         return {name: values[name] for name in self._program.outputs}
 
     def cancel(self) -> None:
-        self._table.count(Word.CANCEL, 1)
+        self._table.count(StepField.CANCEL, 1)
 
     def resume(self) -> None:
-        self._table.count(Word.CANCEL, 0)
+        self._table.count(StepField.CANCEL, 0)
 
 
 class _Segment:
@@ -165,23 +165,23 @@ class _Segment:
         self._places: dict[str, Rows] = {}
         self._program_for(_FIRST_CAPACITY)  # so that the first step does not wait
 
-    def run(self, counts: Mapping[Word, int], table: ContextTable, values: Mapping[str, Any]) -> dict[str, Array]:
+    def run(self, counts: Mapping[StepField, int], table: ContextTable, values: Mapping[str, Any]) -> dict[str, Array]:
         """Compute the values that are read outside."""
         program, types = self._program_for(counts), self._source.types
-        fresh = {name: np.empty((counts[Word.WANTED], types[name].width), np.float32) for name in self._fresh}
+        fresh = {name: np.empty((counts[StepField.LOGITS_ROWS], types[name].width), np.float32) for name in self._fresh}
         self._bound = program.bound(addresses_of(fresh), self._bound)
         for name in self._given:
             self._view(name, counts)[...] = np.asarray(values[name]).reshape(-1, types[name].width)
-        tokens = counts[Word.TOKENS]
+        tokens = counts[StepField.TOKENS]
         nanoseconds = self._bytes * (_NANOSECONDS_PER_BYTE + tokens * _NANOSECONDS_PER_PRODUCT)
         self._threads.run(self._bound, table, nanoseconds=max(nanoseconds, _LEAST_NANOSECONDS))
         return {name: self._result(name, counts, fresh) for name in self._made}
 
-    def _program_for(self, counts: Mapping[Word, int]) -> Program:
-        if self._program is None or any(count > self._capacity[word] for word, count in counts.items()):
-            for word, count in counts.items():
-                while self._capacity[word] < count:
-                    self._capacity[word] = max(_FIRST_CAPACITY[word], 2 * self._capacity[word])
+    def _program_for(self, counts: Mapping[StepField, int]) -> Program:
+        if self._program is None or any(count > self._capacity[field] for field, count in counts.items()):
+            for field, count in counts.items():
+                while self._capacity[field] < count:
+                    self._capacity[field] = max(_FIRST_CAPACITY[field], 2 * self._capacity[field])
             self._program, self._bound, self._places = None, None, {}  # give the memory back first
             source = self._source
             lowering = Lowering(
@@ -197,7 +197,7 @@ class _Segment:
             self._program, self._places = lowering.finish(), lowering.places
         return self._program
 
-    def _view(self, name: str, counts: Mapping[Word, int]) -> NDArray[np.float32]:
+    def _view(self, name: str, counts: Mapping[StepField, int]) -> NDArray[np.float32]:
         rows, type_ = self._places[name], self._source.types[name]
         memory: NDArray[np.uint8] = rows.held
         assert isinstance(rows.address, int)
@@ -205,7 +205,7 @@ class _Segment:
         return np.ndarray((counts[COUNTED[type_.per]], type_.width), np.float32, memory, first, (rows.stride, 4))
 
     def _result(
-        self, name: str, counts: Mapping[Word, int], fresh: Mapping[str, NDArray[np.float32]]
+        self, name: str, counts: Mapping[StepField, int], fresh: Mapping[str, NDArray[np.float32]]
     ) -> NDArray[np.float32]:
         shape = self._source.types[name].shape
         if isinstance(self._places[name].address, Binding):

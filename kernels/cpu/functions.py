@@ -194,20 +194,20 @@ def softplus(x: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Unary:
+class UnaryFunction:
     """A function of a vector and two numbers, and the names of those that it uses."""
 
     function: Callable[..., Any]
     parameters: tuple[str, ...] = ()
 
 
-def _unary(function: Callable[..., Any]) -> Unary:
+def _unary(function: Callable[..., Any]) -> UnaryFunction:
     if isinstance(function, Intrinsic):
-        return Unary(inline(lambda x, p, q: function(x)))
+        return UnaryFunction(inline(lambda x, p, q: function(x)))
     helper: Any = function if isinstance(function, Helper) else inline(function)
     names = tuple(signature(helper.function).parameters)[1:]
     takes = (lambda x, p, q: helper(x), lambda x, p, q: helper(x, p), lambda x, p, q: helper(x, p, q))
-    return Unary(inline(takes[len(names)]), names)
+    return UnaryFunction(inline(takes[len(names)]), names)
 
 
 # A vector x, and numbers by the names that errors say.

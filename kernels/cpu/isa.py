@@ -61,7 +61,7 @@ def available(features: frozenset[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Processor:
+class CpuTarget:
     """A processor in LLVM's names; features such as "+avx2,-avx512f"."""
 
     triple: str
@@ -74,13 +74,13 @@ class Processor:
         return frozenset(item[1:] for item in self.features.split(",") if item.startswith("+"))
 
 
-def processor(environment: Mapping[str, str] = os.environ) -> Processor:
+def processor(environment: Mapping[str, str] = os.environ) -> CpuTarget:
     """The processor that kernels are compiled for."""
     name = environment.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     features = environment.get("NUMBA_CPU_FEATURES")
     if features is None:
         features = _host_features(avx=environment.get("NUMBA_ENABLE_AVX", "1") != "0")
-    return Processor(binding.get_process_triple(), name, features)
+    return CpuTarget(binding.get_process_triple(), name, features)
 
 
 def _host_features(*, avx: bool) -> str:

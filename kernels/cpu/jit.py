@@ -40,7 +40,7 @@ class CompileReport:
     seconds: float
 
 
-class KernelError(RuntimeError):
+class NativeFunctionError(RuntimeError):
     """A kernel ended with an error: what it was given does not fit."""
 
 
@@ -104,13 +104,13 @@ class Compiled(Operator):
         return True
 
 
-class Kernel(Compiled):
+class NativeFunction(Compiled):
     """Callable like the function, with whole numbers, without holding the GIL. It returns 0, or has failed."""
 
     def __call__(self, *arguments: int) -> None:
         """Call the machine code."""
         if self._entry(*arguments):
-            raise KernelError(f"kernel {self.name} failed")
+            raise NativeFunctionError(f"kernel {self.name} failed")
 
     @cached_property
     def _entry(self) -> Callable[..., int]:
@@ -160,9 +160,9 @@ class Library:
                 self._folder = CacheFolder(root, source_key(self._sources, compile_target()))
             return self._folder
 
-    def kernel(self, function: Callable[..., int]) -> Kernel:
+    def kernel(self, function: Callable[..., int]) -> NativeFunction:
         """Decorator: a kernel; its name must be its own."""
-        return Kernel(self._named(function, ""), self)
+        return NativeFunction(self._named(function, ""), self)
 
     def native_op(
         self, arguments: type[Arguments] | None, *, name: str = ""
@@ -261,7 +261,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 # Those processes give way to all others: where these leave them no time, kernels are compiled here.
 _MOST_SECONDS_BEHIND = 20.0
 # Roughly how long kernels take, by the beginnings of their names; the others take 2.
-_COSTS = {"sample_slots": 44, "many_": 12, "few_": 10, "attend_": 6}
+_COSTS = {"sample_slots": 44, "prefill_": 12, "decode_": 10, "attend_": 6}
 
 
 def _cost(made: Compiled) -> int:

@@ -140,8 +140,8 @@ def array_at(element: str, axes: int) -> Any:
 
 
 @intrinsic("int64", "int64", "int64")
-def word(e: Emitter, table: Any, index: Any) -> Any:
-    """Entry `index` of a table of eight-byte words (such as a context): an integer or an address."""
+def entry(e: Emitter, table: Any, index: Any) -> Any:
+    """Entry `index` of a table of int64 (such as a context): an integer or an address."""
     return e.load(e.at(table, e.builder.shl(index, INT64(3))), INT64)
 
 

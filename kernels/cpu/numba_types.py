@@ -16,14 +16,14 @@ from numba.core.typing import signature
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global
 from numba.extending import infer_getattr, lower_getattr_generic, register_model
 
-from .arguments import Arguments, Field, layout
+from .arguments import ArgumentField, Arguments, layout
 from .emit import LANES, Emitter
 
 _WORD_BYTES = 8
 
 
 class View(types.Type):
-    """The arguments of an operator, as machine code has them: the address of their first word. One name is one type."""
+    """The arguments of an operator, as machine code has them: the address of the first one. One name is one type."""
 
     def __init__(self, declaration: type[Arguments]) -> None:
         self.declaration = declaration
@@ -37,7 +37,7 @@ class _ViewModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, given, ir.IntType(64))
 
 
-def _type_of(field: Field) -> Any:
+def _type_of(field: ArgumentField) -> Any:
     if isinstance(field.kind, str):
         return types.float32 if field.kind == "float" else types.int64
     return View(field.kind)
@@ -55,7 +55,7 @@ class _Fields(AttributeTemplate):  # type: ignore[misc]
 @lower_getattr_generic(View)  # type: ignore[untyped-decorator]
 def _read(context: Any, builder: Any, given: View, value: Any, name: str) -> Any:
     field = given.fields[name]
-    address = builder.add(value, ir.IntType(64)(_WORD_BYTES * field.first_word))
+    address = builder.add(value, ir.IntType(64)(_WORD_BYTES * field.first_entry))
     if not isinstance(field.kind, str):
         return address
     pointer = builder.inttoptr(address, ir.PointerType())

@@ -16,7 +16,7 @@ from .jit import native_op
 from .lazy import inline
 from .memory import read_float32, read_float64, read_int32, read_uint8, write_float64
 from .program.calls import Items
-from .program.context import Word
+from .program.context import StepField
 from .program.kept import run_alone
 from .program.pool import Threads
 
@@ -275,7 +275,7 @@ def run_forest(
     shape = (rows, forest.num_targets)
     out = np.zeros(shape) if aggregate == SUM else np.full(shape, np.inf if aggregate == MIN else -np.inf)
     run_alone(
-        walk_trees, Items(Word.TOKENS, grain=_GRAIN), rows * forest.row_nanoseconds, threads, tokens=rows,
+        walk_trees, Items(StepField.TOKENS, grain=_GRAIN), rows * forest.row_nanoseconds, threads, tokens=rows,
         **forest.arrays, trees=len(forest.roots), x=x, row_bytes=columns * dtype.itemsize, is_double=dtype == _FLOAT64,
         out=out, num_targets=forest.num_targets, aggregate=aggregate,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ..records import Branch, Constants, HostNode, Ids, Record, RowProgram, Weig
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
 from .sampling import ReferenceSampler
-from .weights import Weights, mixture
+from .weights import ReferenceWeights, mixture
 
 KNOWN = (
     records.Attention, records.Binary, records.Columns, records.Experts, records.Gate, records.GatedProduct,
@@ -31,7 +31,7 @@ class ReferenceExecutor(HostMemory):
     host_threads = None
 
     def __init__(self, threads: int | None = None) -> None:
-        self._weights: dict[Constants, Weights] = {}
+        self._weights: dict[Constants, ReferenceWeights] = {}
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> ReferenceStep:
         unknown = sorted({type(record).__name__ for record in program.records if not isinstance(record, KNOWN)})
@@ -39,8 +39,8 @@ class ReferenceExecutor(HostMemory):
             raise UnsupportedRecord(f"the reference does not know records of the kinds {', '.join(unknown)}")
         return ReferenceStep(program, layers, self._weights_of(program.constants).hold(program.records))
 
-    def _weights_of(self, constants: Constants) -> Weights:
-        return self._weights.setdefault(constants, Weights(constants))
+    def _weights_of(self, constants: Constants) -> ReferenceWeights:
+        return self._weights.setdefault(constants, ReferenceWeights(constants))
 
     def sampler(self, vocab_size: int) -> ReferenceSampler:
         return ReferenceSampler(vocab_size)
@@ -68,7 +68,7 @@ class ReferenceStep:
     Values of a step are float32 in the shapes of the graph, and read and written as float64 [T, width].
     """
 
-    def __init__(self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: Weights) -> None:
+    def __init__(self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: ReferenceWeights) -> None:
         self._program, self._layers, self._weights = program, layers, weights
         self._values: dict[str, Any] = {}
         self._cancelled = False

@@ -36,7 +36,7 @@ def dequantize_weight(
     return (unpack_bits(data.reshape(n, -1), bits)[:, :k] - zeros) * factors
 
 
-class Weights:
+class ReferenceWeights:
     """The constants that records name; the program may drop its own."""
 
     def __init__(self, constants: Constants) -> None:
@@ -44,7 +44,7 @@ class Weights:
         self._arrays: dict[str, Array] = {}
         self._slab = lru_cache(_KEPT)(lambda weight, first, last: self.rows(weight, slice(first, last)))
 
-    def hold(self, records: Iterable[Record]) -> Weights:
+    def hold(self, records: Iterable[Record]) -> ReferenceWeights:
         """Keep what records name."""
         for name in {name for record in records for name in constant_names(record)} - self._arrays.keys():
             self._arrays[name] = self._constants.array(name)

@@ -12,7 +12,7 @@ import pytest
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.spec import Experts
+from genai.builder.spec import ExpertsSpec
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.blocks import BLOCK_SIZES
 from tools.random_weights import RandomWeights
@@ -34,10 +34,10 @@ SPECS = {
     "dense": DENSE,
     "tied": replace(DENSE, tie_word_embeddings=True),
     "experts": replace(
-        DENSE, hidden_size=256, intermediate_size=256, experts=Experts(count=5, per_token=2, intermediate_size=256)
+        DENSE, hidden_size=256, intermediate_size=256, experts=ExpertsSpec(count=5, per_token=2, intermediate_size=256)
     ),
     # Neither layer fills the larger blocks.
-    "one expert": replace(DENSE, experts=Experts(count=1, per_token=1, intermediate_size=48)),
+    "one expert": replace(DENSE, experts=ExpertsSpec(count=1, per_token=1, intermediate_size=48)),
 }
 
 

@@ -15,7 +15,7 @@ from genai.engine.engine import Engine
 from genai.engine.sampling.batch import BatchSampler, TokenLogprob
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
-from genai.engine.scheduler import Step
+from genai.engine.scheduler import StepPlan
 from genai.errors import CacheCapacityError, GraphError
 
 VOCAB = 50
@@ -61,7 +61,7 @@ class FakeDecoder(Decoder):
         assert sequence.num_computed <= len(sequence.tokens)
 
     def step(
-        self, sequences: Sequence[FakeSequence], step: Step, *, all_rows: Collection[int] = (), output: str = ""
+        self, sequences: Sequence[FakeSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
     ) -> list[np.ndarray | None]:
         self.num_steps += 1
         self.most_running = max(self.most_running, len(sequences))

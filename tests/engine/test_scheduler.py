@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from genai.engine.scheduler import Demand, Run, Scheduler, Step, most_blocks, plan_step
+from genai.engine.scheduler import Demand, Run, Scheduler, StepPlan, most_blocks, plan_step
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.table import BlockTable
 from tests.integrity import check_pool
 
 
-def plan_steps(pending: list[Run], budget: int) -> list[Step]:
+def plan_steps(pending: list[Run], budget: int) -> list[StepPlan]:
     left, steps = list(pending), []
     while step := plan_step(left, budget):
         steps.append(step)
-        for index, count, many in step:
-            assert many == left[index].many
-            left[index] = Run(left[index].num_tokens - count, many)
+        for index, count, prefill in step:
+            assert prefill == left[index].prefill
+            left[index] = Run(left[index].num_tokens - count, prefill)
     return steps
 
 
@@ -32,7 +32,7 @@ def test_every_pending_token_is_planned_once_and_in_order(seed: int) -> None:
     for step in steps:
         assert 0 < sum(part.num_tokens for part in step) <= budget
         assert len({part.sequence for part in step}) == len(step)
-        assert [part.many for part in step] == sorted(part.many for part in step)
+        assert [part.prefill for part in step] == sorted(part.prefill for part in step)
         for index, count, _ in step:
             assert count > 0
             done[index] += count
@@ -40,11 +40,11 @@ def test_every_pending_token_is_planned_once_and_in_order(seed: int) -> None:
 
 
 def test_decode_goes_before_prefill() -> None:
-    few = [Run(count, False) for count in (5, 1, 1)]
-    assert plan_steps(few, 4) == [[(1, 1, False), (2, 1, False), (0, 2, False)], [(0, 3, False)]]
+    decode = [Run(count, False) for count in (5, 1, 1)]
+    assert plan_steps(decode, 4) == [[(1, 1, False), (2, 1, False), (0, 2, False)], [(0, 3, False)]]
 
 
-def test_few_rows_go_before_many() -> None:
+def test_decode_rows_go_before_prefill() -> None:
     runs = [Run(40, True), Run(3, False), Run(1, True), Run(1, False)]
     (step,) = plan_steps(runs, 100)
     assert [part.sequence for part in step] == [3, 1, 2, 0]

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.graph.exported_attention import flat_swap, settle_shapes
-from genai.graph.ir import Model
+from genai.graph.ir import OnnxModel
 from genai.graph.names import GraphNames
 from genai.graph.reader import read_model
 
@@ -28,7 +28,7 @@ def read(tmp_path: Path) -> Any:
 
     def make(
         nodes: list[Any], constants: list[Any], inputs: dict[str, list[Any]], outputs: dict[str, list[Any]]
-    ) -> Model:
+    ) -> OnnxModel:
         values = [
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in side.items()]
             for side in (inputs, outputs)

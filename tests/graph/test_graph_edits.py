@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from genai.errors import GraphError
 from genai.graph import uses
-from genai.graph.ir import Attribute, AttributeType, Graph, Node, Tensor, Value, make_node
+from genai.graph.ir import Attribute, AttributeType, Graph, Node, OnnxTensor, Value, make_node
 from genai.graph.reader import read_model
 from genai.graph.types import DataType, TensorType
 from genai.graph.writer import to_proto
@@ -158,7 +158,7 @@ def test_fresh_names_know_nodes_added_later():
     graph = chain(1)
     graph.fresh_name("a")
     graph.append(make_node("Neg", ["x"], ["b"]))
-    graph.add_initializer(Tensor.from_array("c", np.zeros(1)))
+    graph.add_initializer(OnnxTensor.from_array("c", np.zeros(1)))
     assert graph.fresh_name("b") != "b"
     assert graph.fresh_name("c") != "c"
 
@@ -263,7 +263,7 @@ def test_an_initializer_that_is_an_input_is_no_constant(make_model):
 @pytest.mark.parametrize(
     ("attribute", "value", "expected"),
     [
-        ("value", Tensor.from_array("", np.array([1, 2], np.int8)), np.array([1, 2], np.int8)),
+        ("value", OnnxTensor.from_array("", np.array([1, 2], np.int8)), np.array([1, 2], np.int8)),
         ("value_float", 1.5, np.array(1.5, np.float32)),
         ("value_floats", [1.5, 2.0], np.array([1.5, 2.0], np.float32)),
         ("value_int", 3, np.array(3, np.int64)),

@@ -15,9 +15,9 @@ from genai.graph.ir import (
     AttributeType,
     DataType,
     Graph,
-    Model,
+    OnnxModel,
+    OnnxTensor,
     QuantizationAnnotation,
-    Tensor,
     TrainingInfo,
     Value,
     make_node,
@@ -36,7 +36,7 @@ FLOAT = TensorType(DataType.FLOAT, (2, 3))
 RULES: Sequence[Rewrite] = (remove_identities, fold_constants, remove_dead_code)
 
 
-def model_of(nodes, inputs=("x",), outputs=("y",), initializers=(), opset=20) -> Model:
+def model_of(nodes, inputs=("x",), outputs=("y",), initializers=(), opset=20) -> OnnxModel:
     graph = Graph(
         "g",
         [Value(name, FLOAT) for name in inputs],
@@ -44,22 +44,22 @@ def model_of(nodes, inputs=("x",), outputs=("y",), initializers=(), opset=20) ->
         list(nodes),
         {tensor.name: tensor for tensor in initializers},
     )
-    return Model(graph, 10, {"": opset})
+    return OnnxModel(graph, 10, {"": opset})
 
 
-def ops(model: Model) -> list[str]:
+def ops(model: OnnxModel) -> list[str]:
     return [node.op_type for node in model.graph.nodes]
 
 
-def constant(name: str, *values: float) -> Tensor:
-    return Tensor.from_array(name, np.array(values, np.float32))
+def constant(name: str, *values: float) -> OnnxTensor:
+    return OnnxTensor.from_array(name, np.array(values, np.float32))
 
 
 @pytest.fixture
 def unchanged_outputs(run_reference, same_values):
     """Applies a rule, checks that the model still computes the same, and returns how many changes were made."""
 
-    def apply(rule: Rewrite, model: Model, inputs=None) -> int:
+    def apply(rule: Rewrite, model: OnnxModel, inputs=None) -> int:
         inputs = inputs or [np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3) for _ in model.graph.inputs]
         expected = run_reference(to_proto(model), inputs)
         names = [value.name for value in model.graph.outputs]
@@ -83,7 +83,7 @@ class Counting:
     level: Level
     left: int
 
-    def apply(self, model: Model) -> int:
+    def apply(self, model: OnnxModel) -> int:
         if not self.left:
             return 0
         self.left -= 1
@@ -203,8 +203,8 @@ def test_dropout_vanishes_in_inference_only(opset, inputs, attributes, vanishes)
     ]
     constants = [
         constant("ratio", 0.5),
-        Tensor.from_array("on", np.array(True)),
-        Tensor.from_array("off", np.array(False)),
+        OnnxTensor.from_array("on", np.array(True)),
+        OnnxTensor.from_array("off", np.array(False)),
     ]
     model = model_of(nodes, inputs=["x", "flag"], initializers=constants, opset=opset)
     assert remove_identities.apply(model) == int(vanishes)
@@ -386,8 +386,8 @@ def test_overridable_initializers_do_not_fold():
     ids=lambda node: node.op_type,
 )
 def test_what_must_not_or_cannot_fold_stays(node):
-    constants = [constant("w", 0.5, 0.5), Tensor.from_array("q", np.array([1], np.int8)), constant("scale", 1)]
-    constants.append(Tensor.from_array("bad_shape", np.array([7], np.int64)))
+    constants = [constant("w", 0.5, 0.5), OnnxTensor.from_array("q", np.array([1], np.int8)), constant("scale", 1)]
+    constants.append(OnnxTensor.from_array("bad_shape", np.array([7], np.int64)))
     model = model_of([node, make_node("Relu", ["x"], ["y"])], initializers=constants)
     model.opset_imports["own"] = 1
     assert fold_constants.apply(model) == 0
@@ -395,15 +395,15 @@ def test_what_must_not_or_cannot_fold_stays(node):
 
 
 def test_folding_never_makes_large_constants():
-    shape = Tensor.from_array("shape", np.array([1 << 20, 1 << 20], np.int64))
-    small = Tensor.from_array("small", np.array([10], np.int64))
+    shape = OnnxTensor.from_array("shape", np.array([1 << 20, 1 << 20], np.int64))
+    small = OnnxTensor.from_array("small", np.array([10], np.int64))
     nodes = [
         make_node("ConstantOfShape", ["shape"], ["huge"]),
         make_node("Range", ["zero", "many", "one"], ["also_huge"]),
         make_node("ConstantOfShape", ["small"], ["ten"]),
         make_node("Add", ["x", "ten"], ["y"]),
     ]
-    scalars = [Tensor.from_array(name, np.array(value, np.int64)) for name, value in
+    scalars = [OnnxTensor.from_array(name, np.array(value, np.int64)) for name, value in
                {"zero": 0, "one": 1, "many": 1 << 50}.items()]  # fmt: skip
     model = model_of(nodes, initializers=[shape, small, *scalars])
     assert fold_constants.apply(model) == 1
@@ -419,7 +419,7 @@ def test_the_size_limit_is_obeyed(monkeypatch):
 
 
 def test_shapes_of_large_constants_fold(monkeypatch):
-    large = Tensor.from_array("large", np.zeros((1000, 1000), np.float32))
+    large = OnnxTensor.from_array("large", np.zeros((1000, 1000), np.float32))
     model = model_of(
         [make_node("Shape", ["large"], ["s"]), make_node("Reshape", ["x", "s"], ["y"])], initializers=[large]
     )

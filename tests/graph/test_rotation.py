@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.graph.ir import Model
+from genai.graph.ir import OnnxModel
 from genai.graph.reader import read_model
 from genai.graph.rewrites.base import Level, run_rewrites
 from genai.graph.rewrites.decoders import fuse_rotation
 
 
-def decoder(query: dict[str, Any] | None = None, key: dict[str, Any] | None = None, **change: Any) -> Model:
+def decoder(query: dict[str, Any] | None = None, key: dict[str, Any] | None = None, **change: Any) -> OnnxModel:
     """q and k rotated, then attention; `query`, `key`: attributes of the rotations, `change`: of the rest."""
     shape = [1, "T", 32]
     names = {"query_ids": "position_ids", "key_table": "cos", "norm": "", **change}
@@ -50,7 +50,7 @@ def decoder(query: dict[str, Any] | None = None, key: dict[str, Any] | None = No
     return read_model(helper.make_model(graph, opset_imports=imports))
 
 
-def fused(model: Model) -> bool:
+def fused(model: OnnxModel) -> bool:
     run_rewrites(model, [fuse_rotation("position_ids")], Level.ALL)
     return all(node.op_type != "RotaryEmbedding" for node in model.graph.nodes)
 

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
 from genai.graph import onnx_inference
-from genai.graph.ir import DataType, Graph, Model, Tensor, Value, make_node
+from genai.graph.ir import DataType, Graph, OnnxModel, OnnxTensor, Value, make_node
 from genai.graph.reader import read_model
 from genai.graph.shapes import infer_node, infer_shapes
 from genai.graph.types import TensorType
@@ -18,7 +18,7 @@ from genai.ops.rules import SHAPE_RULES, NodeTypes
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
-def model_of(nodes, inputs, outputs, initializers=(), **opsets) -> Model:
+def model_of(nodes, inputs, outputs, initializers=(), **opsets) -> OnnxModel:
     """A model from IR nodes and {name: TensorType}; outputs by name, untyped."""
     graph = Graph(
         "g",
@@ -27,15 +27,15 @@ def model_of(nodes, inputs, outputs, initializers=(), **opsets) -> Model:
         list(nodes),
         {tensor.name: tensor for tensor in initializers},
     )
-    return Model(graph, 10, {"": 20, "com.microsoft": 1, **opsets})
+    return OnnxModel(graph, 10, {"": 20, "com.microsoft": 1, **opsets})
 
 
-def vector(name: str, *values: int) -> Tensor:
-    return Tensor.from_array(name, np.array(values, np.int64))
+def vector(name: str, *values: int) -> OnnxTensor:
+    return OnnxTensor.from_array(name, np.array(values, np.int64))
 
 
-def scalar(name: str, value: int) -> Tensor:
-    return Tensor.from_array(name, np.array(value, np.int64))
+def scalar(name: str, value: int) -> OnnxTensor:
+    return OnnxTensor.from_array(name, np.array(value, np.int64))
 
 
 def floats(*shape) -> TensorType:
@@ -45,7 +45,7 @@ def floats(*shape) -> TensorType:
 HIDDEN = {"x": floats("batch", "sequence", 64)}
 
 
-def shape_of(model: Model, name: str):
+def shape_of(model: OnnxModel, name: str):
     infer_shapes(model)
     known = model.graph.type_of(name)
     assert isinstance(known, TensorType)
@@ -55,7 +55,7 @@ def shape_of(model: Model, name: str):
 # Shape computations
 
 
-def split_heads(last: list[Tensor], *parts: str) -> Model:
+def split_heads(last: list[OnnxTensor], *parts: str) -> OnnxModel:
     """Reshape of x to Concat(batch and sequence as read from its shape, constants)."""
     nodes = [
         make_node("Shape", ["x"], ["shape"]),
@@ -118,10 +118,10 @@ def test_reshape_by_an_input_keeps_the_rank():
 def test_expand_and_constant_of_shape_take_symbols():
     nodes = [
         make_node("Shape", ["x"], ["shape"], start=0, end=2),
-        make_node("ConstantOfShape", ["shape"], ["zeros"], value=Tensor.from_array("", np.zeros(1, np.int64))),
+        make_node("ConstantOfShape", ["shape"], ["zeros"], value=OnnxTensor.from_array("", np.zeros(1, np.int64))),
         make_node("Expand", ["row", "shape"], ["rows"]),
     ]
-    row = Tensor.from_array("row", np.zeros((1, 1), np.float32))
+    row = OnnxTensor.from_array("row", np.zeros((1, 1), np.float32))
     model = model_of(nodes, HIDDEN, ["zeros", "rows"], [row])
     assert shape_of(model, "zeros") == shape_of(model, "rows") == ("batch", "sequence")
     assert model.graph.type_of("zeros").dtype is DataType.INT64
@@ -143,7 +143,7 @@ def test_expand_and_constant_of_shape_take_symbols():
 def test_resized_extents_are_those_of_float32(attributes, inputs, version, expected):
     """As the kernel and onnxruntime compute them: 3 * (5/3) is 5 there, and a little less in double precision."""
     numbers = {"scales": [1, 1, 5 / 3], "last": [5 / 3]}
-    tensors = [Tensor.from_array(name, np.array(value, np.float32)) for name, value in numbers.items()]
+    tensors = [OnnxTensor.from_array(name, np.array(value, np.float32)) for name, value in numbers.items()]
     node = make_node("Upsample" if version < 10 else "Resize", inputs, ["y"], **attributes)
     model = model_of([node], {"x": floats(3, "n", 3)}, ["y"], [*tensors, vector("sizes", 3, 4, 6), vector("two", 6, 9)])
     model.opset_imports[""] = version
@@ -180,8 +180,8 @@ def test_sizes_and_products():
 
 def test_the_idiom_of_exporters_for_expanding_to_a_shape():
     """Expand to Where(shape == -1, 1, shape), as older PyTorch exporters write tensor.expand(batch, -1, 64)."""
-    minus_one = Tensor.from_array("", np.array([-1], np.int64))
-    ones = Tensor.from_array("", np.array([1], np.int64))
+    minus_one = OnnxTensor.from_array("", np.array([-1], np.int64))
+    ones = OnnxTensor.from_array("", np.array([1], np.int64))
     nodes = [
         make_node("Shape", ["x"], ["shape"]),
         make_node("Slice", ["shape", "zero", "one"], ["batch"]),
@@ -209,7 +209,7 @@ def test_counting_to_an_extent():
         make_node("Range", ["half", "many", "half"], ["open"]),
     ]
     scalars = [scalar(name, value) for name, value in {"zero": 0, "one": 1, "three": 3, "ten": 10}.items()]
-    halves = [Tensor.from_array(name, np.float32(value)) for name, value in {"half": 0.5, "many": 9}.items()]
+    halves = [OnnxTensor.from_array(name, np.float32(value)) for name, value in {"half": 0.5, "many": 9}.items()]
     model = model_of(nodes, HIDDEN, ["positions", "y", "none", "open"], [*scalars, *halves])
     assert shape_of(model, "positions") == ("sequence",)
     assert [model.graph.type_of(name).shape for name in ("y", "none", "open")] == [(4,), (0,), (None,)]
@@ -250,7 +250,7 @@ def test_negative_declared_extents_are_open():
 
 
 def test_impossible_extents_are_open():
-    shape = Tensor.from_array("shape", np.array([2**62, 2**62], np.int64))
+    shape = OnnxTensor.from_array("shape", np.array([2**62, 2**62], np.int64))
     nodes = [
         make_node("ReduceProd", ["shape"], ["product"], keepdims=1),
         make_node("ConstantOfShape", ["product"], ["y"]),
@@ -265,7 +265,7 @@ def test_impossible_extents_are_open():
 
 
 @pytest.fixture
-def decoder_layer() -> Model:
+def decoder_layer() -> OnnxModel:
     """The operators of one layer as onnxruntime-genai's builder writes them."""
     ms, names = {"domain": "com.microsoft"}, {"K": 64, "bits": 4, "block_size": 32}
     past = ["past_key", "past_value"]
@@ -289,11 +289,11 @@ def decoder_layer() -> Model:
         "total": TensorType(DataType.INT32, ()),
     }
     initializers = [
-        Tensor.from_array("table", np.zeros((100, 32), np.uint8)),
-        Tensor.from_array("table_scales", np.zeros((100, 2), np.float32)),
-        Tensor.from_array("norm", np.zeros(64, np.float32)),
-        Tensor.from_array("w", np.zeros((128, 2, 16), np.uint8)),
-        Tensor.from_array("s", np.zeros((128, 2), np.float32)),
+        OnnxTensor.from_array("table", np.zeros((100, 32), np.uint8)),
+        OnnxTensor.from_array("table_scales", np.zeros((100, 2), np.float32)),
+        OnnxTensor.from_array("norm", np.zeros(64, np.float32)),
+        OnnxTensor.from_array("w", np.zeros((128, 2, 16), np.uint8)),
+        OnnxTensor.from_array("s", np.zeros((128, 2), np.float32)),
     ]
     return model_of(nodes, inputs, ["y", "key", "value"], initializers)
 
@@ -436,7 +436,7 @@ def test_weights_are_not_copied_into_the_inference(monkeypatch, external_model):
 
     monkeypatch.setattr(onnx_inference.shape_inference, "infer_shapes", measured)
     model = read_model(external_model)
-    large = Tensor.from_array("large", np.zeros(1_000_000, np.float32))
+    large = OnnxTensor.from_array("large", np.zeros(1_000_000, np.float32))
     model.graph.insert_before(model.graph.nodes[0], make_node("Constant", [], ["c"], value=large))
     infer_shapes(model)
     assert model.graph.type_of("c") == floats(1_000_000)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from genai.graph.ir import Model
+from genai.graph.ir import OnnxModel
 from genai.graph.reader import read_model
 from genai.graph.shapes import infer_shapes
 from genai.graph.types import DataType, TensorType
@@ -60,7 +60,7 @@ def _check_types(cases, run_reference) -> int:
     return num_compared
 
 
-def _declared_away(model: Model) -> list[object]:
+def _declared_away(model: OnnxModel) -> list[object]:
     declared = [value.type for value in model.graph.outputs]
     for value in model.graph.outputs:
         value.type = None

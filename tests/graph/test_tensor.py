@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.ir import DataType, Graph, Model, Tensor
+from genai.graph.ir import DataType, Graph, OnnxModel, OnnxTensor
 from genai.graph.reader import read_model
 from genai.graph.storage import FieldStorage, RawStorage, pack_codes, packed_size, unpack_codes
 from genai.graph.writer import to_proto
@@ -19,13 +19,13 @@ NUMERIC = [dtype for dtype in DataType if dtype not in (0, 8) and int(dtype) in 
 SHAPES = [(), (0,), (1,), (3,), (7, 3), (2, 0, 4)]
 
 
-def read_tensor(proto: TensorProto) -> Tensor:
+def read_tensor(proto: TensorProto) -> OnnxTensor:
     graph = helper.make_graph([], "g", [], [], [proto])
     return read_model(helper.make_model(graph, ir_version=10)).graph.initializers[proto.name]
 
 
-def written(tensor: Tensor) -> TensorProto:
-    model = Model(Graph("g", initializers={tensor.name: tensor}), 10, {"": 20})
+def written(tensor: OnnxTensor) -> TensorProto:
+    model = OnnxModel(Graph("g", initializers={tensor.name: tensor}), 10, {"": 20})
     return to_proto(model).graph.initializer[0]
 
 
@@ -79,7 +79,7 @@ def test_elements_agree_with_onnx(dtype, shape, raw):
 @pytest.mark.parametrize("dtype", NUMERIC, ids=lambda dtype: dtype.name)
 def test_from_array_is_read_back(dtype, shape):
     array = random_array(dtype, shape)
-    tensor = Tensor.from_array("t", array)
+    tensor = OnnxTensor.from_array("t", array)
     assert (tensor.dtype, tensor.shape) == (dtype, shape)
     assert bits_of(tensor.array()) == bits_of(array)
     assert bits_of(numpy_helper.to_array(written(tensor))) == bits_of(array)
@@ -96,7 +96,7 @@ def test_packing_is_inverted_by_unpacking(bits, count):
 
 def test_from_array_shares_memory_and_forbids_writing():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    view = Tensor.from_array("t", array).array()
+    view = OnnxTensor.from_array("t", array).array()
     assert np.shares_memory(view, array)
     with pytest.raises(ValueError, match="read-only"):
         view[0, 0] = 5
@@ -104,17 +104,17 @@ def test_from_array_shares_memory_and_forbids_writing():
 
 def test_from_array_keeps_values_of_strided_and_big_endian_arrays():
     array = np.arange(12, dtype=">i4").reshape(3, 4).T
-    tensor = Tensor.from_array("t", array)
+    tensor = OnnxTensor.from_array("t", array)
     assert tensor.dtype is DataType.INT32
     np.testing.assert_array_equal(tensor.array(), array)
     np.testing.assert_array_equal(numpy_helper.to_array(written(tensor)), array)
 
 
 def test_from_array_casts_to_the_type_asked_for():
-    tensor = Tensor.from_array("t", [1.5, -2.0], DataType.BFLOAT16)
+    tensor = OnnxTensor.from_array("t", [1.5, -2.0], DataType.BFLOAT16)
     assert tensor.array().dtype == ml_dtypes.bfloat16
     assert tensor.array().tolist() == [1.5, -2.0]
-    assert Tensor.from_array("t", np.array([3, 9]), DataType.UINT4).nbytes == 1
+    assert OnnxTensor.from_array("t", np.array([3, 9]), DataType.UINT4).nbytes == 1
 
 
 def test_inline_bytes_are_not_copied():
@@ -131,15 +131,15 @@ def test_strings_come_as_str_or_bytes():
     assert tensor.array().tolist() == [["a", "é"], ["", b"\xff"]]
     assert tensor.nbytes == 4
     assert written(tensor) == proto
-    again = Tensor.from_array("t", tensor.array())
+    again = OnnxTensor.from_array("t", tensor.array())
     assert written(again) == proto
-    assert Tensor.from_array("t", np.array(["x", "yz"])).array().tolist() == ["x", "yz"]
+    assert OnnxTensor.from_array("t", np.array(["x", "yz"])).array().tolist() == ["x", "yz"]
     with pytest.raises(GraphError, match="no raw layout"):
         tensor.raw()
 
 
 def test_renamed_shares_the_storage():
-    tensor = Tensor.from_array("a", np.zeros(3))
+    tensor = OnnxTensor.from_array("a", np.zeros(3))
     assert tensor.renamed("b").name == "b"
     assert tensor.renamed("b").storage is tensor.storage
     assert tensor.name == "a"
@@ -157,7 +157,7 @@ def test_a_segment_has_no_array():
 )
 def test_arrays_that_onnx_cannot_hold_are_refused(value):
     with pytest.raises(GraphError) as error:
-        Tensor.from_array("t", value)
+        OnnxTensor.from_array("t", value)
     assert error.value.why
     assert error.value.fix
 

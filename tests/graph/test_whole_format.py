@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.text_format import Parse
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.graph.ir import AttributeType, DataType, SparseTensor, Tensor
+from genai.graph.ir import AttributeType, DataType, OnnxTensor, SparseTensor
 from genai.graph.reader import read_model
 from genai.graph.types import (
     MapType,
@@ -184,7 +184,7 @@ def test_attributes_have_python_values(proto):
     assert node.attributes["strings"].value == [b"a", b""]
     assert node.attribute("none") == []
     assert node.attribute("absent", 5) == 5
-    assert isinstance(node.attribute("t"), Tensor)
+    assert isinstance(node.attribute("t"), OnnxTensor)
     assert isinstance(node.attribute("sp"), SparseTensor)
     assert [graph.name for graph in node.subgraphs()] == ["inner", "one", "two"]
     assert node.attribute("tps") == [TensorType(DataType.INT32), None]

@@ -13,13 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError, ModelFolderError, OptionError
 from genai.graph import writer
-from genai.graph.ir import Graph, Model, Tensor
+from genai.graph.ir import Graph, OnnxModel, OnnxTensor
 from genai.graph.reader import read_model
 from genai.graph.writer import to_proto, write_model
 
 
-def model_of(*tensors: Tensor) -> Model:
-    return Model(Graph("g", initializers={tensor.name: tensor for tensor in tensors}), 10, {"": 20})
+def model_of(*tensors: OnnxTensor) -> OnnxModel:
+    return OnnxModel(Graph("g", initializers={tensor.name: tensor for tensor in tensors}), 10, {"": 20})
 
 
 def files(folder: Path) -> set[str]:
@@ -52,10 +52,10 @@ def test_external_data_go_beside_the_model(external_model, tmp_path):
 
 def test_every_kind_of_tensor_goes_out_and_comes_back(tmp_path):
     tensors = [
-        Tensor.from_array("strings", np.array(["a" * 50] * 50)),
-        Tensor.from_array("int4", np.arange(101) % 8, onnx_type(TensorProto.INT4)),
-        Tensor.from_array("floats", np.arange(7, dtype=np.float64)),
-        Tensor.from_array("empty", np.zeros((0, 3), np.float32)),
+        OnnxTensor.from_array("strings", np.array(["a" * 50] * 50)),
+        OnnxTensor.from_array("int4", np.arange(101) % 8, onnx_type(TensorProto.INT4)),
+        OnnxTensor.from_array("floats", np.arange(7, dtype=np.float64)),
+        OnnxTensor.from_array("empty", np.zeros((0, 3), np.float32)),
     ]
     path = tmp_path / "out.onnx"
     write_model(model_of(*tensors), path, external_data="out.data", size_threshold=0)
@@ -72,7 +72,7 @@ def onnx_type(number: int):
 
 
 def test_a_shared_storage_is_written_once(tmp_path):
-    tensor = Tensor.from_array("a", np.zeros(10_000, np.float32))
+    tensor = OnnxTensor.from_array("a", np.zeros(10_000, np.float32))
     write_model(model_of(tensor, tensor.renamed("b")), tmp_path / "m.onnx", external_data="m.data")
     assert (tmp_path / "m.data").stat().st_size == 40_000
 
@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, external_data):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ModelFolderError, match="No space left") as error:
-        write_model(model_of(Tensor.from_array("w", np.zeros(1000))), path, external_data=external_data)
+        write_model(model_of(OnnxTensor.from_array("w", np.zeros(1000))), path, external_data=external_data)
     assert error.value.why
     assert error.value.fix
     assert files(tmp_path) == {"m.onnx"}
@@ -152,7 +152,7 @@ def test_a_negative_threshold(tmp_path):
 def test_a_model_too_large_for_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "MAX_PROTOBUF_BYTES", 1000)
     with pytest.raises(GraphError, match="2 GiB") as error:
-        write_model(model_of(Tensor.from_array("w", np.zeros(1000))), tmp_path / "m.onnx")
+        write_model(model_of(OnnxTensor.from_array("w", np.zeros(1000))), tmp_path / "m.onnx")
     assert "external_data=" in error.value.fix
     assert files(tmp_path) == set()
 
@@ -162,7 +162,7 @@ def test_an_initializer_beside_the_inputs_raises_an_old_ir_version(make_model):
     proto = make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": kind}, {"y": kind}, ir_version=3)
     model = read_model(proto)
     assert to_proto(model).ir_version == 3
-    model.graph.add_initializer(Tensor.from_array("w", np.zeros(1, np.float32)))
+    model.graph.add_initializer(OnnxTensor.from_array("w", np.zeros(1, np.float32)))
     written = to_proto(model)
     assert written.ir_version == 4
     onnx.checker.check_model(written)
@@ -184,7 +184,7 @@ def test_constants_of_functions_become_nodes(make_model, run_reference):
     )
     model = read_model(proto)
     body = model.functions["own", "AddTwo", ""].body
-    body.add_initializer(Tensor.from_array("two", np.array(2, np.float32)))
+    body.add_initializer(OnnxTensor.from_array("two", np.array(2, np.float32)))
     body.remove_nodes([body.nodes[0]])
     written = to_proto(model)
     assert [node.op_type for node in written.functions[0].node] == ["Constant", "Add"]

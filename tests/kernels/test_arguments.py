@@ -86,15 +86,15 @@ def test_addresses(library: Library) -> None:
     array.flags.writeable = False
     addresses = [(array, array.ctypes.data), (array[1:, 2:], array.ctypes.data + 12), (None, 0), (np.int64(4096), 4096)]
     for value, expected in [*addresses, (nothing, nothing.address)]:
-        assert Base(first=value, count=1).words() == [expected, 1]
+        assert Base(first=value, count=1).encoded() == [expected, 1]
     vector = BoundVector("v", size=4)
-    assert Base(first=vector, count=Binding("n") + 2).words() == [vector, Binding("n", 2)]
+    assert Base(first=vector, count=Binding("n") + 2).encoded() == [vector, Binding("n", 2)]
     nested = Nested(before=0, given=given(first=nothing), base=Base(first=None, count=0), after=0)
     assert nested.operators() == [nothing]
 
 
 def test_every_field_has_a_place() -> None:
-    assert [(field.name, field.kind, field.first_word) for field in layout(Nested)] == [
+    assert [(field.name, field.kind, field.first_entry) for field in layout(Nested)] == [
         ("before", "int", 0),
         ("given", Given, 1),
         ("base", Base, 5),
@@ -124,7 +124,7 @@ def test_every_field_has_a_place() -> None:
 )
 def test_values_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        given(**changes).words()
+        given(**changes).encoded()
 
 
 def test_values_that_are_missing_or_of_another_class() -> None:
@@ -134,7 +134,7 @@ def test_values_that_are_missing_or_of_another_class() -> None:
         Base(None, 3)  # type: ignore[misc]
     for wrong in (Base(first=None, count=0), 3, None):
         with pytest.raises(TypeError, match=r"Nested.given is .*, expected Given"):
-            Nested(before=0, given=wrong, base=Base(first=None, count=0), after=0).words()  # type: ignore[arg-type]
+            Nested(before=0, given=wrong, base=Base(first=None, count=0), after=0).encoded()  # type: ignore[arg-type]
 
 
 def test_declarations_that_cannot_be(library: Library) -> None:
@@ -144,7 +144,7 @@ def test_declarations_that_cannot_be(library: Library) -> None:
     assert size(full) == MAX_ARGUMENTS
     for declaration, message in (
         (text, "Text.name cannot be <class 'str'>"),
-        (more, f"More takes {MAX_ARGUMENTS + 4} words, a call has room for {MAX_ARGUMENTS}"),
+        (more, f"More takes {MAX_ARGUMENTS + 4} entries, a call has room for {MAX_ARGUMENTS}"),
     ):
         with pytest.raises(TypeError, match=message):
             library.native_op(declaration)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.byte_functions import Form, combined_bytes
+from genai.kernels.cpu.byte_functions import QParams, combined_bytes
 from genai.kernels.cpu.program.pool import Threads
 
 TYPES = [np.int8, np.uint8]
@@ -34,7 +34,7 @@ def draw(rng, dtype, shape):
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_equals_the_definition(threads, rng, name, a_type, b_type, dtype, swapped, shapes):
     a, b = (draw(rng, kind, shape) for kind, shape in zip((a_type, b_type), shapes, strict=True))
-    a_form, b_form, form = Form(0.1, 3), Form(0.07, -4), Form(0.05 if name == "Add" else 0.4, 11)
+    a_form, b_form, form = QParams(0.1, 3), QParams(0.07, -4), QParams(0.05 if name == "Add" else 0.4, 11)
     if swapped:
         a, b, a_form, b_form = b, a, b_form, a_form
     found = combined_bytes(threads, name, a, a_form, b, b_form, form, dtype)
@@ -46,7 +46,7 @@ def test_equals_the_definition(threads, rng, name, a_type, b_type, dtype, swappe
 
 
 def test_shapes_that_are_left_to_others(threads, rng):
-    a, form = draw(rng, np.int8, (4, 5)), Form(1.0, 0)
+    a, form = draw(rng, np.int8, (4, 5)), QParams(1.0, 0)
     assert combined_bytes(threads, "Add", a, form, draw(rng, np.int8, (4, 1)), form, form, np.int8) is None
     assert combined_bytes(threads, "Add", a, form, np.zeros(5, np.int16), form, form, np.int8) is None
     assert combined_bytes(threads, "Add", a[:0], form, a[:0], form, form, np.int8) is None

@@ -16,7 +16,7 @@ def test_every_number_is_read_once(begin: int, end: int) -> None:
     numbers = ceilings.ITEM_BYTES // 4
     buffer = np.random.default_rng(0).integers(-100, 100, 64 * numbers, dtype=np.int32)
     call = ceilings.read_call(buffer, 64, 1)
-    words, total = np.array(call.arguments.words(), np.int64), np.zeros(LANES, np.int32)
+    words, total = np.array(call.arguments.encoded(), np.int64), np.zeros(LANES, np.int32)
     read = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)(call.op.address)
     assert read(words.ctypes.data, 0, begin, end, total.ctypes.data) == 0
     part = buffer[begin * numbers : end * numbers]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.jit import KernelError, Library
+from genai.kernels.cpu.jit import Library, NativeFunctionError
 from genai.kernels.cpu.lazy import helper, inline
 from genai.kernels.cpu.memory import array_at, read_int64, stack_array, write_float64, write_int64
 from genai.kernels.cpu.program.driver import call_operator
@@ -98,7 +98,7 @@ def test_a_kernel_that_fails(library: Library) -> None:
 
     fail(0)
     for code in (1, 2):
-        with pytest.raises(KernelError, match="kernel fail failed"):
+        with pytest.raises(NativeFunctionError, match="kernel fail failed"):
             fail(code)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu import jit, workers
-from genai.kernels.cpu.jit import Kernel, Library
+from genai.kernels.cpu.jit import Library, NativeFunction
 from genai.kernels.cpu.memory import read_int64, write_int64
 from genai.kernels.cpu.program.pool import THREAD_NAMES
 
@@ -44,11 +44,11 @@ def _adder(amount: int) -> Callable[..., int]:
     return add
 
 
-def adders(library: Library, count: int = 5) -> list[Kernel]:
+def adders(library: Library, count: int = 5) -> list[NativeFunction]:
     return [library.kernel(_adder(amount)) for amount in range(count)]
 
 
-def assert_they_work(kernels: list[Kernel]) -> None:
+def assert_they_work(kernels: list[NativeFunction]) -> None:
     for amount, kernel in enumerate(kernels):
         x = np.arange(3)
         kernel(x.ctypes.data, 3)
@@ -58,13 +58,13 @@ def assert_they_work(kernels: list[Kernel]) -> None:
 def made_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what this very process compiles from now on."""
     names: list[str] = []
-    make = Kernel.make
+    make = NativeFunction.make
 
-    def noted(self: Kernel) -> bytes:
+    def noted(self: NativeFunction) -> bytes:
         names.append(self.name)
         return make(self)
 
-    monkeypatch.setattr(Kernel, "make", noted)
+    monkeypatch.setattr(NativeFunction, "make", noted)
     return names
 
 
@@ -113,9 +113,9 @@ def test_processes_that_fail(
     library: Library, failure: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(workers, "can_fork", lambda: True)
-    here, process, make = [], os.getpid(), Kernel.make
+    here, process, make = [], os.getpid(), NativeFunction.make
 
-    def fail_elsewhere(self: Kernel) -> bytes:
+    def fail_elsewhere(self: NativeFunction) -> bytes:
         if os.getpid() != process:
             if failure == "dies":
                 os._exit(3)
@@ -123,7 +123,7 @@ def test_processes_that_fail(
         here.append(self.name)
         return make(self)
 
-    monkeypatch.setattr(Kernel, "make", fail_elsewhere)
+    monkeypatch.setattr(NativeFunction, "make", fail_elsewhere)
     kernels = adders(library, 3)
     assert library.prepare(kernels, lambda current, total: None).compiled == 3
     assert here == ["add_0", "add_1", "add_2"]
@@ -171,7 +171,7 @@ def test_kernels_for_later_are_made_meanwhile(library: Library, monkeypatch: pyt
 def test_no_more_processes_behind_than_threads(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many programs are made, and none for what one is at work on already."""
     monkeypatch.setattr(workers, "can_fork", lambda: True)
-    monkeypatch.setattr(Kernel, "make", lambda self: time.sleep(100))
+    monkeypatch.setattr(NativeFunction, "make", lambda self: time.sleep(100))
     kernels = adders(library, 4)
     for kernel in (kernels[0], *kernels):
         workers.make_behind([kernel], prepared=False)
@@ -189,8 +189,8 @@ def end_those_behind() -> None:
 def test_what_starves_behind_is_made_here(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "can_fork", lambda: True)
     monkeypatch.setattr(jit, "_MOST_SECONDS_BEHIND", 0.1)
-    process, make = os.getpid(), Kernel.make
-    monkeypatch.setattr(Kernel, "make", lambda self: make(self) if os.getpid() == process else time.sleep(100))
+    process, make = os.getpid(), NativeFunction.make
+    monkeypatch.setattr(NativeFunction, "make", lambda self: make(self) if os.getpid() == process else time.sleep(100))
     kernels = adders(library, 3)
     library.prepare([], lambda current, total: None, later=kernels)
     library.prepare(kernels, lambda current, total: None)
@@ -215,8 +215,8 @@ def test_nobody_waits_for_those_behind_at_the_end(tmp_path: Path) -> None:
 
 def test_later_is_here_where_a_process_fails(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "can_fork", lambda: True)
-    process, make = os.getpid(), Kernel.make
-    monkeypatch.setattr(Kernel, "make", lambda self: make(self) if os.getpid() == process else os._exit(3))
+    process, make = os.getpid(), NativeFunction.make
+    monkeypatch.setattr(NativeFunction, "make", lambda self: make(self) if os.getpid() == process else os._exit(3))
     kernels = adders(library, 3)
     library.prepare([], lambda current, total: None, later=kernels)
     library.prepare(kernels, lambda current, total: None)

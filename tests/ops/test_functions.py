@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import genai
-from genai.ops.registry import Floats, KernelError, Natural, NodeSpec, Positive, from_function
+from genai.ops.registry import Float32s, KernelError, Natural, NodeSpec, Positive, from_function
 
 
 def spec_of(inputs: int, **attributes: Any) -> NodeSpec:
@@ -20,7 +20,7 @@ def spec_of(inputs: int, **attributes: Any) -> NodeSpec:
 def read(
     x: Any, y: Any = None, *, axis: int = -1, keep: bool = True, scale: float | None = None,
     sizes: tuple[int, ...] = (2,), mode: Literal["a", "b"] = "a", count: Positive = 1, rest: Natural = 0,
-    weights: Floats = (), threads: Any, spec: NodeSpec, made: str,
+    weights: Float32s = (), threads: Any, spec: NodeSpec, made: str,
 ) -> Any:  # fmt: skip
     return [x, y, axis, keep, scale, sizes, mode, count, rest, weights.tolist(), threads, spec.op_type, made]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.graph.tensor import Tensor
+from genai.graph.tensor import OnnxTensor
 from genai.runtime.weights import WeightStore
 
 
@@ -57,4 +57,4 @@ print(resident)
 
 
 def test_tensors_tell_whether_they_lie_in_a_file() -> None:
-    assert not Tensor.from_array("x", np.ones(3, np.float32)).is_external
+    assert not OnnxTensor.from_array("x", np.ones(3, np.float32)).is_external

@@ -137,6 +137,6 @@ def test_the_example_hands_parts_to_onnxruntime(model, plug_ins, monkeypatch):
     )
     feed = {"x": np.array([3, 4], np.float32)}
     session = ort.InferenceSession(model, providers=["OnnxRuntimeProvider"])
-    assert len(session._plan.steps) == 1
+    assert len(session._plan.calls) == 1
     for ours, plain in zip(session.run(None, feed), ort.InferenceSession(model).run(None, feed), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-6)

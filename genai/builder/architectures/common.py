@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, UnsupportedModelError
 from ..hf_config import HFConfig, rope_fields
-from ..spec import DecoderSpec, Experts
+from ..spec import DecoderSpec, ExpertsSpec
 
 # Cuts one weight or bias out of the tensor that holds it: (spec, tensor, *numbers that the rule's pattern caught).
-View = Callable[..., NDArray[Any]]
+TensorView = Callable[..., NDArray[Any]]
 Describe = Callable[[HFConfig], DecoderSpec]
 
 
@@ -28,13 +28,13 @@ class Rule:
 
     pattern: str
     replacement: str
-    view: View | None = None
+    view: TensorView | None = None
     stack: Callable[[DecoderSpec], int] | None = None
     when: Callable[[DecoderSpec], bool] = lambda spec: True
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """The tensors that one of ours is made of, and how."""
 
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Architecture:
     describe: Describe
     rules: tuple[Rule, ...] = ()
 
-    def source(self, spec: DecoderSpec, name: str) -> Source:
+    def source(self, spec: DecoderSpec, name: str) -> TensorSource:
         """Where the tensor that we call `name` lies."""
         view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
         names: tuple[str, ...] = (name,)
@@ -69,7 +69,7 @@ class Architecture:
             names = tuple(renamed.format(i) for i in range(rule.stack(spec))) if rule.stack else (renamed,)
             if rule.view is not None:
                 view = _bound(rule.view, spec, match)
-        return Source(names, view)
+        return TensorSource(names, view)
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -86,7 +86,7 @@ def architecture(title: str, *rules: Rule) -> Callable[[Describe], Describe]:
     return add
 
 
-def _bound(view: View, spec: DecoderSpec, match: re.Match[str]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def _bound(view: TensorView, spec: DecoderSpec, match: re.Match[str]) -> Callable[[NDArray[Any]], NDArray[Any]]:
     numbers = tuple(int(group) for group in match.groups())
     return lambda tensor: view(spec, tensor, *numbers)
 
@@ -205,9 +205,9 @@ def given_biases(config: HFConfig) -> dict[str, Any]:
     return biases(config.flag("attention_bias"), config.flag("mlp_bias"))
 
 
-def mixtral_experts(config: HFConfig, **fields: Any) -> Experts:
+def mixtral_experts(config: HFConfig, **fields: Any) -> ExpertsSpec:
     """Experts by the keys that Mixtral has for them."""
-    return Experts(
+    return ExpertsSpec(
         count=config.integer("num_local_experts"),
         per_token=config.integer("num_experts_per_tok"),
         intermediate_size=config.integer("intermediate_size"),
@@ -255,7 +255,7 @@ def transposed(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
     return tensor.T
 
 
-def of_group(part: slice | int) -> View:
+def of_group(part: slice | int) -> TensorView:
     """Of a tensor with, per key/value head, its query heads, then its key, then its value."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:

@@ -10,10 +10,10 @@ from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
 from ..spec import DecoderSpec
 from . import common
-from .common import Rule, View, architecture, decoder
+from .common import Rule, TensorView, architecture, decoder
 
 
-def _part(index: int) -> View:
+def _part(index: int) -> TensorView:
     """Queries, keys or values out of a matrix [inputs, 3 * outputs], or a bias."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any], *numbers: int) -> NDArray[Any]:

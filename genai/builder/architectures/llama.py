@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..hf_config import HFConfig, rope_values
-from ..spec import DecoderSpec, Experts
+from ..spec import DecoderSpec, ExpertsSpec
 from . import common
 from .common import Rule, architecture, decoder
 
@@ -247,7 +247,7 @@ def _upper_windows(config: HFConfig) -> dict[str, Any]:
 
 def _experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
     """The experts, and the layers that have an ordinary feed-forward layer instead."""
-    experts = Experts(
+    experts = ExpertsSpec(
         count=config.integer("num_experts", "num_local_experts"),
         per_token=config.integer("num_experts_per_tok"),
         intermediate_size=config.integer("moe_intermediate_size"),

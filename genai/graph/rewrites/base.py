@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...errors import GraphError
-from ..ir import Graph, Model, Node, make_node
+from ..ir import Graph, Node, OnnxModel, make_node
 from ..types import DataType, TensorType
 
 # Far beyond what any sensible set of rules needs; two rules that undo each other reach it.
@@ -42,10 +42,10 @@ class Rewrite:
 
     name: str
     level: Level
-    apply: Callable[[Model], int]
+    apply: Callable[[OnnxModel], int]
 
 
-def run_rewrites(model: Model, rules: Sequence[Rewrite], level: Level) -> list[tuple[str, int]]:
+def run_rewrites(model: OnnxModel, rules: Sequence[Rewrite], level: Level) -> list[tuple[str, int]]:
     """Run the rules of a level, in order and again until none changes anything.
 
     Returns:
@@ -76,14 +76,14 @@ def run_rewrites(model: Model, rules: Sequence[Rewrite], level: Level) -> list[t
     )
 
 
-def model_rule(level: Level) -> Callable[[Callable[[Model], int]], Rewrite]:
+def model_rule(level: Level) -> Callable[[Callable[[OnnxModel], int]], Rewrite]:
     """Decorator: a function that rewrites a model, and says how often, becomes a rule of its name."""
     return lambda rewrite: Rewrite(rewrite.__name__, level, rewrite)
 
 
 def graph_rule(
     level: Level, *, domain: str = "", since: int = 0, functions: bool = False
-) -> Callable[[Callable[[Model, Graph], int]], Rewrite]:
+) -> Callable[[Callable[[OnnxModel, Graph], int]], Rewrite]:
     """Decorator: a function that rewrites one graph of a model, and says how often, becomes a rule of its name.
 
     Args:
@@ -92,8 +92,8 @@ def graph_rule(
         functions: whether it also looks at functions' bodies.
     """
 
-    def rule(rewrite: Callable[[Model, Graph], int]) -> Rewrite:
-        def apply(model: Model) -> int:
+    def rule(rewrite: Callable[[OnnxModel, Graph], int]) -> Rewrite:
+        def apply(model: OnnxModel) -> int:
             if (model.opset_version() or 0) < since:
                 return 0
             changes = sum(rewrite(model, graph) for graph in list(model.graphs(functions=functions)))
@@ -113,7 +113,7 @@ def node_rule(
 
     def rule(rewrite: Callable[[Graph, Node], bool]) -> Rewrite:
         @wraps(rewrite)
-        def rewrite_graph(model: Model, graph: Graph) -> int:
+        def rewrite_graph(model: OnnxModel, graph: Graph) -> int:
             return sum(node.key in keys and rewrite(graph, node) for node in list(graph.nodes))
 
         return graph_rule(level, domain=domain, since=since)(rewrite_graph)
@@ -243,7 +243,7 @@ def same_type(graph: Graph, first: str, second: str) -> bool:
 _COMMUTES = frozenset({"Add", "Mul"})
 
 
-class Form:
+class Pattern:
     """A node of ONNX's own domain: Form("Mul", "x", Form("Sigmoid", "x")) is x * sigmoid(x).
 
     Attributes:
@@ -256,11 +256,11 @@ class Form:
         self.op_type, self.inputs, self.once, self.name = op_type, inputs, once, name
 
 
-Operand: TypeAlias = "str | float | Form | Sequence[Form]"
+Operand: TypeAlias = "str | float | Pattern | Sequence[Pattern]"
 """A value of this name, the same one everywhere; a constant near this number; a node's result; or one of several."""
 
 
-def find(graph: Graph, node: Node, form: Form) -> dict[str, str]:
+def find(graph: Graph, node: Node, form: Pattern) -> dict[str, str]:
     """The values that a form names, if a node is of that form; else nothing."""
     return next(_matches(graph, node.output(0), form, {}), {})
 
@@ -272,7 +272,7 @@ def _matches(graph: Graph, name: str, operand: Operand, found: Mapping[str, str]
     elif isinstance(operand, float):
         if is_number(graph, name, operand):
             yield dict(found)
-    elif isinstance(operand, Form):
+    elif isinstance(operand, Pattern):
         node = made_by(graph, name, operand.op_type)
         if node is None or len(node.inputs) < len(operand.inputs) or (operand.once and only_user(graph, name) is None):
             return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ir import DataType, Graph, Model, Node
+from ..ir import DataType, Graph, Node, OnnxModel
 from ..node import MS, OURS
 from ..types import TensorType
 from .base import Level, graph_rule, replaced
@@ -32,7 +32,7 @@ class _Chains:
 
 
 @graph_rule(Level.EXTENDED, domain=OURS)
-def tabulate_bytes(model: Model, graph: Graph) -> int:
+def tabulate_bytes(model: OnnxModel, graph: Graph) -> int:
     """f(g(h(x))) of 8-bit x, with 8-bit results, -> genai::ByteTable(x, f(g(h([0 ... 255])))), which folds.
 
     The table is computed by the operators that it takes the place of, so results stay the same.
@@ -52,7 +52,7 @@ def tabulate_bytes(model: Model, graph: Graph) -> int:
     return changes
 
 
-def _roots(model: Model, graph: Graph) -> dict[str, str]:
+def _roots(model: OnnxModel, graph: Graph) -> dict[str, str]:
     """Per result of a chain the 8-bit value that it hangs on."""
     roots: dict[str, str] = {}
     single: set[str] = set()

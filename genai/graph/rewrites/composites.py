@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir import Graph, Model, Node
+from ..ir import Graph, Node, OnnxModel
 from ..node import MS, OURS
 from ..types import TensorType
 from . import base
@@ -23,7 +23,7 @@ class _Scores:
 
 
 @base.graph_rule(base.Level.EXTENDED, domain=OURS)
-def fuse_attention(model: Model, graph: Graph) -> int:
+def fuse_attention(model: OnnxModel, graph: Graph) -> int:
     """softmax(scale * query @ keys + bias) @ values -> genai::DenseAttention(query, keys, values, bias).
 
     Factors may stand at the queries, the keys or their product. A softmax whose NaN become 0 (rows that a mask hides
@@ -48,7 +48,7 @@ def _fuse(graph: Graph, product: Node, default_axis: int) -> bool:
     return base.replaced(graph, product, "DenseAttention", inputs, domain=OURS, **form)
 
 
-_NAN_TO_ZERO = base.Form("Where", base.Form("IsNaN", "weights", once=True, name="test"), 0.0, "weights")
+_NAN_TO_ZERO = base.Pattern("Where", base.Pattern("IsNaN", "weights", once=True, name="test"), 0.0, "weights")
 
 
 def _softmax(graph: Graph, name: str, default_axis: int) -> tuple[Node | None, bool]:
@@ -96,21 +96,21 @@ def _is_4d_float(graph: Graph, name: str) -> bool:
     return rank == 4 and base.is_float32(graph, name)
 
 
-def _halved(curve: base.Form) -> tuple[base.Form, ...]:
+def _halved(curve: base.Pattern) -> tuple[base.Pattern, ...]:
     """x * 0.5 * (1 + curve), in any order of the products."""
-    shifted = base.Form("Add", curve, 1.0, once=True)
+    shifted = base.Pattern("Add", curve, 1.0, once=True)
     return (
-        base.Form("Mul", base.Form("Mul", "x", 0.5), shifted),
-        base.Form("Mul", base.Form("Mul", "x", shifted, once=True), 0.5),
-        base.Form("Mul", base.Form("Mul", shifted, 0.5, once=True), "x"),
+        base.Pattern("Mul", base.Pattern("Mul", "x", 0.5), shifted),
+        base.Pattern("Mul", base.Pattern("Mul", "x", shifted, once=True), 0.5),
+        base.Pattern("Mul", base.Pattern("Mul", shifted, 0.5, once=True), "x"),
     )
 
 
-_OVER_ROOT = (base.Form("Div", "x", math.sqrt(2)), base.Form("Mul", "x", math.sqrt(0.5)))
-_CUBIC = base.Form("Add", "x", base.Form("Mul", base.Form("Pow", "x", 3.0), 0.044715))
+_OVER_ROOT = (base.Pattern("Div", "x", math.sqrt(2)), base.Pattern("Mul", "x", math.sqrt(0.5)))
+_CUBIC = base.Pattern("Add", "x", base.Pattern("Mul", base.Pattern("Pow", "x", 3.0), 0.044715))
 _GELUS = {
-    "Gelu": _halved(base.Form("Erf", _OVER_ROOT, once=True)),
-    "FastGelu": _halved(base.Form("Tanh", base.Form("Mul", _CUBIC, math.sqrt(2 / math.pi)), once=True)),
+    "Gelu": _halved(base.Pattern("Erf", _OVER_ROOT, once=True)),
+    "FastGelu": _halved(base.Pattern("Tanh", base.Pattern("Mul", _CUBIC, math.sqrt(2 / math.pi)), once=True)),
 }
 
 
@@ -128,10 +128,10 @@ def fuse_gelu(graph: Graph, end: Node) -> bool:
     return False
 
 
-_CENTRED = base.Form("Sub", "x", base.Form("ReduceMean", "x", name="mean"), name="centred")
-_SQUARE = (base.Form("Pow", "centred", 2.0), base.Form("Mul", "centred", "centred"))
-_DEVIATION = base.Form("Sqrt", base.Form("Add", base.Form("ReduceMean", _SQUARE, name="variance"), "epsilon"))
-_SCALED = base.Form("Mul", base.Form("Div", _CENTRED, _DEVIATION, once=True), "scale", once=True)
+_CENTRED = base.Pattern("Sub", "x", base.Pattern("ReduceMean", "x", name="mean"), name="centred")
+_SQUARE = (base.Pattern("Pow", "centred", 2.0), base.Pattern("Mul", "centred", "centred"))
+_DEVIATION = base.Pattern("Sqrt", base.Pattern("Add", base.Pattern("ReduceMean", _SQUARE, name="variance"), "epsilon"))
+_SCALED = base.Pattern("Mul", base.Pattern("Div", _CENTRED, _DEVIATION, once=True), "scale", once=True)
 
 
 @base.node_rule(base.Level.EXTENDED, ("", "Add"), since=17)
@@ -140,7 +140,7 @@ def fuse_layer_norm(graph: Graph, end: Node) -> bool:
 
     Only where scale and bias are constant vectors, and from operator set 17 on, which has this operator.
     """
-    found = base.find(graph, end, base.Form("Add", _SCALED, "bias"))
+    found = base.find(graph, end, base.Pattern("Add", _SCALED, "bias"))
     if not found or not base.is_float32(graph, found["x"]):
         return False
     epsilon = base.number(graph, found["epsilon"])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from genai.ops.registry import evaluated
 
-from ..ir import DataType, Graph, Model, Node, Tensor, make_node
+from ..ir import DataType, Graph, Node, OnnxModel, OnnxTensor, make_node
 from ..node import NEW_EACH_TIME
 from ..shapes import infer_node
 from ..types import TensorType
@@ -51,13 +51,13 @@ def evaluate(node: Node, inputs: Mapping[str, NDArray[Any]], version: int) -> Se
 
 
 @graph_rule(Level.BASIC)
-def lift_constants(model: Model, graph: Graph) -> int:
+def lift_constants(model: OnnxModel, graph: Graph) -> int:
     """Constant nodes become initializers; needs no types, so that it makes inferring them cheaper."""
     return _lifted(graph)
 
 
 @graph_rule(Level.BASIC)
-def fold_constants(model: Model, graph: Graph) -> int:
+def fold_constants(model: OnnxModel, graph: Graph) -> int:
     """Nodes of constants become initializers; Constant nodes too. What a graph gives out becomes a Constant node."""
     folded: list[Node] = []
     lifted = _lifted(graph)
@@ -88,7 +88,7 @@ def _lifted(graph: Graph) -> int:
     return len(lifted)
 
 
-def _results(model: Model, graph: Graph, node: Node) -> list[Tensor] | None:
+def _results(model: OnnxModel, graph: Graph, node: Node) -> list[OnnxTensor] | None:
     """The constants that replace a node, or None if it has to stay."""
     version = model.opset_version(node.domain)
     if version is None or not _may_fold(model, node):
@@ -116,7 +116,7 @@ def _fits(expected: Any) -> bool:
     return expected.num_elements * item_bytes <= _MAX_BYTES
 
 
-def _may_fold(model: Model, node: Node) -> bool:
+def _may_fold(model: OnnxModel, node: Node) -> bool:
     domain, op_type = node.key
     if domain == "" and op_type in NEW_EACH_TIME | _KEPT:
         return False
@@ -125,7 +125,7 @@ def _may_fold(model: Model, node: Node) -> bool:
     return any(node.outputs) and not any(a.ref_attr_name for a in node.attributes.values())
 
 
-def _checked_tensors(node: Node, values: Sequence[Any], expected: Mapping[str, Any]) -> list[Tensor] | None:
+def _checked_tensors(node: Node, values: Sequence[Any], expected: Mapping[str, Any]) -> list[OnnxTensor] | None:
     """The results as tensors, or None if one is not of the type that the operator's definition gives it."""
     names = [name for name in node.outputs if name]
     if len(values) != len(names):
@@ -134,7 +134,7 @@ def _checked_tensors(node: Node, values: Sequence[Any], expected: Mapping[str, A
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, np.ndarray | np.generic):
             return None
-        tensor = Tensor.from_array(name, value)
+        tensor = OnnxTensor.from_array(name, value)
         if tensor.type != TensorType(expected[name].dtype, expected[name].shape):
             return None
         tensors.append(tensor)

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from ...ops.products import BLOCK_PRODUCT
-from ..ir import Attribute, DataType, Graph, Model, Node, Tensor
+from ..ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
 from ..node import MS, OURS
 from ..types import TensorType
-from .base import Form, Level, Rewrite, bias_after, find, node_rule, replaced
+from .base import Level, Pattern, Rewrite, bias_after, find, node_rule, replaced
 
 _SILU = (
-    Form("Mul", "gate", Form("Sigmoid", "gate", once=True, name="squashed"), once=True, name="silu"),
-    Form("Swish", "gate", once=True, name="silu"),
+    Pattern("Mul", "gate", Pattern("Sigmoid", "gate", once=True, name="squashed"), once=True, name="silu"),
+    Pattern("Swish", "gate", once=True, name="silu"),
 )
 
 
 @node_rule(Level.EXTENDED, ("", "Mul"), domain=OURS)
 def fuse_swiglu(graph: Graph, node: Node) -> bool:
     """Mul(Mul(gate, Sigmoid(gate)), up), operands in any order, or Mul(Swish(gate), up) -> genai::SwiGLU(gate, up)."""
-    found = find(graph, node, Form("Mul", _SILU, "up"))
+    found = find(graph, node, Pattern("Mul", _SILU, "up"))
     inner = [made for name in ("silu", "squashed") if (made := graph.producer(found.get(name, ""))) is not None]
     if not inner or inner[0].attribute("alpha", 1.0) != 1.0 or not _same_shape(graph, found["gate"], found["up"]):
         return False
@@ -88,7 +88,7 @@ def pack_dequantized_products(graph: Graph, node: Node) -> bool:
     return replaced(graph, node, "DequantizedMatMul", inputs, domain=OURS, **form, transposed=transposed)
 
 
-def _block_size(source: Node, weight: Tensor, scale: Tensor, *, contraction: int) -> int | None:
+def _block_size(source: Node, weight: OnnxTensor, scale: OnnxTensor, *, contraction: int) -> int | None:
     """Inputs that share a scale: a block size, 0 for all of them; None if the scales lie along another axis."""
     axis = int(source.attribute("axis", 1)) % 2
     block = int(source.attribute("block_size", 0))
@@ -99,13 +99,13 @@ def _block_size(source: Node, weight: Tensor, scale: Tensor, *, contraction: int
     return 0 if axis != contraction and scale.shape == (weight.shape[1 - contraction],) else None
 
 
-def _bytes(graph: Graph, weight: Tensor) -> str:
+def _bytes(graph: Graph, weight: OnnxTensor) -> str:
     """The constant as bytes, over the same storage."""
     name = f"{weight.name}/bytes"
     if name not in graph.initializers:
         rows, columns = weight.shape
         data = weight.raw().view(np.uint8).reshape(rows, columns * _BITS[weight.dtype] // 8)
-        graph.add_initializer(Tensor.from_array(name, data))
+        graph.add_initializer(OnnxTensor.from_array(name, data))
     return name
 
 
@@ -167,7 +167,7 @@ def _rotation(graph: Graph, attention: Node, name: str, heads: int, position_ids
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 
-def widen_floats(model: Model) -> None:
+def widen_floats(model: OnnxModel) -> None:
     """Make float16 and bfloat16 float32 everywhere; constants of theirs stay as they are stored, behind a Cast.
 
     What the graph rounds on the way is not rounded then, so that results are nearer to the exact ones.
@@ -184,9 +184,9 @@ def _widen(graph: Graph) -> None:
         for name, attribute in node.attributes.items():
             if node.key == ("", "Cast") and name == "to" and attribute.value in _NARROW:
                 node.attributes[name] = Attribute.of(name, int(DataType.FLOAT))
-            elif isinstance(attribute.value, Tensor) and attribute.value.dtype in _NARROW:
+            elif isinstance(attribute.value, OnnxTensor) and attribute.value.dtype in _NARROW:
                 wide = attribute.value.array().astype(np.float32)
-                node.attributes[name] = Attribute.of(name, Tensor.from_array(attribute.value.name, wide))
+                node.attributes[name] = Attribute.of(name, OnnxTensor.from_array(attribute.value.name, wide))
     casts = []
     for tensor in [tensor for tensor in graph.initializers.values() if tensor.dtype in _NARROW]:
         name = graph.fresh_name(f"{tensor.name}/float32")

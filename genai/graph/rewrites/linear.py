@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir import Graph, Model, Node, make_node
+from ..ir import Graph, Node, OnnxModel, make_node
 from ..node import MS, OURS
 from ..types import DataType
 from .base import Level, bias_after, graph_rule, is_float32, made_by, node_rule, only_user, operand_after, replaced
@@ -116,7 +116,7 @@ _SPLIT_BY_INPUT = 13
 
 
 @graph_rule(Level.EXTENDED, since=_SPLIT_BY_INPUT)
-def join_products(model: Model, graph: Graph) -> int:
+def join_products(model: OnnxModel, graph: Graph) -> int:
     """Linear(x, w1, b1), Linear(x, w2, b2) ... -> Split(Linear(x, [w1 w2 ...], [b1 b2 ...])), parts being views.
 
     Likewise MatMulIntegerToFloat, whose scales and zero points become one per column. Only where nothing else reads

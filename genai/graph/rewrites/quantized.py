@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import DataType, Graph, Model, Node
+from ..ir import DataType, Graph, Node, OnnxModel
 from ..node import MS, OURS
 from ..types import TensorType
 from . import base
@@ -30,7 +30,7 @@ class _Quantized:
 
 
 @base.graph_rule(base.Level.EXTENDED, since=10)
-def fuse_quantized_nodes(model: Model, graph: Graph) -> int:
+def fuse_quantized_nodes(model: OnnxModel, graph: Graph) -> int:
     """QuantizeLinear(f(DequantizeLinear(x), DequantizeLinear(w), ...)) -> QLinearMatMul or QLinearConv.
 
     A MatMul whose result stays float becomes com.microsoft::MatMulIntegerToFloat. Results may differ from the float
@@ -39,7 +39,7 @@ def fuse_quantized_nodes(model: Model, graph: Graph) -> int:
     return sum(_fuse_matmul(model, graph, node) or _fuse_conv(graph, node) for node in list(graph.nodes))
 
 
-def _fuse_matmul(model: Model, graph: Graph, node: Node) -> bool:
+def _fuse_matmul(model: OnnxModel, graph: Graph, node: Node) -> bool:
     if node.key != ("", "MatMul"):
         return False
     a, b = (dequantized(graph, name) for name in node.inputs)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..ir import DataType, Graph, Model, Node, Tensor
+from ..ir import DataType, Graph, Node, OnnxModel, OnnxTensor
 from ..node import MS, OURS
 from ..shape_values import MAX_ELEMENTS, ShapeValue, computed_value, constant_value, is_shape_computation
 from ..types import TensorType, Type, broadcast_dims
@@ -128,7 +128,7 @@ _FOLDED = ("Shape", "Size", "Gather")
 
 
 @graph_rule(Level.BASIC)
-def fold_known_shapes(model: Model, graph: Graph) -> int:
+def fold_known_shapes(model: OnnxModel, graph: Graph) -> int:
     """Shape(x), Size(x), and elements of shapes such as Shape(x)[2] -> constants, where the extents are known."""
     folded = []
     # Arithmetic is left to constant folding.
@@ -141,14 +141,14 @@ def fold_known_shapes(model: Model, graph: Graph) -> int:
             continue
         array = np.array(value.dims, np.int64)
         graph.values.pop(node.output(0), None)
-        graph.add_initializer(Tensor.from_array(node.output(0), array.reshape(()) if value.is_scalar else array))
+        graph.add_initializer(OnnxTensor.from_array(node.output(0), array.reshape(()) if value.is_scalar else array))
         folded.append(node)
     graph.remove_nodes(folded)
     return len(folded)
 
 
 @graph_rule(Level.EXTENDED)
-def fold_known_reshapes(model: Model, graph: Graph) -> int:
+def fold_known_reshapes(model: OnnxModel, graph: Graph) -> int:
     """Reshape(x, Concat(Shape(x)[0], Shape(x)[1], [12, 64])) -> Reshape(x, [0, 0, 12, 64]).
 
     Wherever every extent of the target is a number, or an extent that x has at the same place (see `KnownExtents`).
@@ -172,7 +172,7 @@ def _is_computed(graph: Graph, node: Node) -> bool:
 
 
 def _shape_values(
-    model: Model, graph: Graph, type_of: Callable[[str], Type | None], wanted: AbstractSet[str]
+    model: OnnxModel, graph: Graph, type_of: Callable[[str], Type | None], wanted: AbstractSet[str]
 ) -> Iterator[tuple[Node, ShapeValue | None]]:
     """The nodes that compute shapes for the values wanted, in order, and what is known of their results."""
     needed, computing = set(wanted), []

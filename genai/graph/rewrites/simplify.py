@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import Attribute, DataType, Graph, Model, Node, Tensor
+from ..ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
 from ..node import NEW_EACH_TIME
 from ..types import TensorType
 from ..uses import free_names, used_names
@@ -12,12 +12,12 @@ from .base import Level, graph_rule, made_by, model_rule, node_rule, pass_throug
 
 
 @graph_rule(Level.BASIC, functions=True)
-def remove_identities(model: Model, graph: Graph) -> int:
+def remove_identities(model: OnnxModel, graph: Graph) -> int:
     """Identity(x), Cast(x) to x's own type, Transpose(x) that moves no axis, Dropout(x) outside training -> x."""
     return sum(_changes_nothing(graph, node, model) and pass_through(graph, node) for node in list(graph.nodes))
 
 
-def _changes_nothing(graph: Graph, node: Node, model: Model) -> bool:
+def _changes_nothing(graph: Graph, node: Node, model: OnnxModel) -> bool:
     if model.function(node) is not None or any(a.ref_attr_name for a in node.attributes.values()):
         return False
     match node.key:
@@ -72,7 +72,7 @@ _MAX_COMPARED_ITEMS = 128
 
 
 @graph_rule(Level.BASIC)
-def share_subexpressions(model: Model, graph: Graph) -> int:
+def share_subexpressions(model: OnnxModel, graph: Graph) -> int:
     """Of nodes with equal operator, attributes and inputs the first stays; equal small constants become one, too."""
     changes = _share_constants(graph)
     seen: dict[Any, Node] = {}
@@ -110,7 +110,7 @@ def _share_constants(graph: Graph) -> int:
     return changes
 
 
-def _key(model: Model, node: Node) -> Any:
+def _key(model: OnnxModel, node: Node) -> Any:
     """What says that two nodes compute the same; None where a node must stay."""
     if node.op_type in NEW_EACH_TIME or model.function(node) is not None or node.subgraphs():
         return None
@@ -124,7 +124,7 @@ def _attribute_key(attribute: Attribute) -> Any:
     value = attribute.value
     if attribute.ref_attr_name:
         return None
-    if isinstance(value, Tensor):
+    if isinstance(value, OnnxTensor):
         return _tensor_key(value)
     if isinstance(value, list):
         if len(value) > _MAX_COMPARED_ITEMS:
@@ -133,14 +133,14 @@ def _attribute_key(attribute: Attribute) -> Any:
     return repr(value) if isinstance(value, int | float | bytes) else None
 
 
-def _tensor_key(tensor: Tensor) -> Any:
+def _tensor_key(tensor: OnnxTensor) -> Any:
     if tensor.nbytes > _MAX_COMPARED_BYTES or tensor.dtype.name == "STRING" or tensor.segment is not None:
         return None
     return repr((tensor.dtype, tensor.shape, tensor.raw().tobytes()))
 
 
 @model_rule(Level.BASIC)
-def remove_dead_code(model: Model) -> int:
+def remove_dead_code(model: OnnxModel) -> int:
     """Nodes without a wanted output go, then the constants, types and functions that only they used.
 
     Inputs stay, also unused ones, since callers give them; so do initializers that are an input's default.
@@ -180,7 +180,7 @@ def _remove_unused_constants(graph: Graph, needed: set[str]) -> int:
     return len(unused)
 
 
-def _names_needed_for_training(model: Model) -> set[str]:
+def _names_needed_for_training(model: OnnxModel) -> set[str]:
     needed: set[str] = set()
     for info in model.training_info:
         for graph in filter(None, (info.initialization, info.algorithm)):
@@ -190,7 +190,7 @@ def _names_needed_for_training(model: Model) -> set[str]:
     return needed
 
 
-def _remove_uncalled_functions(model: Model) -> int:
+def _remove_uncalled_functions(model: OnnxModel) -> int:
     called = set()
     waiting = [model.graph, *(g for info in model.training_info for g in (info.initialization, info.algorithm) if g)]
     while waiting:

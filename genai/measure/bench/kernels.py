@@ -1,4 +1,4 @@
-"""The products of a model one kind at a time: seconds and ceilings by number of rows, as FEW and as MANY rows."""
+"""The products of a model one kind at a time: seconds and ceilings by number of rows, with either numerics."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ...errors import UnsupportedModelError
 from ...model.model import Model
 from .ceilings import bandwidth, products
 
-Row = dict[str, Any]
+BenchRow = dict[str, Any]
 
 
-def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iterator[Row]:
+def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iterator[BenchRow]:
     """Per kind of product (shape and format of its weights) and number of rows: the time of one, and its shares.
 
     All matrices of a kind are multiplied one after another, so that none of them waits in a cache for its turn.
     Mixtures of experts are left out: what they read depends on which experts the rows choose.
 
     Args:
-        rows: numbers of rows; each is run as FEW, and as MANY where the device has kernels for those.
+        rows: numbers of rows; each is run with decode numerics, and with prefill numerics where the device has them.
 
     Raises:
         UnsupportedModelError: no product of the model is a record.
@@ -51,9 +51,9 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
     for kind, alike in kinds.items():
         step = _Step(alike, program, executor)
         for count in rows:
-            for many in (False, True):
-                if not many or step.has_many:
-                    yield _row(kind, step, count, many, step.seconds(count, many, repeat), read, model.threads)
+            for prefill in (False, True):
+                if not prefill or step.has_prefill:
+                    yield _row(kind, step, count, prefill, step.seconds(count, prefill, repeat), read, model.threads)
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,22 @@ class _Step:
         self._program, self._executor = _alone(alike, program), executor
         self._run = executor.compile(self._program).run
         per_token = program.types[self.one.records[-1].outputs[0]].per is record_types.Per.TOKEN
-        self.has_many = per_token and self.arithmetic(many=True) is not None
+        self.has_prefill = per_token and self.arithmetic(prefill=True) is not None
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one product reads."""
         return sum(self._executor.packed_bytes(weight, self._program.constants) for weight in self.one.weights)
 
-    def arithmetic(self, many: bool) -> str | None:
+    def arithmetic(self, prefill: bool) -> str | None:
         """The instructions that multiply; None where the device has none of their own for so many rows."""
-        return self._executor.arithmetic(self.one.records[0], self._program.constants, prefill=many)
+        return self._executor.arithmetic(self.one.records[0], self._program.constants, prefill=prefill)
 
-    def seconds(self, count: int, many: bool, repeat: int) -> float:
+    def seconds(self, count: int, prefill: bool, repeat: int) -> float:
         """Median time of one product."""
         types = self._program.types
         given = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
-        step, times = _context(count, many), []
+        step, times = _context(count, prefill), []
         self._run(step, given)
         for _ in range(repeat):
             begin = time.perf_counter()
@@ -155,7 +155,7 @@ def _alone(alike: Sequence[_Work], program: RowProgram) -> RowProgram:
     )
 
 
-def _context(count: int, many: bool) -> StepContext:
+def _context(count: int, prefill: bool) -> StepContext:
     """One sequence of so many tokens."""
     numbers = np.arange(count, dtype=np.int64)
     return StepContext(
@@ -165,20 +165,20 @@ def _context(count: int, many: bool) -> StepContext:
         context_lens=np.array([count], np.int32),
         block_tables=np.zeros((1, 1), np.int32),
         slot_mapping=numbers,
-        num_decode_sequences=0 if many else 1,
+        num_decode_sequences=0 if prefill else 1,
         logits_indices=numbers,
         rope_table=np.zeros(1, np.int32),
     )
 
 
-def _row(kind: str, step: _Step, count: int, many: bool, seconds: float, read: float, threads: int) -> Row:
+def _row(kind: str, step: _Step, count: int, prefill: bool, seconds: float, read: float, threads: int) -> BenchRow:
     numbers = sum(weight.rows * weight.columns for weight in step.one.weights)
     operations = 2.0 * numbers * count / seconds
-    ceiling = products(step.arithmetic(many) or "fp32", threads)()
+    ceiling = products(step.arithmetic(prefill) or "fp32", threads)()
     return {
         "product": kind,
         "rows": count,
-        "as": "many" if many else "few",
+        "as": "many" if prefill else "few",
         "ms": 1e3 * seconds,
         "GB/s": step.weight_bytes / seconds / 1e9,
         "of bandwidth": step.weight_bytes / seconds / read,

@@ -22,7 +22,7 @@ from ...model.model import Model
 from ...ort_genai.generator import Generator, GeneratorParams
 from .ceilings import Ceiling, bandwidth, products, traffic_of
 
-Row = dict[str, Any]
+BenchRow = dict[str, Any]
 Progress = Callable[[int, int], None]
 """Told how many of how many runs are done."""
 
@@ -33,7 +33,7 @@ def silent(done: int, total: int) -> None:
 
 def bench_decode(
     model: Model, *, context: int, tokens: int, batch: int = 1, repeat: int = 5, progress: Progress = silent
-) -> Row:
+) -> BenchRow:
     """Time `tokens` decode steps of `batch` sequences after `context` prompt tokens.
 
     Returns:
@@ -53,7 +53,7 @@ def bench_decode(
     return {"context": context, "tokens": tokens, "batch": batch, **figures}
 
 
-def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progress = silent) -> Row:
+def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progress = silent) -> BenchRow:
     """Time one prompt of `tokens` tokens.
 
     Returns:
@@ -73,7 +73,7 @@ def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progr
 
 def sweep_context(
     model: Model, lengths: Sequence[int], *, tokens: int = 32, repeat: int = 3, progress: Progress = silent
-) -> Iterator[Row]:
+) -> Iterator[BenchRow]:
     """Per length: the prefill of such a prompt, and decoding after it."""
     for length in lengths:
         prefill = bench_prefill(model, tokens=length, repeat=repeat, progress=progress)
@@ -83,7 +83,7 @@ def sweep_context(
 
 def sweep_batch(
     model: Model, sizes: Sequence[int], *, context: int, tokens: int, repeat: int = 3, progress: Progress = silent
-) -> Iterator[Row]:
+) -> Iterator[BenchRow]:
     """Per batch size: decoding, over the whole batch and per sequence."""
     for size in sizes:
         found = bench_decode(model, context=context, tokens=tokens, batch=size, repeat=repeat, progress=progress)
@@ -99,7 +99,7 @@ def sweep_threads(
     tokens: int,
     repeat: int = 3,
     progress: Progress = silent,
-) -> Iterator[Row]:
+) -> Iterator[BenchRow]:
     """Per number of threads: decoding and prefill; `load` gives the model with so many threads."""
     for count in counts:
         with load(count) as model:
@@ -108,7 +108,7 @@ def sweep_threads(
         yield {"threads": count, **_in_short("decode", decode), **_in_short("prefill", prefill)}
 
 
-def _in_short(what: str, found: Row) -> Row:
+def _in_short(what: str, found: BenchRow) -> BenchRow:
     return {f"{what} tok/s": found["tokens_per_second"], f"{what} share": found.get("share")}
 
 

@@ -12,7 +12,7 @@ from .model_diff import (
     diff_with_onnxruntime as diff_with_onnxruntime,
 )
 from .prediction import Perplexity as Perplexity, perplexity as perplexity
-from .scored_text import Progress as Progress, encode_prompt as encode_prompt
+from .scored_text import ScoringProgress as ScoringProgress, encode_prompt as encode_prompt
 from .tasks import (
     Outcome as Outcome,
     Question as Question,

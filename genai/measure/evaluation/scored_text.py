@@ -27,7 +27,7 @@ _MOST_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Progress:
+class ScoringProgress:
     """How far an evaluation is: tokens scored so far and in all, and what it took.
 
     Attributes:
@@ -44,7 +44,7 @@ class Progress:
         return self.computed / self.seconds if self.seconds else 0.0
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[ScoringProgress], None]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ScoredText:
     stride: int
     windows: tuple[Window, ...]
 
-    def computed(self, done: Progress) -> dict[str, Any]:
+    def computed(self, done: ScoringProgress) -> dict[str, Any]:
         """How it was cut and what it took, as results say it."""
         windows = {"windows": len(self.windows), "window": self.window, "stride": self.stride}
         taken = {"seconds": done.seconds, "tokens_per_second": done.tokens_per_second}
@@ -195,8 +195,8 @@ class Meter:
         if self._report is not None:
             self._report(self.progress())
 
-    def progress(self) -> Progress:
-        return Progress(self._scored, self._total, self._computed, time.perf_counter() - self._begin)
+    def progress(self) -> ScoringProgress:
+        return ScoringProgress(self._scored, self._total, self._computed, time.perf_counter() - self._begin)
 
 
 # Beyond this, a longer context changes perplexity little and costs much; --window says otherwise.

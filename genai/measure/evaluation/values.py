@@ -31,7 +31,7 @@ from .scored_text import pending_logits
 if TYPE_CHECKING:
     from ...model.config import DecoderConfig
     from ...model.model import Model
-    from ...runtime.python_loop import Plan, Step
+    from ...runtime.python_loop import OpCall, Plan
 
 # Gets an operator's name, and names and values of its outputs; returns the values to go on with.
 Observer = Callable[[str, Sequence[str], Sequence[Any]], tuple[Any, ...]]
@@ -81,7 +81,7 @@ def trace_values(
     else:
         raise UnsupportedModelError(
             f"the values inside a {type(decoder).__name__} cannot be seen",
-            "it has neither a program of records nor a plan of steps",
+            "it has neither a program of records nor a plan of kernel calls",
             "use another",
         )
     with closing(decoder.open()) as sequence:
@@ -154,15 +154,15 @@ class _PartByPart:
 
 
 def _observed(plan: Plan, observer: Observer) -> Plan:
-    """The same plan, whose steps go on with what the observer returns. Bodies of If and Loop stay unseen."""
+    """The same plan, whose calls go on with what the observer returns. Bodies of If and Loop stay unseen."""
 
-    def observed(step: Step) -> Step:
+    def observed(step: OpCall) -> OpCall:
         def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
             return observer(step.op_type, step.names, step.kernel(context, inputs))
 
         return replace(step, kernel=kernel)
 
-    return replace(plan, steps=tuple(map(observed, plan.steps)))
+    return replace(plan, calls=tuple(map(observed, plan.calls)))
 
 
 _TYPES: dict[str, type[Any]] = {

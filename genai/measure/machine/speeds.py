@@ -80,7 +80,7 @@ def measure_bandwidth(buffer_bytes: int, *, threads: int | None = None, seconds:
 _LOOP_SECONDS = 0.02
 _FIRST_ROUNDS = 10_000
 
-Loop = Callable[[int], None]
+TimedLoop = Callable[[int], None]
 
 
 def measure_products(
@@ -114,10 +114,10 @@ def measure_products(
     return found
 
 
-def _loops(processor: Processor) -> dict[str, tuple[Loop, int]]:
+def _loops(processor: Processor) -> dict[str, tuple[TimedLoop, int]]:
     """Per kind of number: a loop of so many rounds, and the operations of one round."""
     config, numbers = ceilings.TILE_CONFIG.ctypes.data, np.full(LANES, 1e-3, np.float32)
-    loops: dict[str, tuple[Loop, int]] = {
+    loops: dict[str, tuple[TimedLoop, int]] = {
         "fp32": (lambda rounds: ceilings.multiply_float32(rounds, numbers.ctypes.data), ceilings.FLOAT32_OPERATIONS)
     }
     features = processor.features
@@ -129,7 +129,7 @@ def _loops(processor: Processor) -> dict[str, tuple[Loop, int]]:
     return loops
 
 
-def _calibrated(loop: Loop) -> int:
+def _calibrated(loop: TimedLoop) -> int:
     """Rounds that take about _LOOP_SECONDS."""
     loop(1)  # compiled before the clock runs
     begin = time.perf_counter()
@@ -137,7 +137,7 @@ def _calibrated(loop: Loop) -> int:
     return max(1, int(_FIRST_ROUNDS * _LOOP_SECONDS / (time.perf_counter() - begin)))
 
 
-def _together(loop: Loop, rounds: int, threads: int) -> float:
+def _together(loop: TimedLoop, rounds: int, threads: int) -> float:
     """Seconds from the first thread's start to the last one's end; all begin at once."""
     start = threading.Barrier(threads)
     spans: list[tuple[float, float]] = []

@@ -18,8 +18,8 @@ from ...formats import BlockMatrix
 from ..arguments import Binding
 from ..functions import UNARY
 from ..products.activations import Inputs, input_bytes, input_call, inputs_at, whole_rows, widen_call
-from ..products.calls import Branch, few_call
-from ..products.few import SWIGLU, SwigluArguments
+from ..products.calls import Affine, decode_call
+from ..products.decode import SWIGLU, SwigluArguments
 from ..program.calls import Call, Items, Phases, Rows, check_rows
 from ..rowwise.elementwise import unary
 from .products import ExpertMatrices, experts_call
@@ -128,7 +128,7 @@ def mixture_phases(
     hidden, results = pairs("hidden", first.rows), pairs("results", second.rows)
     routing = RouteArguments(scores=scores, per_token=k, normalized=mixture.normalized, chosen=chosen, weights=weights)
     sorting = OrderArguments(
-        rows_word=counted, chosen=chosen, per_token=k, experts=first.experts, slots=slots, sources=at("sources"),
+        rows_field=counted, chosen=chosen, per_token=k, experts=first.experts, slots=slots, sources=at("sources"),
         places=order,
     )  # fmt: skip
     # Every token is rounded once, however many experts it is sent to, and copied as it then lies in memory.
@@ -159,9 +159,9 @@ def _product(mixture: Mixture, layer: ExpertLayer, x: Inputs, out: Rows, slots: 
     parts = len(matrices.parts)
     if bias is not None:
         bias = np.ascontiguousarray(bias.reshape(matrices.experts, matrices.rows, parts).transpose(0, 2, 1))
-    branches = [Branch(matrix, None if bias is None else bias[0, i]) for i, matrix in enumerate(matrices.parts)]
+    branches = [Affine(matrix, None if bias is None else bias[0, i]) for i, matrix in enumerate(matrices.parts)]
     gate, gated = (_gate(mixture), branches[1]) if parts == 2 else ("", None)
-    call = few_call(x, branches[0], out, gate=gate, gated=gated, swiglu=mixture.swiglu)
+    call = decode_call(x, branches[0], out, gate=gate, gated=gated, swiglu=mixture.swiglu)
     stride = 0 if bias is None else bias.strides[0]
     return experts_call(call, slots, weight_stride=matrices.expert_bytes, bias_stride=stride)
 

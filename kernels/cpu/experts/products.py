@@ -20,11 +20,11 @@ from ..arguments import Address, Arguments, Binding, place, size
 from ..jit import native_op
 from ..lazy import inline
 from ..memory import copy_arguments, read_int64, write_int64
+from ..products.decode import ProductArguments
 from ..products.dense import DenseMatrix, Matrix, dense_bits, dense_shape, fill_dense
-from ..products.few import ProductArguments
 from ..products.packing import NANOSECONDS_PER_WEIGHT, StoredBlocks, layout_of, pack_call, stored_blocks
 from ..program.calls import Call, Items, program_of
-from ..program.context import Word
+from ..program.context import StepField
 from ..program.driver import call_operator
 from ..program.pool import Threads
 from .routing import SLOT_BYTES
@@ -161,7 +161,7 @@ def experts_call(first: Call, slots: int | Binding, *, weight_stride: int, bias_
     """The product of every expert that has rows.
 
     Args:
-        first: what `few_call` makes for expert 0, the rows of all experts lying side by side in x and out.
+        first: what `decode_call` makes for expert 0, the rows of all experts lying side by side in x and out.
         slots: what `order_call` wrote.
         weight_stride, bias_stride: bytes from an expert's weights or bias to the next one's.
     """
@@ -172,7 +172,7 @@ def experts_call(first: Call, slots: int | Binding, *, weight_stride: int, bias_
         product=product, multiply=first.op, slots=slots, groups=groups, weight_stride=weight_stride,
         bias_stride=bias_stride,
     )  # fmt: skip
-    items = Items(Word.EXPERTS, groups)
+    items = Items(StepField.EXPERTS, groups)
     return Call(multiply_experts, arguments, items, _COPY_BYTES + first.scratch)
 
 
@@ -188,7 +188,7 @@ def _move(address: int, distance: int) -> None:
 def multiply_experts(arguments: ExpertProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Items are the groups of the first expert with rows, then those of the next.
 
-    A slot begins with its number of rows, so it serves the product as a context whose word 0 counts rows.
+    A slot begins with its number of rows, so it serves the product as a context whose field 0 counts rows.
     """
     groups = arguments.groups
     for index in range(begin // groups, (end - 1) // groups + 1):

@@ -16,12 +16,12 @@ from ..functions import exp
 from ..jit import native_op
 from ..lazy import inline
 from ..program.calls import Call, Items, Rows, row_at
-from ..program.context import Word
+from ..program.context import StepField
 from ..vector import LANES, reduce_add, splat_float32
 
 # What is known of each expert that any token is sent to: how many rows it has, its number, its first row; all int64.
 SLOT_BYTES = 24
-_EXPERTS = int(Word.EXPERTS)
+_EXPERTS = int(StepField.EXPERTS)
 # Columns in an item of work: a wide row is shared out.
 _PIECE = 1024
 
@@ -109,12 +109,12 @@ def route(arguments: RouteArguments, context: int, begin: int, end: int, scratch
 class OrderArguments(Arguments):
     """Pairs to be sorted; how many experts have any is written to context[EXPERTS].
 
-    `chosen`: int32 [context[rows_word], per_token], numbers below `experts`. `slots`: gets SLOT_BYTES for each expert
+    `chosen`: int32 [context[rows_field], per_token], numbers below `experts`. `slots`: gets SLOT_BYTES for each expert
     with pairs, in order of their numbers. `sources`: gets int32 [T * per_token], the token of the pair in each place.
     `places`: gets int32 [T, per_token], the place of each pair.
     """
 
-    rows_word: int
+    rows_field: int
     chosen: Address
     per_token: int
     experts: int
@@ -127,7 +127,7 @@ class OrderArguments(Arguments):
 def order_pairs(arguments: OrderArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """A counting sort, by one thread: there is one item."""
     chosen, k, experts = arguments.chosen, arguments.per_token, arguments.experts
-    pairs = memory.word(context, arguments.rows_word) * k
+    pairs = memory.entry(context, arguments.rows_field) * k
     for expert in range(experts):
         memory.write_int64(scratch + 8 * expert, 0)
     for pair in range(pairs):

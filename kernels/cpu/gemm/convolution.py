@@ -22,7 +22,7 @@ from ..program.kept import Kept, NodeProgram
 from ..program.pool import Threads, own_memory
 from ..rowwise.elementwise import check_function
 from .micro import VECTOR_BYTES, WORD_BYTES, Kind, floats, integers
-from .packing import HALF, Packed, flip_to_unsigned
+from .packing import HALF, PackedOperand, flip_to_unsigned
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
 from .windows import Tables, Windows, pack_byte_windows, pack_windows, window_tables, windows_call
 
@@ -44,7 +44,7 @@ class Convolution:
     """
 
     def __init__(
-        self, threads: Threads, kernels: Packed, bias: Float32 | None = None, function: str = "copy",
+        self, threads: Threads, kernels: PackedOperand, bias: Float32 | None = None, function: str = "copy",
         parameters: tuple[float, ...] = (),
     ) -> None:  # fmt: skip
         self._threads, self._kernels, self._bias = threads, kernels, fitting("bias is", bias, (kernels.lines,))
@@ -83,7 +83,7 @@ class Convolution:
 
 
 def _phases(
-    kind: Kind, kernels: Packed, windows: Windows, tables: Tables, pack: NativeOp, flip: int, finish: NativeOp,
+    kind: Kind, kernels: PackedOperand, windows: Windows, tables: Tables, pack: NativeOp, flip: int, finish: NativeOp,
     finishing: FinishArguments, itemsize: int, threads: Threads,
 ) -> tuple[list[list[Call]], int]:  # fmt: skip
     """Windows of "image" are packed to "right", and multiplied, part by part; and the bytes of a part.
@@ -126,7 +126,7 @@ class IntegerConvolution:
         bias: int32 [M].
     """
 
-    def __init__(self, threads: Threads, kernels: Packed, bias: NDArray[np.int32] | None = None) -> None:
+    def __init__(self, threads: Threads, kernels: PackedOperand, bias: NDArray[np.int32] | None = None) -> None:
         if bias is not None and bias.shape != (kernels.lines,):
             raise ValueError(f"bias is {list(bias.shape)}, expected [{kernels.lines}]")
         self._threads, self._kernels = threads, kernels

@@ -16,7 +16,7 @@ from ..program.kept import Kept, NodeProgram
 from ..program.pool import Threads, own_memory
 from ..rowwise.elementwise import check_function
 from .micro import VECTOR_BYTES, WORD_BYTES, floats, integers
-from .packing import HALF, Packed, byte_rows_call, flip_to_unsigned, matrix_tables, rows_call
+from .packing import HALF, PackedOperand, byte_rows_call, flip_to_unsigned, matrix_tables, rows_call
 from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
 from .windows import pack_byte_windows, windows_call
 
@@ -42,7 +42,7 @@ class Linear:
     """
 
     def __init__(
-        self, threads: Threads, weight: Packed, bias: Float32 | None = None, function: str = "copy",
+        self, threads: Threads, weight: PackedOperand, bias: Float32 | None = None, function: str = "copy",
         parameters: tuple[float, ...] = (),
     ) -> None:  # fmt: skip
         self._threads, self._weight, self._bias = threads, weight, fitting("bias is", bias, (weight.lines,))
@@ -95,7 +95,7 @@ class IntegerLinear:
         ValueError: the zero points do not fit.
     """
 
-    def __init__(self, threads: Threads, weight: Packed, w_zero: NDArray[Any] | None = None) -> None:
+    def __init__(self, threads: Threads, weight: PackedOperand, w_zero: NDArray[Any] | None = None) -> None:
         points = np.zeros((), np.int32) if w_zero is None else np.asarray(w_zero).astype(np.int32)
         if points.size not in (1, weight.lines):
             raise ValueError(f"{points.size} zero points for {weight.lines} columns")

@@ -50,7 +50,7 @@ turn_lines = micro_kernel(_emit_turning)
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedOperand:
     """A packed constant operand.
 
     Attributes:
@@ -66,7 +66,7 @@ class Packed:
     sums: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
 
-def pack_weight(threads: Threads, weight: NDArray[np.float32], arena: Arena | None = None) -> Packed:
+def pack_weight(threads: Threads, weight: NDArray[np.float32], arena: Arena | None = None) -> PackedOperand:
     """[K, N] float32 of any strides as panels [panel][K][columns]; what lies beyond the last column is unused.
 
     Args:
@@ -79,10 +79,10 @@ def pack_weight(threads: Threads, weight: NDArray[np.float32], arena: Arena | No
     data = new_array(arena, (tiling.panels(lines), words, tiling.columns), weight.dtype)
     tables = matrix_tables(weight, tiling, words)
     _run(threads, data, windows_call(pack_windows(tiling), weight, tables, words, lines, data, len(data)))
-    return Packed(data, lines, words, words)
+    return PackedOperand(data, lines, words, words)
 
 
-def pack_integer_weight(threads: Threads, weight: NDArray[Any], arena: Arena | None = None) -> Packed:
+def pack_integer_weight(threads: Threads, weight: NDArray[Any], arena: Arena | None = None) -> PackedOperand:
     """The same of int8 or uint8 as panels [panel][words][columns][4]."""
     tiling, (terms, lines) = integers().tiling, weight.shape
     words, panels, flip = tiling.words(terms), tiling.panels(lines), flip_to_unsigned(weight.dtype)
@@ -94,7 +94,7 @@ def pack_integer_weight(threads: Threads, weight: NDArray[Any], arena: Arena | N
     packing = windows_call(pack_byte_windows(tiling), weight, tables, words, lines, data, panels, flip=flip)
     summed = PanelSumsArguments(panels=data, word_count=words, terms=terms, vectors=tiling.vectors, sums=sums)
     _run(threads, data, packing, Call(sum_byte_panels, summed, Items(factor=panels)))
-    return Packed(data, lines, words, terms, moved, sums[:lines])
+    return PackedOperand(data, lines, words, terms, moved, sums[:lines])
 
 
 def _run(threads: Threads, out: NDArray[Any], *calls: Call) -> None:
@@ -121,13 +121,13 @@ def matrix_tables(matrix: NDArray[Any], tiling: Tiling, rows: int) -> Tables:
     return bases, offsets
 
 
-def pack_kernels(kernels: NDArray[np.float32]) -> Packed:
+def pack_kernels(kernels: NDArray[np.float32]) -> PackedOperand:
     """[M, C, kernel ...] float32 as panels of rows, word by word."""
     rows = kernels.reshape(len(kernels), -1)
-    return Packed(left_panels(rows, floats().tiling), *rows.shape, rows.shape[1])
+    return PackedOperand(left_panels(rows, floats().tiling), *rows.shape, rows.shape[1])
 
 
-def pack_integer_kernels(kernels: NDArray[Any]) -> Packed:
+def pack_integer_kernels(kernels: NDArray[Any]) -> PackedOperand:
     """The same of int8 or uint8."""
     matrix, tiling = np.ascontiguousarray(kernels.reshape(len(kernels), -1)), integers().tiling
     lines, terms = matrix.shape
@@ -135,7 +135,7 @@ def pack_integer_kernels(kernels: NDArray[Any]) -> Packed:
     rows = np.zeros((lines, words * WORD_BYTES), np.uint8)
     rows[:, :terms] = matrix.view(np.uint8) ^ np.uint8(_HIGH_BIT if moved else 0)
     sums = matrix.sum(axis=1, dtype=np.int32) + np.int32(moved * terms)
-    return Packed(left_panels(rows.view(np.uint32), tiling), lines, words, terms, moved, sums)
+    return PackedOperand(left_panels(rows.view(np.uint32), tiling), lines, words, terms, moved, sums)
 
 
 def left_panels(rows: NDArray[Any], tiling: Tiling) -> NDArray[Any]:

@@ -145,7 +145,7 @@ def finish_op(kind: Kind, function: str, result: Result = "float32") -> NativeOp
     return native_op(FinishArguments, name=name)(finish)
 
 
-class ProductArguments(Arguments):
+class GemmArguments(Arguments):
     """Packed operands of `word_count` words along K, how they are cut, and what finishes tiles.
 
     `finishing`: what `finish` is told.
@@ -208,7 +208,7 @@ def product_op(kind: Kind) -> NativeOp:
     right_word_bytes = tile_vectors * VECTOR_BYTES
     tile_columns, is_tiled = kind.tiling.columns, kind.tiling.is_tiled
 
-    def product(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    def product(arguments: GemmArguments, context: int, begin: int, end: int, scratch: int) -> int:
         rows, left_panels, right_panels = arguments.rows, arguments.cut.left_panels, arguments.cut.right_panels
         left_group, right_group = arguments.cut.left_group, arguments.cut.right_group
         words, finish = arguments.word_count, arguments.finish
@@ -241,7 +241,7 @@ def product_op(kind: Kind) -> NativeOp:
             release_tiles()
         return 0
 
-    return native_op(ProductArguments, name=f"product_{kind.name}")(product)
+    return native_op(GemmArguments, name=f"product_{kind.name}")(product)
 
 
 def product_call(
@@ -256,7 +256,7 @@ def product_call(
         threads: how many there will be.
     """
     cut = grid(kind.tiling, rows, right_panels, threads)
-    arguments = ProductArguments(
+    arguments = GemmArguments(
         left=left, rows=rows, right=right, cut=cut, word_count=words, finish=finish,
         tile_config=TILE_CONFIG if kind.tiling.is_tiled else None, finishing=finishing,
     )  # fmt: skip

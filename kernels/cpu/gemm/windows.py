@@ -97,15 +97,15 @@ def _packing(tiling: Tiling, name: str, copy: Any) -> NativeOp:
         pieces = -(-words // PIECE_WORDS)
         for item in range(begin, end):
             panel = item // pieces
-            first_word = (item - panel * pieces) * PIECE_WORDS
-            last_word = min(words, first_word + PIECE_WORDS)
+            first_entry = (item - panel * pieces) * PIECE_WORDS
+            last_word = min(words, first_entry + PIECE_WORDS)
             for vector in range(vectors):
                 position = (arguments.first_panel + panel) * columns + vector * LANES
                 out = arguments.out + panel * words * word_bytes + vector * VECTOR_BYTES
                 offsets = arguments.offsets + 4 * position
                 distance = read_int32(offsets + 4 * (LANES - 1)) - read_int32(offsets)
                 follow = position + LANES <= positions and distance == LANES - 1
-                copy(arguments, offsets, follow, first_word, last_word, out, word_bytes)
+                copy(arguments, offsets, follow, first_entry, last_word, out, word_bytes)
         return 0
 
     return native_op(WindowsArguments, name=f"{name}_{vectors}")(windows)
@@ -113,16 +113,16 @@ def _packing(tiling: Tiling, name: str, copy: Any) -> NativeOp:
 
 @inline
 def _copy_floats(
-    arguments: WindowsArguments, offsets: int, follow: bool, first_word: int, last_word: int, out: int, step: int
+    arguments: WindowsArguments, offsets: int, follow: bool, first_entry: int, last_word: int, out: int, step: int
 ) -> None:
     image, bases = arguments.image, arguments.bases
     if follow:
         first = read_int32(offsets)
-        for index in range(first_word, last_word):
+        for index in range(first_entry, last_word):
             store_int32(out + index * step, load_int32(image + 4 * (read_int32(bases + 4 * index) + first)))
     else:
         where = load_int32(offsets)
-        for index in range(first_word, last_word):
+        for index in range(first_entry, last_word):
             store_int32(out + index * step, gather_words(image + 4 * read_int32(bases + 4 * index), where))
 
 
@@ -140,11 +140,11 @@ def _neighbours(address: int) -> Any:
 
 @inline
 def _copy_bytes(
-    arguments: WindowsArguments, offsets: int, follow: bool, first_word: int, last_word: int, out: int, step: int
+    arguments: WindowsArguments, offsets: int, follow: bool, first_entry: int, last_word: int, out: int, step: int
 ) -> None:
     image, bases, flip = arguments.image, arguments.bases, arguments.flip
     first, where = read_int32(offsets), load_int32(offsets)
-    for index in range(first_word, last_word):
+    for index in range(first_entry, last_word):
         at = bases + 16 * index
         a, b = image + read_int32(at), image + read_int32(at + 4)
         c, d = image + read_int32(at + 8), image + read_int32(at + 12)

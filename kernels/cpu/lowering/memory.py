@@ -16,13 +16,13 @@ from ...records import Constants, Per, RowsType
 from ..arguments import Binding
 from ..jit import LIBRARY
 from ..program.calls import Call, Phases, Program, Rows, program_of
-from ..program.context import Word
+from ..program.context import StepField
 from .weights import PackedWeights
 
 T = TypeVar("T")
 _LINE = 64
 # Which count of the context says how many rows a value has.
-COUNTED = {Per.TOKEN: Word.TOKENS, Per.LOGITS: Word.WANTED}
+COUNTED = {Per.TOKEN: StepField.TOKENS, Per.LOGITS: StepField.LOGITS_ROWS}
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Lowering:
         bound: values for which every run gives the memory, in contiguous rows.
     """
 
-    capacity: Mapping[Word, int]
+    capacity: Mapping[StepField, int]
     types: Mapping[str, RowsType]
     constants: Constants
     weights: PackedWeights

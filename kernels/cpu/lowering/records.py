@@ -18,19 +18,19 @@ from ..paged.phases import attention_phases
 from ..products import calls as products
 from ..products.activations import Inputs, input_bytes, input_call, inputs_at
 from ..products.bfloat_tiles import RowTiles, row_tiles_call, row_tiles_in, row_tiles_size
-from ..products.calls import few_call, has_many, many_call
+from ..products.calls import decode_call, has_prefill, prefill_call
+from ..products.decode import SwigluArguments
 from ..products.dense import Matrix
-from ..products.few import SwigluArguments
 from ..products.gather import gather_blocks
 from ..program.calls import Call, Rows
-from ..program.context import Word
+from ..program.context import StepField
 from ..rowwise.elementwise import binary, gate, unary
-from ..rowwise.gather import embedding, wanted_rows
+from ..rowwise.gather import embedding, logits_rows
 from ..rowwise.norm import norm
 from .memory import Lowering
 from .weights import PackedWeights, table, vector
 
-_IDS = {records.Ids.TOKENS: Word.TOKEN_IDS, records.Ids.POSITIONS: Word.POSITIONS}
+_IDS = {records.Ids.TOKENS: StepField.TOKEN_IDS, records.Ids.POSITIONS: StepField.POSITIONS}
 
 
 @singledispatch
@@ -83,7 +83,7 @@ def _columns(record: records.Columns, at: Lowering) -> None:
 @lower.register
 def _logits_rows(record: records.LogitsRows, at: Lowering) -> None:
     x = at.rows(record.x)
-    at.run([[wanted_rows(x, at.make(record.out))]], [record.x], [record.out])
+    at.run([[logits_rows(x, at.make(record.out))]], [record.x], [record.out])
 
 
 @lower.register
@@ -175,31 +175,31 @@ def _multiply(record: records.Product | records.GatedProduct, at: Lowering) -> N
     if isinstance(record, records.GatedProduct):
         options = {"gate": record.activation, "gated": gated[0]}
     x = at.rows(record.x)
-    apart = has_prefill_product(record, first.matrix) and x.counted == Word.TOKENS
-    activations, source = _activations(record, at, first.matrix, Word.FEW if apart else x.counted)
+    apart = has_prefill_product(record, first.matrix) and x.counted == StepField.TOKENS
+    activations, source = _activations(record, at, first.matrix, StepField.DECODE_ROWS if apart else x.counted)
     sources: list[Any] = [source, *(branch.addend for branch in branches if branch.addend)]
     if apart:
         tiles, tiles_source = _row_tiles(at, record.x, x, first.matrix.padded_columns)
         sources.append(tiles_source)
     out = at.make(record.out)
-    calls = [few_call(activations, first, out, **options)]
+    calls = [decode_call(activations, first, out, **options)]
     if apart:  # it writes other rows than the first call: no thread need wait between the two
-        calls.append(many_call(tiles, first, out, **options))
+        calls.append(prefill_call(tiles, first, out, **options))
     at.run([calls], sources, [record.out])
 
 
 def has_prefill_product(record: records.Product | records.GatedProduct, matrix: Matrix) -> bool:
     """Whether the rows of long prompts meet a matrix in tiles of bfloat16."""
-    return not record.exact and has_many(matrix)
+    return not record.exact and has_prefill(matrix)
 
 
-def _branch(branch: records.Branch, at: Lowering) -> products.Branch:
+def _branch(branch: records.Branch, at: Lowering) -> products.Affine:
     addend = at.rows(branch.addend) if branch.addend else None
-    return products.Branch(at.weights.matrix(branch.weight, at.constants), vector(at.constants, branch.bias), addend)
+    return products.Affine(at.weights.matrix(branch.weight, at.constants), vector(at.constants, branch.bias), addend)
 
 
-def _activations(record: Any, at: Lowering, matrix: Matrix, counted: Word) -> tuple[Inputs, Any]:
-    """What a product of few rows reads, made from x if it is not there yet, and its name among the values."""
+def _activations(record: Any, at: Lowering, matrix: Matrix, counted: StepField) -> tuple[Inputs, Any]:
+    """What a product with decode numerics reads, made from x if it is not there yet, and its name among the values."""
     x = at.rows(record.x)
     form: tuple[int, ...] = counted, matrix.padded_columns
     if not record.exact and isinstance(matrix, BlockMatrix):

@@ -11,7 +11,7 @@ from ..arguments import Address, Arguments
 from ..lazy import inline
 from ..memory import read_int32, read_int64, write_int64
 from ..program.calls import Rows
-from ..program.context import ErrorCode, Word
+from ..program.context import ErrorCode, StepField
 
 
 class AttentionArguments(Arguments):
@@ -73,19 +73,19 @@ NO_MAXIMUM = np.float32(-3.0e38)  # finite, so that the difference of two of the
 @inline
 def position_of(context: int, row: int) -> Any:
     """Index of a row's token in its sequence."""
-    return read_int64(read_int64(context + 8 * Word.POSITIONS) + 8 * row)
+    return read_int64(read_int64(context + 8 * StepField.POSITIONS) + 8 * row)
 
 
 @inline
 def sequence_of(context: int, row: int) -> Any:
     """The sequence that a row belongs to."""
-    return np.int64(read_int32(read_int64(context + 8 * Word.SEQUENCE_OF_ROW) + 4 * row))
+    return np.int64(read_int32(read_int64(context + 8 * StepField.SEQUENCE_OF_ROW) + 4 * row))
 
 
 @inline
 def context_length(context: int, sequence: int) -> Any:
     """Tokens of a sequence in the cache, this step's included."""
-    return np.int64(read_int32(read_int64(context + 8 * Word.CONTEXT_LENGTHS) + 4 * sequence))
+    return np.int64(read_int32(read_int64(context + 8 * StepField.CONTEXT_LENGTHS) + 4 * sequence))
 
 
 @inline
@@ -103,10 +103,10 @@ def list_pages(
 
     Returns 0, or ErrorCode.PAGE.
     """
-    width = read_int64(context + 8 * Word.TABLE_WIDTH)
+    width = read_int64(context + 8 * StepField.TABLE_WIDTH)
     if last > width:
         return ErrorCode.PAGE.value
-    table = read_int64(context + 8 * Word.BLOCK_TABLES) + 4 * sequence * width
+    table = read_int64(context + 8 * StepField.BLOCK_TABLES) + 4 * sequence * width
     key_bytes = PAGE_TOKENS * arguments.head_size * arguments.item_bytes
     value_bytes = PAGE_TOKENS * arguments.v_head_size * arguments.item_bytes
     first_key = arguments.key_pages + head * key_bytes

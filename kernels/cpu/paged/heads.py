@@ -16,7 +16,7 @@ from .. import memory
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..program.calls import Rows, row_at
-from ..program.context import ErrorCode, Word
+from ..program.context import ErrorCode, StepField
 from ..program.driver import call_operator
 from ..vector import LANES, multiply_add, reduce_add, splat_float32
 from .arguments import AttentionArguments, position_of, sequence_of
@@ -43,7 +43,7 @@ def make_heads_ready(arguments: AttentionArguments, context: int, row: int, head
     if half > 0:
         is_long = arguments.long_cos != 0
         if is_long:
-            tables = memory.read_int64(context + 8 * Word.ROPE_TABLE)
+            tables = memory.read_int64(context + 8 * StepField.ROPE_TABLE)
             is_long = memory.read_int32(tables + 4 * sequence_of(context, row)) != 0
         if position < 0 or position >= (arguments.long_positions if is_long else arguments.positions):
             return ErrorCode.ROTARY_POSITION.value
@@ -144,18 +144,18 @@ def store_scratch(head_size: int) -> int:
 
 @cache
 def store_op(half: bool) -> NativeOp:
-    """Norm and rotate keys, and store keys and values at the step's SLOTS; float16 rounds to nearest even."""
+    """Norm and rotate keys, and store keys and values at the step's SLOT_MAPPING; float16 rounds to nearest even."""
     item_bytes = 2 if half else 4
     write, store = (memory.write_half, memory.store_half) if half else (memory.write_float32, memory.store_float32)
 
     def store_kv(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
-        blocks, rows = arguments.num_blocks, memory.read_int64(context + 8 * Word.TOKENS)
+        blocks, rows = arguments.num_blocks, memory.read_int64(context + 8 * StepField.TOKENS)
         size, v_size = arguments.head_size, arguments.v_head_size
         ready = scratch + head_stride(size)
         for item in range(begin, end):
             # Neighbouring tokens of a head follow each other: they share the lines of a page of keys.
             row, head = item % rows, item // rows
-            slot = memory.read_int64(memory.read_int64(context + 8 * Word.SLOTS) + 8 * row)
+            slot = memory.read_int64(memory.read_int64(context + 8 * StepField.SLOT_MAPPING) + 8 * row)
             if slot < 0 or slot >= blocks * PAGE_TOKENS:
                 return ErrorCode.SLOT.value
             status: int = call_operator(arguments.make_ready, arguments, context, row, -1 - head, ready)

@@ -1,6 +1,6 @@
-"""Where attention of the MANY rows keeps a block of queries and a chunk of keys and values while it works on them.
+"""Where attention of the prefill rows keeps a block of queries and a chunk of keys and values while it works on them.
 
-A thread's scratch begins with a table of words: addresses of the panels in it, and a few sizes. Operators read them by
+A thread's scratch begins with a table of int64: addresses of the panels in it, and a few sizes. Operators read them by
 the names below, so they are compiled once for all sizes.
 """
 
@@ -28,7 +28,7 @@ MOST_ROWS = 2 * TILE_ROWS  # that are multiplied at once
 
 
 class Panel(IntEnum):
-    """Words of the table."""
+    """Entries of the table."""
 
     PAGES = 0  # addresses of the chunk's pages: of keys, then of values
     USABLE = 1  # a byte per token of the chunk: the block sees it, and its values are finite
@@ -50,8 +50,8 @@ class Panel(IntEnum):
     LEFT_OUT = 17  # not 0: some of the seen tokens are not USABLE
 
 
-# The words before CONFIG are addresses in the scratch, those before ROWS are the same for all blocks.
-_ADDRESSES, _WORDS = Panel.CONFIG, Panel.ROWS
+# The entries before CONFIG are addresses in the scratch, those before ROWS are the same for all blocks.
+_ADDRESSES, _ENTRIES = Panel.CONFIG, Panel.ROWS
 _HEADER_BYTES = 192
 # Heads are padded to whole pairs of tiles.
 _PADDING = 2 * LANES
@@ -61,7 +61,7 @@ class Panels:
     """Panels for a layer's shape.
 
     Attributes:
-        table: the words, addresses counted from the scratch.
+        table: the entries, addresses counted from the scratch.
         bytes: size of the scratch.
         v_head_size: padded.
     """
@@ -74,7 +74,7 @@ class Panels:
         steps = head // _PADDING
         query_bytes = max(head_bytes(head_size), 4 * head)
         self._end = _HEADER_BYTES
-        words = {
+        entries = {
             Panel.PAGES: self._add(16 * CHUNK_PAGES),
             Panel.USABLE: self._add(CHUNK_TOKENS),
             Panel.READY: self._add((group + 1) * head_bytes(head_size)) + head_bytes(head_size),
@@ -90,7 +90,7 @@ class Panels:
             Panel.SUM_BYTES: 4 * values,
             Panel.STEPS: steps,
         }
-        self.table: NDArray[np.int64] = np.array([words[Panel(index)] for index in range(_WORDS)], np.int64)
+        self.table: NDArray[np.int64] = np.array([entries[Panel(index)] for index in range(_ENTRIES)], np.int64)
         self.bytes = self._end
 
     def _add(self, size: int) -> int:
@@ -105,20 +105,20 @@ def _padded(size: int) -> int:
 @inline
 def open_panels(table: int, scratch: int) -> None:
     """Write the table at the beginning of the scratch."""
-    for index in range(_WORDS):
+    for index in range(_ENTRIES):
         value = read_int64(table + 8 * index)
         write_int64(scratch + 8 * index, value + scratch if index < _ADDRESSES else value)
 
 
 @inline
 def panel(scratch: int, name: int) -> Any:
-    """A word of the table."""
+    """An entry of the table."""
     return read_int64(scratch + 8 * name)
 
 
 @inline
 def set_panel(scratch: int, name: int, value: int) -> None:
-    """Change a word of the table."""
+    """Change an entry of the table."""
     write_int64(scratch + 8 * name, value)
 
 

@@ -15,73 +15,75 @@ from ...formats import PagedLayer
 from ...records import Attention, Rope
 from ..jit import NativeOp
 from ..program.calls import Call, Items, Phases, Rows
-from ..program.context import ContextTable, Word
+from ..program.context import ContextTable, StepField
 from . import tile_products, vector_products
 from .arguments import AttentionArguments
-from .few import (
-    PIECE_TOKENS,
-    SPLIT_WORDS,
+from .decode import (
+    SPLIT_FIELDS,
+    SPLIT_TOKENS,
     WEIGHT_BYTES,
-    attend_pieces,
-    few_rows,
-    few_scratch,
-    merge_pieces,
-    weigh_piece,
+    attend_splits,
+    decode_scratch,
+    heads_per_pass,
+    merge_splits,
+    weigh_split,
 )
 from .heads import make_heads_ready, store_op, store_scratch
-from .many import BLOCK_WORDS, load_chunk_op, many_op, many_rows, uses_tiles, weigh_rows_op
 from .panels import BLOCK_TOKENS, SCORE_BYTES, Panels
+from .prefill import BLOCK_FIELDS, load_chunk_op, prefill_op, prefill_rows, uses_tiles, weigh_rows_op
 from .products import add_values_op, multiply_keys_op
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
 
 
-def few_splits(positions: Int64) -> Int32:
-    """The pieces that the contexts of these rows are cut into, whatever a layer's window.
+def kv_splits(positions: Int64) -> Int32:
+    """The splits that the contexts of these rows are cut into, whatever a layer's window.
 
     Args:
-        positions: int64 [FEW].
+        positions: int64 [DECODE_ROWS].
 
     Returns:
-        int32 [FEW_SPLITS, 2]: row, and number of the piece in the row's context. Pieces of a row follow each other.
+        int32 [KV_SPLITS, 2]: row, and number of the split in the row's context. Splits of a row follow each other.
     """
-    # A bad position has a piece too, which refuses it.
-    pieces = [max(position // PIECE_TOKENS, 0) + 1 for position in positions.tolist()]
-    splits = [(row, piece) for row, count in enumerate(pieces) for piece in range(count)]
-    return np.array(splits, np.int32).reshape(-1, SPLIT_WORDS)
+    # A bad position has a split too, which refuses it.
+    counts = [max(position // SPLIT_TOKENS, 0) + 1 for position in positions.tolist()]
+    splits = [(row, split) for row, count in enumerate(counts) for split in range(count)]
+    return np.array(splits, np.int32).reshape(-1, SPLIT_FIELDS)
 
 
-def row_blocks(positions: Int64, query_start: Int32, few_sequences: int) -> Int32:
-    """The blocks of neighbouring tokens that the MANY rows are cut into; those with the longest context come first.
+def row_blocks(positions: Int64, cu_seqlens_q: Int32, decode_sequences: int) -> Int32:
+    """The blocks of neighbouring tokens that the prefill rows are cut into; those with the longest context come first.
 
     Args:
         positions: int64 [T]. query_start: int32 [S + 1].
 
     Returns:
-        int32 [MANY_BLOCKS, 3]: sequence, first row, number of rows.
+        int32 [PREFILL_BLOCKS, 3]: sequence, first row, number of rows.
     """
-    if few_sequences == len(query_start) - 1:
-        return np.empty((0, BLOCK_WORDS), np.int32)
-    starts = query_start[few_sequences:].astype(np.int64)
+    if decode_sequences == len(cu_seqlens_q) - 1:
+        return np.empty((0, BLOCK_FIELDS), np.int32)
+    starts = cu_seqlens_q[decode_sequences:].astype(np.int64)
     blocks = -(-np.diff(starts) // BLOCK_TOKENS)
     sequences = np.repeat(np.arange(len(blocks)), blocks)
     numbers = np.arange(len(sequences)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
     first = starts[sequences] + numbers * BLOCK_TOKENS
-    result = np.empty((len(sequences), BLOCK_WORDS), np.int32)
-    result[:, 0] = sequences + few_sequences
+    result = np.empty((len(sequences), BLOCK_FIELDS), np.int32)
+    result[:, 0] = sequences + decode_sequences
     result[:, 1] = first
     result[:, 2] = np.minimum(starts[sequences + 1] - first, BLOCK_TOKENS)
     return result[np.argsort(-positions[first], kind="stable")]
 
 
-# Looked up once: in Python 3.11 that costs more than writing the word.
+# Looked up once: in Python 3.11 that costs more than writing the field.
 _COUNTS = (
-    Word.TOKENS, Word.FEW, Word.MANY, Word.WANTED, Word.TABLE_WIDTH, Word.FEW_SPLITS, Word.MANY_BLOCKS,
+    StepField.TOKENS, StepField.DECODE_ROWS, StepField.PREFILL_ROWS, StepField.LOGITS_ROWS, StepField.TABLE_WIDTH,
+    StepField.KV_SPLITS, StepField.PREFILL_BLOCKS,
 )  # fmt: skip
 _ARRAYS = (
-    Word.TOKEN_IDS, Word.POSITIONS, Word.CONTEXT_LENGTHS, Word.BLOCK_TABLES, Word.SLOTS,
-    Word.WANTED_ROWS, Word.ROPE_TABLE, Word.SEQUENCE_OF_ROW, Word.SPLITS, Word.ROW_BLOCKS,
+    StepField.TOKEN_IDS, StepField.POSITIONS, StepField.CONTEXT_LENGTHS, StepField.BLOCK_TABLES,
+    StepField.SLOT_MAPPING, StepField.LOGITS_INDICES, StepField.ROPE_TABLE,
+    StepField.SEQUENCE_OF_ROW, StepField.ROW_SPLITS, StepField.ROW_BLOCKS,
 )  # fmt: skip
 
 
@@ -91,24 +93,24 @@ def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) ->
     Args:
         floats_per_split: the greatest `partial_floats` of all layers.
     """
-    starts, few_sequences = step.cu_seqlens_q, step.num_decode_sequences
-    tokens, few = len(step.tokens), int(starts[few_sequences])
-    splits = few_splits(step.positions[:few])
-    blocks = row_blocks(step.positions, starts, few_sequences)
+    starts, decode_sequences = step.cu_seqlens_q, step.num_decode_sequences
+    tokens, decode = len(step.tokens), int(starts[decode_sequences])
+    splits = kv_splits(step.positions[:decode])
+    blocks = row_blocks(step.positions, starts, decode_sequences)
     lengths = starts[1:] - starts[:-1]
     counts = (
-        tokens, few, tokens - few, len(step.logits_indices), step.block_tables.shape[1], len(splits), len(blocks),
+        tokens, decode, tokens - decode, len(step.logits_indices), step.block_tables.shape[1], len(splits), len(blocks),
     )  # fmt: skip
-    for word, count in zip(_COUNTS, counts, strict=True):
-        table.count(word, count)
+    for field, count in zip(_COUNTS, counts, strict=True):
+        table.count(field, count)
     sequences = np.arange(len(lengths), dtype=np.int32)
     arrays: tuple[NDArray[Any], ...] = (
         step.tokens, step.positions, step.context_lens, step.block_tables, step.slot_mapping,
         step.logits_indices, step.rope_table, sequences.repeat(lengths), splits, blocks,
     )  # fmt: skip
-    for word, array in zip(_ARRAYS, arrays, strict=True):
-        table.array(word, array)
-    table.room(Word.PARTIALS, len(splits) * floats_per_split, np.float32)
+    for field, array in zip(_ARRAYS, arrays, strict=True):
+        table.array(field, array)
+    table.room(StepField.PARTIALS, len(splits) * floats_per_split, np.float32)
 
 
 _LOG2_E = 1 / math.log(2)
@@ -118,8 +120,8 @@ _LINE = 64
 def attention_phases(
     record: Attention, rows: Sequence[Rows], out: Rows, layer: PagedLayer, constant: Callable[[str], Float32 | None]
 ) -> Phases:
-    """What `records.Attention` says, as calls. FEW rows are computed in float32. So are MANY rows if the pages are
-    float32, or without AMX; with it, and pages of float16, their products take bfloat16 and sum in float32.
+    """What `records.Attention` says, as calls. Decode rows are computed in float32. So are prefill rows if the
+    pages are float32, or without AMX; with it, and pages of float16, products take bfloat16 and sum in float32.
 
     Operators refuse (`program.context.ErrorCode`) slots, positions and pages that lead outside the cache or the tables.
 
@@ -209,33 +211,33 @@ def _check(record: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: 
 def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
     """The calls, from what all of their arguments have in common."""
     head_size, v_head_size, half = layer.head_size, layer.v_head_size, layer.keys.dtype == np.float16
-    panels, rows = Panels(group, head_size, v_head_size), few_rows(group)
-    few = {
+    panels, rows = Panels(group, head_size, v_head_size), heads_per_pass(group)
+    decode = {
         "multiply_keys": multiply_keys_op(rows, head_size, half, True),
         "add_values": add_values_op(rows, v_head_size, half, True, WEIGHT_BYTES),
         "rows_at_once": rows,
-        "weigh": weigh_piece,
+        "weigh": weigh_split,
     }
 
-    def call(op: NativeOp, own: Mapping[str, Any], counted: Word, scratch: int) -> Call:
+    def call(op: NativeOp, own: Mapping[str, Any], counted: StepField, scratch: int) -> Call:
         scratch = -(-scratch // _LINE) * _LINE
         return Call(op, AttentionArguments(**shared, **own), Items(counted, layer.kv_heads), scratch)
 
-    few_bytes = few_scratch(group, head_size, v_head_size)
-    many = many_operators(panels, head_size, half)
+    decode_bytes = decode_scratch(group, head_size, v_head_size)
+    prefill = prefill_operators(panels, head_size, half)
     return [
-        [call(store_op(half), {}, Word.TOKENS, store_scratch(head_size))],
+        [call(store_op(half), {}, StepField.TOKENS, store_scratch(head_size))],
         [
-            call(attend_pieces, few, Word.FEW_SPLITS, few_bytes),
-            call(many_op(half), many, Word.MANY_BLOCKS, panels.bytes),
+            call(attend_splits, decode, StepField.KV_SPLITS, decode_bytes),
+            call(prefill_op(half), prefill, StepField.PREFILL_BLOCKS, panels.bytes),
         ],
-        [call(merge_pieces, {}, Word.FEW_SPLITS, 0)],
+        [call(merge_splits, {}, StepField.KV_SPLITS, 0)],
     ]
 
 
-def many_operators(panels: Panels, head_size: int, half: bool) -> dict[str, Any]:
-    """The operators that those of many rows call."""
-    rows = many_rows(half)
+def prefill_operators(panels: Panels, head_size: int, half: bool) -> dict[str, Any]:
+    """The operators that those of prefill rows call."""
+    rows = prefill_rows(half)
     own = {
         "rows_at_once": rows,
         "weigh": weigh_rows_op(half),

@@ -17,7 +17,7 @@ from ..jit import native_op
 from ..lazy import inline
 from ..memory import load_first, read_int32, store_bytes, store_float32, write_float32, write_int32
 from ..program.calls import Call, Items, Rows, row_at
-from ..program.context import Word
+from ..program.context import StepField
 from ..vector import LANES, maximum, reduce_add, reduce_max, splat_float32
 from .dense import DenseMatrix, Matrix
 
@@ -47,7 +47,7 @@ class Quantized(Arguments, kw_only=False):
     blocks: int
     block_size: int
     zero_point: int
-    counted: Word
+    counted: StepField
     held: Held = None
 
     @property
@@ -81,7 +81,7 @@ def input_bytes(matrix: Matrix, rows: int, *, exact: bool) -> int:
     return rows * _stride(matrix, exact) + _LINE
 
 
-def inputs_at(address: int | Binding, matrix: Matrix, counted: Word, held: Any = None, *, exact: bool) -> Inputs:
+def inputs_at(address: int | Binding, matrix: Matrix, counted: StepField, held: Any = None, *, exact: bool) -> Inputs:
     """Rows that a matrix multiplies, in the memory at this address; `exact`: in float32, as for all dense ones."""
     stride = _stride(matrix, exact)
     if exact or isinstance(matrix, DenseMatrix):

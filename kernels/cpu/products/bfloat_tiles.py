@@ -1,4 +1,4 @@
-"""Weights and activations as bfloat16 tiles: what the product of many rows multiplies.
+"""Weights and activations as bfloat16 tiles: what the product of prefill numerics multiplies.
 
 A tile of weights holds 32 columns of sixteen rows of the matrix: its row i has two columns of each. They are the
 columns of every four in the order 0, 2, 1, 3, which is how 16-bit lanes of packed integers fall apart; the activations'
@@ -24,9 +24,9 @@ from ..arguments import Address, Arguments, Held
 from ..emit import FLOAT_VECTOR, INT16, INT32, INT32_VECTOR, LANES, Emitter, constant
 from ..jit import native_op
 from ..lazy import FLOATS, inline, intrinsic
-from ..memory import load_first, read_float32, read_int32, store_float32, word, write_float32, write_int32
+from ..memory import entry, load_first, read_float32, read_int32, store_float32, write_float32, write_int32
 from ..program.calls import Call, Items, Rows, row_at
-from ..program.context import Word
+from ..program.context import StepField
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, bfloat_pairs, bfloats
 from ..vector import maximum, reduce_add, reduce_max, splat_float32
 from .micro_kernels import factor
@@ -43,7 +43,7 @@ _SHIFT = 7
 _SMALLEST_SCALE, _LARGEST_HALF = 2.0**-21, 65504.0
 
 
-def weights_of(*matrices: BlockMatrix) -> Weights:
+def weights_of(*matrices: BlockMatrix) -> TileWeights:
     """The fastest way that is exact for these matrices, which have one layout."""
     layout = matrices[0].layout
     return HalfWeights(layout) if all(_fit_halves(matrix) for matrix in matrices) else FloatWeights(layout)
@@ -182,7 +182,7 @@ class FloatWeights:
 
 # Ways to dequantise: `factors` reads scales and zero points of a block; `quarter` writes a quarter of a tile, from row
 # `target` on, a row of it after each `yield`; `unscale` undoes the powers of two of weights and activations.
-Weights = HalfWeights | FloatWeights
+TileWeights = HalfWeights | FloatWeights
 
 
 # Rows come in pairs of tiles.
@@ -206,8 +206,8 @@ class RowTiles(Arguments, kw_only=False):
     address: Address
     powers: Address
     columns: int
-    counted: Word
-    first: Word
+    counted: StepField = StepField.PREFILL_ROWS
+    first: StepField = StepField.DECODE_ROWS
     held: Held = None
 
 
@@ -217,10 +217,10 @@ def row_tiles_size(columns: int, max_rows: int) -> int:
 
 
 def row_tiles_in(memory: NDArray[np.uint8], columns: int) -> RowTiles:
-    """Tiles of the step's MANY rows, in this memory, which begins on a cache line and holds whole pairs of tiles."""
+    """Tiles of the step's prefill rows, in this memory, which begins on a cache line and holds whole pairs of tiles."""
     rows = memory.size // (2 * columns + 4) // PAIR_ROWS * PAIR_ROWS
     address = memory.ctypes.data
-    return RowTiles(address, address + rows * 2 * columns, columns, Word.MANY, Word.FEW, memory)
+    return RowTiles(address, address + rows * 2 * columns, columns, held=memory)
 
 
 def _padded(rows: int) -> int:
@@ -274,7 +274,7 @@ def _clear_row(out: int, columns: int) -> None:
 @native_op(RowTilesArguments)
 def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """Items [begin, end): tiles of sixteen rows; the last one fills its pair up with rows of zeros."""
-    rows, first = word(context, arguments.out.counted), word(context, arguments.out.first)
+    rows, first = entry(context, arguments.out.counted), entry(context, arguments.out.first)
     width, columns = arguments.x.width, arguments.out.columns
     last = -(-rows // TILE_ROWS)
     for tile in range(begin, end):
@@ -291,7 +291,7 @@ def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: 
 
 
 def row_tiles_call(x: Rows, out: RowTiles) -> Call:
-    """Make the tiles of the step's rows [FEW, TOKENS) of x."""
-    if x.width > out.columns or x.counted != Word.TOKENS:
+    """Make the tiles of the step's rows [DECODE_ROWS, TOKENS) of x."""
+    if x.width > out.columns or x.counted != StepField.TOKENS:
         raise ValueError(f"x has {x.width} columns, rows {x.counted.name}: expected {out.columns} at most, and TOKENS")
     return Call(fill_row_tiles, RowTilesArguments(x=x, out=out), Items(out.counted, 1, TILE_ROWS))

@@ -14,12 +14,12 @@ from ..program.calls import NO_ROWS, Call, Items, Rows
 from ..tiles import TILE_CONFIG, TILE_ROW_BYTES
 from .activations import Inputs, Quantized
 from .bfloat_tiles import RowTiles, supported, weights_of
+from .decode import STREAMS, Packing, ProductArguments, SwigluArguments, decode_op, tile_memory
 from .dense import DenseMatrix, Matrix
 from .dot import dot_for
-from .few import STREAMS, Kind, ProductArguments, SwigluArguments, few_op, tile_memory
-from .many import SCRATCH_BYTES as MANY_SCRATCH_BYTES, TABLE_ZEROS, ManyArguments, many_op, span_steps
-from .many_kernel import STEP_COLUMNS
 from .micro_kernels import Dense, FloatBlocks, IntegerBlocks
+from .prefill import SCRATCH_BYTES as PREFILL_SCRATCH_BYTES, TABLE_ZEROS, PrefillArguments, prefill_op, span_steps
+from .prefill_kernel import STEP_COLUMNS
 from .terms import TermsArguments
 
 # Pairs of tiles that a thread takes at once, at most: as many meet the row tiles in its cache.
@@ -27,7 +27,7 @@ _PAIRS_TOGETHER = 8
 
 
 @dataclass(frozen=True)
-class Branch:
+class Affine:
     """x @ matrix.T + bias + addend.
 
     Attributes:
@@ -44,8 +44,8 @@ class Branch:
         return TermsArguments(bias=self.bias, addend=self.addend or NO_ROWS)
 
 
-def few_call(
-    x: Inputs, branch: Branch, out: Rows, *, gate: str = "", gated: Branch | None = None,
+def decode_call(
+    x: Inputs, branch: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None,
     swiglu: SwigluArguments | None = None,
 ) -> Call:  # fmt: skip
     """out = branch(x), or gate(branch(x)) * gated(x).
@@ -68,23 +68,23 @@ def few_call(
         swiglu=swiglu or SwigluArguments(),
     )  # fmt: skip
     groups = matrix.tiles // (STREAMS // 2 if gate else STREAMS)
-    return Call(few_op(kind, gate), arguments, Items(factor=groups), scratch)
+    return Call(decode_op(kind, gate), arguments, Items(factor=groups), scratch)
 
 
-def has_many(matrix: Matrix) -> bool:
-    """Whether `many_call` multiplies such a matrix on this machine."""
+def has_prefill(matrix: Matrix) -> bool:
+    """Whether `prefill_call` multiplies such a matrix on this machine."""
     return isa() == "amx" and isinstance(matrix, BlockMatrix) and supported(matrix.layout)
 
 
-def many_call(x: RowTiles, branch: Branch, out: Rows, *, gate: str = "", gated: Branch | None = None) -> Call:
-    """What `few_call` computes, for the step's rows that x holds, in bfloat16 tiles; see `has_many`.
+def prefill_call(x: RowTiles, branch: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
+    """What `decode_call` computes, for the step's rows that x holds, in bfloat16 tiles; see `has_prefill`.
 
     Args:
         x: what `row_tiles_call` made. out, and the branches' addends: rows of the whole step; those of x are written.
     """
     matrix, second = branch.matrix, gated or branch
     _check_shapes(branch, out, bool(gate), gated)
-    if not (has_many(matrix) and isinstance(matrix, BlockMatrix) and isinstance(second.matrix, BlockMatrix)):
+    if not (has_prefill(matrix) and isinstance(matrix, BlockMatrix) and isinstance(second.matrix, BlockMatrix)):
         raise ValueError(f"no tiles of this machine multiply {matrix}")
     if x.columns != matrix.padded_columns:
         raise ValueError(f"row tiles have {x.columns} columns, the matrix is filled up to {matrix.padded_columns}")
@@ -92,17 +92,17 @@ def many_call(x: RowTiles, branch: Branch, out: Rows, *, gate: str = "", gated: 
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
     table[:TABLE_ZEROS] = TILE_CONFIG
-    arguments = ManyArguments(
+    arguments = PrefillArguments(
         x=x, first=matrix.data, second=second.matrix.data if gate else matrix.data.ctypes.data + tile_bytes,
         pair_bytes=tile_bytes if gate else 2 * tile_bytes, steps=steps, span=span_steps(steps), out=out,
         terms=branch.terms, gated_terms=second.terms, table=table,
     )  # fmt: skip
     pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
     items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
-    return Call(many_op(weights_of(matrix, second.matrix), gate), arguments, items, MANY_SCRATCH_BYTES)
+    return Call(prefill_op(weights_of(matrix, second.matrix), gate), arguments, items, PREFILL_SCRATCH_BYTES)
 
 
-def kind_of(matrix: Matrix, *, quantized: bool) -> Kind:
+def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:
     """How a matrix meets quantised or float32 activations."""
     if isinstance(matrix, DenseMatrix):
         return Dense(matrix.type)
@@ -111,7 +111,7 @@ def kind_of(matrix: Matrix, *, quantized: bool) -> Kind:
     return FloatBlocks(matrix.layout)
 
 
-def _check(x: Inputs, branch: Branch, out: Rows, gate: bool, gated: Branch | None) -> None:
+def _check(x: Inputs, branch: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
     matrix = branch.matrix
     if isinstance(x, Rows):
         if x.width != matrix.padded_columns:
@@ -121,7 +121,7 @@ def _check(x: Inputs, branch: Branch, out: Rows, gate: bool, gated: Branch | Non
     _check_shapes(branch, out, gate, gated)
 
 
-def _check_shapes(branch: Branch, out: Rows, gate: bool, gated: Branch | None) -> None:
+def _check_shapes(branch: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
     matrix = branch.matrix
     if gate != (gated is not None):
         raise ValueError("a gate and a second matrix come together")

@@ -10,14 +10,14 @@ from ...formats import BLOCKS_PER_RECORD, GROUP_BYTES, TILE_ROWS, BlockMatrix
 from ..arguments import Address, Arguments
 from ..jit import native_op
 from ..lazy import inline
-from ..memory import read_float32, read_half, read_int64, read_uint8, word, write_float32
+from ..memory import entry, read_float32, read_half, read_int64, read_uint8, write_float32
 from ..program.calls import Call, Items, Rows, row_at
-from ..program.context import ErrorCode, Word
+from ..program.context import ErrorCode, StepField
 from .packing import LayoutArguments, layout_arguments
 
 
 class BlockRowsArguments(Arguments):
-    """A packed table and the rows taken from it; `indices`: a word of the context."""
+    """A packed table and the rows taken from it; `indices`: a field of the context."""
 
     table: Address
     rows: int
@@ -45,7 +45,7 @@ def gather_block_rows(arguments: BlockRowsArguments, context: int, begin: int, e
     # With 4 bits, the second half of a sub-block lies in the high nibbles of the first.
     half = sub_block // 2 if bits == 4 else sub_block
     for index in range(begin, end):
-        row = read_int64(word(context, arguments.indices) + 8 * index)
+        row = read_int64(entry(context, arguments.indices) + 8 * index)
         if row < 0 or row >= arguments.rows:
             return _OUTSIDE
         tile, lane = row // TILE_ROWS, row % TILE_ROWS
@@ -69,8 +69,8 @@ def gather_block_rows(arguments: BlockRowsArguments, context: int, begin: int, e
     return 0
 
 
-def gather_blocks(table: BlockMatrix, out: Rows, indices: Word = Word.TOKEN_IDS) -> Call:
-    """out[i] = table[indices[i]] as float32; a walk with an index outside the table fails (INDEX_OUTSIDE_TABLE)."""
+def gather_blocks(table: BlockMatrix, out: Rows, indices: StepField = StepField.TOKEN_IDS) -> Call:
+    """out[i] = table[indices[i]] as float32; a run with an index outside the table fails (INDEX_OUTSIDE_TABLE)."""
     if out.width != table.columns:
         raise ValueError(f"out has {out.width} columns, the table {table.columns}")
     arguments = BlockRowsArguments(

@@ -23,7 +23,7 @@ from .dot import Dot
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """Values of one step of a micro-kernel's loop.
 
     Attributes:
@@ -80,7 +80,7 @@ class IntegerBlocks(Blocks):
     def name(self) -> str:
         return f"int{self.layout.name}_{self.isa}"
 
-    def step(self, e: Emitter, step: Step, sums: list[Any]) -> list[Any]:
+    def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
         """Add the products of a block."""
         b, layout, tiles = e.builder, self.layout, len(step.records)
         place = b.shl(step.index, INT64(2))
@@ -102,7 +102,7 @@ class IntegerBlocks(Blocks):
                 result[here] = e.multiply_add(value, b.fmul(row_scales[m], weight_scale), sums[here])
         return result
 
-    def _integer_products(self, e: Emitter, step: Step, correction_at: list[Any]) -> list[Any]:
+    def _integer_products(self, e: Emitter, step: LoopStep, correction_at: list[Any]) -> list[Any]:
         """Per row and tile the integer product of a block."""
         b, layout, none = e.builder, self.layout, constant(INT32_VECTOR, 0)
         column = b.mul(step.index, INT64(layout.block_size))
@@ -159,7 +159,7 @@ class Dense:
     def record_bytes(self) -> int:
         return DENSE_COLUMNS * LANES * ITEM_BYTES[self.type]
 
-    def step(self, e: Emitter, step: Step, sums: list[Any]) -> list[Any]:
+    def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
         """Add the products of DENSE_COLUMNS columns."""
         result = list(sums)
         x_at = [e.at(row, e.builder.mul(step.index, INT64(4 * DENSE_COLUMNS))) for row in step.rows]
@@ -186,7 +186,7 @@ class FloatBlocks(Blocks):
     def name(self) -> str:
         return f"float{self.layout.name}"
 
-    def step(self, e: Emitter, step: Step, sums: list[Any]) -> list[Any]:
+    def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
         """Add the products of a block."""
         b, layout, tiles = e.builder, self.layout, len(step.records)
         column, first = b.mul(step.index, INT64(4 * layout.block_size)), b.mul(step.part, INT64(layout.block_bytes))

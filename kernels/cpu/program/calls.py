@@ -15,30 +15,30 @@ from ...large import huge_array
 from ..arguments import MAX_ARGUMENTS, Address, Arguments, Binding, BoundVector, Held
 from ..jit import LIBRARY, Compiled, NativeOp
 from ..lazy import inline
-from .context import Word
+from .context import StepField
 
 # Numbers in one item of work where a row can be cut. It is fixed, so that no result depends on the threads.
 PIECE = 4096
-# A call in a program, in words: what the driver reads, then the operator's arguments.
+# A call in a program's table: what the driver reads, then the operator's arguments.
 OPERATOR, BARRIER, COUNTED, FACTOR, DIVISOR, GRAIN = 0, 1, 2, 3, 4, 5
 FIRST_ARGUMENT = 8
-CALL_WORDS = FIRST_ARGUMENT + MAX_ARGUMENTS
-CALL_BYTES = CALL_WORDS * 8
-_OF_MANY = (Word.MANY, Word.MANY_BLOCKS)
+CALL_ENTRIES = FIRST_ARGUMENT + MAX_ARGUMENTS
+CALL_BYTES = CALL_ENTRIES * 8
+PREFILL = [StepField.PREFILL_ROWS, StepField.PREFILL_BLOCKS]
 _LINE = 64
 
 
 class Items(NamedTuple):
     """How many items a call has: ceil(context[counted] * factor / divisor); threads take `grain` or more at once."""
 
-    counted: Word = Word.ONE
+    counted: StepField = StepField.ONE
     factor: int = 1
     divisor: int = 1
     grain: int = 1
 
 
 class Rows(Arguments, kw_only=False):
-    """float32 rows in memory, one per unit of `counted` (TOKENS or WANTED): what operators read and write.
+    """float32 rows in memory, one per unit of `counted` (TOKENS or LOGITS_ROWS): what operators read and write.
 
     Attributes:
         address: of the first row, or what will be bound to it.
@@ -50,7 +50,7 @@ class Rows(Arguments, kw_only=False):
     address: Address
     stride: int
     width: int
-    counted: Word = Word.TOKENS
+    counted: StepField = StepField.TOKENS
     held: Held = None
 
     def columns(self, first: int, width: int) -> Rows:
@@ -58,7 +58,7 @@ class Rows(Arguments, kw_only=False):
         return Rows(self.address + 4 * first, self.stride, width, self.counted, self.held)
 
     @staticmethod
-    def of(array: NDArray[np.float32], counted: Word = Word.TOKENS) -> Rows:
+    def of(array: NDArray[np.float32], counted: StepField = StepField.TOKENS) -> Rows:
         """The rows of a float32 matrix whose rows are contiguous each."""
         if array.ndim != 2 or array.dtype != np.float32 or array.strides[1] != 4:
             raise ValueError(f"rows are {array.dtype} {list(array.shape)} with strides {list(array.strides)}")
@@ -85,10 +85,10 @@ def _grain(numbers: int) -> int:
     return max(1, PIECE // max(1, numbers))
 
 
-def check_rows(name: str, rows: Rows, counted: Word, width: int) -> None:
+def check_rows(name: str, rows: Rows, counted: StepField, width: int) -> None:
     """These rows have this width, and there is one per unit of `counted`."""
     if rows.width != width or rows.counted != counted:
-        raise ValueError(f"{name} is [{rows.counted.name}, {rows.width}], expected [{Word(counted).name}, {width}]")
+        raise ValueError(f"{name} is [{rows.counted.name}, {rows.width}], expected [{counted.name}, {width}]")
 
 
 def check_vector(name: str, vector: NDArray[Any] | BoundVector, sizes: tuple[int, ...]) -> None:
@@ -140,14 +140,14 @@ class Program:
     """Calls in order, ready to run once everything that it leaves open is bound.
 
     Attributes:
-        words: int64 [calls, CALL_WORDS].
-        calls: what the words were written from.
+        table: int64 [calls, CALL_ENTRIES].
+        calls: what the table was written from.
         scratch: bytes that each thread needs, whole cache lines.
-        open: places in `words` (call, word) that wait for what is bound to a name.
-        later: calls that only MANY rows need, whose operators were not compiled when it was written; see `complete`.
+        open: places in `table` (call, entry) that wait for what is bound to a name.
+        later: calls that only prefill rows need, whose operators were not compiled when it was written; see `complete`.
     """
 
-    words: NDArray[np.int64]
+    table: NDArray[np.int64]
     calls: tuple[Call, ...]
     scratch: int
     open: list[tuple[int, int, Binding]] = field(default_factory=list)
@@ -155,24 +155,24 @@ class Program:
 
     @cached_property
     def address(self) -> int:
-        """Where its words lie."""
-        return int(self.words.__array_interface__["data"][0])
+        """Where its table lies."""
+        return int(self.table.__array_interface__["data"][0])
 
     @cached_property
     def view(self) -> memoryview:
-        """Its words, which are written in a fifth of the time that an array takes."""
-        return self.words.data
+        """Its table, which is written in a fifth of the time that an array takes."""
+        return self.table.data
 
     def bound(self, addresses: Mapping[str, int], copy: Program | None = None) -> Program:
         """A copy, or that of an earlier run, in which nothing is open. Several threads may run copies at once."""
         if copy is None:
-            copy = Program(self.words.copy(), self.calls, self.scratch, later=[*self.later])
-        for call, word, binding in self.open:
-            copy.view[call, word] = addresses[binding.name] + binding.offset
+            copy = Program(self.table.copy(), self.calls, self.scratch, later=[*self.later])
+        for call, entry, binding in self.open:
+            copy.view[call, entry] = addresses[binding.name] + binding.offset
         return copy
 
     def complete(self) -> None:
-        """Compile what was left for later, and write it into the words: before MANY rows run."""
+        """Compile what was left for later, and write it into the table: before prefill rows run."""
         if self.later:
             LIBRARY.prepare(operators_of([self.calls[index] for index in self.later]))
             for index in self.later:
@@ -180,10 +180,10 @@ class Program:
             self.later.clear()
 
     def write(self, index: int) -> None:
-        """Write a call's operator and arguments into the words, but for what is to be bound."""
-        row, call = self.words[index], self.calls[index]
+        """Write a call's operator and arguments into the table, but for what is to be bound."""
+        row, call = self.table[index], self.calls[index]
         row[OPERATOR] = call.op.address
-        for place, value in enumerate(call.arguments.words(), FIRST_ARGUMENT):
+        for place, value in enumerate(call.arguments.encoded(), FIRST_ARGUMENT):
             if isinstance(value, Binding):
                 self.open.append((index, place, value))
             else:
@@ -193,19 +193,19 @@ class Program:
 def program_of(phases: Phases, also: Collection[Compiled] = ()) -> Program:
     """The program of some phases, with a barrier after each; compiles its operators, and other kernels with them.
 
-    What only MANY rows need may come later.
+    What only prefill rows need may come later.
     """
     calls = tuple(call for phase in phases for call in phase)
     ends = set(accumulate(map(len, phases)))
     operators = [operators_of([call]) for call in calls]
-    now = {op for call, ops in zip(calls, operators, strict=True) if call.items.counted not in _OF_MANY for op in ops}
+    now = {op for call, ops in zip(calls, operators, strict=True) if call.items.counted not in PREFILL for op in ops}
     later = {op for ops in operators for op in ops} - now
     if also or later or not all(op.ready for op in now):
         LIBRARY.prepare([*also, *now], later=later)
-    words = huge_array((len(calls), CALL_WORDS), np.int64)
+    table = huge_array((len(calls), CALL_ENTRIES), np.int64)
     scratch = max((call.scratch for call in calls), default=0)
-    program = Program(words, calls, -(-scratch // _LINE) * _LINE)
-    for index, (row, call, ops) in enumerate(zip(words, calls, operators, strict=True)):
+    program = Program(table, calls, -(-scratch // _LINE) * _LINE)
+    for index, (row, call, ops) in enumerate(zip(table, calls, operators, strict=True)):
         row[BARRIER] = index + 1 in ends
         row[COUNTED : GRAIN + 1] = call.items
         if all(op.ready or op.load() for op in ops):

@@ -3,7 +3,7 @@
 Every thread has a share of a call's items, side by side, so that it reads one stretch of memory. It takes a part of
 what is left of it at a time, and when nothing is left, of the others' (guided self-scheduling, Polychronopoulos and
 Kuck 1987): all are done at about the same time, and a thread whose core is taken away costs a piece and not the whole.
-Threads wait for each other where the program has a barrier. A cancelled or failed run is walked to its end without
+Threads wait for each other where the program has a barrier. A cancelled or failed run goes to its end without
 doing the work, so that all threads stay in step.
 """
 
@@ -16,31 +16,31 @@ from llvmlite import ir
 from ..emit import INT64, Emitter
 from ..jit import kernel
 from ..lazy import inline, typed_intrinsic, types
-from ..memory import read_int64, word, write_int64
+from ..memory import entry, read_int64, write_int64
 from .calls import BARRIER, CALL_BYTES, COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, GRAIN, OPERATOR
-from .context import Word
+from .context import StepField
 from .waiting import current, current_core, exchange, fetch_add, replace, wait_until, wake_waiting
 
-# The words that the threads of a run share, in cache lines of LINE_WORDS: those that several threads write have a line
-# of their own. Behind them every thread has THREAD_LINES lines: how many runs it was started for, with the number of
+# The table that threads of a run share, in cache lines of LINE_ENTRIES: what several write has one of its own.
+# Behind it every thread has THREAD_LINES lines: how many runs it was started for, with the number of
 # those that sleep until the next (0 or 1) on a line of its own, and the core that it runs on.
-LINE_WORDS = 8
+LINE_ENTRIES = 8
 ARRIVED, BARRIER_SLEEPERS, ERROR, FORKED = 0, 8, 16, 17
 CALLS, CALL_COUNT, CONTEXT, COUNTERS, SCRATCH, SCRATCH_BYTES, THREADS = 24, 25, 26, 27, 28, 29, 30
 FIRST_BARRIER, SPIN_LIMIT, START_SPIN_LIMIT = 32, 33, 34
 FIRST_THREAD = 40
 STARTED, START_SLEEPERS, CORE = 0, 8, 16
-THREAD_WORDS = 24
+THREAD_ENTRIES = 24
 # The part of what is left that a thread takes.
 _PART = 4
 # A counter has a cache line of its own: [calls][threads].
-COUNTER_WORDS = LINE_WORDS
-_COUNTER_BYTES = 8 * COUNTER_WORDS
+COUNTER_ENTRIES = LINE_ENTRIES
+_COUNTER_BYTES = 8 * COUNTER_ENTRIES
 
 
-def shared_words(threads: int) -> int:
-    """How many words so many threads share."""
-    return FIRST_THREAD + threads * THREAD_WORDS
+def shared_entries(threads: int) -> int:
+    """How many entries so many threads share."""
+    return FIRST_THREAD + threads * THREAD_ENTRIES
 
 
 @typed_intrinsic
@@ -56,10 +56,10 @@ def call_operator(op: Any, arguments: Any, context: Any, begin: Any, end: Any, s
 
 
 @inline
-def _work(call: int, counters: int, words: int, context: int, scratch: int, thread: int, threads: int) -> None:
+def _work(call: int, counters: int, shared: int, context: int, scratch: int, thread: int, threads: int) -> None:
     """Take pieces of a call's items until none are left: of this thread's share, then of the others'."""
-    items = -(-(word(context, word(call, COUNTED)) * word(call, FACTOR)) // word(call, DIVISOR))
-    grain = word(call, GRAIN)
+    items = -(-(entry(context, entry(call, COUNTED)) * entry(call, FACTOR)) // entry(call, DIVISOR))
+    grain = entry(call, GRAIN)
     share = -(-items // (threads * grain)) * grain
     part = grain * (1 if threads == 1 else _PART)
     for turn in range(threads if items > 0 else 0):
@@ -67,100 +67,100 @@ def _work(call: int, counters: int, words: int, context: int, scratch: int, thre
         counter, size = counters + owner * _COUNTER_BYTES, min(share, items - owner * share)
         done = current(counter)
         while done < size:
-            if word(context, Word.CANCEL) != 0 or word(words, ERROR) != 0:
+            if entry(context, StepField.CANCEL) != 0 or entry(shared, ERROR) != 0:
                 break
             piece = min(-(-(size - done) // part) * grain, size - done)
             found = replace(counter, done, done + piece)
             if found == done:
                 begin = owner * share + done
                 status = call_operator(
-                    word(call, OPERATOR), call + 8 * FIRST_ARGUMENT, context, begin, begin + piece, scratch
+                    entry(call, OPERATOR), call + 8 * FIRST_ARGUMENT, context, begin, begin + piece, scratch
                 )
                 if status != 0:
-                    exchange(words + 8 * ERROR, status)
+                    exchange(shared + 8 * ERROR, status)
                 done = current(counter)
             else:
                 done = found
 
 
 @inline
-def _place(words: int, thread: int, word: int) -> int:
-    """The address of a thread's own word."""
-    return words + 8 * (FIRST_THREAD + thread * THREAD_WORDS + word)
+def _place(shared: int, thread: int, entry: int) -> int:
+    """The address of a thread's own entry."""
+    return shared + 8 * (FIRST_THREAD + thread * THREAD_ENTRIES + entry)
 
 
 @inline
-def _own_core(words: int, thread: int) -> None:
+def _own_core(shared: int, thread: int) -> None:
     """Say where this thread runs. Rarely news, and the other threads keep the line in their caches until it is."""
     core = current_core()
-    place = _place(words, thread, CORE)
+    place = _place(shared, thread, CORE)
     if core != read_int64(place):
         exchange(place, core)
 
 
 @inline
-def _patience(words: int, thread: int, limit: int) -> Any:
+def _patience(shared: int, thread: int, limit: int) -> Any:
     """How often to look before sleeping: not once while another thread of the last run needs this core."""
-    core = current(_place(words, thread, CORE))
-    threads = word(words, THREADS)
+    core = current(_place(shared, thread, CORE))
+    threads = entry(shared, THREADS)
     for turn in range(1, threads if core >= 0 else 1):
-        if current(_place(words, (thread + turn) % threads, CORE)) == core:
+        if current(_place(shared, (thread + turn) % threads, CORE)) == core:
             return 0
-    return word(words, limit)
+    return entry(shared, limit)
 
 
 @inline
-def _wait(words: int, thread: int, threads: int, barrier: int) -> int:
+def _wait(shared: int, thread: int, threads: int, barrier: int) -> int:
     """Wait for the other threads. The count of arrivals is never reset: a thread may still be leaving the last wait."""
     barrier += threads
-    arrived = words + 8 * ARRIVED
-    _own_core(words, thread)
+    arrived = shared + 8 * ARRIVED
+    _own_core(shared, thread)
     if fetch_add(arrived, 1) + 1 >= barrier:
-        wake_waiting(arrived, words + 8 * BARRIER_SLEEPERS)
+        wake_waiting(arrived, shared + 8 * BARRIER_SLEEPERS)
     else:
-        wait_until(arrived, words + 8 * BARRIER_SLEEPERS, barrier, _patience(words, thread, SPIN_LIMIT))
+        wait_until(arrived, shared + 8 * BARRIER_SLEEPERS, barrier, _patience(shared, thread, SPIN_LIMIT))
     return barrier
 
 
 @inline
-def _walk(words: int, thread: int) -> None:
-    calls, context, threads = word(words, CALLS), word(words, CONTEXT), word(words, THREADS)
-    counters = word(words, COUNTERS)
-    scratch = word(words, SCRATCH) + thread * word(words, SCRATCH_BYTES)
-    barrier = word(words, FIRST_BARRIER)
-    for index in range(word(words, CALL_COUNT)):
+def _run_calls(shared: int, thread: int) -> None:
+    calls, context, threads = entry(shared, CALLS), entry(shared, CONTEXT), entry(shared, THREADS)
+    counters = entry(shared, COUNTERS)
+    scratch = entry(shared, SCRATCH) + thread * entry(shared, SCRATCH_BYTES)
+    barrier = entry(shared, FIRST_BARRIER)
+    for index in range(entry(shared, CALL_COUNT)):
         call = calls + index * CALL_BYTES
-        _work(call, counters + index * threads * _COUNTER_BYTES, words, context, scratch, thread, threads)
-        if word(call, BARRIER) != 0 and threads > 1:
-            barrier = _wait(words, thread, threads, barrier)
+        _work(call, counters + index * threads * _COUNTER_BYTES, shared, context, scratch, thread, threads)
+        if entry(call, BARRIER) != 0 and threads > 1:
+            barrier = _wait(shared, thread, threads, barrier)
 
 
 @kernel
-def run_program(words: int) -> int:
-    """Start the run that the words describe, take part in it as thread 0, and return when it is done."""
-    if word(words, FORKED) != 0:
+def run_program(shared: int) -> int:
+    """Start the run that the table describes, take part in it as thread 0, and return when it is done."""
+    if entry(shared, FORKED) != 0:
         return 0  # nobody is there
-    counters, threads = word(words, COUNTERS), word(words, THREADS)
-    for index in range(word(words, CALL_COUNT) * threads):
+    counters, threads = entry(shared, COUNTERS), entry(shared, THREADS)
+    for index in range(entry(shared, CALL_COUNT) * threads):
         write_int64(counters + index * _COUNTER_BYTES, 0)
-    write_int64(words + 8 * ERROR, 0)
-    write_int64(words + 8 * FIRST_BARRIER, word(words, ARRIVED))
+    write_int64(shared + 8 * ERROR, 0)
+    write_int64(shared + 8 * FIRST_BARRIER, entry(shared, ARRIVED))
     for thread in range(1, threads):
-        started = _place(words, thread, STARTED)
+        started = _place(shared, thread, STARTED)
         fetch_add(started, 1)
-        wake_waiting(started, _place(words, thread, START_SLEEPERS))
-    _walk(words, 0)
+        wake_waiting(started, _place(shared, thread, START_SLEEPERS))
+    _run_calls(shared, 0)
     return 0
 
 
 @kernel
-def serve(words: int, thread: int) -> int:
+def serve(shared: int, thread: int) -> int:
     """What the other threads run, for ever: every run that they are started for."""
     runs = 0
-    while words != 0:  # always: Numba wants a way to the end
+    while shared != 0:  # always: Numba wants a way to the end
         runs += 1
-        _own_core(words, thread)
-        started, sleepers = _place(words, thread, STARTED), _place(words, thread, START_SLEEPERS)
-        wait_until(started, sleepers, runs, _patience(words, thread, START_SPIN_LIMIT))
-        _walk(words, thread)
+        _own_core(shared, thread)
+        started, sleepers = _place(shared, thread, STARTED), _place(shared, thread, START_SLEEPERS)
+        wait_until(started, sleepers, runs, _patience(shared, thread, START_SPIN_LIMIT))
+        _run_calls(shared, thread)
     return 0

@@ -19,8 +19,8 @@ from ...large import huge_array
 from ..cores import default_threads
 from ..jit import LIBRARY
 from . import driver
-from .calls import Program
-from .context import ContextTable, ErrorCode, Word
+from .calls import PREFILL, Program
+from .context import ContextTable, ErrorCode, StepField
 from .waiting import SPINS, START_PATIENCE
 
 MAX_THREADS = 1024
@@ -40,19 +40,19 @@ _REFUSALS: dict[int, str] = {
 
 
 class _Workspace:
-    """What the threads of a run share: words, and for each of them scratch memory and a counter per call."""
+    """What the threads of a run share: a table, and for each of them scratch memory and a counter per call."""
 
     def __init__(self, max_threads: int, spins: int = SPINS) -> None:
-        self.words: NDArray[np.int64] = huge_array((driver.shared_words(max_threads),), np.int64)
-        cores = self.words[driver.FIRST_THREAD :].reshape(-1, driver.THREAD_WORDS)[:, driver.CORE]
+        self.shared: NDArray[np.int64] = huge_array((driver.shared_entries(max_threads),), np.int64)
+        cores = self.shared[driver.FIRST_THREAD :].reshape(-1, driver.THREAD_ENTRIES)[:, driver.CORE]
         cores[:] = -1  # not yet known
-        self.words[driver.SPIN_LIMIT], self.words[driver.START_SPIN_LIMIT] = spins, START_PATIENCE * spins
-        self._address = self.words.ctypes.data
+        self.shared[driver.SPIN_LIMIT], self.shared[driver.START_SPIN_LIMIT] = spins, START_PATIENCE * spins
+        self._address = self.shared.ctypes.data
         self._running = False
-        # Python's own view: it writes and reads a word in a fifth of the time that an array takes.
-        self._view = self.words.data
+        # Python's own view: it writes and reads an entry in a fifth of the time that an array takes.
+        self._view = self.shared.data
         self._scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._counters: NDArray[np.int64] = np.empty((0, driver.COUNTER_WORDS), np.int64)
+        self._counters: NDArray[np.int64] = np.empty((0, driver.COUNTER_ENTRIES), np.int64)
 
     def run(self, program: Program, context: ContextTable, threads: int) -> int:
         """Run a program; returns the code of the first error, or 0."""
@@ -65,7 +65,7 @@ class _Workspace:
             self._running = False
 
     def _run(self, program: Program, context: ContextTable, threads: int) -> int:
-        view, calls = self._view, len(program.words)
+        view, calls = self._view, len(program.table)
         if program.scratch * threads > self._scratch.size or calls * threads > len(self._counters):
             with InterruptsDeferred():  # machine code must never see an address without its memory
                 self._grow(program.scratch * threads, calls * threads)
@@ -82,7 +82,7 @@ class _Workspace:
             self._scratch = huge_array((scratch,), np.uint8)
             self._view[driver.SCRATCH] = self._scratch.ctypes.data
         if counters > len(self._counters):
-            self._counters = huge_array((counters, driver.COUNTER_WORDS), np.int64)
+            self._counters = huge_array((counters, driver.COUNTER_ENTRIES), np.int64)
             self._view[driver.COUNTERS] = self._counters.ctypes.data
 
 
@@ -104,9 +104,9 @@ class _Pool:
         with self.turn:
             while self._started < threads:
                 with InterruptsDeferred():  # a thread that was started and is not counted would be started again
-                    number, words = self._started, self.workspace.words  # a thread knows nothing else
+                    number, shared = self._started, self.workspace.shared  # a thread knows nothing else
                     name = f"{THREAD_NAMES}{number}"
-                    start(threading.Thread(target=_serve, args=(words, number), name=name, daemon=True))
+                    start(threading.Thread(target=_serve, args=(shared, number), name=name, daemon=True))
                     self._started += 1
             return self.workspace.run(program, context, threads)
 
@@ -123,7 +123,7 @@ def _begin_fork() -> None:
 
 def _end_fork_in_child() -> None:
     global _POOL, _OWN
-    _POOL.workspace.words[driver.FORKED] = 1  # a run that a signal handler interrupted to fork ends
+    _POOL.workspace.shared[driver.FORKED] = 1  # a run that a signal handler interrupted to fork ends
     _POOL, _OWN = _Pool(), threading.local()  # the parent's threads do not exist here
 
 
@@ -133,8 +133,8 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def _serve(words: NDArray[np.int64], thread: int) -> None:
-    driver.serve(words.ctypes.data, thread)
+def _serve(shared: NDArray[np.int64], thread: int) -> None:
+    driver.serve(shared.ctypes.data, thread)
 
 
 def own_memory(name: str, size: int) -> NDArray[np.uint8]:
@@ -151,8 +151,8 @@ def rows_context(tokens: int) -> ContextTable:
     context: ContextTable | None = getattr(_OWN, "context", None)
     if context is None:
         context = _OWN.context = ContextTable()
-    context.count(Word.TOKENS, tokens)
-    context.count(Word.CANCEL, 0)
+    context.count(StepField.TOKENS, tokens)
+    context.count(StepField.CANCEL, 0)
     return context
 
 
@@ -175,7 +175,7 @@ class Threads:
         """Run every call of a program.
 
         Args:
-            context: the step; its CANCEL word may be set meanwhile, from any thread. None: nothing depends on a step.
+            context: the step; its CANCEL field may be set meanwhile, from any thread. None: nothing depends on a step.
             nanoseconds: what it takes on one thread, roughly: small runs stay on this one, and long ones leave the main
                 thread free for signals.
 
@@ -185,7 +185,7 @@ class Threads:
         """
         if program.open:
             raise ValueError(f"{program.open[0][2].name!r} of the program is not bound")
-        if program.later and context is not None and context.words[[Word.MANY, Word.MANY_BLOCKS]].any():
+        if program.later and context is not None and context.values[PREFILL].any():
             program.complete()
         is_long = nanoseconds > _NANOSECONDS_BETWEEN_SIGNALS * self.count
         if context is None:
@@ -194,7 +194,7 @@ class Threads:
             error = self._run_interruptibly(program, context)
         else:
             error = self._run(program, context, nanoseconds)
-        if context.words[Word.CANCEL]:
+        if context.values[StepField.CANCEL]:
             raise StepCancelled
         if error:
             raise StepError(
@@ -203,7 +203,7 @@ class Threads:
 
     def _run(self, program: Program, context: ContextTable, nanoseconds: float) -> int:
         # Without calls there is no barrier at the end that tells who has been there.
-        if self.count > 1 and len(program.words) and nanoseconds >= _MIN_SHARED_WORK:
+        if self.count > 1 and len(program.table) and nanoseconds >= _MIN_SHARED_WORK:
             return _POOL.run(program, context, self.count)
         alone: _Workspace | None = getattr(_OWN, "workspace", None)
         if alone is None:
@@ -213,7 +213,7 @@ class Threads:
     def _run_interruptibly(self, program: Program, context: ContextTable) -> int:
         """On a thread of its own, while this one waits. An interrupt cancels the run, and is raised at its end: the run
         uses the caller's memory."""
-        with InterruptsDeferred(lambda: context.count(Word.CANCEL, 1)):
+        with InterruptsDeferred(lambda: context.count(StepField.CANCEL, 1)):
             return Task(lambda: self._run(program, context, _MIN_SHARED_WORK), "genai-step").result()
 
 

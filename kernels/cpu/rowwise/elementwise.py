@@ -22,7 +22,7 @@ from ..program.calls import PIECE, Call, Rows, check_rows, check_vector, piece_i
 from ..vector import LANES, splat_float32
 
 
-class Place(Arguments, kw_only=False):
+class StridedOperand(Arguments, kw_only=False):
     """Where an operand is: bytes from a row and from a column to the next."""
 
     address: Address
@@ -34,8 +34,8 @@ class Place(Arguments, kw_only=False):
 class ElementwiseArguments(Arguments):
     """Operands, the result, and the two numbers that every function takes."""
 
-    a: Place
-    b: Place
+    a: StridedOperand
+    b: StridedOperand
     out: Rows
     pieces: int
     p: float
@@ -86,15 +86,15 @@ def gate(activation: str, gate: Rows, up: Rows, out: Rows, *parameters: float) -
     return _call(gate_op(activation), *places, out, numbers)
 
 
-def _place(name: str, operand: Operand, out: Rows) -> Place:
+def _place(name: str, operand: Operand, out: Rows) -> StridedOperand:
     if isinstance(operand, Rows):
         check_rows(name, operand, out.counted, 1 if operand.width == 1 else out.width)
-        return Place(operand.address, operand.stride, 0 if operand.width == 1 else 4, operand.held)
+        return StridedOperand(operand.address, operand.stride, 0 if operand.width == 1 else 4, operand.held)
     check_vector(name, operand, (out.width, 1))
-    return Place(operand, 0, 0 if operand.size == 1 else 4)
+    return StridedOperand(operand, 0, 0 if operand.size == 1 else 4)
 
 
-def _call(op: NativeOp, a: Place, b: Place, out: Rows, numbers: tuple[float, float]) -> Call:
+def _call(op: NativeOp, a: StridedOperand, b: StridedOperand, out: Rows, numbers: tuple[float, float]) -> Call:
     p, q = numbers
     arguments = ElementwiseArguments(a=a, b=b, out=out, pieces=pieces_of(out.width), p=p, q=q)
     return Call(op, arguments, piece_items(out))

@@ -13,12 +13,12 @@ from ..arguments import Address, Arguments, Binding, Held
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..program.calls import Call, Rows, check_rows, group_items, row_at
-from ..program.context import ErrorCode, Word
+from ..program.context import ErrorCode, StepField
 from ..vector import LANES
 
 
 class GatherArguments(Arguments):
-    """A table of `table_rows` times context[table_counted] rows; `indices`: the context's word that points to them."""
+    """A table of `table_rows` times context[table_counted] rows; `indices`: the context's field that points to them."""
 
     table: Address
     table_stride: int
@@ -39,8 +39,8 @@ ELEMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
 }
 
 
-def embedding(table: NDArray[Any], out: Rows, indices: Word = Word.TOKEN_IDS) -> Call:
-    """out[i] = table[indices[i]] as float32; a walk with an index outside the table fails (INDEX_OUTSIDE_TABLE).
+def embedding(table: NDArray[Any], out: Rows, indices: StepField = StepField.TOKEN_IDS) -> Call:
+    """out[i] = table[indices[i]] as float32; a run with an index outside the table fails (INDEX_OUTSIDE_TABLE).
 
     Args:
         table: float32, float16 or bfloat16 [V, F], transposed ones included; it may be a memory-mapped file, of which
@@ -53,26 +53,26 @@ def embedding(table: NDArray[Any], out: Rows, indices: Word = Word.TOKEN_IDS) ->
         raise ValueError(
             f"the table is {table.dtype} {list(table.shape)}, expected float32, float16 or bfloat16 [rows, width]"
         )
-    check_rows("out", out, Word.TOKENS, table.shape[1])
+    check_rows("out", out, StepField.TOKENS, table.shape[1])
     # The number of rows is written here, so it is context[ONE] times that.
     strides = table.strides[0], table.strides[1]
-    return _call(name, table.ctypes.data, strides, table.shape[0], Word.ONE, table, out, indices)
+    return _call(name, table.ctypes.data, strides, table.shape[0], StepField.ONE, table, out, indices)
 
 
-def wanted_rows(x: Rows, out: Rows) -> Call:
-    """out[i] = x[wanted_rows[i]]; a walk that wants a row which the step has not fails (INDEX_OUTSIDE_TABLE).
+def logits_rows(x: Rows, out: Rows) -> Call:
+    """out[i] = x[wanted_rows[i]]; a run that wants a row which the step has not fails (INDEX_OUTSIDE_TABLE).
 
     Args:
-        x: rows [TOKENS, F]. out: rows [WANTED, F], not x.
+        x: rows [TOKENS, F]. out: rows [LOGITS_ROWS, F], not x.
     """
-    check_rows("x", x, Word.TOKENS, out.width)
-    check_rows("out", out, Word.WANTED, x.width)
-    return _call("float32", x.address, (x.stride, 4), 1, Word.TOKENS, x.held, out, Word.WANTED_ROWS)
+    check_rows("x", x, StepField.TOKENS, out.width)
+    check_rows("out", out, StepField.LOGITS_ROWS, x.width)
+    return _call("float32", x.address, (x.stride, 4), 1, StepField.TOKENS, x.held, out, StepField.LOGITS_INDICES)
 
 
 def _call(
-    element: str, address: int | Binding, strides: tuple[int, int], rows: int, counted: Word, held: Any, out: Rows,
-    indices: Word,
+    element: str, address: int | Binding, strides: tuple[int, int], rows: int, counted: StepField, held: Any, out: Rows,
+    indices: StepField,
 ) -> Call:  # fmt: skip
     arguments = GatherArguments(
         table=address, table_stride=strides[0], table_rows=rows, table_counted=counted, out=out, indices=indices,

@@ -35,13 +35,13 @@ class NormArguments(Arguments):
     epsilon: float
 
 
-Vector = NDArray[np.float32] | BoundVector
+Scales = NDArray[np.float32] | BoundVector
 _NOWHERE = 0
 
 
 def norm(
-    x: Rows, weight: Vector, epsilon: float, out: Rows | None, *, centred: bool = False, bias: Vector | None = None,
-    groups: int = 1, skip: Rows | None = None, input_bias: Vector | None = None, total: Rows | None = None,
+    x: Rows, weight: Scales, epsilon: float, out: Rows | None, *, centred: bool = False, bias: Scales | None = None,
+    groups: int = 1, skip: Rows | None = None, input_bias: Scales | None = None, total: Rows | None = None,
 ) -> Call:  # fmt: skip
     """out = s / sqrt(mean(s ** 2) + epsilon) * weight + bias, where s = x + skip + input_bias.
 

@@ -17,7 +17,7 @@ LONGEST_LIST = 2048
 # Distances from the top, in units of temperature, at which the search for enough weight begins and ends.
 _FIRST_DISTANCE, _LAST_DISTANCE = 4.0, 100.0
 # So few are sorted.
-_FEW = 32
+_SMALL = 32
 _nine = stack_array("float64", 9)
 
 
@@ -174,7 +174,7 @@ def find_last(keys: Any, weights: Any, order: Any, count: int, target: float) ->
         order[i] = i
     low, high = 0, count
     before = 0.0
-    while high - low > _FEW:
+    while high - low > _SMALL:
         pivot = _pivot(keys, order, low, high)
         first_equal, first_smaller = _partition(keys, order, low, high, pivot)
         larger, equal = _sum(weights, order, low, first_equal), _sum(weights, order, first_equal, first_smaller)

@@ -11,7 +11,7 @@ import pytest
 
 from genai.kernels.cpu.experts.mixture import Mixture, mixture_phases, mixture_size
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.large import huge_array
 from genai.kernels.reference.weights import dequantize_weight
@@ -76,7 +76,7 @@ def run() -> Callable[..., np.ndarray]:
                 mixture, Rows.of(x), Rows.of(scores), Rows.of(out), memory.ctypes.data, capacity=capacity, held=memory
             )
             context = ContextTable()
-            context.count(Word.TOKENS, len(x))
+            context.count(StepField.TOKENS, len(x))
             Threads(threads).run(program_of(phases), context, nanoseconds=SHARED)
             assert (memory[size:] == 255).all()
             results.append(out)

@@ -7,7 +7,7 @@ import pytest
 
 from genai.kernels.cpu.experts.routing import OrderArguments, RouteArguments, order_pairs, route
 from genai.kernels.cpu.program.calls import Call, Items, Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.reference.weights import routing_weights
 
@@ -19,9 +19,9 @@ def routed(scores: np.ndarray, per_token: int, normalized: bool) -> tuple[np.nda
     told = RouteArguments(
         scores=Rows.of(scores), per_token=per_token, normalized=normalized, chosen=chosen, weights=weights
     )
-    call = Call(route, told, Items(Word.TOKENS))
+    call = Call(route, told, Items(StepField.TOKENS))
     context = ContextTable()
-    context.count(Word.TOKENS, tokens)
+    context.count(StepField.TOKENS, tokens)
     Threads(2).run(program_of([[call]]), context, nanoseconds=1e6)
     return chosen, weights
 
@@ -52,14 +52,20 @@ def test_order(rng: np.random.Generator, tokens: int) -> None:
     slots = np.full((experts, 3), -1, np.int64)
     sources, places = np.full(tokens * k, -1, np.int32), np.full((tokens, k), -1, np.int32)
     told = OrderArguments(
-        rows_word=Word.TOKENS, chosen=chosen, per_token=k, experts=experts, slots=slots, sources=sources, places=places
+        rows_field=StepField.TOKENS,
+        chosen=chosen,
+        per_token=k,
+        experts=experts,
+        slots=slots,
+        sources=sources,
+        places=places,
     )
     call = Call(order_pairs, told, scratch=8 * experts)
     context = ContextTable()
-    context.count(Word.TOKENS, tokens)
+    context.count(StepField.TOKENS, tokens)
     Threads(2).run(program_of([[call]]), context, nanoseconds=1e6)
     used = np.unique(chosen)
-    assert context.words[Word.EXPERTS] == len(used)
+    assert context.values[StepField.EXPERTS] == len(used)
     np.testing.assert_array_equal(slots[: len(used), 1], used)
     np.testing.assert_array_equal(slots[: len(used), 0], [(chosen == expert).sum() for expert in used])
     np.testing.assert_array_equal(slots[: len(used), 2], np.cumsum([0, *slots[: len(used), 0]])[:-1])

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.few import partial_floats
+from genai.kernels.cpu.paged.decode import partial_floats
 from genai.kernels.cpu.paged.phases import attention_phases, fill_table
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.executor import StepContext
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
 from genai.kernels.records import Attention, Rope
 from genai.kernels.reference.attention import attend_pages, rotations, turned
 
-# Sequences with at least so many new tokens are the MANY of these tests.
-MANY_TOKENS = 32
+# Sequences with at least so many new tokens have prefill numerics in these tests.
+MIN_PREFILL_TOKENS = 32
 
 
 @dataclass
@@ -35,33 +35,33 @@ class AttentionStep:
     key: np.ndarray
     value: np.ndarray
     positions: np.ndarray
-    query_start: np.ndarray
+    cu_seqlens_q: np.ndarray
     context_lengths: np.ndarray
     block_tables: np.ndarray
     rope_table: np.ndarray
-    slots: np.ndarray = field(init=False)
+    slot_mapping: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         blocks = self.block_tables[self.sequence_of_row, self.positions // PAGE_TOKENS].astype(np.int64)
-        self.slots = blocks * PAGE_TOKENS + self.positions % PAGE_TOKENS
+        self.slot_mapping = blocks * PAGE_TOKENS + self.positions % PAGE_TOKENS
 
     @property
     def counts(self) -> np.ndarray:
-        return np.diff(self.query_start)
+        return np.diff(self.cu_seqlens_q)
 
     @property
     def sequence_of_row(self) -> np.ndarray:
         return np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
 
     @property
-    def few_rows(self) -> int:
-        return int(self.counts[self.counts < MANY_TOKENS].sum())
+    def decode_rows(self) -> int:
+        return int(self.counts[self.counts < MIN_PREFILL_TOKENS].sum())
 
     def context(self) -> ContextTable:
         table = ContextTable()
         floats = partial_floats(self.query.shape[1], self.layer.v_head_size)
         fill_table(table, self.step, floats)
-        table.room(Word.PARTIALS, 0, np.float32).fill(np.nan)
+        table.room(StepField.PARTIALS, 0, np.float32).fill(np.nan)
         return table
 
     def record(self, options: dict[str, Any]) -> tuple[Attention, Callable[[str], Any]]:
@@ -103,11 +103,11 @@ class AttentionStep:
         return StepContext(
             tokens=np.zeros(len(self.positions), np.int64),
             positions=self.positions,
-            cu_seqlens_q=self.query_start,
+            cu_seqlens_q=self.cu_seqlens_q,
             context_lens=self.context_lengths,
             block_tables=self.block_tables,
-            slot_mapping=self.slots,
-            num_decode_sequences=int((self.counts < MANY_TOKENS).sum()),
+            slot_mapping=self.slot_mapping,
+            num_decode_sequences=int((self.counts < MIN_PREFILL_TOKENS).sum()),
             logits_indices=np.empty(0, np.int64),
             rope_table=self.rope_table,
         )
@@ -124,7 +124,7 @@ class AttentionStep:
 
     def part(self, sequence: int, first: int, last: int) -> AttentionStep:
         """Tokens [first, last) of those that a sequence brings, as a step of their own over the same pages."""
-        start = int(self.query_start[sequence])
+        start = int(self.cu_seqlens_q[sequence])
         rows = slice(start + first, start + last)
         return AttentionStep(
             self.layer,

@@ -1,4 +1,4 @@
-"""Attention over pages against the float64 reference, in ragged steps of FEW and MANY rows."""
+"""Attention over pages against the float64 reference, in ragged steps of decode and prefill rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.few import PIECE_TOKENS
-from genai.kernels.cpu.paged.many import uses_tiles
+from genai.kernels.cpu.paged.decode import SPLIT_TOKENS
 from genai.kernels.cpu.paged.panels import BLOCK_TOKENS, CHUNK_TOKENS
+from genai.kernels.cpu.paged.prefill import uses_tiles
 from tests.instructions import other_instructions
 
 MakeStep, MakeRope = Callable[..., Any], Callable[..., Any]
@@ -23,10 +23,10 @@ FLOAT32_ERROR = 2e-6
 # single error over the greatest result. Measured: 2.5e-3 and 1.2e-2.
 TILE_RMS, TILE_WORST = 4e-3, 3e-2
 
-# FEW: a decode row, a context of several pieces, a first prompt, a later chunk, contexts around the edges of pieces.
-FEW = [(1, 1), (1, 1300), (23, 23), (5, 130), (1, PIECE_TOKENS), (2, PIECE_TOKENS + 1), (0, 9)]
-# MANY: the shortest, one that ends inside a block and a chunk, one with a past, one that begins inside a chunk.
-MANY = [(32, 32), (BLOCK_TOKENS + 5, BLOCK_TOKENS + 5), (33, 400), (3 * CHUNK_TOKENS, 3 * CHUNK_TOKENS + 50)]
+# DECODE: a decode row, a context of several splits, a first prompt, a later chunk, contexts around the edges of splits.
+DECODE = [(1, 1), (1, 1300), (23, 23), (5, 130), (1, SPLIT_TOKENS), (2, SPLIT_TOKENS + 1), (0, 9)]
+# PREFILL: the shortest, one that ends inside a block and a chunk, one with a past, one that begins inside a chunk.
+PREFILL = [(32, 32), (BLOCK_TOKENS + 5, BLOCK_TOKENS + 5), (33, 400), (3 * CHUNK_TOKENS, 3 * CHUNK_TOKENS + 50)]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -42,9 +42,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def assert_close(step: Any, out: np.ndarray, expected: np.ndarray, tolerance: float = FLOAT32_ERROR) -> None:
-    few, half = step.few_rows, step.layer.keys.dtype == np.float16
+    decode, half = step.decode_rows, step.layer.keys.dtype == np.float16
     largest = max(1.0, float(np.abs(expected).max(initial=0)))
-    exact = few if uses_tiles(half) else len(out)
+    exact = decode if uses_tiles(half) else len(out)
     np.testing.assert_allclose(out[:exact], expected[:exact], rtol=0, atol=tolerance * largest)
     if exact < len(out):
         error, size = out[exact:] - expected[exact:], expected[exact:]
@@ -55,7 +55,7 @@ def assert_close(step: Any, out: np.ndarray, expected: np.ndarray, tolerance: fl
 @both_types
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_reference(make_step: MakeStep, dtype: Any, variant: str) -> None:
-    step = make_step(FEW + MANY, dtype=dtype)
+    step = make_step(DECODE + PREFILL, dtype=dtype)
     assert_close(step, step.run(**VARIANTS[variant]), step.expected(**VARIANTS[variant]))
 
 
@@ -95,7 +95,7 @@ def test_queries_and_keys_are_normed_and_rotated(
         "epsilon": 1e-3,
     }
     out = step.run(**options)
-    blocks, offsets = np.divmod(step.slots, 32)
+    blocks, offsets = np.divmod(step.slot_mapping, 32)
     keys = step.turned(step.key, options["k_norm"], options)
     stored = step.layer.keys[blocks, :, :, offsets]
     ulp = 1e-3 if dtype == np.float16 else 1e-6
@@ -133,7 +133,7 @@ def test_rising_and_falling_scores(make_step: MakeStep, dtype: Any) -> None:
 @pytest.mark.parametrize("variant", ["plain", "window", "all"])
 def test_a_sequence_alone_equals_the_sequence_in_a_step(make_step: MakeStep, dtype: Any, variant: str) -> None:
     """Bit for bit."""
-    step = make_step([s for s in FEW if s[0]] + MANY, dtype=dtype)
+    step = make_step([s for s in DECODE if s[0]] + PREFILL, dtype=dtype)
     together = step.run(**VARIANTS[variant])
     alone = np.concatenate([step.alone(i).run(**VARIANTS[variant]) for i in range(len(step.counts))])
     np.testing.assert_array_equal(together, alone)
@@ -141,7 +141,7 @@ def test_a_sequence_alone_equals_the_sequence_in_a_step(make_step: MakeStep, dty
 
 @both_types
 @pytest.mark.parametrize("variant", ["plain", "window across chunks", "all"])
-def test_few_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, variant: str) -> None:
+def test_decode_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, variant: str) -> None:
     step = make_step([(7, 1100)], dtype=dtype)
     whole = step.run(**VARIANTS[variant])
     cut = np.concatenate([step.part(0, a, b).run(**VARIANTS[variant]) for a, b in ((0, 1), (1, 5), (5, 7))])
@@ -150,7 +150,7 @@ def test_few_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, vari
 
 @both_types
 @pytest.mark.parametrize("variant", ["plain", "window across chunks", "all"])
-def test_many_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, variant: str) -> None:
+def test_prefill_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, variant: str) -> None:
     step = make_step([(300, 420)], dtype=dtype)
     whole = step.run(**VARIANTS[variant])
     for cuts in ((0, 32, 150, 300), (0, 67, 268, 300)):
@@ -160,7 +160,7 @@ def test_many_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, var
 
 @both_types
 def test_threads_do_not_change_a_bit(make_step: MakeStep, dtype: Any) -> None:
-    step = make_step(FEW + MANY, dtype=dtype)
+    step = make_step(DECODE + PREFILL, dtype=dtype)
     np.testing.assert_array_equal(step.run(threads=1, **VARIANTS["all"]), step.run(threads=2, **VARIANTS["all"]))
 
 
@@ -200,7 +200,7 @@ def test_keys_with_a_score_of_minus_infinity_count_for_nothing(make_step: MakeSt
     step.query[:] = 1
     for table in step.block_tables:
         step.layer.keys[table[:4]] = -np.inf  # the whole first chunk
-    step.layer.keys[step.block_tables[0, :16]] = -np.inf  # the whole first piece
+    step.layer.keys[step.block_tables[0, :16]] = -np.inf  # the whole first split
     out, expected = step.run(), step.expected()
     # Of weights and values that are rounded to bfloat16.
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-3 if uses_tiles(dtype is np.float16) else FLOAT32_ERROR)

@@ -15,7 +15,7 @@ from genai.kernels.executor import StepError
 
 MakeStep = Callable[..., Any]
 
-few_and_many = pytest.mark.parametrize("sequence", [(1, 40), (33, 40)], ids=["few", "many"])
+both_numerics = pytest.mark.parametrize("sequence", [(1, 40), (33, 40)], ids=["decode", "prefill"])
 
 
 REASONS = {
@@ -36,12 +36,12 @@ def test_slots_outside_the_cache(make_step: MakeStep, slot: int) -> None:
     step = make_step([(1, 40)])
     assert step.layer.num_blocks == 5
     before = step.layer.keys.copy()
-    step.slots[0] = slot
+    step.slot_mapping[0] = slot
     assert_refused(step, ErrorCode.SLOT)
     np.testing.assert_array_equal(step.layer.keys, before)
 
 
-@few_and_many
+@both_numerics
 def test_positions_outside_their_sequence(make_step: MakeStep, sequence: tuple[int, int]) -> None:
     for change in (1, -41):
         step = make_step([sequence])
@@ -55,7 +55,7 @@ def test_positions_that_do_not_follow_each_other(make_step: MakeStep) -> None:
     assert_refused(step, ErrorCode.POSITION)
 
 
-@few_and_many
+@both_numerics
 @pytest.mark.parametrize("block", [-1, 5])
 def test_blocks_outside_the_cache(make_step: MakeStep, sequence: tuple[int, int], block: int) -> None:
     step = make_step([sequence])
@@ -63,14 +63,14 @@ def test_blocks_outside_the_cache(make_step: MakeStep, sequence: tuple[int, int]
     assert_refused(step, ErrorCode.PAGE)
 
 
-@few_and_many
+@both_numerics
 def test_tables_shorter_than_the_context(make_step: MakeStep, sequence: tuple[int, int]) -> None:
     step = make_step([sequence])
     step.block_tables = step.block_tables[:, :1].copy()
     assert_refused(step, ErrorCode.PAGE)
 
 
-@few_and_many
+@both_numerics
 def test_positions_outside_the_rotary_tables(make_step: MakeStep, sequence: tuple[int, int]) -> None:
     step, table = make_step([sequence]), np.ones((39, 8), np.float32)
     assert_refused(step, ErrorCode.ROTARY_POSITION, rope={"cos": table, "sin": table})

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.kernels.cpu.paged.few import PIECE_TOKENS, partial_floats
+from genai.kernels.cpu.paged.decode import SPLIT_TOKENS, partial_floats
 from genai.kernels.cpu.paged.panels import BLOCK_TOKENS
-from genai.kernels.cpu.paged.phases import few_splits, fill_table, row_blocks
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.paged.phases import fill_table, kv_splits, row_blocks
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.executor import StepContext
 
 
-def test_pieces_of_a_row_follow_each_other() -> None:
-    splits = few_splits(np.array([0, 2 * PIECE_TOKENS, PIECE_TOKENS - 1, PIECE_TOKENS]))
+def test_splits_of_a_row_follow_each_other() -> None:
+    splits = kv_splits(np.array([0, 2 * SPLIT_TOKENS, SPLIT_TOKENS - 1, SPLIT_TOKENS]))
     assert splits.tolist() == [[0, 0], [1, 0], [1, 1], [1, 2], [2, 0], [3, 0], [3, 1]]
     assert splits.dtype == np.int32 and splits.flags.c_contiguous
-    assert few_splits(np.zeros(0, np.int64)).shape == (0, 2)
+    assert kv_splits(np.zeros(0, np.int64)).shape == (0, 2)
 
 
-def test_a_bad_position_has_a_piece_that_refuses_it() -> None:
-    assert few_splits(np.array([-5])).tolist() == [[0, 0]]
+def test_a_bad_position_has_a_split_that_refuses_it() -> None:
+    assert kv_splits(np.array([-5])).tolist() == [[0, 0]]
 
 
 def test_memory_for_partial_results_is_whole_vectors() -> None:
@@ -31,25 +31,25 @@ def test_memory_for_partial_results_is_whole_vectors() -> None:
 def test_blocks_of_rows() -> None:
     counts = [1, 3, BLOCK_TOKENS + 1, 40]
     positions = np.concatenate([np.arange(7, 8), np.arange(3), np.arange(BLOCK_TOKENS + 1), np.arange(100, 140)])
-    query_start = np.cumsum([0, *counts]).astype(np.int32)
-    blocks = row_blocks(positions, query_start, 2)
+    cu_seqlens_q = np.cumsum([0, *counts]).astype(np.int32)
+    blocks = row_blocks(positions, cu_seqlens_q, 2)
     assert blocks.dtype == np.int32 and blocks.flags.c_contiguous
-    first = int(query_start[2])
-    expected = [[2, first, BLOCK_TOKENS], [2, first + BLOCK_TOKENS, 1], [3, int(query_start[3]), 40]]
+    first = int(cu_seqlens_q[2])
+    expected = [[2, first, BLOCK_TOKENS], [2, first + BLOCK_TOKENS, 1], [3, int(cu_seqlens_q[3]), 40]]
     assert sorted(blocks.tolist()) == expected
     # The longest contexts, which take longest, come first.
     starts = positions[blocks[:, 1]].tolist()
     assert starts == sorted(starts, reverse=True)
-    assert row_blocks(positions, query_start, 4).shape == (0, 3)
+    assert row_blocks(positions, cu_seqlens_q, 4).shape == (0, 3)
 
 
 def test_a_table_has_memory_for_partial_results() -> None:
     table = ContextTable()
     step = StepContext(
         tokens=np.zeros(4, np.int64),
-        positions=np.array([2 * PIECE_TOKENS, 0, 1, 2], np.int64),
+        positions=np.array([2 * SPLIT_TOKENS, 0, 1, 2], np.int64),
         cu_seqlens_q=np.array([0, 1, 4], np.int32),
-        context_lens=np.array([2 * PIECE_TOKENS + 1, 3], np.int32),
+        context_lens=np.array([2 * SPLIT_TOKENS + 1, 3], np.int32),
         block_tables=np.zeros((2, 40), np.int32),
         slot_mapping=np.zeros(4, np.int64),
         num_decode_sequences=1,
@@ -57,14 +57,14 @@ def test_a_table_has_memory_for_partial_results() -> None:
         rope_table=np.zeros(2, np.int32),
     )
     fill_table(table, step, floats_per_split=100)
-    assert table.words[Word.FEW_SPLITS] == 3 and table.words[Word.MANY_BLOCKS] == 1
-    partials = table.room(Word.PARTIALS, 300, np.float32)
-    assert table.words[Word.PARTIALS] == partials.ctypes.data and len(partials) >= 300
+    assert table.values[StepField.KV_SPLITS] == 3 and table.values[StepField.PREFILL_BLOCKS] == 1
+    partials = table.room(StepField.PARTIALS, 300, np.float32)
+    assert table.values[StepField.PARTIALS] == partials.ctypes.data and len(partials) >= 300
     fill_table(table, step, floats_per_split=100)
-    assert table.room(Word.PARTIALS, 300, np.float32) is partials
-    # Numbers of any layout are copied to the address that the word has, and more of them to a new one.
+    assert table.room(StepField.PARTIALS, 300, np.float32) is partials
+    # Numbers of any layout are copied to the address that the field has, and more of them to a new one.
     for columns in (1, 40):
-        table.array(Word.POSITIONS, np.arange(8 * columns).reshape(2, 4, -1).transpose(1, 0, 2))
-        found = table.room(Word.POSITIONS, 8 * columns, np.int64)
-        assert table.words[Word.POSITIONS] == found.ctypes.data
+        table.array(StepField.POSITIONS, np.arange(8 * columns).reshape(2, 4, -1).transpose(1, 0, 2))
+        found = table.room(StepField.POSITIONS, 8 * columns, np.int64)
+        assert table.values[StepField.POSITIONS] == found.ctypes.data
         assert found[: 2 * columns].tolist() == [*range(columns), *range(4 * columns, 5 * columns)]

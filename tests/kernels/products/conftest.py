@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.products.activations import input_bytes, input_call, inputs_at
-from genai.kernels.cpu.products.calls import Branch, few_call
+from genai.kernels.cpu.products.calls import Affine, decode_call
 from genai.kernels.cpu.products.dense import Matrix
 from genai.kernels.cpu.products.packing import pack_matrix
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.formats import BlockMatrix
 
@@ -67,11 +67,11 @@ def multiply() -> Callable[..., np.ndarray]:
             if quantized:
                 assert isinstance(matrix, BlockMatrix)
                 memory = np.zeros(input_bytes(matrix, len(x), exact=False), np.uint8)
-                source = inputs_at(memory.ctypes.data, matrix, Word.TOKENS, memory, exact=False)
+                source = inputs_at(memory.ctypes.data, matrix, StepField.TOKENS, memory, exact=False)
                 phases = [[input_call(Rows.of(np.ascontiguousarray(x, np.float32)), source)]]
-            phases.append([few_call(source, Branch(matrix, bias, addend), Rows.of(out), **options)])
+            phases.append([decode_call(source, Affine(matrix, bias, addend), Rows.of(out), **options)])
             context = ContextTable()
-            context.count(Word.TOKENS, len(x))
+            context.count(StepField.TOKENS, len(x))
             Threads(count).run(program_of(phases), context, nanoseconds=SHARED)
             results.append(out)
         for other in results[1:]:

@@ -12,7 +12,7 @@ from genai.kernels.cpu.lowering.memory import Lowering
 from genai.kernels.cpu.lowering.records import lower
 from genai.kernels.cpu.lowering.weights import PackedWeights
 from genai.kernels.cpu.program.calls import BARRIER
-from genai.kernels.cpu.program.context import Word
+from genai.kernels.cpu.program.context import StepField
 from genai.kernels.cpu.program.pool import Threads
 
 
@@ -34,7 +34,7 @@ def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> N
     constants["w"], constants["s"] = arrays["weight"], arrays["scales"]
     branch = records.Branch(records.BlockWeight("w", "s", "", 64, 64, 4, 32), addend="x")
     types = {name: records.RowsType((1, -1, 64), 64) for name in "xyab"}
-    lowering = Lowering({Word.TOKENS: 64, Word.WANTED: 4}, types, constants, PackedWeights(Threads(1)))
+    lowering = Lowering({StepField.TOKENS: 64, StepField.LOGITS_ROWS: 4}, types, constants, PackedWeights(Threads(1)))
     lowering.expect("xyab")
     for name in "xy":
         lowering.make(name)
@@ -43,4 +43,4 @@ def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> N
         lowering.done(record.inputs, record.outputs)
     program, places = lowering.finish(), lowering.places
     reading = next(i for i, call in enumerate(program.calls) if hasattr(call.arguments, "weights"))
-    assert places["b"].address != places["x"].address or program.words[reading:-1, BARRIER].any()
+    assert places["b"].address != places["x"].address or program.table[reading:-1, BARRIER].any()

@@ -11,7 +11,7 @@ from genai.kernels.cpu.arguments import Address, Arguments, Binding
 from genai.kernels.cpu.jit import native_op
 from genai.kernels.cpu.memory import write_int64
 from genai.kernels.cpu.program.calls import Call, Items, Program, program_of
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads, own_memory, rows_context
 from genai.kernels.executor import StepError
 
@@ -84,9 +84,13 @@ def test_memory_is_kept_and_belongs_to_a_thread() -> None:
 
 def test_a_step_of_nothing_but_rows_counts_until_the_next_one() -> None:
     context = rows_context(7)
-    context.count(Word.CANCEL, 1)
+    context.count(StepField.CANCEL, 1)
     assert rows_context(3) is context
-    assert (context.words[Word.TOKENS], context.words[Word.CANCEL], context.words[Word.ONE]) == (3, 0, 1)
+    assert (context.values[StepField.TOKENS], context.values[StepField.CANCEL], context.values[StepField.ONE]) == (
+        3,
+        0,
+        1,
+    )
     with ThreadPoolExecutor(1) as pool:
         other: ContextTable = pool.submit(rows_context, 5).result()
-    assert other is not context and context.words[Word.TOKENS] == 3
+    assert other is not context and context.values[StepField.TOKENS] == 3

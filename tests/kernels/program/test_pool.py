@@ -20,7 +20,7 @@ from genai.kernels.cpu.jit import LIBRARY, native_op
 from genai.kernels.cpu.memory import read_int64, write_int64
 from genai.kernels.cpu.program import pool
 from genai.kernels.cpu.program.calls import Call, Items, Program, Rows, program_of
-from genai.kernels.cpu.program.context import CONTEXT_WORDS, ContextTable, Word
+from genai.kernels.cpu.program.context import CONTEXT_FIELDS, ContextTable, StepField
 from genai.kernels.cpu.program.pool import MAX_THREADS, THREAD_NAMES, Threads
 from genai.kernels.cpu.program.waiting import HAS_FUTEX, KNOWS_CORE, fetch_add
 from genai.kernels.executor import StepCancelled, StepError
@@ -118,9 +118,9 @@ def in_order(*calls: Call) -> Program:
 @pytest.mark.parametrize("grain", [1, 3, 64])
 def test_every_item_once(threads: Threads, items: int, grain: int) -> None:
     visits = np.zeros(1000, np.int64)
-    program = program_of([[visit(visits, Items(Word.TOKENS, grain=grain))] * 3])
+    program = program_of([[visit(visits, Items(StepField.TOKENS, grain=grain))] * 3])
     context = ContextTable()
-    context.count(Word.TOKENS, items)
+    context.count(StepField.TOKENS, items)
     for _ in range(5):
         threads.run(program, context, nanoseconds=SHARED)
     np.testing.assert_array_equal(visits, np.where(np.arange(1000) < items, 15, 0))
@@ -129,8 +129,8 @@ def test_every_item_once(threads: Threads, items: int, grain: int) -> None:
 def test_items_are_counted_by_the_context(threads: Threads) -> None:
     visits = np.zeros(100, np.int64)
     context = ContextTable()
-    context.count(Word.WANTED, 7)
-    threads.run(in_order(visit(visits, Items(Word.WANTED, factor=5, divisor=4))), context, nanoseconds=SHARED)
+    context.count(StepField.LOGITS_ROWS, 7)
+    threads.run(in_order(visit(visits, Items(StepField.LOGITS_ROWS, factor=5, divisor=4))), context, nanoseconds=SHARED)
     assert visits.sum() == 9  # 35 / 4, rounded up
 
 
@@ -151,7 +151,7 @@ def test_barriers_order_calls(threads: Threads) -> None:
 
 
 def test_what_only_long_prompts_need_is_made_ready_when_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that is counted by MANY rows runs where there are some, whether its operator was there before or not."""
+    """A call counted by prefill rows runs where there are some, whether its operator was there before or not."""
     made, expected, prepare = [False], [], LIBRARY.prepare
 
     def note(wanted: Any, *arguments: Any, later: Any = (), **named: Any) -> Any:
@@ -162,14 +162,14 @@ def test_what_only_long_prompts_need_is_made_ready_when_one_comes(monkeypatch: p
     monkeypatch.setattr(type(count_visits), "ready", property(lambda op: op is not count_visits or made[0]))
     monkeypatch.setattr(type(count_visits), "load", lambda op: made[0])
     visits = np.zeros(8, np.int64)
-    program = program_of([[Call(count_visits, VisitArguments(visits=visits), Items(Word.MANY))]])
+    program = program_of([[Call(count_visits, VisitArguments(visits=visits), Items(StepField.PREFILL_ROWS))]])
     context = ContextTable()
     assert expected == [count_visits] and program.later == [0]
-    context.count(Word.MANY, 0)
+    context.count(StepField.PREFILL_ROWS, 0)
     Threads(1).run(program, context, nanoseconds=SMALL)
-    assert program.later == [0], "without MANY rows nothing waits for it"
+    assert program.later == [0], "without prefill rows nothing waits for it"
     made[0] = True
-    context.count(Word.MANY, 5)
+    context.count(StepField.PREFILL_ROWS, 5)
     Threads(1).run(program, context, nanoseconds=SMALL)
     assert visits.tolist() == [1] * 5 + [0] * 3
     assert program.later == []
@@ -196,14 +196,14 @@ def test_a_refusal_is_raised_and_ends_the_work(threads: Threads) -> None:
 
 def test_cancelling_from_another_thread(threads: Threads) -> None:
     context, program = ContextTable(), minutes()
-    timer = threading.Timer(0.2, lambda: context.count(Word.CANCEL, 1))
+    timer = threading.Timer(0.2, lambda: context.count(StepField.CANCEL, 1))
     timer.start()
     started = time.perf_counter()
     with pytest.raises(StepCancelled):
         threads.run(program, context, nanoseconds=SHARED)
     assert time.perf_counter() - started < 15
     timer.join()
-    context.count(Word.CANCEL, 0)
+    context.count(StepField.CANCEL, 0)
     threads.run(in_order(work(3)), context, nanoseconds=SHARED)
 
 
@@ -219,8 +219,8 @@ def test_an_interrupt_ends_a_long_run(threads: Threads, context: ContextTable | 
         threads.run(program, context, nanoseconds=LONG)
     assert time.perf_counter() - started < 15
     if context is not None:
-        assert context.words[Word.CANCEL] == 1
-        context.count(Word.CANCEL, 0)
+        assert context.values[StepField.CANCEL] == 1
+        context.count(StepField.CANCEL, 0)
     for nanoseconds in (LONG, SHARED):
         threads.run(in_order(visit(visits)), context, nanoseconds=nanoseconds)
     assert visits.sum() == 18
@@ -503,4 +503,4 @@ def test_bad_arguments() -> None:
             Threads(count)
     with pytest.raises(ValueError, match="rows are float64"):
         Rows.of(np.zeros((2, 2)))  # type: ignore[arg-type]
-    assert max(Word) < CONTEXT_WORDS
+    assert max(StepField) < CONTEXT_FIELDS

@@ -1,4 +1,4 @@
-"""Fixtures of the row-wise operators: a call walked by one, two and three threads on copies of its arrays."""
+"""Fixtures of the row-wise operators: a call run by one, two and three threads on copies of its arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import Call, program_of
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
 
 THREADS = (1, 2, 3)
@@ -18,16 +18,16 @@ SHARED = 1e6
 
 
 @pytest.fixture
-def walk() -> Callable[..., list[np.ndarray]]:
-    """walk(build, *arrays, tokens=..., **words): the arrays after build(*arrays) has been walked.
+def execute() -> Callable[..., list[np.ndarray]]:
+    """execute(build, *arrays, tokens=..., **fields): the arrays after build(*arrays) has run.
 
     build returns a call, or several of which each waits for the one before. Every number of threads works on copies of
     its own; all must agree to the last bit. tokens is the number of rows (those of the first array if absent); other
-    words of the context are counts or int64 arrays.
+    fields of the context are counts or int64 arrays.
     """
 
     def run(
-        build: Callable[..., Call | list[Call]], *arrays: np.ndarray, tokens: int | None = None, **words: Any
+        build: Callable[..., Call | list[Call]], *arrays: np.ndarray, tokens: int | None = None, **fields: Any
     ) -> Any:
         results = []
         for threads in THREADS:
@@ -35,9 +35,9 @@ def walk() -> Callable[..., list[np.ndarray]]:
             calls = build(*copies)
             program = program_of([[call] for call in (calls if isinstance(calls, list) else [calls])])
             context = ContextTable()
-            context.count(Word.TOKENS, arrays[0].shape[0] if tokens is None else tokens)
-            for name, value in words.items():
-                (context.array if isinstance(value, np.ndarray) else context.count)(Word[name], value)
+            context.count(StepField.TOKENS, arrays[0].shape[0] if tokens is None else tokens)
+            for name, value in fields.items():
+                (context.array if isinstance(value, np.ndarray) else context.count)(StepField[name], value)
             Threads(threads).run(program, context, nanoseconds=SHARED)
             results.append(copies)
         for other in results[1:]:

@@ -1,4 +1,4 @@
-"""Rows of tables by tokens and positions, and the wanted rows of a step."""
+"""Rows of tables by tokens and positions, and the logits rows of a step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.cpu.program.context import ErrorCode, Word
-from genai.kernels.cpu.rowwise.gather import embedding, wanted_rows
+from genai.kernels.cpu.program.context import ErrorCode, StepField
+from genai.kernels.cpu.rowwise.gather import embedding, logits_rows
 from genai.kernels.executor import StepError
 
-Walk = Callable[..., list[np.ndarray]]
+Execute = Callable[..., list[np.ndarray]]
 Normal = Callable[..., np.ndarray]
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -22,21 +22,21 @@ TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfl
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("width", [1, 15, 17, 31, 896])
-def test_embedding(dtype: str, width: int, walk: Walk, normal: Normal, rng: np.random.Generator) -> None:
+def test_embedding(dtype: str, width: int, execute: Execute, normal: Normal, rng: np.random.Generator) -> None:
     table = normal(50, width).astype(TYPES[dtype])
     table[3, -1], table[7, 0], table[9, width // 2] = np.inf, np.nan, 1e-40
     tokens = np.concatenate([[3, 0, 49, 7, 9], rng.integers(0, 50, 8)])
-    (out,) = walk(
+    (out,) = execute(
         lambda out: embedding(table, Rows.of(out)), np.zeros((15, width), np.float32), tokens=13, TOKEN_IDS=tokens
     )
     np.testing.assert_array_equal(out[:13], table[tokens].astype(np.float32))
     assert not out[13:].any()
 
 
-def test_positions_choose_rows_of_a_part_of_a_wider_table(walk: Walk, normal: Normal) -> None:
+def test_positions_choose_rows_of_a_part_of_a_wider_table(execute: Execute, normal: Normal) -> None:
     table, positions = normal(20, 70), np.array([5, 6, 0], np.int64)
-    (out,) = walk(
-        lambda out: embedding(table[:, 30:50], Rows.of(out).columns(1, 20), Word.POSITIONS),
+    (out,) = execute(
+        lambda out: embedding(table[:, 30:50], Rows.of(out).columns(1, 20), StepField.POSITIONS),
         np.zeros((3, 22), np.float32),
         POSITIONS=positions,
     )
@@ -44,55 +44,57 @@ def test_positions_choose_rows_of_a_part_of_a_wider_table(walk: Walk, normal: No
     assert not out[:, [0, 21]].any()
 
 
-def test_table_in_a_read_only_file(walk: Walk, normal: Normal, tmp_path: Path) -> None:
+def test_table_in_a_read_only_file(execute: Execute, normal: Normal, tmp_path: Path) -> None:
     values = normal(30, 33).astype(np.float16)
     values.tofile(tmp_path / "table")
     table = np.memmap(tmp_path / "table", np.float16, "r", shape=(30, 33))
     tokens = np.array([29, 0], np.int64)
-    (out,) = walk(lambda out: embedding(table, Rows.of(out)), np.zeros((2, 33), np.float32), TOKEN_IDS=tokens)
+    (out,) = execute(lambda out: embedding(table, Rows.of(out)), np.zeros((2, 33), np.float32), TOKEN_IDS=tokens)
     np.testing.assert_array_equal(out, values[tokens].astype(np.float32))
 
 
 @pytest.mark.parametrize("token", [-1, 50, 2**40, -(2**62)])
-def test_token_outside_the_table(token: int, walk: Walk, normal: Normal) -> None:
+def test_token_outside_the_table(token: int, execute: Execute, normal: Normal) -> None:
     table, tokens = normal(50, 8), np.array([1, token, 3], np.int64)
     with pytest.raises(StepError, match=f"index outside its table .code {int(ErrorCode.INDEX_OUTSIDE_TABLE)}"):
-        walk(lambda out: embedding(table, Rows.of(out)), np.zeros((3, 8), np.float32), TOKEN_IDS=tokens)
+        execute(lambda out: embedding(table, Rows.of(out)), np.zeros((3, 8), np.float32), TOKEN_IDS=tokens)
 
 
-def test_wanted_rows(walk: Walk, normal: Normal) -> None:
+def test_logits_rows(execute: Execute, normal: Normal) -> None:
     x, wanted = normal(7, 40), np.array([6, 2], np.int64)
 
     def build(x: np.ndarray, out: np.ndarray) -> object:
-        return wanted_rows(Rows.of(x).columns(3, 33), Rows.of(out, Word.WANTED))
+        return logits_rows(Rows.of(x).columns(3, 33), Rows.of(out, StepField.LOGITS_ROWS))
 
-    _, out = walk(build, x, np.zeros((4, 33), np.float32), WANTED=2, WANTED_ROWS=wanted)
+    _, out = execute(build, x, np.zeros((4, 33), np.float32), LOGITS_ROWS=2, LOGITS_INDICES=wanted)
     np.testing.assert_array_equal(out[:2], x[wanted, 3:36])
     assert not out[2:].any()
 
 
 @pytest.mark.parametrize("row", [-1, 5])
-def test_wanted_row_that_the_step_has_not(row: int, walk: Walk, normal: Normal) -> None:
+def test_logits_index_that_the_step_has_not(row: int, execute: Execute, normal: Normal) -> None:
     x, wanted = normal(7, 8), np.array([0, row], np.int64)
 
     def build(x: np.ndarray, out: np.ndarray) -> object:
-        return wanted_rows(Rows.of(x), Rows.of(out, Word.WANTED))
+        return logits_rows(Rows.of(x), Rows.of(out, StepField.LOGITS_ROWS))
 
     with pytest.raises(StepError, match=f"index outside its table .code {int(ErrorCode.INDEX_OUTSIDE_TABLE)}"):
-        walk(build, x, np.zeros((2, 8), np.float32), tokens=5, WANTED=2, WANTED_ROWS=wanted)
+        execute(build, x, np.zeros((2, 8), np.float32), tokens=5, LOGITS_ROWS=2, LOGITS_INDICES=wanted)
 
 
 def test_bad_arguments() -> None:
-    tokens, wanted = (Rows.of(np.zeros((2, 8), np.float32), word) for word in (Word.TOKENS, Word.WANTED))
+    tokens, wanted = (
+        Rows.of(np.zeros((2, 8), np.float32), count) for count in (StepField.TOKENS, StepField.LOGITS_ROWS)
+    )
     table = np.zeros((5, 8), np.float32)
     for bad in (table.astype(np.float64), table[0], table.astype(">f4")):
         with pytest.raises(ValueError, match="expected float32, float16 or bfloat16"):
             embedding(bad, tokens)
     with pytest.raises(ValueError, match=r"out is \[TOKENS, 8\], expected \[TOKENS, 7\]"):
         embedding(table[:, :7], tokens)
-    with pytest.raises(ValueError, match=r"out is \[WANTED, 8\], expected \[TOKENS, 8\]"):
+    with pytest.raises(ValueError, match=r"out is \[LOGITS_ROWS, 8\], expected \[TOKENS, 8\]"):
         embedding(table, wanted)
-    with pytest.raises(ValueError, match=r"x is \[WANTED, 8\], expected \[TOKENS, 8\]"):
-        wanted_rows(wanted, wanted)
-    with pytest.raises(ValueError, match=r"out is \[TOKENS, 8\], expected \[WANTED, 8\]"):
-        wanted_rows(tokens, tokens)
+    with pytest.raises(ValueError, match=r"x is \[LOGITS_ROWS, 8\], expected \[TOKENS, 8\]"):
+        logits_rows(wanted, wanted)
+    with pytest.raises(ValueError, match=r"out is \[TOKENS, 8\], expected \[LOGITS_ROWS, 8\]"):
+        logits_rows(tokens, tokens)

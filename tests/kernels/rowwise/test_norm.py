@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.cpu.program.context import Word
+from genai.kernels.cpu.program.context import StepField
 from genai.kernels.cpu.rowwise.norm import norm as norm_call
 from genai.kernels.reference.functions import norm
 
-Walk = Callable[..., list[np.ndarray]]
+Execute = Callable[..., list[np.ndarray]]
 Normal = Callable[..., np.ndarray]
 
 any_width = pytest.mark.parametrize("width", [1, 15, 16, 17, 31, 64, 896, 2048])
@@ -25,22 +25,22 @@ def assert_close(ours: np.ndarray, expected: np.ndarray) -> None:
 
 @any_width
 @pytest.mark.parametrize("tokens", [0, 1, 5])
-def test_rms_norm(width: int, tokens: int, walk: Walk, normal: Normal) -> None:
+def test_rms_norm(width: int, tokens: int, execute: Execute, normal: Normal) -> None:
     x, weight = normal(tokens + 1, width) * 3, normal(width)
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
         return norm_call(Rows.of(x), weight, 1e-5, Rows.of(out))
 
-    _, out = walk(build, x, np.zeros_like(x), tokens=tokens)
+    _, out = execute(build, x, np.zeros_like(x), tokens=tokens)
     assert_close(out[:tokens], norm(x[:tokens], weight, 1e-5))
     assert not out[tokens:].any()
 
 
 @any_width
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_layer_norm(width: int, with_bias: bool, walk: Walk, normal: Normal) -> None:
+def test_layer_norm(width: int, with_bias: bool, execute: Execute, normal: Normal) -> None:
     x, weight, bias = normal(3, width) + 2, normal(width), normal(width) if with_bias else None
-    _, out = walk(
+    _, out = execute(
         lambda x, out: norm_call(Rows.of(x), weight, 1e-5, Rows.of(out), centred=True, bias=bias), x, np.zeros_like(x)
     )
     assert_close(out, norm(x, weight, 1e-5, 0 if bias is None else bias, centred=True))
@@ -49,7 +49,7 @@ def test_layer_norm(width: int, with_bias: bool, walk: Walk, normal: Normal) -> 
 @any_width
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_norm_of_a_sum(width: int, centred: bool, with_bias: bool, walk: Walk, normal: Normal) -> None:
+def test_norm_of_a_sum(width: int, centred: bool, with_bias: bool, execute: Execute, normal: Normal) -> None:
     x, skip, weight = normal(3, width), normal(3, width), normal(width)
     bias, input_bias = (normal(width), normal(width)) if with_bias else (None, None)
 
@@ -59,7 +59,7 @@ def test_norm_of_a_sum(width: int, centred: bool, with_bias: bool, walk: Walk, n
             return norm_call(Rows.of(x), weight, 1e-5, Rows.of(out), centred=True, bias=bias, **options)
         return norm_call(Rows.of(x), weight, 1e-5, Rows.of(out), **options)
 
-    *_, out, total = walk(build, x, skip, np.zeros_like(x), np.zeros_like(x))
+    *_, out, total = execute(build, x, skip, np.zeros_like(x), np.zeros_like(x))
     expected = x.astype(np.float64) + skip + (0 if input_bias is None else input_bias)
     shift = bias if centred and bias is not None else 0.0
     assert_close(out, norm(expected, weight, 1e-5, shift, centred))
@@ -67,7 +67,9 @@ def test_norm_of_a_sum(width: int, centred: bool, with_bias: bool, walk: Walk, n
 
 
 @pytest.mark.parametrize(("out_in", "total_in"), [(0, 1), (1, 0), (2, 0), (2, 1), (0, None), (1, None), (None, 0)])
-def test_results_may_overwrite_operands(out_in: int | None, total_in: int | None, walk: Walk, normal: Normal) -> None:
+def test_results_may_overwrite_operands(
+    out_in: int | None, total_in: int | None, execute: Execute, normal: Normal
+) -> None:
     weight = normal(50)
     arrays = [normal(3, 50), normal(3, 50), np.zeros((3, 50), np.float32)]
     total = arrays[0] + arrays[1]
@@ -77,7 +79,7 @@ def test_results_may_overwrite_operands(out_in: int | None, total_in: int | None
         out, total = (None if place is None else Rows.of(given[place]) for place in (out_in, total_in))
         return norm_call(Rows.of(given[0]), weight, 1e-5, out, skip=Rows.of(given[1]), total=total)
 
-    results = walk(build, *arrays)
+    results = execute(build, *arrays)
     for place, (result, before) in enumerate(zip(results, arrays, strict=True)):
         if place == out_in:
             assert_close(result, normed)
@@ -87,7 +89,7 @@ def test_results_may_overwrite_operands(out_in: int | None, total_in: int | None
 
 @pytest.mark.parametrize("size", [1, 24, 64, 100])
 @pytest.mark.parametrize("own_weights", [False, True])
-def test_heads_in_place_in_packed_qkv(size: int, own_weights: bool, walk: Walk, normal: Normal) -> None:
+def test_heads_in_place_in_packed_qkv(size: int, own_weights: bool, execute: Execute, normal: Normal) -> None:
     groups = 3
     packed = normal(4, 8 * size)
     weight, bias = (normal(groups * size if own_weights else size) for _ in range(2))
@@ -101,50 +103,50 @@ def test_heads_in_place_in_packed_qkv(size: int, own_weights: bool, walk: Walk, 
 
         return call
 
-    (out,) = walk(build(lambda part: norm_call(part, weight, 1e-6, part, groups=groups)), packed)
+    (out,) = execute(build(lambda part: norm_call(part, weight, 1e-6, part, groups=groups)), packed)
     expected = packed.copy()
     expected[:, 2 * size : 5 * size] = norm(heads, scales, 1e-6).reshape(4, -1)
     assert_close(out, expected)
     options: dict[str, Any] = {"centred": True, "bias": bias, "groups": groups}
-    (out,) = walk(build(lambda part: norm_call(part, weight, 1e-6, part, **options)), packed)
+    (out,) = execute(build(lambda part: norm_call(part, weight, 1e-6, part, **options)), packed)
     expected[:, 2 * size : 5 * size] = norm(heads, scales, 1e-6, shifts, centred=True).reshape(4, -1)
     assert_close(out, expected)
 
 
-def test_wanted_rows_only(walk: Walk, normal: Normal) -> None:
+def test_logits_rows_only(execute: Execute, normal: Normal) -> None:
     x, weight = normal(5, 40), normal(40)
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
-        return norm_call(Rows.of(x, Word.WANTED), weight, 1e-5, Rows.of(out, Word.WANTED))
+        return norm_call(Rows.of(x, StepField.LOGITS_ROWS), weight, 1e-5, Rows.of(out, StepField.LOGITS_ROWS))
 
-    _, out = walk(build, x, np.zeros_like(x), WANTED=2)
+    _, out = execute(build, x, np.zeros_like(x), LOGITS_ROWS=2)
     assert_close(out[:2], norm(x[:2], weight, 1e-5))
     assert not out[2:].any()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-18, 1e15, 1e18])
 @pytest.mark.parametrize("centred", [False, True])
-def test_all_magnitudes(scale: float, centred: bool, walk: Walk, normal: Normal) -> None:
+def test_all_magnitudes(scale: float, centred: bool, execute: Execute, normal: Normal) -> None:
     x, weight = (normal(2, 100) * scale).astype(np.float32), normal(100)
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
         return norm_call(Rows.of(x), weight, 1e-6, Rows.of(out), centred=centred)
 
-    _, out = walk(build, x, np.zeros_like(x))
+    _, out = execute(build, x, np.zeros_like(x))
     assert_close(out, norm(x, weight, 1e-6, centred=centred))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("centred", [False, True])
 @np.errstate(invalid="ignore")
-def test_infinities_and_nan_reach_the_output(value: float, centred: bool, walk: Walk, normal: Normal) -> None:
+def test_infinities_and_nan_reach_the_output(value: float, centred: bool, execute: Execute, normal: Normal) -> None:
     x, weight = normal(3, 35), np.ones(35, np.float32)
     x[1, 33] = value
 
     def build(x: np.ndarray, out: np.ndarray) -> Any:
         return norm_call(Rows.of(x), weight, 1e-6, Rows.of(out), centred=centred)
 
-    _, out = walk(build, x, np.zeros_like(x))
+    _, out = execute(build, x, np.zeros_like(x))
     assert np.isnan(out[1, 33])
     assert_close(out, norm(x, weight, 1e-6, centred=centred))
 

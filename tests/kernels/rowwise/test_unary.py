@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import PIECE, Rows
-from genai.kernels.cpu.program.context import Word
+from genai.kernels.cpu.program.context import StepField
 from genai.kernels.cpu.rowwise.elementwise import UNARY, unary
 from genai.kernels.reference.functions import UNARY as DEFINITIONS
 
@@ -48,18 +48,18 @@ def test_every_function_has_a_definition() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @np.errstate(all="ignore")
-def test_function(name: str, walk: Callable[..., list[np.ndarray]], hard_numbers: np.ndarray) -> None:
+def test_function(name: str, execute: Callable[..., list[np.ndarray]], hard_numbers: np.ndarray) -> None:
     parameters, rtol, atol = CASES[name]
     x = hard_numbers.reshape(-1, 63)
     expected = DEFINITIONS[name](x.astype(np.float64), *parameters).astype(np.float32)
-    _, out = walk(lambda x, out: unary(name, Rows.of(x), Rows.of(out), *parameters), x, np.full_like(x, 7))
+    _, out = execute(lambda x, out: unary(name, Rows.of(x), Rows.of(out), *parameters), x, np.full_like(x, 7))
     np.testing.assert_allclose(out, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 31, 896, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_parts_of_wider_rows_in_place(
-    width: int, tokens: int, walk: Callable[..., list[np.ndarray]], normal: Callable[..., np.ndarray]
+    width: int, tokens: int, execute: Callable[..., list[np.ndarray]], normal: Callable[..., np.ndarray]
 ) -> None:
     x = normal(tokens + 2, width + 9)
     expected = x.copy()
@@ -69,28 +69,28 @@ def test_parts_of_wider_rows_in_place(
         part = Rows.of(x).columns(4, width)
         return unary("neg", part, part)
 
-    (out,) = walk(build, x, tokens=tokens)
+    (out,) = execute(build, x, tokens=tokens)
     np.testing.assert_array_equal(out, expected)
 
 
 def test_copies_columns_between_buffers(
-    walk: Callable[..., list[np.ndarray]], normal: Callable[..., np.ndarray]
+    execute: Callable[..., list[np.ndarray]], normal: Callable[..., np.ndarray]
 ) -> None:
     x, out = normal(3, 40), normal(3, 25)
     expected = out.copy()
     expected[:, 2:21] = x[:, 7:26]
-    _, copied = walk(lambda x, out: unary("copy", Rows.of(x).columns(7, 19), Rows.of(out).columns(2, 19)), x, out)
+    _, copied = execute(lambda x, out: unary("copy", Rows.of(x).columns(7, 19), Rows.of(out).columns(2, 19)), x, out)
     np.testing.assert_array_equal(copied, expected)
 
 
 def test_bad_arguments() -> None:
     x, narrow = Rows.of(np.zeros((2, 8), np.float32)), Rows.of(np.zeros((2, 7), np.float32))
-    wanted = Rows.of(np.zeros((2, 8), np.float32), Word.WANTED)
+    wanted = Rows.of(np.zeros((2, 8), np.float32), StepField.LOGITS_ROWS)
     with pytest.raises(ValueError, match="no function of rows is named 'cosh'"):
         unary("cosh", x, x)
     with pytest.raises(ValueError, match=r"clip takes 2 parameters \['low', 'high'\], got \[1.0\]"):
         unary("clip", x, x, 1.0)
     with pytest.raises(ValueError, match=r"x is \[TOKENS, 8\], expected \[TOKENS, 7\]"):
         unary("exp", x, narrow)
-    with pytest.raises(ValueError, match=r"x is \[TOKENS, 8\], expected \[WANTED, 8\]"):
+    with pytest.raises(ValueError, match=r"x is \[TOKENS, 8\], expected \[LOGITS_ROWS, 8\]"):
         unary("exp", x, wanted)

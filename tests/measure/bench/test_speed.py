@@ -11,7 +11,7 @@ import pytest
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.spec import Experts
+from genai.builder.spec import ExpertsSpec
 from genai.errors import ContextOverflowError, GenaiError, UnsupportedModelError
 from genai.kernels.records import Experts as ExpertsRecord, Product
 from genai.measure.bench import speed
@@ -40,7 +40,7 @@ def mixture(folder: Path, per_token: int, *, normalized: bool = True) -> Path:
         num_key_value_heads=2,
         head_size=32,
         context_length=64,
-        experts=Experts(count=8, per_token=per_token, intermediate_size=128, normalized=normalized),
+        experts=ExpertsSpec(count=8, per_token=per_token, intermediate_size=128, normalized=normalized),
     )
     return write_model_folder(folder, spec, ExportOptions(precision="int4", accuracy_level=4), RandomWeights(spec, 1))
 

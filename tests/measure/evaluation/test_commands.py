@@ -18,7 +18,7 @@ from genai import Model
 from genai.cli.app import run as run_here
 from genai.cli.evaluate import _tell
 from genai.kernels.messages import ProgressLine
-from genai.measure.evaluation import Progress, kl_divergence, perplexity
+from genai.measure.evaluation import ScoringProgress, kl_divergence, perplexity
 from genai.measure.evaluation.model_diff import DEFAULT_TOLERANCE
 
 
@@ -189,7 +189,7 @@ def test_progress_in_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "stderr", screen)
     with ProgressLine("Scoring") as line:
         for scored, seconds in ((10, 0.2), (11, 0.21), (20, 0.22)):
-            _tell(line, Progress(scored, 20, 2 * scored, seconds))
+            _tell(line, ScoringProgress(scored, 20, 2 * scored, seconds))
     first, *_, last = screen.getvalue().split("\r")[1:]
     assert first.startswith("Scoring [#####") and "10/20 tokens scored · 100 tok/s" in first
     # The second came too soon after the first to be drawn; the last one always is.

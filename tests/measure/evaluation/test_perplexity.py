@@ -14,7 +14,7 @@ import pytest
 import genai.measure.evaluation.scored_text as scored_text
 from genai import Model, Tokenizer
 from genai.errors import InputError, ModelOutputError, OptionError, UnsupportedModelError
-from genai.measure.evaluation import Progress, encode_prompt, perplexity
+from genai.measure.evaluation import ScoringProgress, encode_prompt, perplexity
 from genai.model.reading import read_text_file
 
 Reference = Callable[[Model, list[int]], np.ndarray]
@@ -184,7 +184,7 @@ def test_a_pruned_head_that_is_not_flattened_is_refused(
 
 
 def test_progress_reaches_the_end(bundled: Any, text: str) -> None:
-    seen: list[Progress] = []
+    seen: list[ScoringProgress] = []
     result = perplexity(bundled, text, window=128, progress=seen.append)
     assert [p.scored for p in seen] == sorted({p.scored for p in seen})
     assert seen[-1].scored == seen[-1].total == result.tokens
@@ -196,7 +196,7 @@ def test_nothing_stays_in_the_cache(bundled: Any, text: str) -> None:
     pool = bundled.decoder.pool
     before = pool.num_free
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: ScoringProgress) -> None:
         raise KeyboardInterrupt
 
     perplexity(bundled, text, window=64)

@@ -1,4 +1,4 @@
-"""Products of many rows in bfloat16 tiles: against float64, and the same to the last bit in any company."""
+"""Products with prefill numerics in bfloat16 tiles: against float64, and the same to the last bit in any company."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from genai.kernels.cpu.products.bfloat_tiles import (
     row_tiles_size,
     weights_of,
 )
-from genai.kernels.cpu.products.calls import Branch, few_call, has_many, many_call
+from genai.kernels.cpu.products.calls import Affine, decode_call, has_prefill, prefill_call
 from genai.kernels.cpu.products.packing import pack_matrix
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, Word
+from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.formats import BlockMatrix
 
@@ -48,37 +48,41 @@ def dequantized(matrix: BlockMatrix) -> np.ndarray:
     return block_rows(np.arange(matrix.rows), matrix)
 
 
-def step(x: np.ndarray, branch: Branch, few: int, threads: Threads, options: dict[str, Any]) -> np.ndarray:
-    """The first `few` rows by the operators of few rows, the others by those of many, in one run."""
+def step(x: np.ndarray, branch: Affine, decode: int, threads: Threads, options: dict[str, Any]) -> np.ndarray:
+    """The first `decode` rows with decode numerics, the others with prefill numerics, in one run."""
     matrix: Any = branch.matrix
     out = np.full((len(x), matrix.rows + 3), np.nan, np.float32)
     rows, results = Rows.of(np.ascontiguousarray(x, np.float32)), Rows.of(out).columns(0, matrix.rows)
     size = row_tiles_size(matrix.padded_columns, len(x))
     memory = np.full(size + 64, 0x7F, np.uint8)  # numbers that nobody must see
     tiles = row_tiles_in(memory[-memory.ctypes.data % 64 :][:size], matrix.padded_columns)
-    phases = [[row_tiles_call(rows, tiles)], [many_call(tiles, branch, results, **options)]]
-    if few:
+    phases = [[row_tiles_call(rows, tiles)], [prefill_call(tiles, branch, results, **options)]]
+    if decode:
         memory = np.zeros(input_bytes(matrix, len(x), exact=False), np.uint8)
-        quantized = inputs_at(memory.ctypes.data, matrix, Word.FEW, memory, exact=False)
+        quantized = inputs_at(memory.ctypes.data, matrix, StepField.DECODE_ROWS, memory, exact=False)
         phases[1].append(input_call(rows, quantized))
-        phases.append([few_call(quantized, branch, results, **options)])
+        phases.append([decode_call(quantized, branch, results, **options)])
     context = ContextTable()
-    for word, count in ((Word.TOKENS, len(x)), (Word.FEW, few), (Word.MANY, len(x) - few)):
-        context.count(word, count)
+    for field, count in (
+        (StepField.TOKENS, len(x)),
+        (StepField.DECODE_ROWS, decode),
+        (StepField.PREFILL_ROWS, len(x) - decode),
+    ):
+        context.count(field, count)
     threads.run(program_of(phases), context, nanoseconds=SHARED)
     assert np.isnan(out[:, matrix.rows :]).all()  # nothing is written beside the results
     return out[:, : matrix.rows]
 
 
 @pytest.fixture
-def many() -> Multiply:
-    """many(x, matrix, few=0, bias=..., addend=..., **options of many_call): the same to the bit by THREADS."""
+def prefill() -> Multiply:
+    """prefill(x, matrix, decode=0, bias=..., addend=..., **options of prefill_call): the same to the bit by THREADS."""
 
     def run(
-        x: np.ndarray, matrix: BlockMatrix, few: int = 0, bias: Any = None, addend: Any = None, **options: Any
+        x: np.ndarray, matrix: BlockMatrix, decode: int = 0, bias: Any = None, addend: Any = None, **options: Any
     ) -> np.ndarray:
-        branch = Branch(matrix, bias, addend)
-        first, *others = (step(x, branch, few, Threads(count), options) for count in THREADS)
+        branch = Affine(matrix, bias, addend)
+        first, *others = (step(x, branch, decode, Threads(count), options) for count in THREADS)
         for other in others:
             np.testing.assert_array_equal(first.view(np.uint32), other.view(np.uint32))
         return first
@@ -107,17 +111,21 @@ def error(actual: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("rows, columns", [(1, 1), (33, 64), (70, 901), (96, 2048), (20, 2100), (40, 8200)])
 def test_against_float64(
-    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray], rows: int, columns: int
+    block_matrix: Callable[..., BlockMatrix],
+    prefill: Multiply,
+    normal: Callable[..., np.ndarray],
+    rows: int,
+    columns: int,
 ) -> None:
     matrix = block_matrix(rows, columns)
     assert isinstance(weights_of(matrix), HalfWeights)
     x = normal(300, columns)
     x[:, ::41] *= 30
-    whole = many(x, matrix)
+    whole = prefill(x, matrix)
     assert error(whole, bfloats(x) @ tile_values(matrix).T) < 1e-6
     assert error(whole, x.astype(np.float64) @ dequantized(matrix).astype(np.float64).T) < ROUNDING
     for count in (1, 16, 17, 32, 33, 64, 65, 96, 128, 129):  # every number of tiles, alone or in company
-        np.testing.assert_array_equal(many(x[-count:], matrix), whole[-count:])
+        np.testing.assert_array_equal(prefill(x[-count:], matrix), whole[-count:])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,7 @@ def test_against_float64(
     ],
 )
 def test_every_kind_of_weight(
-    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray], bits: int,
+    stored: Callable[..., dict[str, Any]], prefill: Multiply, normal: Callable[..., np.ndarray], bits: int,
     block_size: int, zero_points: str, scale_type: Any, kind: type,
 ) -> None:  # fmt: skip
     columns = 5 * block_size + 7
@@ -143,13 +151,13 @@ def test_every_kind_of_weight(
     arguments["scales"] = (arguments["scales"] / 8).astype(scale_type)
     matrix, x = pack_matrix(**arguments), normal(100, columns)
     assert isinstance(weights_of(matrix), kind)
-    assert error(many(x, matrix), bfloats(x) @ tile_values(matrix).T) < 1e-6
-    np.testing.assert_array_equal(many(x[:40], matrix), many(x, matrix)[:40])
+    assert error(prefill(x, matrix), bfloats(x) @ tile_values(matrix).T) < 1e-6
+    np.testing.assert_array_equal(prefill(x[:40], matrix), prefill(x, matrix)[:40])
 
 
 @pytest.mark.parametrize("factor", [2.0**-24, 2.0**-20, 1.0, 63.0, 64.0, 65000.0])
 def test_ranges_of_scales(
-    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray], factor: float
+    stored: Callable[..., dict[str, Any]], prefill: Multiply, normal: Callable[..., np.ndarray], factor: float
 ) -> None:
     arguments = stored(32, 64)
     arguments["scales"] = np.full((32, 2), factor, np.float16)
@@ -157,41 +165,43 @@ def test_ranges_of_scales(
     arguments["scales"][5] = 0
     matrix, x = pack_matrix(**arguments), normal(33, 64)
     assert isinstance(weights_of(matrix), HalfWeights) == (2.0**-21 <= factor < 64)
-    assert error(many(x, matrix), bfloats(x) @ tile_values(matrix).T) < 1e-6
+    assert error(prefill(x, matrix), bfloats(x) @ tile_values(matrix).T) < 1e-6
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_scales_that_are_no_numbers(
-    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray], value: float
+    stored: Callable[..., dict[str, Any]], prefill: Multiply, normal: Callable[..., np.ndarray], value: float
 ) -> None:
     arguments = stored(32, 64)
     arguments["scales"][7, 1] = value
-    out = many(normal(20, 64), pack_matrix(**arguments))
+    out = prefill(normal(20, 64), pack_matrix(**arguments))
     assert not np.isfinite(out[:, 7]).any()
     assert np.isfinite(np.delete(out, 7, axis=1)).all()
 
 
-def test_few_and_many_together(
-    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray]
+def test_decode_and_prefill_together(
+    block_matrix: Callable[..., BlockMatrix], prefill: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     matrix, x = block_matrix(70, 200), normal(90, 200)
     bias, addend = normal(70), normal(90, 70)
-    whole = many(x, matrix)
-    for few in (1, 17, 90):
-        out = many(x, matrix, few, bias=bias, addend=Rows.of(addend))
-        np.testing.assert_array_equal(out[few:], (whole + bias + addend)[few:])
-        np.testing.assert_array_equal(out[:few], many(x[:few], matrix, few, bias=bias, addend=Rows.of(addend)))
+    whole = prefill(x, matrix)
+    for decode in (1, 17, 90):
+        out = prefill(x, matrix, decode, bias=bias, addend=Rows.of(addend))
+        np.testing.assert_array_equal(out[decode:], (whole + bias + addend)[decode:])
+        np.testing.assert_array_equal(
+            out[:decode], prefill(x[:decode], matrix, decode, bias=bias, addend=Rows.of(addend))
+        )
         exact = x.astype(np.float64) @ dequantized(matrix).astype(np.float64).T + bias + addend
-        assert error(out[:few], exact[:few]) < 0.02  # activations of 8 bits
+        assert error(out[:decode], exact[:decode]) < 0.02  # activations of 8 bits
 
 
 @pytest.mark.parametrize("activation", ["silu", pytest.param("gelu_tanh", marks=pytest.mark.slow)])
 def test_gate(
-    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray], activation: str
+    block_matrix: Callable[..., BlockMatrix], prefill: Multiply, normal: Callable[..., np.ndarray], activation: str
 ) -> None:
     gate, up, x = block_matrix(50, 300), block_matrix(50, 300), normal(70, 300) / 8
     bias, up_bias = normal(50), normal(50)
-    out = many(x, gate, 3, bias=bias, gate=activation, gated=Branch(up, up_bias))
+    out = prefill(x, gate, 3, bias=bias, gate=activation, gated=Affine(up, up_bias))
     g = bfloats(x) @ tile_values(gate).T + bias
     inner = g if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
     expected = g / (1 + np.exp(-inner)) * (bfloats(x) @ tile_values(up).T + up_bias)
@@ -200,7 +210,7 @@ def test_gate(
 
 
 def test_gate_with_addends(
-    block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray]
+    block_matrix: Callable[..., BlockMatrix], prefill: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     """Each branch's own is added before the activation; rows may lie apart."""
     gate, up, x = block_matrix(50, 300), block_matrix(50, 300), normal(70, 300) / 8
@@ -208,17 +218,19 @@ def test_gate_with_addends(
     g, u = bfloats(x) @ tile_values(gate).T + bias, bfloats(x) @ tile_values(up).T
     apart = Rows.of(up_addend).columns(7, 50)
     for own, others in ((Rows.of(addend), apart), (Rows.of(addend), None), (None, apart)):
-        out = many(x, gate, 3, bias=bias, addend=own, gate="silu", gated=Branch(up, addend=others))
+        out = prefill(x, gate, 3, bias=bias, addend=own, gate="silu", gated=Affine(up, addend=others))
         inner, outer = g + addend * (own is not None), u + up_addend[:, 7:57] * (others is not None)
         expected = inner / (1 + np.exp(-inner)) * outer
         assert error(out[3:], expected[3:]) < 1e-6
         assert error(out[:3], expected[:3]) < 0.05
 
 
-def test_hard_rows(block_matrix: Callable[..., BlockMatrix], many: Multiply, normal: Callable[..., np.ndarray]) -> None:
+def test_hard_rows(
+    block_matrix: Callable[..., BlockMatrix], prefill: Multiply, normal: Callable[..., np.ndarray]
+) -> None:
     """Zeros, denormals, huge numbers and outliers: every row by its own scale, whatever its neighbours are."""
     matrix, x = block_matrix(40, 96), normal(40, 96)
-    clean = many(x, matrix)
+    clean = prefill(x, matrix)
     hard = x.copy()
     hard[1] = 0
     hard[2] = 1e-42
@@ -228,7 +240,7 @@ def test_hard_rows(block_matrix: Callable[..., BlockMatrix], many: Multiply, nor
     hard[6] = np.float32(3e38)
     for row, value in ((7, np.inf), (8, -np.inf), (9, np.nan)):
         hard[row, 50] = value
-    out = many(hard, matrix)
+    out = prefill(hard, matrix)
     weights = tile_values(matrix)
     assert not out[1].any()
     for row in (3, 4, 5):
@@ -245,16 +257,16 @@ def test_refusals(block_matrix: Callable[..., BlockMatrix], normal: Callable[...
     matrix, narrow, sixteen = block_matrix(32, 128), block_matrix(32, 64), block_matrix(32, 128, block_size=16)
     tiles = row_tiles_in(np.zeros(row_tiles_size(128, 32), np.uint8), 128)
     out = Rows.of(normal(4, 32))
-    assert has_many(matrix) and not has_many(sixteen)
+    assert has_prefill(matrix) and not has_prefill(sixteen)
     with pytest.raises(ValueError, match="row tiles have 128 columns"):
-        many_call(tiles, Branch(narrow), out)
+        prefill_call(tiles, Affine(narrow), out)
     with pytest.raises(ValueError, match="no tiles of this machine"):
-        many_call(tiles, Branch(sixteen), out)
-    for wrong in (Branch(matrix, normal(3)), Branch(matrix, addend=Rows.of(normal(4, 3)))):
+        prefill_call(tiles, Affine(sixteen), out)
+    for wrong in (Affine(matrix, normal(3)), Affine(matrix, addend=Rows.of(normal(4, 3)))):
         with pytest.raises(ValueError, match=r"bias is|addend has 3 columns"):
-            many_call(tiles, wrong, out)
+            prefill_call(tiles, wrong, out)
         with pytest.raises(ValueError, match=r"bias is|addend has 3 columns"):
-            many_call(tiles, Branch(matrix), out, gate="silu", gated=wrong)
+            prefill_call(tiles, Affine(matrix), out, gate="silu", gated=wrong)
     with pytest.raises(ValueError, match="x has 200 columns"):
         row_tiles_call(Rows.of(normal(4, 200)), tiles)
 
@@ -272,12 +284,12 @@ class Constants(dict[str, np.ndarray]):
 
 
 def test_products_of_a_program(
-    stored: Callable[..., dict[str, Any]], many: Multiply, normal: Callable[..., np.ndarray]
+    stored: Callable[..., dict[str, Any]], prefill: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     """Products of one value share its tiles; few and many rows are multiplied each in their way."""
     constants, weights, widths, x = Constants(), PackedWeights(Threads(1)), {"x": 64, "a": 40, "b": 70}, normal(50, 64)
     types = {name: records.RowsType((1, -1, width), width) for name, width in widths.items()}
-    lowering = Lowering({Word.TOKENS: 64, Word.WANTED: 4}, types, constants, weights)
+    lowering = Lowering({StepField.TOKENS: 64, StepField.LOGITS_ROWS: 4}, types, constants, weights)
     lowering.expect(["x", "x", "a", "b"])
     lowering.make("x")
     matrices = {}
@@ -291,14 +303,18 @@ def test_products_of_a_program(
         lowering.done(record.inputs, record.outputs)
     program = lowering.finish()
     assert [call.op.name for call in program.calls].count("fill_row_tiles") == 1
-    for few in (0, 3, 50):
+    for decode in (0, 3, 50):
         context = ContextTable()
-        for word, count in ((Word.TOKENS, 50), (Word.FEW, few), (Word.MANY, 50 - few)):
-            context.count(word, count)
+        for field, count in (
+            (StepField.TOKENS, 50),
+            (StepField.DECODE_ROWS, decode),
+            (StepField.PREFILL_ROWS, 50 - decode),
+        ):
+            context.count(field, count)
         view(lowering.places["x"], 50)[:] = x
         Threads(2).run(program, context, nanoseconds=SHARED)
         for name, matrix in matrices.items():
-            np.testing.assert_array_equal(view(lowering.places[name], 50), many(x, matrix, few))
+            np.testing.assert_array_equal(view(lowering.places[name], 50), prefill(x, matrix, decode))
 
 
 def view(rows: Rows, count: int) -> np.ndarray:

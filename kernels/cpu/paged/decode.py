@@ -1,7 +1,7 @@
-"""Attention of the FEW rows, in float32: the context of a row is cut into pieces at multiples of PIECE_TOKENS.
+"""Attention of the decode rows, in float32: the context of a row is cut into splits at multiples of SPLIT_TOKENS.
 
-One item of the first operator is a piece and a KV head, for all query heads that share it; its result (maximum, sum of
-weights, weighted sum of values per head) goes to the step's PARTIALS. A second operator merges the pieces of a row
+One item of the first operator is a split and a KV head, for all query heads that share it; its result (maximum, sum of
+weights, weighted sum of values per head) goes to the step's PARTIALS. A second operator merges the splits of a row
 (flash decoding, Dao et al. 2023). So all threads work on one long sequence, and what a row gets depends on nothing but
 its position and window. The pages to come are fetched while one is worked on.
 """
@@ -18,7 +18,7 @@ from ..functions import exp2_of_negative, tanh
 from ..jit import native_op
 from ..lazy import inline
 from ..program.calls import row_at
-from ..program.context import ErrorCode, Word
+from ..program.context import ErrorCode, StepField
 from ..program.driver import call_operator
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
 from .arguments import (
@@ -33,46 +33,46 @@ from .arguments import (
 from .heads import head_bytes, head_stride
 from .products import between, most_rows
 
-PIECE_TOKENS = 512
-SPLIT_WORDS = 2  # of an entry of SPLITS
-WEIGHT_BYTES = 4 * PIECE_TOKENS  # of a query head
-_PIECE_PAGES = PIECE_TOKENS // PAGE_TOKENS
+SPLIT_TOKENS = 512
+SPLIT_FIELDS = 2  # of an entry of ROW_SPLITS
+WEIGHT_BYTES = 4 * SPLIT_TOKENS  # of a query head
+_SPLIT_PAGES = SPLIT_TOKENS // PAGE_TOKENS
 _AHEAD = 2  # pages
-_PAGE_LIST_BYTES = 8 * (2 * _PIECE_PAGES + _AHEAD + 6)
+_PAGE_LIST_BYTES = 8 * (2 * _SPLIT_PAGES + _AHEAD + 6)
 _MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # places in a partial result; weighted values are its rest
 
 
 def partial_floats(heads: int, v_head_size: int) -> int:
-    """float32 numbers that a layer's attention keeps in PARTIALS for one piece."""
+    """float32 numbers that a layer's attention keeps in PARTIALS for one split."""
     return heads * (_VALUES // 4 + -(-v_head_size // LANES) * LANES)
 
 
-def few_rows(group: int) -> int:
+def heads_per_pass(group: int) -> int:
     """Query heads that one pass over a page serves: equal parts of the group."""
     return -(-group // -(-group // most_rows()))
 
 
-def few_scratch(group: int, head_size: int, v_head_size: int) -> int:
-    """Bytes of scratch that `attend_pieces` needs."""
-    heads = -(-group // few_rows(group)) * few_rows(group)
+def decode_scratch(group: int, head_size: int, v_head_size: int) -> int:
+    """Bytes of scratch that `attend_splits` needs."""
+    heads = -(-group // heads_per_pass(group)) * heads_per_pass(group)
     sums = 4 * -(-v_head_size // LANES) * LANES
     return _PAGE_LIST_BYTES + (heads + 1) * head_bytes(head_size) + heads * (WEIGHT_BYTES + sums)
 
 
 @native_op(AttentionArguments)
-def attend_pieces(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Attention of a row to a piece of its context: an item is an entry of SPLITS and a KV head."""
+def attend_splits(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Attention of a row to a split of its context: an item is an entry of ROW_SPLITS and a KV head."""
     kv_heads = arguments.kv_heads
     for item in range(begin, end):
         split, head = item // kv_heads, item % kv_heads
-        entry = memory.read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
-        row, start = np.int64(memory.read_int32(entry)), np.int64(memory.read_int32(entry + 4)) * PIECE_TOKENS
+        entry = memory.read_int64(context + 8 * StepField.ROW_SPLITS) + 4 * SPLIT_FIELDS * split
+        row, start = np.int64(memory.read_int32(entry)), np.int64(memory.read_int32(entry + 4)) * SPLIT_TOKENS
         position, sequence = position_of(context, row), sequence_of(context, row)
         if position < start or position >= context_length(context, sequence):
             return ErrorCode.POSITION.value
-        # Keys of this piece that the row sees, counted from its start.
+        # Keys of this split that the row sees, counted from its start.
         low = max(first_visible(arguments, position) - start, np.int64(0))
-        high = min(position + 1 - start, np.int64(PIECE_TOKENS))
+        high = min(position + 1 - start, np.int64(SPLIT_TOKENS))
         if low < high:
             # From the page of `low` on, everything is counted from its start.
             first = low // PAGE_TOKENS
@@ -121,7 +121,7 @@ def _attend(
             scores = weights + h * WEIGHT_BYTES + 4 * PAGE_TOKENS * i
             call_operator(multiply, page, ahead, queries + h * query_bytes, scores, WEIGHT_BYTES)
     partial_bytes = _VALUES + value_bytes
-    partial = memory.read_int64(context + 8 * Word.PARTIALS)
+    partial = memory.read_int64(context + 8 * StepField.PARTIALS)
     partial += (split * arguments.kv_heads + head) * group * partial_bytes
     for h in range(group):
         scores = weights + h * WEIGHT_BYTES
@@ -153,7 +153,7 @@ def _add_values(
 
 
 @native_op(AttentionArguments)
-def weigh_piece(arguments: AttentionArguments, scores: int, low: int, high: int, partial: int) -> int:
+def weigh_split(arguments: AttentionArguments, scores: int, low: int, high: int, partial: int) -> int:
     """`weigh`: scores of tokens [low, high) become weights; their maximum and sum go to a partial result."""
     cap = arguments.score_cap
     largest = splat_float32(NO_MAXIMUM)
@@ -182,48 +182,48 @@ def _power(x: float) -> Any:
 
 
 @inline
-def _merge(partial: int, step: int, pieces: int, width: int, sink: float, has_sink: bool, out: int) -> None:
-    """One head: `pieces` partial results, `step` bytes apart, and the sink become a row of attention."""
+def _merge(partial: int, step: int, splits: int, width: int, sink: float, has_sink: bool, out: int) -> None:
+    """One head: `splits` partial results, `step` bytes apart, and the sink become a row of attention."""
     top: Any = NO_MAXIMUM
     total = np.float32(0.0)
     if has_sink:
         top = sink
-    for i in range(pieces):
+    for i in range(splits):
         top = max(top, memory.read_float32(partial + i * step + _MAXIMUM))
     if has_sink:
         total = _power(sink - top)
-    for i in range(pieces):
+    for i in range(splits):
         place = partial + i * step
         share = _power(memory.read_float32(place + _MAXIMUM) - top)
         total += memory.read_float32(place + _SUM) * share
         memory.write_float32(place + _SUM, share)
     for j in range(0, width, LANES):
         value = splat_float32(0.0)
-        for i in range(pieces):
+        for i in range(splits):
             place = partial + i * step
             value = multiply_add(memory.load_float32(place + _VALUES + 4 * j), memory.read_float32(place + _SUM), value)
         memory.store_first(out + 4 * j, value / total, min(width - j, LANES))
 
 
 @native_op(AttentionArguments)
-def merge_pieces(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Pieces become rows: the item of a row's first piece and a KV head does it, those of the others do nothing."""
+def merge_splits(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Splits become rows: the item of a row's first split and a KV head does it, those of the others do nothing."""
     kv_heads, group = arguments.kv_heads, arguments.group
     width, sinks = arguments.v_head_size, arguments.sinks
     partial_bytes = _VALUES + 4 * ((width + LANES - 1) // LANES * LANES)
     step = kv_heads * group * partial_bytes
     for item in range(begin, end):
         split, head = item // kv_heads, item % kv_heads
-        entry = memory.read_int64(context + 8 * Word.SPLITS) + 4 * SPLIT_WORDS * split
+        entry = memory.read_int64(context + 8 * StepField.ROW_SPLITS) + 4 * SPLIT_FIELDS * split
         if memory.read_int32(entry + 4) == 0:
             row = np.int64(memory.read_int32(entry))
             position = position_of(context, row)
-            first = first_visible(arguments, position) // PIECE_TOKENS
-            pieces = position // PIECE_TOKENS + 1 - first
-            partials = memory.read_int64(context + 8 * Word.PARTIALS) + (split + first) * step
+            first = first_visible(arguments, position) // SPLIT_TOKENS
+            splits = position // SPLIT_TOKENS + 1 - first
+            partials = memory.read_int64(context + 8 * StepField.PARTIALS) + (split + first) * step
             partials += head * group * partial_bytes
             out = row_at(arguments.out, row) + 4 * head * group * width
             for h in range(group):
                 sink = memory.read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
-                _merge(partials + h * partial_bytes, step, pieces, width, sink, sinks != 0, out + 4 * h * width)
+                _merge(partials + h * partial_bytes, step, splits, width, sink, sinks != 0, out + 4 * h * width)
     return 0

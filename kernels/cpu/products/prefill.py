@@ -1,4 +1,4 @@
-"""Products of many rows: long chunks of a prompt, where the time is that of the arithmetic.
+"""Products with prefill numerics: long prompts, where the time is that of the arithmetic.
 
 Tiles of bfloat16: weights are dequantised on the way, a row's activations are rounded once (see `tile_rows`), sums are
 float32 in the order of columns. Items are pairs of tiles: two of a matrix, or one each of a gate and what it gates.
@@ -17,11 +17,11 @@ from ..arguments import Address, Arguments
 from ..functions import UNARY
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import load_float32, read_float32, store_first, word
+from ..memory import entry, load_float32, read_float32, store_first
 from ..program.calls import Rows, row_at
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles
-from .bfloat_tiles import PAIR_ROWS, RowTiles, Weights
-from .many_kernel import (
+from .bfloat_tiles import PAIR_ROWS, RowTiles, TileWeights
+from .prefill_kernel import (
     CHUNK_STEPS,
     PANEL_BYTES,
     ROW_PAIRS,
@@ -48,7 +48,7 @@ SCRATCH_BYTES = _NOWHERE + SUMS_BYTES
 TABLE_ZEROS = 64
 
 
-class ManyArguments(Arguments):
+class PrefillArguments(Arguments):
     """Row tiles, pairs of weight tiles, and what is added to their products.
 
     `span`: steps along the columns that a pair's sums are kept in registers for. `table`: TABLE_ZEROS.
@@ -76,7 +76,7 @@ def _writer(unscale: Any, gate: str) -> Any:
     activate, tiles = UNARY[gate or "copy"].function, 1 if gate else 2
 
     @inline
-    def write(arguments: ManyArguments, row: int, sums: int, power: float, pair: int) -> None:
+    def write(arguments: PrefillArguments, row: int, sums: int, power: float, pair: int) -> None:
         """out = sums, or activation(gate) * gated, each with its bias and addend, for columns that exist."""
         terms, gated_terms = arguments.terms, arguments.gated_terms
         for tile in range(tiles):
@@ -98,8 +98,8 @@ def _block_writer(write: Any) -> Any:
     """Writes the results of a block of rows and a pair."""
 
     @inline
-    def write_block(arguments: ManyArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
-        first = word(context, arguments.x.first) + row
+    def write_block(arguments: PrefillArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
+        first = entry(context, arguments.x.first) + row
         powers = arguments.x.powers + 4 * row
         for index in range(rows):
             tile = index // TILE_ROWS  # sums: [pair of row tiles][row tile][weight tile]
@@ -110,7 +110,7 @@ def _block_writer(write: Any) -> Any:
 
 
 @inline
-def _place_of_sums(arguments: ManyArguments, scratch: int, number: int) -> Any:
+def _place_of_sums(arguments: PrefillArguments, scratch: int, number: int) -> Any:
     """Where the sums of the n-th pair of some wait: with spans all do, else one while the next is multiplied."""
     return scratch + _SUMS + (number if arguments.span < arguments.steps else number & 1) * _PAIR_SUMS
 
@@ -125,7 +125,7 @@ def _share_of_next_block(first: int, size: int, share: int, pairs_left: int) -> 
     return begin, min(begin + share, first + size) - 2 * TILE_ROW_BYTES
 
 
-def _span_multiplier(weights: Weights) -> Any:
+def _span_multiplier(weights: TileWeights) -> Any:
     """The micro-kernel for a number of pairs of row tiles."""
     one, two, four = (span_kernel(weights, pairs) for pairs in (1, 2, 4))
 
@@ -141,22 +141,22 @@ def _span_multiplier(weights: Weights) -> Any:
     return multiply
 
 
-def _block_multiplier(weights: Weights, out_columns: int, write_block: Any) -> Any:
+def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) -> Any:
     """Pairs with a block of rows, all columns; `out_columns`: bytes that a pair has of a row of results."""
     multiply, dequantise, store_sums = _span_multiplier(weights), dequantise_kernel(weights), store_sums_kernel()
 
     @inline
     def multiply_block(
-        arguments: ManyArguments, context: int, row: int, rows: int, begin: int, end: int, scratch: int
+        arguments: PrefillArguments, context: int, row: int, rows: int, begin: int, end: int, scratch: int
     ) -> None:
         all_steps, span, pair_bytes = arguments.steps, arguments.span, arguments.pair_bytes
         row_tile, row_pairs = all_steps * STEP_TILES * TILE_BYTES, -(-rows // PAIR_ROWS)
         block = arguments.x.address + row // TILE_ROWS * row_tile
         block_end = block + 2 * row_pairs * row_tile
-        more = min(word(context, arguments.x.counted) - row - rows, BLOCK_ROWS)
+        more = min(entry(context, arguments.x.counted) - row - rows, BLOCK_ROWS)
         following = -(-more // PAIR_ROWS) * 2 * row_tile
         out_stride = arguments.out.stride
-        first_out = row_at(arguments.out, word(context, arguments.x.first) + row)
+        first_out = row_at(arguments.out, entry(context, arguments.x.first) + row)
         zeros, panel, other = arguments.table + TABLE_ZEROS, scratch, scratch + PANEL_BYTES
         first, second = arguments.first + begin * pair_bytes, arguments.second + begin * pair_bytes
         dequantise((first, second, 0, panel, 0, min(CHUNK_STEPS, all_steps)))
@@ -207,14 +207,14 @@ def _block_multiplier(weights: Weights, out_columns: int, write_block: Any) -> A
 
 
 @cache
-def many_op(weights: Weights, gate: str) -> NativeOp:
+def prefill_op(weights: TileWeights, gate: str) -> NativeOp:
     """The operator for a kind of weights: items are pairs of tiles. A gate is a key of UNARY, or ""."""
     unscale = np.float32(weights.unscale)
     write = _writer(unscale, gate)
     multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), _block_writer(write))
 
-    def many(arguments: ManyArguments, context: int, begin: int, end: int, scratch: int) -> int:
-        rows = word(context, arguments.x.counted)
+    def prefill(arguments: PrefillArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows = entry(context, arguments.x.counted)
         configure_tiles(arguments.table)
         together = _WAITING_PAIRS if arguments.span < arguments.steps else end - begin
         for first in range(begin, end, together):
@@ -224,4 +224,4 @@ def many_op(weights: Weights, gate: str) -> NativeOp:
         release_tiles()
         return 0
 
-    return native_op(ManyArguments, name=f"many_{weights.name}{'_' * bool(gate)}{gate}")(many)
+    return native_op(PrefillArguments, name=f"prefill_{weights.name}{'_' * bool(gate)}{gate}")(prefill)

@@ -24,7 +24,7 @@ from ..program.pool import Threads, own_memory
 from ..vector import LANES, maximum, splat_float32, where_less
 from .micro import VECTOR_BYTES, WORD_BYTES, Tiling, first_row, floats
 from .packing import turn_lines
-from .product import FinishArguments, ProductArguments, finish_op, product_call
+from .product import FinishArguments, GemmArguments, finish_op, product_call
 
 
 class TensorArguments(Arguments):
@@ -69,18 +69,18 @@ class DenseAttentionArguments(HeadsArguments):
     scale: float
     nan_is_zero: int
     multiply: Address
-    product: ProductArguments
+    product: GemmArguments
 
 
 # Left panels that are multiplied at a time.
 _GROUP = 16
 # What the arguments of a product take, whole cache lines.
-_PRODUCT_BYTES = -(-8 * words_of(ProductArguments) // 64) * 64
+_PRODUCT_BYTES = -(-8 * words_of(GemmArguments) // 64) * 64
 _FLOPS_PER_NANOSECOND = 60.0
 
 
 _LEFT, _ROWS, _LEFT_PANELS, _LEFT_GROUP, _RIGHT, _WORDS, _OUT = (
-    place(ProductArguments, *path.split("."))
+    place(GemmArguments, *path.split("."))
     for path in ("left", "rows", "cut.left_panels", "cut.left_group", "right", "word_count", "finishing.out")
 )
 

@@ -1,4 +1,4 @@
-"""Micro-kernel of many rows: a pair of weight tiles meets up to four pairs of row tiles along a span of columns.
+"""Micro-kernel of prefill numerics: a pair of weight tiles meets up to four pairs of row tiles along a span of columns.
 
 Two by two tile products per step keep four sums in tile registers. The columns are cut into chunks of CHUNK_STEPS
 steps of 64. While a chunk is multiplied, the pair's next chunk is dequantised, a few instructions after each product,
@@ -21,7 +21,7 @@ from typing import Any
 from ...formats import TILE_ROWS, RecordLayout
 from ..emit import INT64, Emitter, micro_kernel
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, add_bfloat_product, load_tile, store_tile
-from .bfloat_tiles import QUARTERS, TILE_COLUMNS, Weights, quarter_bytes, quarter_stride
+from .bfloat_tiles import QUARTERS, TILE_COLUMNS, TileWeights, quarter_bytes, quarter_stride
 
 # A step is two tiles of columns: in records of blocks of 32, one record.
 STEP_TILES = 2
@@ -73,7 +73,7 @@ class _Source:
     ahead: Any = None
 
 
-def _dequantise(e: Emitter, weights: Weights, sources: list[tuple[_Source, list[Any]]]) -> Iterator[None]:
+def _dequantise(e: Emitter, weights: TileWeights, sources: list[tuple[_Source, list[Any]]]) -> Iterator[None]:
     """Some quarters (by their numbers) of both tiles of a step, a few instructions at a time."""
     layout = weights.layout
     size, stride = INT64(quarter_bytes(layout)), INT64(quarter_stride(layout))
@@ -97,7 +97,7 @@ def _dequantise(e: Emitter, weights: Weights, sources: list[tuple[_Source, list[
 
 
 @cache
-def dequantise_kernel(weights: Weights) -> Any:
+def dequantise_kernel(weights: TileWeights) -> Any:
     """Steps of a pair of tiles, without products.
 
     Arguments: addresses of the tiles; the first step; the panel; steps [begin, end) of it, not empty.
@@ -144,7 +144,7 @@ _Chunk = namedtuple(
 
 
 @cache
-def span_kernel(weights: Weights, pairs: int) -> Any:
+def span_kernel(weights: TileWeights, pairs: int) -> Any:
     """A span of columns; `pairs` of row tiles: 1, 2 (also for 3) or 4. Its arguments are those of _Span.
 
     The quarters of a chunk are shared out evenly among the pairs; of three, the last one repeats the second's.
@@ -157,7 +157,7 @@ class _SpanWriter:
     """What `span_kernel` emits."""
 
     e: Emitter
-    weights: Weights
+    weights: TileWeights
     pairs: int
     span: _Span
 

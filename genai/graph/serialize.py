@@ -9,16 +9,16 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from .decode import VALUE_FIELDS
-from .ir import Attribute, Function, Graph, Model, Node, SparseTensor, Tensor, TrainingInfo, Value, make_node
+from .deserialize import VALUE_FIELDS
+from .ir import Attribute, Function, Graph, Node, OnnxModel, OnnxTensor, SparseTensor, TrainingInfo, Value, make_node
 from .storage import ExternalStorage, FieldStorage, StringStorage
 from .type_protos import encode_type
 
 
-class Encoder:
+class Serializer:
     """Turns IR objects into messages. Subclasses decide where the elements of a tensor are stored."""
 
-    def model(self, model: Model) -> onnx.ModelProto:
+    def model(self, model: OnnxModel) -> onnx.ModelProto:
         proto = onnx.ModelProto(ir_version=_written_ir_version(model))
         _fill_text(
             proto,
@@ -117,7 +117,7 @@ class Encoder:
             values=self.tensor(sparse.values), indices=self.tensor(sparse.indices), dims=sparse.shape
         )
 
-    def tensor(self, tensor: Tensor) -> TensorProto:
+    def tensor(self, tensor: OnnxTensor) -> TensorProto:
         proto = TensorProto(dims=tensor.shape, data_type=tensor.dtype)
         _fill_text(proto, name=tensor.name, doc_string=tensor.doc_string)
         if tensor.segment is not None:
@@ -126,11 +126,11 @@ class Encoder:
         fill_properties(proto.metadata_props, tensor.metadata)
         return proto
 
-    def external(self, tensor: Tensor) -> Mapping[str, str] | None:
+    def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
         """The entries by which a tensor's elements are found in another file; None puts them inside."""
         return tensor.storage.entries if isinstance(tensor.storage, ExternalStorage) else None
 
-    def _fill_elements(self, proto: TensorProto, tensor: Tensor) -> None:
+    def _fill_elements(self, proto: TensorProto, tensor: OnnxTensor) -> None:
         """Store the elements as they came: in their typed field, inline, or as a reference to their file."""
         storage, entries = tensor.storage, self.external(tensor)
         if entries is not None:
@@ -144,10 +144,10 @@ class Encoder:
             proto.raw_data = tensor.raw().tobytes()
 
 
-class EmbeddingEncoder(Encoder):
+class EmbeddingEncoder(Serializer):
     """Stores every tensor inside the message."""
 
-    def external(self, tensor: Tensor) -> None:
+    def external(self, tensor: OnnxTensor) -> None:
         return None
 
 
@@ -173,7 +173,7 @@ def _fill_text(proto: Any, **fields: str) -> None:
             setattr(proto, name, value)
 
 
-def _written_ir_version(model: Model) -> int:
+def _written_ir_version(model: OnnxModel) -> int:
     """The model's own version, or 4 where a rewrite left an initializer that is no input, which older ones forbid."""
     if model.ir_version >= 4:
         return model.ir_version

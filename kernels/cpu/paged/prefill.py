@@ -1,4 +1,4 @@
-"""Attention of the MANY rows: a block of a sequence's tokens and a KV head against chunks of the context.
+"""Attention of the prefill rows: a block of a sequence's tokens and a KV head against chunks of the context.
 
 Softmax is streamed over chunks that begin at multiples of CHUNK_TOKENS (Milakov & Gimelshein 2018; FlashAttention,
 Dao et al. 2022): a running maximum, sum and weighted sum per row. What a chunk adds to a row depends on the row
@@ -30,7 +30,7 @@ from ..isa import isa
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..program.calls import row_at
-from ..program.context import ErrorCode, Word
+from ..program.context import ErrorCode, StepField
 from ..program.driver import call_operator
 from ..tiles import configure_tiles, release_tiles
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
@@ -39,7 +39,7 @@ from .arguments import NO_MAXIMUM, AttentionArguments, context_length, first_vis
 from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_place
 from .products import any_above, between, most_rows
 
-BLOCK_WORDS = 3  # of an entry of ROW_BLOCKS
+BLOCK_FIELDS = 3  # of an entry of ROW_BLOCKS
 _TOKENS_AHEAD = 2  # whose queries are fetched
 
 
@@ -48,7 +48,7 @@ def uses_tiles(half: bool) -> bool:
     return half and isa() == "amx"
 
 
-def many_rows(half: bool) -> int:
+def prefill_rows(half: bool) -> int:
     """Query rows of a group."""
     return tile_products.TILE_PRODUCT_ROWS if uses_tiles(half) else most_rows()
 
@@ -229,7 +229,7 @@ def _attend_chunk(arguments: AttentionArguments, scratch: int) -> None:
         pages = _pages_seen(arguments, scratch, first)
 
 
-def many_op(half: bool) -> NativeOp:
+def prefill_op(half: bool) -> NativeOp:
     """Attention of a block of neighbouring tokens of one sequence: an item is an entry of ROW_BLOCKS and a KV head."""
     return _attend_blocks(uses_tiles(half))
 
@@ -284,7 +284,7 @@ def _attend_blocks(tiles: bool) -> NativeOp:
         if tiles:
             configure_tiles(panel(scratch, Panel.CONFIG))
         for item in range(begin, end):
-            entry = memory.read_int64(context + 8 * Word.ROW_BLOCKS) + 4 * BLOCK_WORDS * (item // kv_heads)
+            entry = memory.read_int64(context + 8 * StepField.ROW_BLOCKS) + 4 * BLOCK_FIELDS * (item // kv_heads)
             sequence, row = np.int64(memory.read_int32(entry)), np.int64(memory.read_int32(entry + 4))
             count = np.int64(memory.read_int32(entry + 8))
             if status == 0:

@@ -1,4 +1,4 @@
-"""Products of few rows against float64, for every kind of weight; the same to the last bit in any company."""
+"""Products with decode numerics against float64, for every kind of weight; the same to the last bit in any company."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.isa import IsaError, choose
-from genai.kernels.cpu.products.calls import Branch
+from genai.kernels.cpu.products.calls import Affine
 from genai.kernels.cpu.products.dense import pack_dense
 from genai.kernels.cpu.program.calls import Rows
 from genai.kernels.formats import BlockMatrix
@@ -124,7 +124,7 @@ def test_gate(multiply: Multiply, normal: Callable[..., np.ndarray], activation:
     gate, up, x = normal(40, 100), normal(40, 100), normal(rows, 40)
     bias, up_bias = normal(100), normal(100)
     out = multiply(
-        x, pack_dense(gate), quantized=False, bias=bias, gate=activation, gated=Branch(pack_dense(up), up_bias)
+        x, pack_dense(gate), quantized=False, bias=bias, gate=activation, gated=Affine(pack_dense(up), up_bias)
     )
     g = x.astype(np.float64) @ gate + bias
     inner = g if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
@@ -135,9 +135,9 @@ def test_gate_of_blocks(
     block_matrix: Callable[..., BlockMatrix], multiply: Multiply, normal: Callable[..., np.ndarray]
 ) -> None:
     gate, up, x = block_matrix(300, 64), block_matrix(300, 64), normal(21, 64)
-    out = multiply(x, gate, quantized=True, gate="silu", gated=Branch(up))
+    out = multiply(x, gate, quantized=True, gate="silu", gated=Affine(up))
     for row, values in enumerate(x):
-        alone = multiply(values[None], gate, quantized=True, gate="silu", gated=Branch(up))
+        alone = multiply(values[None], gate, quantized=True, gate="silu", gated=Affine(up))
         np.testing.assert_array_equal(out[row : row + 1], alone)
     g, u = (rounded(x, 32) @ dequantized(m).astype(np.float64).T for m in (gate, up))
     close(out, g / (1 + np.exp(-g)) * u)
@@ -160,7 +160,7 @@ def test_gate_with_addends(
     options: dict[str, Any] = {"quantized": not dense, "bias": bias, "gate": "silu"}
     apart = Rows.of(up_addend).columns(9, 70)
     for own, others in ((Rows.of(addend), apart), (Rows.of(addend), None), (None, apart)):
-        out = multiply(x, gate, addend=own, gated=Branch(up, addend=others), **options)
+        out = multiply(x, gate, addend=own, gated=Affine(up, addend=others), **options)
         inner, outer = g + addend * (own is not None), u + up_addend[:, 9:79] * (others is not None)
         close(out, inner / (1 + np.exp(-inner)) * outer)
 
@@ -203,10 +203,10 @@ def test_refusals(
     with pytest.raises(ValueError, match="a gate and a second matrix"):
         multiply(normal(1, 64), matrix, quantized=True, gate="silu")
     with pytest.raises(ValueError, match="the two matrices differ"):
-        multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=Branch(other))
+        multiply(normal(1, 64), matrix, quantized=True, gate="silu", gated=Affine(other))
     for wrong, message in (
-        (Branch(matrix, normal(3)), r"bias is \[3\], expected \[16\]"),
-        (Branch(matrix, addend=Rows.of(normal(1, 4))), "addend has 4 columns, the matrix gives 16"),
+        (Affine(matrix, normal(3)), r"bias is \[3\], expected \[16\]"),
+        (Affine(matrix, addend=Rows.of(normal(1, 4))), "addend has 4 columns, the matrix gives 16"),
     ):
         with pytest.raises(ValueError, match=message):
             multiply(normal(1, 64), matrix, quantized=True, bias=wrong.bias, addend=wrong.addend)

@@ -47,7 +47,7 @@ _ELEMENT_FIELDS: dict[DataType, tuple[str, type[np.generic]]] = {
 }
 
 
-class Decoder:
+class Deserializer:
     """Turns the messages of one model into IR objects; knows where its external data is.
 
     Args:
@@ -59,14 +59,14 @@ class Decoder:
         self._ir_version = ir_version
         self._raw = raw or {}
 
-    def model(self, proto: onnx.ModelProto) -> ir.Model:
+    def model(self, proto: onnx.ModelProto) -> ir.OnnxModel:
         functions: dict[tuple[str, str, str], ir.Function] = {}
         for item in proto.functions:
             function = self.function(item)
             if function.key in functions:
                 raise _twice("function", "::".join(function.key))
             functions[function.key] = function
-        return ir.Model(
+        return ir.OnnxModel(
             self.graph(proto.graph, self._raw),
             self._ir_version,
             opset_imports(proto.opset_import),
@@ -82,7 +82,7 @@ class Decoder:
         )
 
     def graph(self, proto: onnx.GraphProto, raw: Mapping[int, bytes] | None = None) -> ir.Graph:
-        initializers: dict[str, ir.Tensor] = {}
+        initializers: dict[str, ir.OnnxTensor] = {}
         for number, item in enumerate(proto.initializer):
             tensor = self.tensor(item, raw.get(number) if raw else None)
             if tensor.name in initializers:
@@ -179,7 +179,7 @@ class Decoder:
         values, indices = self.tensor(proto.values), self.tensor(proto.indices)
         return ir.SparseTensor(values, indices, _checked_shape(values.name, proto.dims))
 
-    def tensor(self, proto: TensorProto, raw: bytes | None = None) -> ir.Tensor:
+    def tensor(self, proto: TensorProto, raw: bytes | None = None) -> ir.OnnxTensor:
         """`raw`: its raw data, where the message was read without it."""
         name = text(proto.name)
         dtype = data_type(proto.data_type, f"tensor {name!r}")
@@ -188,7 +188,8 @@ class Decoder:
         shape = _checked_shape(name, proto.dims)
         segment = (proto.segment.begin, proto.segment.end) if proto.HasField("segment") else None
         storage = self._storage(proto, name, dtype, math.prod(shape), segment is None, raw)
-        return ir.Tensor(name, dtype, shape, storage, text(proto.doc_string), properties(proto.metadata_props), segment)
+        doc, metadata = text(proto.doc_string), properties(proto.metadata_props)
+        return ir.OnnxTensor(name, dtype, shape, storage, doc, metadata, segment)
 
     def _storage(
         self, proto: TensorProto, name: str, dtype: DataType, count: int, whole: bool, raw: bytes | None

@@ -1,8 +1,8 @@
-"""Products of few rows: decoding, where the time is that of reading the weights once.
+"""Products with decode numerics: decoding and short prompts, where the time is that of reading the weights once.
 
 Weights are read as four streams of tiles side by side: with fewer the memory is not kept busy, and each stream asks for
 its cache lines some records ahead. More rows reuse what was read: then fewer tiles are worked on at once, so that sums
-stay in registers; or, where the machine has AMX, up to sixteen rows meet them in tiles (see `few_tiles`). A row's
+stay in registers; or, where the machine has AMX, up to sixteen rows meet them in tiles (see `decode_tiles`). A row's
 result is the same however many rows there are.
 """
 
@@ -20,16 +20,16 @@ from ..functions import UNARY, sigmoid
 from ..isa import stream_prefetch
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import load_float32, store_first, word
+from ..memory import entry, load_float32, store_first
 from ..program.calls import Rows, row_at
 from ..tiles import configure_tiles, release_tiles
 from ..vector import maximum, minimum
-from . import few_tiles
-from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, Step
+from . import decode_tiles
+from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep
 from .terms import TermsArguments, addend_of, with_terms
 
 # What a weight and an activation are; `step` adds the products of a step along the columns to sums [row][tile].
-Kind = Dense | FloatBlocks | IntegerBlocks
+Packing = Dense | FloatBlocks | IntegerBlocks
 # Streams of tiles that a call works on: four of a matrix, or two each of a gate and what it gates.
 STREAMS = TILES_TOGETHER
 # The gate that has parameters; all others are keys of UNARY, of x alone.
@@ -85,7 +85,7 @@ class ProductArguments(Arguments):
     swiglu: SwigluArguments = SwigluArguments()
 
 
-def _micro_kernel(kind: Kind, rows: int, beside: int) -> Any:
+def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
     """Sums of a group's STREAMS tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
 
     Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
@@ -112,7 +112,7 @@ def _micro_kernel(kind: Kind, rows: int, beside: int) -> Any:
 
 
 def _emit_pass(
-    e: Emitter, kind: Kind, streams: Sequence[Any], records: Any, row_at: list[Any], scales: Any, corrections: Any,
+    e: Emitter, kind: Packing, streams: Sequence[Any], records: Any, row_at: list[Any], scales: Any, corrections: Any,
     out: Any, to_next: Any,
 ) -> None:  # fmt: skip
     """The loop over the steps of some tiles."""
@@ -132,7 +132,7 @@ def _emit_pass(
         for address in at:
             for line in range(lines):
                 e.prefetch(e.at(e.at(address, ahead), _LINE * line + records_ahead * kind.record_bytes), level)
-        sums[:] = kind.step(e, Step(index, part, at, row_at, scales, corrections), sums)
+        sums[:] = kind.step(e, LoopStep(index, part, at, row_at, scales, corrections), sums)
     for m in range(len(row_at)):
         for t in range(tiles):
             e.store(sums[m * tiles + t], e.at(out, m * _ROW_BYTES + t * _VECTOR_BYTES))
@@ -180,7 +180,7 @@ def _writer(name: str) -> Any:
     return write
 
 
-def _by_vectors(kind: Kind, gate: str, largest: int) -> Any:
+def _by_vectors(kind: Packing, gate: str, largest: int) -> Any:
     """Products of a group's tiles with the first rows, `largest` (4 or 8) or fewer: most rows that fit, first.
 
     Called with what the micro-kernels take, but for the last row, and the number of rows; returns how many it took.
@@ -220,14 +220,14 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
 
     Returns how many rows it took. Weights that several blocks of rows need come in parts that stay in the cache.
     """
-    half, whole = (few_tiles.tiles_kernel(layout, rows) for rows in few_tiles.SHAPES)
-    turn = few_tiles.turn_kernel()
+    half, whole = (decode_tiles.tiles_kernel(layout, rows) for rows in decode_tiles.SHAPES)
+    turn = decode_tiles.turn_kernel()
     side_by_side = STREAMS // 2 if gate else STREAMS
     points = layout.zero_points
 
     @inline
     def multiply(count: int, values: Any) -> None:
-        if count <= few_tiles.SHAPES[0]:
+        if count <= decode_tiles.SHAPES[0]:
             half(values)
         else:
             whole(values)
@@ -235,7 +235,7 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
     @inline
     def by_tiles(arguments: ProductArguments, all_rows: int, begin: int, end: int, scratch: int) -> int:
         left = all_rows % TILE_ROWS
-        rows = all_rows - left if left < few_tiles.MIN_ROWS else all_rows
+        rows = all_rows - left if left < decode_tiles.MIN_ROWS else all_rows
         records, tile, stride = arguments.records, arguments.tile_stride, arguments.x.stride
         scales = scratch + arguments.tiles.scratch
         corrections = scales + arguments.tiles.turned_bytes
@@ -244,7 +244,7 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
             last = min(first + arguments.tiles.together, end)
             for row in range(0, rows, TILE_ROWS):
                 count = min(TILE_ROWS, rows - row)
-                configure_tiles(arguments.tiles.configurations + few_tiles.CONFIGURATION_BYTES * count)
+                configure_tiles(arguments.tiles.configurations + decode_tiles.CONFIGURATION_BYTES * count)
                 x = row_at(arguments.x, row)
                 blocks = BLOCKS_PER_RECORD * records
                 turn((x + arguments.scales, stride, count, blocks, scales))
@@ -276,27 +276,27 @@ def _no_tiles(arguments: ProductArguments, all_rows: int, begin: int, end: int, 
     return 0
 
 
-def _has_tiles(kind: Kind) -> bool:
-    return isinstance(kind, IntegerBlocks) and kind.isa == "amx" and few_tiles.supported(kind.layout)
+def _has_tiles(kind: Packing) -> bool:
+    return isinstance(kind, IntegerBlocks) and kind.isa == "amx" and decode_tiles.supported(kind.layout)
 
 
-def tile_memory(kind: Kind, records: int) -> tuple[TileArguments, int]:
-    """What `few_op` needs for tiles of so many records, and bytes of scratch memory: where there are no tiles, only
+def tile_memory(kind: Packing, records: int) -> tuple[TileArguments, int]:
+    """What `decode_op` needs for tiles of so many records, and bytes of scratch memory: where there are no tiles, only
     that of vectors.
     """
     if not _has_tiles(kind):
         return TileArguments(), SCRATCH_BYTES
     assert isinstance(kind, IntegerBlocks)
-    table = few_tiles.configurations(kind.layout)
-    first = max(SCRATCH_BYTES, few_tiles.scratch_bytes(kind.layout))
-    turned = few_tiles.turned_bytes(BLOCKS_PER_RECORD * records)
+    table = decode_tiles.configurations(kind.layout)
+    first = max(SCRATCH_BYTES, decode_tiles.scratch_bytes(kind.layout))
+    turned = decode_tiles.turned_bytes(BLOCKS_PER_RECORD * records)
     together = max(1, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes))
     arguments = TileArguments(configurations=table, scratch=first, turned_bytes=turned, together=together)
     return arguments, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES
 
 
 @cache
-def few_op(kind: Kind, gate: str) -> NativeOp:
+def decode_op(kind: Packing, gate: str) -> NativeOp:
     """The operator for a kind of product: items are groups of STREAMS tiles. Gates: keys of UNARY, SWIGLU, or ""."""
     write = _writer(gate)
     if _has_tiles(kind):
@@ -305,8 +305,8 @@ def few_op(kind: Kind, gate: str) -> NativeOp:
     else:
         by_tiles, by_vectors = _no_tiles, _by_vectors(kind, gate, 8)
 
-    def few(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
-        rows = word(context, arguments.x.counted)
+    def decode(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows = entry(context, arguments.x.counted)
         stride, records = arguments.x.stride, arguments.records
         scales, corrections = arguments.scales, arguments.corrections
         tile = arguments.tile_stride
@@ -328,4 +328,4 @@ def few_op(kind: Kind, gate: str) -> NativeOp:
                 row += count
         return 0
 
-    return native_op(ProductArguments, name=f"few_{kind.name}{'_' * bool(gate)}{gate}")(few)
+    return native_op(ProductArguments, name=f"decode_{kind.name}{'_' * bool(gate)}{gate}")(decode)
