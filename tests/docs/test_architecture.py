@@ -1,0 +1,67 @@
+"""docs/architecture.md: the way of one token is the way that the code goes; the glossary is short."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+MOST_FILES, MOST_WORDS = 14, 15
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the rows of the first table under a heading, without backticks."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+WALK = table("One token, from `genai chat` to the kernel and back")
+
+
+def called(file: str, function: str) -> set[str]:
+    """Names of what a function calls."""
+    node: ast.AST = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    for name in function.split("."):
+        kinds = ast.ClassDef | ast.FunctionDef
+        (node,) = (one for one in ast.iter_child_nodes(node) if isinstance(one, kinds) and one.name == name)
+    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return {one.attr for one in calls if isinstance(one, ast.Attribute)} | {
+        one.id for one in calls if isinstance(one, ast.Name)
+    }
+
+
+def test_every_function_calls_the_next() -> None:
+    wrong = [
+        f"{file}: {function} does not call {name}"
+        for file, function, name, _ in WALK
+        if name not in called(file, function)
+    ]
+    for (file, _, name, then), (_, following, *_) in pairwise(WALK):
+        owner, _, own = following.rpartition(".")
+        if not then and name not in (own, *([owner] if own == "__init__" else [])):
+            wrong.append(f"{file}: {name} is not {following}")
+    assert WALK and not wrong, wrong
+
+
+def test_the_way_is_short() -> None:
+    assert len({file for file, *_ in WALK}) <= MOST_FILES
+    assert sum(bool(then) for *_, then in WALK) < len(WALK) / 4
+
+
+def test_the_glossary_is_short_and_says_the_nearest_word() -> None:
+    words = table("Glossary")
+    assert 0 < len(words) <= MOST_WORDS
+    assert all(len(row) == 3 and all(row) for row in words)
+    assert len({word for word, *_ in words}) == len(words)
+
+
+def test_what_is_to_be_added_names_places_that_exist() -> None:
+    text = PAGE.split("\n## How to add …\n")[1].split("\n## ")[0]
+    for what in ("an operator", "a device", "a quantised format", "a sampler"):
+        paragraph = text.split(f"**{what}**: ")[1].split("\n\n")[0]
+        places = re.findall(r"`((?:genai|kernels|quant|cli|tests)/[\w/.]*)`", paragraph)
+        assert places and all((ROOT / place).exists() for place in places), (what, places)
