@@ -29,8 +29,7 @@ MIN_PREFILL_TOKENS = 32
 class PagedSequence(DecoderSequence):
     """Tokens, and the block table that holds their keys and values.
 
-    Long prompts are computed by other kernels (MANY rows) than single tokens and short ones (FEW rows), which round
-    differently. Which of the two a token belongs to is settled when it is appended, or where it is found in the prefix
+    Long prompts have prefill numerics, single tokens and short prompts decode numerics: they round differently. Which of the two a token belongs to is settled when it is appended, or where it is found in the prefix
     cache, by what is there (a reply, part of the next prompt): however it is computed then, in chunks, in company,
     again after its cache was taken back, its bits are the same.
     """
