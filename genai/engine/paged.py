@@ -29,9 +29,10 @@ MIN_PREFILL_TOKENS = 32
 class PagedSequence(DecoderSequence):
     """Tokens, and the block table that holds their keys and values.
 
-    Long prompts have prefill numerics, single tokens and short prompts decode numerics: they round differently. Which of the two a token belongs to is settled when it is appended, or where it is found in the prefix
-    cache, by what is there (a reply, part of the next prompt): however it is computed then, in chunks, in company,
-    again after its cache was taken back, its bits are the same.
+    Long prompts have prefill numerics, single tokens and short prompts decode numerics: they round differently. Which
+    of the two a token has is settled when it is appended, or where it is found in the prefix cache, by what is there (a
+    reply, part of the next prompt): however it is computed then, in chunks, in company, again after its cache was taken
+    back, its bits are the same.
     """
 
     def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
