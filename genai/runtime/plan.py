@@ -342,5 +342,5 @@ def unusable(node: Node, error: Exception) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"{node.op_type} {node.name!r} cannot be run",
         str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}",
-        "export the model in another form, or register a kernel for it (docs/architecture.md)",
+        "export the model in another form, or register a kernel for it (docs/session.md)",
     )

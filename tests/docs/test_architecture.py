@@ -61,7 +61,7 @@ def test_the_glossary_is_short_and_says_the_nearest_word() -> None:
 
 def test_what_is_to_be_added_names_places_that_exist() -> None:
     text = PAGE.split("\n## How to add …\n")[1].split("\n## ")[0]
-    for what in ("an operator", "a device", "a quantised format", "a sampler"):
-        paragraph = text.split(f"**{what}**: ")[1].split("\n\n")[0]
+    for what in ("an operator", "a device", "a quantised format", "a sampler", "a reply format"):
+        paragraph = text.split(f"**{what}**: ")[1].split("\n\n**")[0]
         places = re.findall(r"`((?:genai|kernels|quant|cli|tests)/[\w/.]*)`", paragraph)
         assert places and all((ROOT / place).exists() for place in places), (what, places)

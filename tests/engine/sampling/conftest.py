@@ -93,7 +93,9 @@ def _step(
         row = reference.repetition_penalty(row, tokens[begin:], params.repetition_penalty)
         output = tokens[max(begin, prompt_length) :]
         return reference.presence_and_frequency_penalty(row, output, params.presence_penalty, params.frequency_penalty)
-    if name == "dry" and params.dry_multiplier:
+    if name == "dry":
+        if not params.dry_multiplier:
+            return row
         begin = 0 if params.dry_last_n is None else max(0, len(tokens) - params.dry_last_n)
         numbers = (params.dry_multiplier, params.dry_base, params.dry_allowed_length)
         window = tokens[begin:]
@@ -108,7 +110,9 @@ def _step(
         "min_p": (reference.min_p, params.min_p, params.min_p > 0),
         "xtc": (reference.xtc, params.xtc_threshold, params.xtc_probability == 1),
     }
-    step, number, active = steps.get(name, (lambda row, _: row, 0, True))
+    if name not in steps:
+        pytest.fail(f"tests/engine/sampling/conftest.py: _step has no {name!r}")
+    step, number, active = steps[name]
     return step(row, number) if active else row
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genai.text.parsing import End, Event, Reasoning, ReplySplitter, Text, ToolCall, split_reply
+from genai.text.parsing import PARSERS, End, Event, Reasoning, ReplySplitter, Text, ToolCall, split_reply
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "text.md").read_text(encoding="utf-8")
 
 ARGUMENTS = {"code": 'if (a) { "b" } ]}</tool_call>', "city": "Zürich 🏔️", "deep": [{"x": [1, None, True]}]}
 JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -88,6 +91,14 @@ CLEAN: list[tuple[str, str, str, str, list[tuple[str, Any, str | None]]]] = [
     ),
     ("gpt_oss", "no channel", "no channel", "", []),
 ]
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_format_has_a_clean_reply_and_is_documented(name: str) -> None:
+    assert name in {parser for parser, *_ in CLEAN}, f"tests/text/parsing/test_formats.py: CLEAN has no {name!r}"
+    table = PAGE.split("\n## Reply parsers\n")[1]
+    assert f"\n| `{name}` |" in table, f"docs/text.md: no row {name!r} under Reply parsers"
+
 
 # parser, reply, the flagged part, part of the reason
 SPOILED = [

@@ -52,10 +52,12 @@ def test_cuts_make_no_difference_and_nothing_is_lost(reply: str, parser: str, se
 @pytest.mark.parametrize("parser", sorted(PARSERS))
 def test_no_part_of_a_marker_is_shown(parser: str) -> None:
     openings = {"think": "<think>", "hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
-    opening = {**openings, "gpt_oss": "<|channel|>"}.get(parser)
-    if opening is None:
+    openings["gpt_oss"] = "<|channel|>"
+    if parser == "none":
         assert ReplySplitter(parser).feed("<thi") == [Text("<thi")]
         return
+    assert parser in openings, f"tests/text/parsing/test_streaming.py: openings has no {parser!r}"
+    opening = openings[parser]
     for length in range(1, len(opening)):
         splitter = ReplySplitter(parser)
         assert splitter.feed("so\n" + opening[:length]) == [Text("so")]
@@ -112,6 +114,16 @@ def test_readers_wait_until_they_are_certain() -> None:
 def test_detect(template: str, name: str) -> None:
     assert detect(template) == name
     assert get_parser(name).name == name
+
+
+@pytest.mark.parametrize("name", [name for name in PARSERS if name != "none"])
+def test_no_format_is_taken_for_another(name: str) -> None:
+    """A template with all markers of a format is not the business of one that `PARSERS` asks before."""
+    markers = "\n".join(PARSERS[name].markers)
+    before = list(PARSERS)[: list(PARSERS).index(name)]
+    taking = [other for other in before if PARSERS[other].fits(markers)]
+    assert not taking, f"genai/text/parsing/splitter.py: PARSERS has {taking} before {name!r}, and they fit too"
+    assert detect(markers) == name, f"genai/text/parsing: `fits` of {name!r} does not know its own markers"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> genai.Tokenizer:
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
 def test_a_streamed_reply_is_split_as_its_text(tokenizer: genai.Tokenizer, name: str) -> None:
+    assert name in REPLIES, f"tests/text/parsing/test_with_tokenizer.py: REPLIES has no {name!r}"
     ids = tokenizer.encode(REPLIES[name] + "<pad>").tolist()
     assert len(ids) < len(REPLIES[name].encode()) or name == "none"
     splitter = ReplySplitter(name)
