@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnx import TensorShapeProto, TypeProto, helper
+from onnx import TypeProto, helper
 
 from ..errors import GraphError
 from . import types
@@ -99,12 +99,6 @@ def _array_fields(
     if not proto.HasField("shape"):
         return dtype, None, ()
     dims = proto.shape.dim
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else text(dim.dim_param) or None for dim in dims)
     denotations = tuple(text(dim.denotation) for dim in dims)
-    return dtype, tuple(_decode_dim(dim) for dim in dims), denotations if any(denotations) else ()
-
-
-def _decode_dim(dim: TensorShapeProto.Dimension) -> types.Dim:
-    kind = dim.WhichOneof("value")
-    if kind == "dim_value":
-        return dim.dim_value
-    return (text(dim.dim_param) or None) if kind == "dim_param" else None
+    return dtype, shape, denotations if any(denotations) else ()

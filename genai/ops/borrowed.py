@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..graph.node import onnx_schema
-from .registry import Kernel, KernelError, NodeSpec, as_tuple
+from .registry import Kernel, KernelError, NodeSpec
 from .support import checked_shape
 
 # Where onnx.reference keeps the operators of each domain.
@@ -71,7 +71,7 @@ def make(spec: NodeSpec) -> Kernel:
         if len(feeds) != len(set(names)):
             raise KernelError(f"{spec.op_type}: expected inputs {names}, got {list(feeds)}")
         _check_sizes(spec, inputs)
-        results = dict(zip(wanted, as_tuple(tuple(evaluator.run(None, feeds))), strict=True))
+        results = dict(zip(wanted, evaluator.run(None, feeds), strict=True))
         return tuple(_value(results[name]) if name else None for name in spec.outputs)
 
     return kernel

@@ -187,11 +187,6 @@ def evaluated(node: Node, version: int, inputs: Sequence[Any], **options: Any) -
         return entry.factory(spec)(None, inputs)
 
 
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """A kernel's result as the tuple that plans expect."""
-    return value if isinstance(value, tuple) else (value,)
-
-
 def scalar(value: Any) -> Any:
     """A Python scalar from a one-element array."""
     return np.asarray(value).reshape(-1)[0].item()
