@@ -17,7 +17,8 @@ from .storage import FieldStorage, RawStorage, Storage, StringStorage, packed_si
 from .type_protos import data_type, decode_type, text
 from .types import AttributeType, DataType
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 
 # Which attribute field holds the value, per type: those of single values, then lists of them.
 _SINGLE_FIELDS = {
@@ -201,7 +202,9 @@ class Deserializer:
         field, element = _ELEMENT_FIELDS.get(dtype, ("int32_data", np.int32))
         values = np.array(getattr(proto, field), dtype=element)
         if whole:
-            _check_count(name, field, values.size, _field_size(dtype, count))
+            is_complex = dtype in (DataType.COMPLEX64, DataType.COMPLEX128)
+            needed = packed_size(count, dtype.bits) if dtype.bits in (2, 4) else 2 * count if is_complex else count
+            _check_count(name, field, values.size, needed)
         return FieldStorage(field, values)
 
 
@@ -249,12 +252,6 @@ def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
             f"extents are not negative, at most {_MAX_RANK} in number, and their product must be addressable",
         )
     return shape
-
-
-def _field_size(dtype: DataType, count: int) -> int:
-    if dtype.bits in (2, 4):
-        return packed_size(count, dtype.bits)
-    return 2 * count if dtype in (DataType.COMPLEX64, DataType.COMPLEX128) else count
 
 
 def _check_count(name: str, unit: str, found: int, needed: int) -> None:

@@ -63,21 +63,13 @@ def decode_type(proto: TypeProto) -> types.Type | None:
 
 def encode_type(value: types.Type | None) -> TypeProto:
     """A type as protobuf; None gives an empty message."""
+    proto = TypeProto()
     if isinstance(value, types.TensorType):
         proto = helper.make_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
     elif isinstance(value, types.SparseTensorType):
         proto = helper.make_sparse_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
-    else:
-        proto = _encode_container(value)
-    if value is not None and value.denotation:
-        proto.denotation = value.denotation
-    return proto
-
-
-def _encode_container(value: types.SequenceType | types.OptionalType | types.MapType | types.OpaqueType | None) -> Any:
-    proto = TypeProto()
-    if isinstance(value, types.SequenceType | types.OptionalType):
-        content = proto.sequence_type if isinstance(value, types.SequenceType) else proto.optional_type
+    elif isinstance(value, types.SequenceType | types.OptionalType):
+        content: Any = proto.sequence_type if isinstance(value, types.SequenceType) else proto.optional_type
         content.SetInParent()
         if value.element is not None:
             content.elem_type.CopyFrom(encode_type(value.element))
@@ -89,6 +81,8 @@ def _encode_container(value: types.SequenceType | types.OptionalType | types.Map
         proto.opaque_type.SetInParent()
         proto.opaque_type.domain = value.domain
         proto.opaque_type.name = value.name
+    if value is not None and value.denotation:
+        proto.denotation = value.denotation
     return proto
 
 

@@ -44,10 +44,7 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
     depth = indices.shape[-1]
     if not 0 <= batch_dims < min(x.ndim, indices.ndim) or batch_dims + depth > x.ndim:
         raise KernelError(f"GatherND: indices of shape {list(indices.shape)} do not fit data {list(x.shape)}")
-    batch = tuple(
-        np.arange(size).reshape(*([1] * axis), size, *([1] * (indices.ndim - 2 - axis)))
-        for axis, size in enumerate(indices.shape[:batch_dims])
-    )
+    batch = tuple(np.ogrid[tuple(slice(extent) for extent in indices.shape[:-1])])[:batch_dims]
     coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
     return as_array(x[batch + coordinates])
 

@@ -163,15 +163,11 @@ def places_of(spec: NodeSpec) -> Places:
     return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
 
 
-def _is_empty(x: Any, windows: PoolingWindows) -> bool:
-    return x.size == 0 or 0 in windows.counts
-
-
 @operator("MaxPool", places=places_of)
 def max_pool(x: Any, *, storage_order: bool = False, places: Places, spec: NodeSpec) -> Any:
     """The largest of each window, and where it was in the flat input."""
     _, windows = places(x)
-    if _is_empty(x, windows):
+    if x.size == 0 or 0 in windows.counts:
         best = np.full((*x.shape[:2], *windows.counts), extreme(x.dtype, lowest=True), x.dtype)
         return best, np.zeros(best.shape, np.int64)
     padded = windows.padded(x, extreme(x.dtype, lowest=True))
@@ -217,7 +213,7 @@ def average_pool(x: Any, *, count_include_pad: bool = False, places: Places) -> 
 
 
 def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
-    if _is_empty(x, windows):
+    if x.size == 0 or 0 in windows.counts:
         return np.zeros((*x.shape[:2], *windows.counts), x.dtype)
     padded, taps = windows.padded(x, 0), windows.taps()
     total = padded[next(taps)].copy()

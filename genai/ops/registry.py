@@ -187,6 +187,11 @@ def evaluated(node: Node, version: int, inputs: Sequence[Any], **options: Any) -
         return entry.factory(spec)(None, inputs)
 
 
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """A kernel's result as the tuple that plans expect."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def scalar(value: Any) -> Any:
     """A Python scalar from a one-element array."""
     return np.asarray(value).reshape(-1)[0].item()
@@ -229,8 +234,7 @@ def from_function(function: Callable[..., Any], **made: Maker) -> KernelFactory:
         count = len(spec.inputs) if most is None else most
 
         def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-            result = call(*inputs[:count])
-            return result if isinstance(result, tuple) else (result,)
+            return as_tuple(call(*inputs[:count]))
 
         return kernel
 

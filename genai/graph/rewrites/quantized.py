@@ -182,11 +182,9 @@ def fuse_integer_product_bias(graph: Graph, product: Node) -> bool:
     if found is None or not base.is_float32(graph, found[1]):
         return False
     addition, bias = found
-    fused = product.copy()
+    fused = base.moved_to(graph, product, addition)
     fused.inputs = [*[product.input(index) for index in range(6)], bias]
-    fused.outputs = list(addition.outputs)
-    graph.replace_node(addition, fused)
-    graph.remove_nodes([product])
+    graph.update(fused)
     return True
 
 
@@ -211,7 +209,10 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
     if source is None or source.key != ("", "DequantizeLinear") or not _same_form(graph, source, quantize):
         return False
     if not is_move:
-        return _bypass(graph, source, quantize)
+        if graph.is_output(quantize.output(0)):
+            return False
+        graph.replace_uses(quantize.output(0), source.input(0))
+        return True
     if base.only_user(graph, between.output(0)) is not quantize:
         return False
     moved = between.copy()
@@ -219,13 +220,6 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
     if between.op_type == "Pad" and not _pad_integers(graph, moved, quantize):
         return False
     graph.replace_node(quantize, moved)
-    return True
-
-
-def _bypass(graph: Graph, source: Node, quantize: Node) -> bool:
-    if graph.is_output(quantize.output(0)):
-        return False
-    graph.replace_uses(quantize.output(0), source.input(0))
     return True
 
 
