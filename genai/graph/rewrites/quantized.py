@@ -43,7 +43,11 @@ def _fuse_matmul(model: OnnxModel, graph: Graph, node: Node) -> bool:
     if node.key != ("", "MatMul"):
         return False
     a, b = (dequantized(graph, name) for name in node.inputs)
-    if a is None or b is None or a.axis is not None or not _scales_fit_columns(graph, b):
+    if a is None or b is None or a.axis is not None:
+        return False
+    matrix = graph.constant_tensor(b.value)
+    by_column = matrix is not None and len(matrix.shape) == 2 and b.axis in (1, -1)
+    if b.axis is not None and not by_column:
         return False
     quantize = following_quantize(graph, node.output(0))
     if quantize is not None:
@@ -52,14 +56,6 @@ def _fuse_matmul(model: OnnxModel, graph: Graph, node: Node) -> bool:
     inputs = [a.value, b.value, a.scale, b.scale, a.zero_point, b.zero_point]
     model.opset_imports.setdefault(MS, 1)
     return base.replaced(graph, node, "MatMulIntegerToFloat", inputs, domain=MS)
-
-
-def _scales_fit_columns(graph: Graph, b: _Quantized) -> bool:
-    """One scale, or one per column of a constant matrix."""
-    if b.axis is None:
-        return True
-    tensor = graph.constant_tensor(b.value)
-    return tensor is not None and len(tensor.shape) == 2 and b.axis in (1, -1)
 
 
 def _fuse_conv(graph: Graph, node: Node) -> bool:
