@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -16,6 +16,9 @@ from .external_data import ExternalData
 from .storage import FieldStorage, RawStorage, Storage, StringStorage, packed_size
 from .type_protos import data_type, decode_type, text
 from .types import AttributeType, DataType
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 # Which attribute field holds the value, per type: those of single values, then lists of them.
 _SINGLE_FIELDS = {
@@ -60,12 +63,7 @@ class Deserializer:
         self._raw = raw or {}
 
     def model(self, proto: onnx.ModelProto) -> ir.OnnxModel:
-        functions: dict[tuple[str, str, str], ir.Function] = {}
-        for item in proto.functions:
-            function = self.function(item)
-            if function.key in functions:
-                raise _twice("function", "::".join(function.key))
-            functions[function.key] = function
+        functions = [self.function(item) for item in proto.functions]
         return ir.OnnxModel(
             self.graph(proto.graph, self._raw),
             self._ir_version,
@@ -75,19 +73,14 @@ class Deserializer:
             text(proto.domain),
             proto.model_version,
             text(proto.doc_string),
-            functions,
+            _unique("function", ((item.key, item) for item in functions)),
             properties(proto.metadata_props),
             [self.training_info(item) for item in proto.training_info],
             list(proto.configuration),
         )
 
     def graph(self, proto: onnx.GraphProto, raw: Mapping[int, bytes] | None = None) -> ir.Graph:
-        initializers: dict[str, ir.OnnxTensor] = {}
-        for number, item in enumerate(proto.initializer):
-            tensor = self.tensor(item, raw.get(number) if raw else None)
-            if tensor.name in initializers:
-                raise _twice("initializer", tensor.name)
-            initializers[tensor.name] = tensor
+        tensors = [self.tensor(item, (raw or {}).get(number)) for number, item in enumerate(proto.initializer)]
         sparse = [self.sparse_tensor(item) for item in proto.sparse_initializer]
         annotations = [
             ir.QuantizationAnnotation(text(item.tensor_name), properties(item.quant_parameter_tensor_names))
@@ -98,7 +91,7 @@ class Deserializer:
             [value(item) for item in proto.input],
             [value(item) for item in proto.output],
             [self.node(item) for item in proto.node],
-            initializers,
+            _unique("initializer", ((item.name, item) for item in tensors)),
             {item.name: item for item in sparse},
             {item.name: item for item in map(value, proto.value_info)},
             text(proto.doc_string),
@@ -137,19 +130,14 @@ class Deserializer:
 
     def node(self, proto: onnx.NodeProto) -> ir.Node:
         op_type = text(proto.op_type)
-        attributes: dict[str, ir.Attribute] = {}
-        for item in proto.attribute:
-            attribute = self.attribute(item)
-            if attribute.name in attributes:
-                raise _twice(f"attribute of {op_type}", attribute.name)
-            attributes[attribute.name] = attribute
+        attributes = [self.attribute(item) for item in proto.attribute]
         return ir.Node(
             op_type,
             [text(name) for name in proto.input],
             [text(name) for name in proto.output],
             text(proto.domain),
             text(proto.name),
-            attributes,
+            _unique(f"attribute of {op_type}", ((item.name, item) for item in attributes)),
             text(proto.overload),
             text(proto.doc_string),
             properties(proto.metadata_props),
@@ -214,7 +202,9 @@ class Deserializer:
         field, element = _ELEMENT_FIELDS.get(dtype, ("int32_data", np.int32))
         values = np.array(getattr(proto, field), dtype=element)
         if whole:
-            _check_count(name, field, values.size, _field_size(dtype, count))
+            is_complex = dtype in (DataType.COMPLEX64, DataType.COMPLEX128)
+            needed = packed_size(count, dtype.bits) if dtype.bits in (2, 4) else 2 * count if is_complex else count
+            _check_count(name, field, values.size, needed)
         return FieldStorage(field, values)
 
 
@@ -264,12 +254,6 @@ def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
     return shape
 
 
-def _field_size(dtype: DataType, count: int) -> int:
-    if dtype.bits in (2, 4):
-        return packed_size(count, dtype.bits)
-    return 2 * count if dtype in (DataType.COMPLEX64, DataType.COMPLEX128) else count
-
-
 def _check_count(name: str, unit: str, found: int, needed: int) -> None:
     if found != needed:
         raise GraphError(
@@ -279,5 +263,12 @@ def _check_count(name: str, unit: str, found: int, needed: int) -> None:
         )
 
 
-def _twice(what: str, name: str) -> GraphError:
-    return malformed(f"{what} {name!r} is given twice", "names must be unique in their place")
+def _unique(what: str, items: Iterable[tuple[K, T]]) -> dict[K, T]:
+    """Items by their names, or functions by their keys, each of which is given once."""
+    found: dict[K, T] = {}
+    for key, item in items:
+        if key in found:
+            name = "::".join(key) if isinstance(key, tuple) else key
+            raise malformed(f"{what} {name!r} is given twice", "names must be unique in their place")
+        found[key] = item
+    return found

@@ -247,16 +247,14 @@ def _part(graph: Graph, name: str, source: str) -> object:
 def settle_shapes(model: OnnxModel, names: GraphNames) -> None:
     """Simplify a model in place; its shapes are inferred before and after."""
     infer_shapes(model)
+    ends = [pattern.split("%d") for pattern in names.pasts]
     for node in model.graph.nodes:
         first = node.key == ("", "Shape") and (node.attribute("start", 0), node.attribute("end", None)) == (0, 1)
-        if first and model.graph.is_input(node.inputs[0]) and _is_past(node.inputs[0], names):
+        source = node.input(0)
+        is_past = any(source.startswith(before) and source.endswith(after) for before, after in ends)
+        if first and is_past and model.graph.is_input(source):
             node.inputs[0] = names.input_ids
             model.graph.update(node)
     if fold_known_shapes.apply(model):
         fold_constants.apply(model)
         infer_shapes(model)
-
-
-def _is_past(name: str, names: GraphNames) -> bool:
-    ends = (pattern.split("%d") for pattern in names.pasts)
-    return any(name.startswith(before) and name.endswith(after) for before, after in ends)

@@ -92,7 +92,12 @@ def _expand(graph: Graph, gradient: Node) -> None:
         )
     gradients = {values[target]: emit.filled_like(values[target], 1, graph.type_of(target))}
     for node in reversed(copies):
-        _go_back(emit, graph, node, gradients)
+        incoming = gradients.get(node.output(0))
+        if incoming is None:
+            continue
+        parts = _RULES[node.op_type](emit, node.inputs, node.output(0), incoming)
+        for name, part in zip(node.inputs, parts, strict=True):
+            gradients[name] = emit("Add", gradients[name], part) if name in gradients else part
     for name, output in zip(gradient.inputs, gradient.outputs, strict=False):
         if output:
             known = gradients.get(name) or emit.filled_like(name, 0, graph.type_of(name))
@@ -138,11 +143,3 @@ def _evaluate_again(emit: _NewNodes, graph: Graph, node: Node, values: dict[str,
     values.update(zip(node.outputs, copy.outputs, strict=True))
     emit.insert(copy)
     return copy
-
-
-def _go_back(emit: _NewNodes, graph: Graph, node: Node, gradients: dict[str, str]) -> None:
-    incoming = gradients.get(node.output(0))
-    if incoming is None:
-        return
-    for name, part in zip(node.inputs, _RULES[node.op_type](emit, node.inputs, node.output(0), incoming), strict=True):
-        gradients[name] = emit("Add", gradients[name], part) if name in gradients else part

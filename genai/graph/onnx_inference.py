@@ -85,8 +85,13 @@ class _ConstantSerializer(Serializer):
     """Small tensors inline, wherever they come from; larger ones only by type and shape."""
 
     def node(self, node: Node) -> onnx.NodeProto:
-        if node.key == ("", "Einsum"):
-            _check_equation(node)
+        # ONNX's inference never ends on some malformed Einsum equations, so they do not reach it.
+        equation = node.attribute("equation") if node.key == ("", "Einsum") else ""
+        if not isinstance(equation, str) or not EQUATION.fullmatch(equation):
+            raise malformed(
+                f"Einsum node {node.name!r} has the equation {equation!r:.80}",
+                "an equation is made of letters, commas, at most one '...' per term, and one '->'",
+            )
         return super().node(node)
 
     def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
@@ -156,13 +161,3 @@ def _without_generated(known: Type, declared: set[str]) -> Type:
         for dim in known.shape
     )
     return replace(known, shape=shape)
-
-
-def _check_equation(node: Node) -> None:
-    """ONNX's inference never ends on some malformed Einsum equations, so they do not reach it."""
-    equation = node.attribute("equation")
-    if not isinstance(equation, str) or not EQUATION.fullmatch(equation):
-        raise malformed(
-            f"Einsum node {node.name!r} has the equation {equation!r:.80}",
-            "an equation is made of letters, commas, at most one '...' per term, and one '->'",
-        )

@@ -63,7 +63,9 @@ class _Extent:
         """Arithmetic of known extents; a symbol stays itself beside the neutral element."""
         first, second = self.dim, _dim(other)
         if isinstance(first, int) and isinstance(second, int):
-            return _Extent(_bounded(calculate(first, second)))
+            # Numbers that an extent cannot have are open, so that long products stay small.
+            found = calculate(first, second)
+            return _Extent(found if isinstance(found, int) and abs(found) < 2**62 else None)
         if second == neutral:
             return self
         return _Extent(second if commutes and first == neutral else None)
@@ -71,11 +73,6 @@ class _Extent:
 
 def _dim(element: Any) -> Dim:
     return element.dim if isinstance(element, _Extent) else operator.index(element)
-
-
-def _bounded(value: Dim) -> Dim:
-    """Numbers that an extent cannot have are open, so that long products stay small."""
-    return value if isinstance(value, int) and abs(value) < 2**62 else None
 
 
 def _quotient(first: int, second: int) -> Dim:

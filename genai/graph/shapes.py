@@ -135,19 +135,17 @@ class _Inference:
             return
         types = [_possible(self._type_of(graph, name)) for name in node.inputs]
         values = [self._value_of(graph, name) for name in node.inputs] if follows_values else []
+        target, results = self._given[graph], dict[str, Type | None]()
         if rule is not None:
             small = [_small(graph.constant_tensor(name) if name else None) for name in node.inputs]
-            for name, known in _apply(rule, node, types, small, values).items():
-                if known is not None and self._given[graph].get(name) != known:
-                    self._given[graph][name] = known
-                    self._changed.add(name)
+            results = _apply(rule, node, types, small, values)
         elif not self._changed.isdisjoint(node.inputs):
-            carried = self._through(graph, node, types)
-            self._left_open |= not carried
-            for name, known in carried.items():
-                if self._found[graph].get(name) != known:
-                    self._found[graph][name] = known
-                    self._changed.add(name)
+            target, results = self._found[graph], {**self._through(graph, node, types)}
+            self._left_open |= not results
+        for name, known in results.items():
+            if known is not None and target.get(name) != known:
+                target[name] = known
+                self._changed.add(name)
         version = self._model.opset_version(node.domain) or 1
         value = computed_value(node, version, values, types) if follows_values else None
         if value is not None and node.output(0):

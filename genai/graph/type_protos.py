@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnx import TensorShapeProto, TypeProto, helper
+from onnx import TypeProto, helper
 
 from ..errors import GraphError
 from . import types
@@ -63,21 +63,13 @@ def decode_type(proto: TypeProto) -> types.Type | None:
 
 def encode_type(value: types.Type | None) -> TypeProto:
     """A type as protobuf; None gives an empty message."""
+    proto = TypeProto()
     if isinstance(value, types.TensorType):
         proto = helper.make_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
     elif isinstance(value, types.SparseTensorType):
         proto = helper.make_sparse_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)
-    else:
-        proto = _encode_container(value)
-    if value is not None and value.denotation:
-        proto.denotation = value.denotation
-    return proto
-
-
-def _encode_container(value: types.SequenceType | types.OptionalType | types.MapType | types.OpaqueType | None) -> Any:
-    proto = TypeProto()
-    if isinstance(value, types.SequenceType | types.OptionalType):
-        content = proto.sequence_type if isinstance(value, types.SequenceType) else proto.optional_type
+    elif isinstance(value, types.SequenceType | types.OptionalType):
+        content: Any = proto.sequence_type if isinstance(value, types.SequenceType) else proto.optional_type
         content.SetInParent()
         if value.element is not None:
             content.elem_type.CopyFrom(encode_type(value.element))
@@ -89,6 +81,8 @@ def _encode_container(value: types.SequenceType | types.OptionalType | types.Map
         proto.opaque_type.SetInParent()
         proto.opaque_type.domain = value.domain
         proto.opaque_type.name = value.name
+    if value is not None and value.denotation:
+        proto.denotation = value.denotation
     return proto
 
 
@@ -99,12 +93,6 @@ def _array_fields(
     if not proto.HasField("shape"):
         return dtype, None, ()
     dims = proto.shape.dim
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else text(dim.dim_param) or None for dim in dims)
     denotations = tuple(text(dim.denotation) for dim in dims)
-    return dtype, tuple(_decode_dim(dim) for dim in dims), denotations if any(denotations) else ()
-
-
-def _decode_dim(dim: TensorShapeProto.Dimension) -> types.Dim:
-    kind = dim.WhichOneof("value")
-    if kind == "dim_value":
-        return dim.dim_value
-    return (text(dim.dim_param) or None) if kind == "dim_param" else None
+    return dtype, shape, denotations if any(denotations) else ()

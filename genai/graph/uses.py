@@ -15,19 +15,11 @@ if TYPE_CHECKING:
 def free_names(graph: Graph) -> set[str]:
     """Names that a subgraph takes from the scopes around it, at any depth."""
     used = {value.name for value in graph.outputs}
+    defined = {value.name for value in graph.inputs}.union(graph.initializers, graph.sparse_initializers)
     for node in graph.nodes:
         used |= used_names(node)
-    return {name for name in used - defined_names(graph) if name}
-
-
-def defined_names(graph: Graph) -> set[str]:
-    """Names that a graph itself defines: inputs, initializers and node outputs."""
-    defined = {value.name for value in graph.inputs}
-    defined.update(graph.initializers, graph.sparse_initializers)
-    for node in graph.nodes:
         defined.update(node.outputs)
-    defined.discard("")
-    return defined
+    return {name for name in used - defined if name}
 
 
 def used_names(node: Node) -> set[str]:

@@ -28,7 +28,12 @@ def check_model(model: OnnxModel) -> None:
     for function in model.functions.values():
         _check_opset_imports(f"function {function.name!r}", function.opset_imports)
         _check_graph(function.body, _Scope())
-    _check_expansion(model, _check_recursion(model.functions))
+    # Functions that call functions multiply: counted before anything expands them.
+    sizes: dict[FunctionKey, int] = {}
+    for key in _check_recursion(model.functions):
+        sizes[key] = _expanded(model.functions[key].body, sizes)
+    if _expanded(model.graph, sizes) > written_nodes(model) + MAX_ADDED_NODES:
+        raise too_many_nodes()
 
 
 def written_nodes(model: OnnxModel) -> int:
@@ -113,23 +118,13 @@ def _made_names(graph: Graph, given: set[str]) -> set[str]:
 def _check_recursion(functions: dict[FunctionKey, Function]) -> list[FunctionKey]:
     """The functions, each after those that it calls."""
     try:
-        return [
-            *TopologicalSorter({key: _called(item.body, functions) for key, item in functions.items()}).static_order()
-        ]
+        called = {key: functions.keys() & set(_keys(item.body)) for key, item in functions.items()}
+        return list(TopologicalSorter(called).static_order())
     except CycleError as error:
         raise malformed(
             f"function {'::'.join(filter(None, error.args[1][0]))!r} calls itself",
             "ONNX functions may not be recursive, directly or through others",
         ) from None
-
-
-def _check_expansion(model: OnnxModel, order: list[FunctionKey]) -> None:
-    """Functions that call functions multiply: counted before anything expands them."""
-    sizes: dict[FunctionKey, int] = {}
-    for key in order:
-        sizes[key] = _expanded(model.functions[key].body, sizes)
-    if _expanded(model.graph, sizes) > written_nodes(model) + MAX_ADDED_NODES:
-        raise too_many_nodes()
 
 
 def too_many_nodes() -> GraphError:
@@ -142,12 +137,12 @@ def too_many_nodes() -> GraphError:
 
 
 def _expanded(graph: Graph, sizes: dict[FunctionKey, int]) -> int:
-    return sum(1 + sizes.get((*node.key, node.overload), 0) for inner in graph.nested() for node in inner.nodes)
+    return sum(1 + sizes.get(key, 0) for key in _keys(graph))
 
 
-def _called(graph: Graph, functions: dict[FunctionKey, Function]) -> set[FunctionKey]:
-    keys = {(*node.key, node.overload) for inner in graph.nested() for node in inner.nodes}
-    return keys & functions.keys()
+def _keys(graph: Graph) -> list[FunctionKey]:
+    """What the nodes of a graph would call functions by."""
+    return [(*node.key, node.overload) for inner in graph.nested() for node in inner.nodes]
 
 
 def _undefined(name: str, role: str, graph: Graph) -> GraphError:

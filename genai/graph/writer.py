@@ -47,9 +47,17 @@ def write_model(
     _check_options(path, external_data, size_threshold)
     try:
         if external_data is None:
-            _write_embedded(model, path)
+            weights = sum(tensor.nbytes for graph in model.graphs() for tensor in graph.initializers.values())
+            if weights > MAX_PROTOBUF_BYTES:
+                raise _too_large(path, weights)
+            data = _serialized(EmbeddingEncoder().model(model), path)
+            with _replacing(path) as file:
+                file.write(data)
         else:
-            _write_split(model, path, external_data, size_threshold)
+            # The data file is put in place first: a model file never points to data that is not there.
+            with _replacing(path) as file, _replacing(path.with_name(external_data)) as data_file:
+                proto = _SplittingEncoder(data_file, external_data, size_threshold).model(model)
+                file.write(_serialized(proto, path))
     except OSError as error:
         raise ModelFolderError(
             f"the model cannot be written to {str(path)!r}: {error}",
@@ -69,22 +77,6 @@ def _check_options(path: Path, external_data: str | None, size_threshold: int) -
             "it must be a plain file name, other than the model's, since the data lies beside the model",
             f"pass a name such as {path.name + '.data'!r}",
         )
-
-
-def _write_embedded(model: OnnxModel, path: Path) -> None:
-    weights = sum(tensor.nbytes for graph in model.graphs() for tensor in graph.initializers.values())
-    if weights > MAX_PROTOBUF_BYTES:
-        raise _too_large(path, weights)
-    data = _serialized(EmbeddingEncoder().model(model), path)
-    with _replacing(path) as file:
-        file.write(data)
-
-
-def _write_split(model: OnnxModel, path: Path, external_data: str, size_threshold: int) -> None:
-    # The data file is put in place first: a model file never points to data that is not there.
-    with _replacing(path) as file, _replacing(path.with_name(external_data)) as data_file:
-        proto = _SplittingEncoder(data_file, external_data, size_threshold).model(model)
-        file.write(_serialized(proto, path))
 
 
 def _serialized(proto: onnx.ModelProto, path: Path) -> bytes:

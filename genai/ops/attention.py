@@ -11,10 +11,8 @@ import numpy as np
 from genai.kernels.host.arrays import DenseAttention, Threads, matmul
 
 from ..graph.node import OURS
-from ..graph.types import TensorType, Type
 from . import borrowed
 from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register
-from .rules import NodeTypes, shape_rule
 from .support import checked_indices
 
 # What `attended` knows; nodes with others are borrowed.
@@ -190,12 +188,3 @@ def _score_shape(query: Any, keys: Any, values: Any, bias: Any) -> tuple[int, ..
         shapes = [list(x.shape) for x in (query, keys, values)]
         raise KernelError(f"DenseAttention: queries, keys and values {shapes} do not fit scores {list(shape)}")
     return shape
-
-
-@shape_rule("DenseAttention", domain=OURS)
-def dense_attention_types(types: NodeTypes) -> list[Type | None]:
-    """[B, H, T, size], [B, H, size, S] and [B, H, S, width]: [B, H, T, width]."""
-    query, values = types.tensor(0), types.tensor(2)
-    if query is None or values is None or not query.shape or not values.shape:
-        return []
-    return [TensorType(query.dtype, (*query.shape[:-1], values.shape[-1]))]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..graph.node import onnx_schema
-from .registry import Kernel, KernelError, NodeSpec, as_tuple
+from .registry import Kernel, KernelError, NodeSpec
 from .support import checked_shape
 
 # Where onnx.reference keeps the operators of each domain.
@@ -61,7 +61,10 @@ def make(spec: NodeSpec) -> Kernel:
     """A kernel that runs one node through onnx.reference."""
     from onnx.reference import ReferenceEvaluator
 
-    _check_attributes(spec)
+    for name, value in spec.attributes.items():
+        numbers = value if isinstance(value, list) else [value]
+        if name not in _NOT_COUNTS and any(isinstance(number, int) and abs(number) > _MAX_COUNT for number in numbers):
+            raise KernelError(f"{spec.op_type}: {name} is {value!s:.80}, borrowed operators take at most {_MAX_COUNT}")
     evaluator = ReferenceEvaluator(_node_model(spec))
     names = [name for name in spec.inputs if name]
     wanted = [name for name in spec.outputs if name]
@@ -71,7 +74,7 @@ def make(spec: NodeSpec) -> Kernel:
         if len(feeds) != len(set(names)):
             raise KernelError(f"{spec.op_type}: expected inputs {names}, got {list(feeds)}")
         _check_sizes(spec, inputs)
-        results = dict(zip(wanted, as_tuple(tuple(evaluator.run(None, feeds))), strict=True))
+        results = dict(zip(wanted, evaluator.run(None, feeds), strict=True))
         return tuple(_value(results[name]) if name else None for name in spec.outputs)
 
     return kernel
@@ -81,14 +84,6 @@ def definition(spec: NodeSpec) -> Callable[..., tuple[Any, ...]]:
     """The same as a function of the inputs, made when it is first called."""
     made = cache(partial(make, spec))
     return lambda *inputs: made()(None, inputs)
-
-
-def _check_attributes(spec: NodeSpec) -> None:
-    """Refuse numbers that borrowed code would count up to."""
-    for name, value in spec.attributes.items():
-        numbers = value if isinstance(value, list) else [value]
-        if name not in _NOT_COUNTS and any(isinstance(number, int) and abs(number) > _MAX_COUNT for number in numbers):
-            raise KernelError(f"{spec.op_type}: {name} is {value!s:.80}, borrowed operators take at most {_MAX_COUNT}")
 
 
 def _check_sizes(spec: NodeSpec, inputs: Sequence[Any]) -> None:

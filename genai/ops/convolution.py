@@ -30,7 +30,13 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
     if windows.is_pointwise and groups == 1:
         product = arrays.matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), threads)
     elif weight.shape[1] == 1 and outputs == channels:
-        return _depthwise(windows.padded(x, 0), weight, windows)
+        # One window per channel, tap by tap, needs no columns.
+        padded, scales = windows.padded(x, 0), weight.reshape(1, outputs, -1, *[1] * len(windows.counts))
+        result = np.zeros((batch, channels, *windows.counts), np.result_type(x, weight))
+        part = np.empty_like(result)
+        for index, tap in enumerate(windows.taps()):
+            result += np.multiply(padded[tap], scales[:, :, index], out=part)
+        return result
     else:
         columns = columns_of(windows.padded(x, 0), windows, threads)
         columns = columns.reshape(batch, groups, math.prod(weight.shape[1:]), positions)
@@ -55,20 +61,10 @@ def places(windows: PoolingWindows) -> Any:
     return arrays.Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
 
 
-def _depthwise(x: Any, weight: Any, windows: PoolingWindows) -> Any:
-    """One window per channel, tap by tap, which needs no columns."""
-    scales = weight.reshape(1, weight.shape[0], -1, *[1] * len(windows.counts))
-    result = np.zeros((*x.shape[:2], *windows.counts), np.result_type(x, weight))
-    part = np.empty_like(result)
-    for index, tap in enumerate(windows.taps()):
-        result += np.multiply(x[tap], scales[:, :, index], out=part)
-    return result
-
-
 def depthwise_images(
     x: Any, weight: Any, bias: Any, windows: PoolingWindows, limits: Limits, threads: arrays.Threads | None
 ) -> Any:
-    """The same of images in float32, in compiled code, with all that follows; None where it does not fit."""
+    """The same of images in float32, one window per channel, with all that follows; None where that does not fit."""
     fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
     if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
         return None
@@ -116,7 +112,7 @@ def conv(spec: NodeSpec, limits: Limits = NO_LIMITS) -> Kernel:
         x, weight, bias = inputs[0], inputs[1], optional(inputs, 2)
         check_ranks(spec, x, weight)
         windows = window_spec.windows(x.shape[2:], weight.shape[2:])
-        check_columns(spec, x, weight, windows)
+        check_columns(spec, x, len(weight), windows)
         result = depthwise_images(x, weight, bias, windows, limits, threads)
         if result is None:
             result = convolve(widened(x), widened(weight), windows, groups, threads)
@@ -145,8 +141,7 @@ class PackedConvolution:
         if x.ndim != len(self._kernel) or x.shape[1] != self._kernel[1] or x.dtype != np.float32:
             raise KernelError(f"Conv: {x.dtype}{list(x.shape)} does not fit kernels of shape {list(self._kernel)}")
         windows = self._windows.windows(x.shape[2:], self._kernel[2:])
-        checked_shape(self._spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
-        checked_shape(self._spec, (x.shape[0], self._kernel[0], *windows.counts), 4)
+        check_columns(self._spec, x, self._kernel[0], windows)
         if addend is not None:
             addend = np.broadcast_to(addend, (len(x), self._kernel[0], *windows.counts))
         return (self._convolution(windows.padded(x, 0), places(windows), addend),)
@@ -173,10 +168,10 @@ def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
         raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
 
 
-def check_columns(spec: NodeSpec, x: Any, weight: Any, windows: PoolingWindows) -> None:
+def check_columns(spec: NodeSpec, x: Any, outputs: int, windows: PoolingWindows) -> None:
     """The columns are the largest value that a convolution makes."""
     checked_shape(spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
-    checked_shape(spec, (x.shape[0], weight.shape[0], *windows.counts), 4)
+    checked_shape(spec, (x.shape[0], outputs, *windows.counts), 4)
 
 
 @operator("ConvTranspose")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -43,15 +44,13 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
     depth = indices.shape[-1]
     if not 0 <= batch_dims < min(x.ndim, indices.ndim) or batch_dims + depth > x.ndim:
         raise KernelError(f"GatherND: indices of shape {list(indices.shape)} do not fit data {list(x.shape)}")
-    batch = tuple(
-        np.arange(size).reshape(*([1] * axis), size, *([1] * (indices.ndim - 2 - axis)))
-        for axis, size in enumerate(indices.shape[:batch_dims])
-    )
+    batch = tuple(np.ogrid[tuple(slice(extent) for extent in indices.shape[:-1])])[:batch_dims]
     coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
     return as_array(x[batch + coordinates])
 
 
 _SCATTERS: dict[str, Callable[..., None]] = {
+    "none": setitem,
     "add": np.add.at,
     "mul": np.multiply.at,
     "max": np.maximum.at,
@@ -60,12 +59,9 @@ _SCATTERS: dict[str, Callable[..., None]] = {
 
 
 def _scatter(target: Any, index: tuple[Any, ...], updates: Any, reduction: str) -> None:
-    if reduction == "none":
-        target[index] = updates
-    elif reduction in _SCATTERS:
-        _SCATTERS[reduction](target, index, updates)
-    else:
+    if reduction not in _SCATTERS:
         raise KernelError(f"reduction {reduction!r} is unknown")
+    _SCATTERS[reduction](target, index, updates)
 
 
 @operator("Scatter", since_version=9)
@@ -107,23 +103,18 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
     if not 0 <= count <= x.shape[along]:
         raise KernelError(f"TopK: k is {count}, the axis has {x.shape[along]} elements")
     moved = np.moveaxis(x, along, -1)
-    order = _order(moved, count, largest)
+    if largest:
+        # A stable descending sort: reversed, sorted stably, reversed back.
+        order = moved.shape[-1] - 1 - np.argsort(moved[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    else:
+        order = np.argsort(moved, axis=-1, kind="stable")
+    order = order[..., :count]
     values = np.take_along_axis(moved, order, axis=-1)
     return np.moveaxis(values, -1, along), np.moveaxis(order, -1, along).astype(np.int64)
 
 
 operator("Compress", since_version=9)(lambda x, condition, *, axis=None: np.compress(condition, x, axis=axis))
 operator("NonZero", since_version=9)(lambda x: np.array(np.nonzero(np.atleast_1d(x)), np.int64))
-
-
-def _order(x: Any, k: int, largest: bool) -> Any:
-    """Positions of the first k in order along the last axis."""
-    if largest:
-        # A stable descending sort: reversed, sorted stably, reversed back.
-        order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
-    else:
-        order = np.argsort(x, axis=-1, kind="stable")
-    return order[..., :k]
 
 
 @operator("Unique", since_version=11)

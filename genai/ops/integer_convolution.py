@@ -123,7 +123,7 @@ class PackedIntegerConvolution:
         check_ranks(self._spec, x, weight)
         check_groups(x, weight, self._groups)
         windows = self._windows.windows(x.shape[2:], weight.shape[2:])
-        check_columns(self._spec, x, weight, windows)
+        check_columns(self._spec, x, len(weight), windows)
         return windows
 
     def _by_blas(self, x: Any, weight: Any, windows: PoolingWindows, x_zero: Any, w_zero: Any) -> Any:
@@ -151,7 +151,6 @@ def _convolve_in_runs(
     x: Any, weight: Any, windows: PoolingWindows, groups: int, runs: list[slice], threads: arrays.Threads | None
 ) -> Any:
     batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
-    check_groups(x, weight, groups)
     columns = columns_of(windows.padded(x, 0), windows, threads).reshape(batch, groups, -1, positions)
     kernels = weight.reshape(groups, outputs // groups, -1)
     total = np.zeros((batch, groups, outputs // groups, positions), np.int32)

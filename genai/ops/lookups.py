@@ -87,7 +87,11 @@ def gather_rows(at: rules.NodeRows) -> rules.States:
     assert indices is not None
     name = "gather_axis" if at.node.op_type == "GatherBlockQuantized" else "axis"
     if data.kind is Kind.LENGTHS:
-        return [_pick_lengths(at, data)]
+        picks = at.ints(1)
+        try:
+            return [State(Kind.LENGTHS, entries=tuple(data.entries[i] for i in picks))]
+        except IndexError:
+            raise NotFlattenable(f"picks dimension {picks} of {len(data.entries)}") from None
     axis = at.axis(data, 0, name)
     if data.kind is Kind.UNIFORM and indices.kind is Kind.ROWS:
         shape = [*data.known_shape[:axis], *indices.known_shape, *data.known_shape[axis + 1 :]]
@@ -117,15 +121,6 @@ def _last_row(at: rules.NodeRows, data: State) -> State:
     at.found.last_row_gathers.append(at.node)
     shape = (RowDim(1, tokens=True), *data.known_shape[2:])
     return State(Kind.ROWS, shape, 0)
-
-
-def _pick_lengths(at: rules.NodeRows, data: State) -> State:
-    picks = at.ints(1)
-    try:
-        entries = tuple(data.entries[i] for i in picks)
-    except IndexError:
-        raise NotFlattenable(f"picks dimension {picks} of {len(data.entries)}") from None
-    return State(Kind.LENGTHS, entries=entries)
 
 
 @rules.record_rule("Gather")

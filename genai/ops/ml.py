@@ -65,7 +65,7 @@ TRANSFORMS: dict[str, Transform] = {
 }
 
 
-def _table(values: Any) -> Any:
+def table_of(values: Any) -> Any:
     """A 2-D view: a vector is one row."""
     return values if values.ndim == 2 else values.reshape(1, -1)
 
@@ -78,7 +78,7 @@ def linear_regressor(
     if coefficients.size % targets:
         raise KernelError(f"LinearRegressor: {coefficients.size} coefficients for {targets} targets")
     addend = intercepts if len(intercepts) else np.zeros(targets, np.float32)
-    scores = _table(x).astype(np.float32, copy=False) @ coefficients.reshape(targets, -1).T + addend
+    scores = table_of(x).astype(np.float32, copy=False) @ coefficients.reshape(targets, -1).T + addend
     return transform(scores).astype(np.float32, copy=False)
 
 
@@ -91,7 +91,7 @@ def linear_classifier(
     addend = intercepts if len(intercepts) else np.zeros(1, np.float32)
     if coefficients.size % len(addend) or not coefficients.size:
         raise KernelError(f"LinearClassifier: {coefficients.size} coefficients for {len(addend)} intercepts")
-    scores = _table(x).astype(np.float32, copy=False) @ coefficients.reshape(len(addend), -1).T + addend
+    scores = table_of(x).astype(np.float32, copy=False) @ coefficients.reshape(len(addend), -1).T + addend
     if len(addend) == 1 and len(labels) == 2:
         chosen = labels[(scores[:, 0] > 0).astype(np.intp)]
         pair = (sigmoid(-scores), sigmoid(scores)) if post_transform == "LOGISTIC" else (1 - scores, scores)
@@ -214,7 +214,7 @@ def one_hot_encoder(x: Any, *, zeros: bool = True, places: Mapping[Any, int]) ->
 @operator("FeatureVectorizer", domain=ML)
 def feature_vectorizer(*values: Any, inputdimensions: tuple[int, ...] = ()) -> Any:
     """Inputs side by side as float32, each of its given width: longer ones are cut, shorter ones filled with 0."""
-    tables = [_table(x).astype(np.float32) for x in values]
+    tables = [table_of(x).astype(np.float32) for x in values]
     fitted = [
         np.pad(table[:, :width], [(0, 0), (0, max(width - table.shape[1], 0))])
         for table, width in zip(tables, inputdimensions or [table.shape[1] for table in tables], strict=True)
@@ -225,7 +225,7 @@ def feature_vectorizer(*values: Any, inputdimensions: tuple[int, ...] = ()) -> A
 @operator("ZipMap", domain=ML, labels=labels_of)
 def zip_map(x: Any, *, labels: Any) -> Any:
     """Per row a dictionary from label to score."""
-    names, rows = labels.tolist(), _table(x).tolist()
+    names, rows = labels.tolist(), table_of(x).tolist()
     if rows and len(rows[0]) != len(names):
         raise KernelError(f"ZipMap: {len(rows[0])} scores for {len(names)} labels")
     return [dict(zip(names, row, strict=True)) for row in rows]

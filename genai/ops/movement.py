@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -40,10 +40,6 @@ def pad(
     widths = [(0, 0)] * x.ndim
     for i, axis in enumerate(along):
         widths[axis] = (given[i], given[i + len(along)])
-    return _padded(spec, x, widths, mode, fill)
-
-
-def _padded(spec: NodeSpec, x: Any, widths: Sequence[tuple[int, int]], mode: _PadMode, value: Any) -> Any:
     inner = tuple(
         slice(max(-before, 0), size - max(-after, 0)) for (before, after), size in zip(widths, x.shape, strict=True)
     )
@@ -53,7 +49,7 @@ def _padded(spec: NodeSpec, x: Any, widths: Sequence[tuple[int, int]], mode: _Pa
     checked_shape(spec, [b + size + a for (b, a), size in zip(grown, x.shape, strict=True)], x.dtype.itemsize)
     if mode != "constant":
         return np.pad(x, grown, mode=mode)
-    fill = ("" if x.dtype.kind == "O" else 0) if value is None else np.asarray(value).reshape(-1)[0]
+    fill = ("" if x.dtype.kind == "O" else 0) if fill is None else np.asarray(fill).reshape(-1)[0]
     # What is taken away may be padding of the other side, so it goes last.
     outer = tuple(
         slice(max(-before, 0), max(size + max(before, 0) + after, max(-before, 0)) if after < 0 else None)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
+from operator import mul
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,12 +34,7 @@ class PoolingWindows:
     @property
     def is_pointwise(self) -> bool:
         """Whether each window is the element itself."""
-        return all(size == 1 for size in self.kernel) and all(s == 1 for s in self.strides) and not self.pads_anything
-
-    @property
-    def pads_anything(self) -> bool:
-        """Whether there are pads."""
-        return any(self.begins) or any(self.ends)
+        return {*self.kernel, *self.strides} <= {1} and not any((*self.begins, *self.ends))
 
     def taps(self) -> Iterator[tuple[slice, ...]]:
         """Per position inside the kernel, where its elements lie in the padded array (leading axes included)."""
@@ -167,15 +163,11 @@ def places_of(spec: NodeSpec) -> Places:
     return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
 
 
-def _is_empty(x: Any, windows: PoolingWindows) -> bool:
-    return x.size == 0 or 0 in windows.counts
-
-
 @operator("MaxPool", places=places_of)
 def max_pool(x: Any, *, storage_order: bool = False, places: Places, spec: NodeSpec) -> Any:
     """The largest of each window, and where it was in the flat input."""
     _, windows = places(x)
-    if _is_empty(x, windows):
+    if x.size == 0 or 0 in windows.counts:
         best = np.full((*x.shape[:2], *windows.counts), extreme(x.dtype, lowest=True), x.dtype)
         return best, np.zeros(best.shape, np.int64)
     padded = windows.padded(x, extreme(x.dtype, lowest=True))
@@ -197,20 +189,16 @@ def max_pool(x: Any, *, storage_order: bool = False, places: Places, spec: NodeS
 
 def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool) -> Any:
     """Indices into the flat input of the tap chosen per window."""
-    offsets = np.array(list(product(*(range(size) for size in windows.kernel))), np.int64).reshape(
-        -1, len(windows.kernel)
-    )
+    offsets = np.indices(windows.kernel).reshape(len(windows.kernel), -1)
     extents = x.shape[2:]
-    steps = [1] * len(extents)
-    order = range(len(extents) - 1) if by_column else range(len(extents) - 1, 0, -1)
-    for axis in order:
-        following = axis + 1 if by_column else axis - 1
-        steps[following] = steps[axis] * extents[axis]
+    # The axes from the one whose neighbours lie side by side on, and how far apart neighbours along each are.
+    axes = range(len(extents)) if by_column else range(len(extents))[::-1]
+    steps = accumulate([extents[axis] for axis in axes[:-1]], mul, initial=1)
     flat = np.zeros(chosen.shape, np.int64)
-    for axis, step in enumerate(steps):
+    for axis, step in zip(axes, steps, strict=True):
         starts = np.arange(windows.counts[axis]) * windows.strides[axis] - windows.begins[axis]
         starts = starts.reshape([-1 if i == axis else 1 for i in range(len(extents))])
-        flat += (starts + offsets[chosen, axis] * windows.dilations[axis]) * step
+        flat += (starts + offsets[axis][chosen] * windows.dilations[axis]) * step
     planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(extents))
     return flat + planes * math.prod(extents)
 
@@ -225,7 +213,7 @@ def average_pool(x: Any, *, count_include_pad: bool = False, places: Places) -> 
 
 
 def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
-    if _is_empty(x, windows):
+    if x.size == 0 or 0 in windows.counts:
         return np.zeros((*x.shape[:2], *windows.counts), x.dtype)
     padded, taps = windows.padded(x, 0), windows.taps()
     total = padded[next(taps)].copy()

@@ -56,14 +56,18 @@ def matmul_nbits(spec: NodeSpec) -> Kernel:
         spec, 1, 2, 3, n=n, k=k, bits=int(attributes.get("bits", 4)), block=int(attributes["block_size"])
     )
     bias = np.ascontiguousarray(spec.constant(5), np.float32) if spec.has(5) else None
-    has_addend = spec.has(6)
+    return _of_blocks(spec, matrix, bias, addend=6 if spec.has(6) else 0)
+
+
+def _of_blocks(spec: NodeSpec, matrix: BlockMatrix, bias: Any = None, addend: int = 0) -> Kernel:
+    """input 0 @ matrix^T + bias + input `addend` (0 = none), in the type of input 0."""
     product = BlockLinear(matrix, bias, exact=spec.exact, threads=spec.options.get("threads"))
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
-        rows = np.ascontiguousarray(x, np.float32).reshape(-1, k)
-        addend = np.ascontiguousarray(inputs[6], np.float32).reshape(-1, n) if has_addend else None
-        return (product(rows, addend=addend).reshape(*x.shape[:-1], n).astype(x.dtype, copy=False),)
+        rows = np.ascontiguousarray(x, np.float32).reshape(-1, matrix.columns)
+        more = np.ascontiguousarray(inputs[addend], np.float32).reshape(-1, matrix.rows) if addend else None
+        return (product(rows, addend=more).reshape(*x.shape[:-1], matrix.rows).astype(x.dtype, copy=False),)
 
     return kernel
 
@@ -78,14 +82,7 @@ def dequantized_matmul(spec: NodeSpec) -> Kernel:
     matrix: BlockMatrix = spec.pack(
         (1, 2, 3), f"dequantized:{sorted(spec.attributes.items())}", lambda: _repacked(spec)
     )
-    product = BlockLinear(matrix, exact=spec.exact, threads=spec.options.get("threads"))
-
-    def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        x = inputs[0]
-        rows = np.ascontiguousarray(x, np.float32).reshape(-1, matrix.columns)
-        return (product(rows).reshape(*x.shape[:-1], matrix.rows).astype(x.dtype, copy=False),)
-
-    return kernel
+    return _of_blocks(spec, matrix)
 
 
 def _repacked(spec: NodeSpec) -> BlockMatrix:
@@ -129,13 +126,13 @@ def matmul_nbits_types(types: NodeTypes) -> list[Type | None]:
     return [TensorType(source.dtype, shape)]
 
 
-@shape_rule("Linear", domain=OURS)
-def linear_types(types: NodeTypes) -> list[Type | None]:
-    """[..., K] times [K, N]: [..., N]."""
-    source, weight = types.tensor(0), types.tensor(1)
-    if source is None or weight is None or not source.shape or not weight.shape:
+@shape_rule("Linear", "DenseAttention", domain=OURS)
+def product_types(types: NodeTypes) -> list[Type | None]:
+    """[..., K] times [K, N]: [..., N]. Attention: queries [B, H, T, size] and values [B, H, S, N]: [B, H, T, N]."""
+    source, last = types.tensor(0), types.tensor(2 if types.node.op_type == "DenseAttention" else 1)
+    if source is None or last is None or not source.shape or not last.shape:
         return []
-    return [TensorType(source.dtype, (*source.shape[:-1], weight.shape[-1]))]
+    return [TensorType(source.dtype, (*source.shape[:-1], last.shape[-1]))]
 
 
 @row_rule("MatMul")

@@ -234,8 +234,7 @@ def from_function(function: Callable[..., Any], **made: Maker) -> KernelFactory:
         count = len(spec.inputs) if most is None else most
 
         def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-            result = call(*inputs[:count])
-            return result if isinstance(result, tuple) else (result,)
+            return as_tuple(call(*inputs[:count]))
 
         return kernel
 

@@ -217,7 +217,7 @@ def _corners(x: Any, taps: Mapping[int, list[tuple[Any, Any]]]) -> Any:
     return total
 
 
-def cubic(distance: Any, a: float) -> Any:
+def cubic(distance: Any, a: float = -0.75) -> Any:
     """Keys' cubic convolution kernel (1981)."""
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
@@ -264,9 +264,6 @@ _ROUNDINGS: dict[str, Callable[[Any, float], Any]] = {
     # Before there were modes, as onnxruntime computes it.
     "simple": lambda x, scale: np.ceil(x) if scale < 1 else np.floor(x),
 }
-
-
-_CUBIC = -0.75
 
 
 @operator("GridSample", since_version=16)
@@ -326,7 +323,7 @@ def _taps(place: Any, extent: int, borders: tuple[float, float], mode: str, padd
     elif mode == "linear":
         offsets, weights = (0, 1), [1 - after, after]
     else:
-        offsets, weights = (-1, 0, 1, 2), [cubic(np.abs(after - offset), _CUBIC) for offset in (-1, 0, 1, 2)]
+        offsets, weights = (-1, 0, 1, 2), [cubic(np.abs(after - offset)) for offset in (-1, 0, 1, 2)]
     found = []
     for offset, weight in zip(offsets, weights, strict=True):
         pixel = low + offset

@@ -138,15 +138,12 @@ def split_rows(at: NodeRows) -> States:
     state = at.rows
     axis = at.axis(state, 0)
     at.keep_off(state, axis)
-    sizes = _row_split_sizes(at, state.known_shape[axis].factor)
-    return [state.resized(axis, RowDim(size)) for size in sizes]
-
-
-def _row_split_sizes(at: NodeRows, width: int) -> list[int]:
     if at.node.input(1):
-        return at.ints(1)
-    listed = at.node.attribute("split", None)
-    return [int(size) for size in listed] if listed else _even_sizes(width, len(at.node.outputs))
+        sizes = at.ints(1)
+    else:
+        listed = at.node.attribute("split", None)
+        sizes = listed or _even_sizes(state.known_shape[axis].factor, len(at.node.outputs))
+    return [state.resized(axis, RowDim(size)) for size in sizes]
 
 
 def _even_sizes(width: int, count: int) -> list[int]:

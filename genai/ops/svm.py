@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.node import ML
 from .activations import sigmoid
-from .ml import Transform, labels_of, post_transform
+from .ml import Transform, labels_of, post_transform, table_of
 from .registry import Float32s, Kernel, KernelError, NodeSpec, from_function, operator, register
 from .support import checked_shape
 
@@ -33,8 +33,7 @@ class _Vectors:
 
     def __call__(self, x: Any) -> Any:
         """[rows, vectors] of x [rows, features] or [features]."""
-        rows = np.asarray(x, np.float64)
-        rows = rows if rows.ndim == 2 else rows.reshape(1, -1)
+        rows = table_of(np.asarray(x, np.float64))
         if rows.shape[1] != self._vectors.shape[1]:
             raise KernelError(f"{self._spec.op_type}: {rows.shape[1]} features, the model has {self._vectors.shape[1]}")
         checked_shape(self._spec, (len(rows), len(self._vectors)), 8)

@@ -14,7 +14,7 @@ from genai.kernels.host.arrays import Threads, trees
 
 from ..graph.node import ML
 from ..graph.types import TensorType, Type
-from .ml import TRANSFORMS, Transform, labels_of, post_transform, probit
+from .ml import TRANSFORMS, Transform, labels_of, post_transform, probit, table_of
 from .registry import Kernel, KernelError, NodeSpec, operator, register
 from .rules import NodeTypes, shape_rule
 
@@ -22,6 +22,7 @@ _MODE_NAMES = "BRANCH_LEQ BRANCH_LT BRANCH_GTE BRANCH_GT BRANCH_EQ BRANCH_NEQ LE
 _MODES = {name: number for number, name in enumerate(_MODE_NAMES)}
 _TESTS: Any = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
 MEMBER = 6
+_NUMBERED = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 _AGGREGATES = {"SUM": 0, "AVERAGE": 0, "MIN": 1, "MAX": 2}
 
 
@@ -47,7 +48,10 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
     tree_ids, nodes = (_numbers(a, f"nodes_{name}", np.int64) for name in ("treeids", "nodeids"))
     names = {name: _numbers(a, f"nodes_{name}", np.int64) for name in ("featureids", "truenodeids", "falsenodeids")}
     values = _numbers(a, "nodes_values", np.float64)
-    modes = _modes(a.get("nodes_modes") or ())
+    try:
+        modes = np.array([_MODES[name] for name in a.get("nodes_modes") or ()], np.uint8)
+    except KeyError as error:
+        raise ValueError(f"tree node mode {error} is unknown") from None
     missing = _numbers(a, "nodes_missing_value_tracks_true", np.uint8)
     weights = _numbers(a, f"{prefix}_weights", np.float64)
     owners = [_numbers(a, f"{prefix}_{name}", np.int64) for name in ("treeids", "nodeids", "ids")]
@@ -85,13 +89,6 @@ def _sound(spec: NodeSpec, *parts: Any) -> trees.Forest:
     return forest
 
 
-def _modes(names: Sequence[str]) -> Any:
-    try:
-        return np.array([_MODES[name] for name in names], np.uint8)
-    except KeyError as error:
-        raise ValueError(f"tree node mode {error} is unknown") from None
-
-
 def _children(place: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner: Any) -> Any:
     """Positions of the children; leaves, which have none, get 0."""
     try:
@@ -120,8 +117,7 @@ def _leaf_starts(
 
 def _rows(x: Any) -> Any:
     """Rows of features as the walk takes them; other types become float64."""
-    rows = x if x.ndim == 2 else x.reshape(1, -1)
-    return np.ascontiguousarray(rows, np.float32 if x.dtype == np.float32 else np.float64)
+    return np.ascontiguousarray(table_of(x), np.float32 if x.dtype == np.float32 else np.float64)
 
 
 def _regression(spec: NodeSpec) -> trees.Forest:
@@ -225,7 +221,10 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
         inner("nodes_missing_value_tracks_true", np.uint8), starts, targets, weights, num_targets,
     )  # fmt: skip
     aggregate = int(a.get("aggregate_function", 1))
-    transform, threads = _numbered_transform(spec), spec.options.get("threads")
+    number, threads = int(a.get("post_transform", 0)), spec.options.get("threads")
+    if not 0 <= number < len(_NUMBERED):
+        raise ValueError(f"TreeEnsemble: post_transform {number} is unknown")
+    transform = TRANSFORMS[_NUMBERED[number]]
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         how = {2: 1, 3: 2}.get(aggregate, 0)
@@ -281,14 +280,6 @@ def _passes(values: Any, node: int, forest: trees.Forest, modes: Sequence[int], 
     mode = int(modes[node])
     found = np.isin(values, sets[node]) if mode == MEMBER else _TESTS[mode](values, forest.thresholds[node])
     return np.where(np.isnan(values), bool(forest.missing_tracks_true[node]) or mode == trees.NEQ, found)
-
-
-def _numbered_transform(spec: NodeSpec) -> Any:
-    number = int(spec.attributes.get("post_transform", 0))
-    names = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-    if not 0 <= number < len(names):
-        raise ValueError(f"TreeEnsemble: post_transform {number} is unknown")
-    return TRANSFORMS[names[number]]
 
 
 @shape_rule("TreeEnsemble", domain=ML)

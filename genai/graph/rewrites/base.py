@@ -154,6 +154,15 @@ def replaced(
     return True
 
 
+def moved_to(graph: Graph, node: Node, end: Node) -> Node:
+    """Put a copy of a node, which makes what `end` made, in the place of that one, and take both out."""
+    moved = node.copy()
+    moved.outputs = list(end.outputs)
+    graph.replace_node(end, moved)
+    graph.remove_nodes([node])
+    return moved
+
+
 def number(graph: Graph, name: str) -> float | None:
     """The value of a constant of one element, or None."""
     tensor = graph.constant_tensor(name)

@@ -57,15 +57,13 @@ def _softmax(graph: Graph, name: str, default_axis: int) -> tuple[Node | None, b
     guarded = base.find(graph, where, _NAN_TO_ZERO) if where is not None else {}
     softmax = base.made_by(graph, guarded["weights"] if guarded else name, "Softmax")
     fits = where is None or (
-        bool(guarded) and _users(graph, guarded["weights"]) == {where, graph.producer(guarded["test"])}
+        bool(guarded)
+        and not graph.is_output(guarded["weights"])
+        and {*graph.consumers(guarded["weights"])} == {where, graph.producer(guarded["test"])}
     )
     if softmax is None or not fits or base.only_user(graph, name) is None:
         return None, False
     return (softmax if softmax.attribute("axis", default_axis) in (-1, 3) else None), where is not None
-
-
-def _users(graph: Graph, name: str) -> set[Node]:
-    return set() if graph.is_output(name) else set(graph.consumers(name))
 
 
 def _scores(graph: Graph, name: str) -> _Scores | None:

@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from ..ir import DataType, Graph, Node
 from ..node import MS
 from ..types import TensorType
-from .base import Level, followed_by, is_float32, made_by, node_rule, number, only_user, other_input, same_type
+from .base import (
+    Level,
+    followed_by,
+    is_float32,
+    made_by,
+    moved_to,
+    node_rule,
+    number,
+    only_user,
+    other_input,
+    same_type,
+)
 
 
 @node_rule(Level.BASIC, ("", "Conv"), ("", "QLinearConv"))
@@ -55,13 +66,11 @@ def fuse_conv_activation(graph: Graph, conv: Node) -> bool:
     parameters = [] if after.op_type == "Relu" else _limits(graph, after)
     if parameters is None:
         return False
-    fused = conv.copy()
-    fused.op_type, fused.domain, fused.outputs = "FusedConv", MS, list(after.outputs)
+    fused = moved_to(graph, conv, after)
+    fused.op_type, fused.domain = "FusedConv", MS
     fused.set_attribute("activation", after.op_type)
     if parameters:
         fused.set_attribute("activation_params", parameters)
-    graph.replace_node(after, fused)
-    graph.remove_nodes([conv])
     return True
 
 
@@ -93,14 +102,13 @@ def fuse_conv_addition(graph: Graph, addition: Node) -> bool:
         if not constant or not is_float32(graph, conv.input(1)) or not same_type(graph, name, other):
             continue
         relu = followed_by(graph, addition.output(0), "Relu")
-        fused = conv.copy()
+        fused = moved_to(graph, conv, relu or addition)
         fused.op_type, fused.domain = "FusedConv", MS
         fused.inputs = [conv.input(0), conv.input(1), conv.input(2), other]
-        fused.outputs = list((relu or addition).outputs)
+        graph.update(fused)
         if relu is not None:
             fused.set_attribute("activation", "Relu")
-        graph.replace_node(relu or addition, fused)
-        graph.remove_nodes([conv] if relu is None else [addition, conv])
+            graph.remove_nodes([addition])
         return True
     return False
 

@@ -173,24 +173,20 @@ def widen_floats(model: OnnxModel) -> None:
     What the graph rounds on the way is not rounded then, so that results are nearer to the exact ones.
     """
     for graph in list(model.graphs()):
-        _widen(graph)
-
-
-def _widen(graph: Graph) -> None:
-    for value in (*graph.inputs, *graph.outputs, *graph.values.values()):
-        if isinstance(value.type, TensorType) and value.type.dtype in _NARROW:
-            value.type = replace(value.type, dtype=DataType.FLOAT)
-    for node in graph.nodes:
-        for name, attribute in node.attributes.items():
-            if node.key == ("", "Cast") and name == "to" and attribute.value in _NARROW:
-                node.attributes[name] = Attribute.of(name, int(DataType.FLOAT))
-            elif isinstance(attribute.value, OnnxTensor) and attribute.value.dtype in _NARROW:
-                wide = attribute.value.array().astype(np.float32)
-                node.attributes[name] = Attribute.of(name, OnnxTensor.from_array(attribute.value.name, wide))
-    casts = []
-    for tensor in [tensor for tensor in graph.initializers.values() if tensor.dtype in _NARROW]:
-        name = graph.fresh_name(f"{tensor.name}/float32")
-        graph.replace_uses(tensor.name, name)
-        casts.append(Node("Cast", [tensor.name], [name], "", name, {"to": Attribute.of("to", int(DataType.FLOAT))}))
-    graph.nodes[:0] = casts
-    graph.invalidate()
+        for value in (*graph.inputs, *graph.outputs, *graph.values.values()):
+            if isinstance(value.type, TensorType) and value.type.dtype in _NARROW:
+                value.type = replace(value.type, dtype=DataType.FLOAT)
+        for node in graph.nodes:
+            for name, attribute in node.attributes.items():
+                if node.key == ("", "Cast") and name == "to" and attribute.value in _NARROW:
+                    node.attributes[name] = Attribute.of(name, int(DataType.FLOAT))
+                elif isinstance(attribute.value, OnnxTensor) and attribute.value.dtype in _NARROW:
+                    wide = attribute.value.array().astype(np.float32)
+                    node.attributes[name] = Attribute.of(name, OnnxTensor.from_array(attribute.value.name, wide))
+        casts = []
+        for tensor in [tensor for tensor in graph.initializers.values() if tensor.dtype in _NARROW]:
+            name = graph.fresh_name(f"{tensor.name}/float32")
+            graph.replace_uses(tensor.name, name)
+            casts.append(Node("Cast", [tensor.name], [name], "", name, {"to": Attribute.of("to", int(DataType.FLOAT))}))
+        graph.nodes[:0] = casts
+        graph.invalidate()

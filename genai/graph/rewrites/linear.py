@@ -9,7 +9,18 @@ import numpy as np
 from ..ir import Graph, Node, OnnxModel, make_node
 from ..node import MS, OURS
 from ..types import DataType
-from .base import Level, bias_after, graph_rule, is_float32, made_by, node_rule, only_user, operand_after, replaced
+from .base import (
+    Level,
+    bias_after,
+    graph_rule,
+    is_float32,
+    made_by,
+    moved_to,
+    node_rule,
+    only_user,
+    operand_after,
+    replaced,
+)
 
 
 @node_rule(Level.EXTENDED, ("", "MatMul"), domain=OURS)
@@ -93,12 +104,9 @@ def _is_open(graph: Graph, product: Node) -> bool:
 
 def _with_tail(graph: Graph, product: Node, end: Node) -> Node:
     """Put the product, in the form that can have a tail, in the place of itself and of what follows it."""
-    fused = product.copy()
+    fused = moved_to(graph, product, end)
     if product.key == (MS, "MatMulIntegerToFloat"):
         fused.op_type, fused.domain = "IntegerLinear", OURS
-    fused.outputs = list(end.outputs)
-    graph.replace_node(end, fused)
-    graph.remove_nodes([product])
     return fused
 
 

@@ -43,7 +43,11 @@ def _fuse_matmul(model: OnnxModel, graph: Graph, node: Node) -> bool:
     if node.key != ("", "MatMul"):
         return False
     a, b = (dequantized(graph, name) for name in node.inputs)
-    if a is None or b is None or a.axis is not None or not _scales_fit_columns(graph, b):
+    if a is None or b is None or a.axis is not None:
+        return False
+    matrix = graph.constant_tensor(b.value)
+    by_column = matrix is not None and len(matrix.shape) == 2 and b.axis in (1, -1)
+    if b.axis is not None and not by_column:
         return False
     quantize = following_quantize(graph, node.output(0))
     if quantize is not None:
@@ -52,14 +56,6 @@ def _fuse_matmul(model: OnnxModel, graph: Graph, node: Node) -> bool:
     inputs = [a.value, b.value, a.scale, b.scale, a.zero_point, b.zero_point]
     model.opset_imports.setdefault(MS, 1)
     return base.replaced(graph, node, "MatMulIntegerToFloat", inputs, domain=MS)
-
-
-def _scales_fit_columns(graph: Graph, b: _Quantized) -> bool:
-    """One scale, or one per column of a constant matrix."""
-    if b.axis is None:
-        return True
-    tensor = graph.constant_tensor(b.value)
-    return tensor is not None and len(tensor.shape) == 2 and b.axis in (1, -1)
 
 
 def _fuse_conv(graph: Graph, node: Node) -> bool:
@@ -182,11 +178,9 @@ def fuse_integer_product_bias(graph: Graph, product: Node) -> bool:
     if found is None or not base.is_float32(graph, found[1]):
         return False
     addition, bias = found
-    fused = product.copy()
+    fused = base.moved_to(graph, product, addition)
     fused.inputs = [*[product.input(index) for index in range(6)], bias]
-    fused.outputs = list(addition.outputs)
-    graph.replace_node(addition, fused)
-    graph.remove_nodes([product])
+    graph.update(fused)
     return True
 
 
@@ -211,7 +205,10 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
     if source is None or source.key != ("", "DequantizeLinear") or not _same_form(graph, source, quantize):
         return False
     if not is_move:
-        return _bypass(graph, source, quantize)
+        if graph.is_output(quantize.output(0)):
+            return False
+        graph.replace_uses(quantize.output(0), source.input(0))
+        return True
     if base.only_user(graph, between.output(0)) is not quantize:
         return False
     moved = between.copy()
@@ -219,13 +216,6 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
     if between.op_type == "Pad" and not _pad_integers(graph, moved, quantize):
         return False
     graph.replace_node(quantize, moved)
-    return True
-
-
-def _bypass(graph: Graph, source: Node, quantize: Node) -> bool:
-    if graph.is_output(quantize.output(0)):
-        return False
-    graph.replace_uses(quantize.output(0), source.input(0))
     return True
 
 

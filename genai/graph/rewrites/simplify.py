@@ -145,7 +145,12 @@ def remove_dead_code(model: OnnxModel) -> int:
 
     Inputs stay, also unused ones, since callers give them; so do initializers that are an input's default.
     """
-    needed = _names_needed_for_training(model)
+    needed: set[str] = set()
+    for info in model.training_info:
+        for graph in filter(None, (info.initialization, info.algorithm)):
+            needed |= free_names(graph)
+        for pair in (*info.initialization_binding, *info.update_binding):
+            needed.update(pair)
     # Inner graphs first: what their dead nodes capture is then no longer needed outside.
     graphs = list(model.graphs(functions=True))
     changes = sum(_clean(graph, needed) for graph in reversed(graphs))
@@ -178,16 +183,6 @@ def _remove_unused_constants(graph: Graph, needed: set[str]) -> int:
         del graph.values[name]
     graph.quantization_annotation[:] = annotations
     return len(unused)
-
-
-def _names_needed_for_training(model: OnnxModel) -> set[str]:
-    needed: set[str] = set()
-    for info in model.training_info:
-        for graph in filter(None, (info.initialization, info.algorithm)):
-            needed |= free_names(graph)
-        for pair in (*info.initialization_binding, *info.update_binding):
-            needed.update(pair)
-    return needed
 
 
 def _remove_uncalled_functions(model: OnnxModel) -> int:
