@@ -51,16 +51,15 @@ class WindowFlags:
 class PairFlags(opt.ModelFlags):
     """Two models to compare: how BASE computes, and what differs in OTHER."""
 
-    other: OtherArgument = None
     other_accuracy: OtherAccuracy = None
     other_kv_type: OtherKvType = None
 
-    def sides(self, base: Path | None) -> tuple[Side, Side]:
+    def sides(self, base: Path | None, other: Path | None) -> tuple[Side, Side]:
         """Both sides; what is not said of OTHER is as for BASE."""
         flags = opt.ModelFlags(self.threads, self.accuracy, self.kv_type, self.device)
         accuracy = self.accuracy if self.other_accuracy is None else self.other_accuracy
         kv_type = self.kv_type if self.other_kv_type is None else self.other_kv_type
-        return (base, flags), (self.other or base, dataclasses.replace(flags, accuracy=accuracy, kv_type=kv_type))
+        return (base, flags), (other or base, dataclasses.replace(flags, accuracy=accuracy, kv_type=kv_type))
 
 
 @opt.flag_groups
@@ -128,9 +127,10 @@ def ppl(
 def kld(
     file: TextFile,
     base: opt.ModelArgument = None,
-    plot: PlotFile = None,
+    other: OtherArgument = None,
     *,
     cut: WindowFlags,
+    plot: PlotFile = None,
     flags: PairFlags,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -139,7 +139,7 @@ def kld(
     from genai.measure.evaluation import kl_divergence
     from genai.measure.plots import Chart
 
-    with loaded(*flags.sides(base)) as (reference, subject), ProgressLine("Scoring") as line:
+    with loaded(*flags.sides(base, other)) as (reference, subject), ProgressLine("Scoring") as line:
         result = kl_divergence(reference, subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
     emit_figures(to_json(result) if as_json else _divergence_rows(result))
     names = {"median": result.median, "90 %": result.p90, "99 %": result.p99, "maximum": result.maximum}

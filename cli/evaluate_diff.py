@@ -11,7 +11,7 @@ import typer
 from genai.errors import OptionError
 
 from . import options as opt
-from .evaluate import Bos, PairFlags, loaded, to_json
+from .evaluate import Bos, OtherArgument, PairFlags, loaded, to_json
 from .terminal import PlotFile, emit, read_stdin, show_chart
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _COLUMNS = f"  {'layer':>5}  {'operator':<32}  {'rel. RMS':>8}  {'max abs':>8}  
 @opt.flag_groups
 def diff(
     base: opt.ModelArgument = None,
+    other: OtherArgument = None,
     against: Annotated[
         str | None,
         typer.Option(help='"onnxruntime" or "reference": compare BASE with what it computes from the same graph.'),
@@ -54,8 +55,8 @@ def diff(
     from genai.measure.evaluation.values import import_onnxruntime
 
     check_tolerance(tolerance)
-    first, second = flags.sides(base)
-    _check(against, [flags.other, flags.other_accuracy, flags.other_kv_type])
+    first, second = flags.sides(base, other)
+    _check(against, [other, flags.other_accuracy, flags.other_kv_type])
     if against == "reference":
         first = base, replace(first[1], device=against, accuracy="fp32", threads=None)
     if against != "onnxruntime" and first == second:
