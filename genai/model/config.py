@@ -226,20 +226,17 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
                 f"a token id below vocab_size {vocab_size} is expected",
                 "correct the value",
             )
+    # Negative ids are how some builders write "there is none".
+    bos, pad = (value if value is not None and value >= 0 else None for value in optional.values())
     return ModelConfig(
         type=str(_require(model, "model", "type")),
         vocab_size=vocab_size,
         context_length=_positive(model, "model", "context_length"),
-        bos_token_id=_token_or_none(optional["bos_token_id"]),
+        bos_token_id=bos,
         eos_token_ids=tuple(e for e in eos_ids if e >= 0),
-        pad_token_id=_token_or_none(optional["pad_token_id"]),
+        pad_token_id=pad,
         decoder=_decoder_config(_require(model, "model", "decoder")),
     )
-
-
-def _token_or_none(value: int | None) -> int | None:
-    """Negative ids are how some builders write "there is none"."""
-    return value if value is not None and value >= 0 else None
 
 
 def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
