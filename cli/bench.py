@@ -33,6 +33,10 @@ NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens ge
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]
 
 
+def _several(short: str, flag: str, what: str) -> Any:
+    return typer.Option(short, flag, min=1, help=f"{what}; may be given several times.")
+
+
 @app.command()
 @opt.flag_groups
 def decode(
@@ -76,9 +80,7 @@ def prefill(
 @opt.flag_groups
 def context(
     model: opt.ModelArgument = None,
-    lengths: Annotated[
-        list[int] | None, typer.Option("-c", "--context", min=1, help="Context length; may be given several times.")
-    ] = None,
+    lengths: Annotated[list[int] | None, _several("-c", "--context", "Context length")] = None,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
     plot: PlotFile = None,
@@ -100,9 +102,7 @@ def context(
 @opt.flag_groups
 def batch(
     model: opt.ModelArgument = None,
-    sizes: Annotated[
-        list[int] | None, typer.Option("-b", "--batch", min=1, help="Number of sequences; may be given several times.")
-    ] = None,
+    sizes: Annotated[list[int] | None, _several("-b", "--batch", "Number of sequences")] = None,
     context: Context = 128,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
@@ -123,9 +123,7 @@ def batch(
 @app.command()
 def threads(
     model: opt.ModelArgument = None,
-    counts: Annotated[
-        list[int] | None, typer.Option("-t", "--threads", min=1, help="Number of threads; may be given several times.")
-    ] = None,
+    counts: Annotated[list[int] | None, _several("-t", "--threads", "Number of threads")] = None,
     context: Context = 256,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
@@ -169,9 +167,7 @@ def startup(
 @app.command()
 def kernels(
     model: opt.ModelArgument = None,
-    rows: Annotated[
-        list[int] | None, typer.Option("-m", "--rows", min=1, help="Tokens at once; may be given several times.")
-    ] = None,
+    rows: Annotated[list[int] | None, _several("-m", "--rows", "Tokens at once")] = None,
     repeat: Repeat = 5,
     threads: opt.ThreadsOption = None,
     accuracy: opt.Accuracy = "auto",

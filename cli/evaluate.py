@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,17 +23,43 @@ if TYPE_CHECKING:
     from genai.measure.evaluation import Divergence, Perplexity, ScoringProgress
     from genai.model.model import Model
 
-OtherArgument = Annotated[Path | None, typer.Argument(help="The other model's folder [default: BASE again].")]
-OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHER [default: as for BASE].")]
-OtherKvType = Annotated[
-    str | None, opt.model_option("--other-kv-type", help="--kv-type for OTHER [default: as for BASE].")
-]
 Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS [default: if the tokenizer does].")]
 TextFile = Annotated[str, typer.Option("-f", "--file", help="File of the text, in UTF-8; - reads stdin.")]
 WindowOption = Annotated[
     int | None, typer.Option("-w", "--window", help="Tokens per window [default: context, at most 2048].")
 ]
 StrideOption = Annotated[int | None, typer.Option(help="Tokens from window to window [default: half a window].")]
+OtherArgument = Annotated[Path | None, typer.Argument(help="The other model's folder [default: BASE again].")]
+OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHER [default: as for BASE].")]
+OtherKvType = Annotated[
+    str | None, opt.model_option("--other-kv-type", help="--kv-type for OTHER [default: as for BASE].")
+]
+Side = tuple[Path | None, opt.ModelFlags]
+"""A model folder (None = the bundled one) and how its engine is to compute."""
+
+
+@dataclass(frozen=True)
+class WindowFlags:
+    """How a text is cut into windows."""
+
+    window: WindowOption = None
+    stride: StrideOption = None
+    bos: Bos = None
+
+
+@dataclass(frozen=True)
+class PairFlags(opt.ModelFlags):
+    """Two models to compare: how BASE computes, and what differs in OTHER."""
+
+    other_accuracy: OtherAccuracy = None
+    other_kv_type: OtherKvType = None
+
+    def sides(self, base: Path | None, other: Path | None) -> tuple[Side, Side]:
+        """Both sides; what is not said of OTHER is as for BASE."""
+        flags = opt.ModelFlags(self.threads, self.accuracy, self.kv_type, self.device)
+        accuracy = self.accuracy if self.other_accuracy is None else self.other_accuracy
+        kv_type = self.kv_type if self.other_kv_type is None else self.other_kv_type
+        return (base, flags), (other or base, dataclasses.replace(flags, accuracy=accuracy, kv_type=kv_type))
 
 
 @opt.flag_groups
@@ -82,10 +109,8 @@ def tasks(
 def ppl(
     file: TextFile,
     model: opt.ModelArgument = None,
-    window: WindowOption = None,
-    stride: StrideOption = None,
-    bos: Bos = None,
     *,
+    cut: WindowFlags,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -94,7 +119,7 @@ def ppl(
     from genai.measure.evaluation import perplexity
 
     with flags.load(model) as subject, ProgressLine("Scoring") as line:
-        result = perplexity(subject, text, window=window, stride=stride, bos=bos, progress=partial(_tell, line))
+        result = perplexity(subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
     emit_figures(to_json(result) if as_json else _perplexity_rows(result))
 
 
@@ -103,14 +128,10 @@ def kld(
     file: TextFile,
     base: opt.ModelArgument = None,
     other: OtherArgument = None,
-    window: WindowOption = None,
-    stride: StrideOption = None,
-    bos: Bos = None,
-    plot: PlotFile = None,
     *,
-    flags: opt.ModelFlags,
-    other_accuracy: OtherAccuracy = None,
-    other_kv_type: OtherKvType = None,
+    cut: WindowFlags,
+    plot: PlotFile = None,
+    flags: PairFlags,
     as_json: opt.AsJson = False,
 ) -> None:
     """KL divergence of OTHER from BASE at every token of a text; OTHER may be BASE computed in another way."""
@@ -118,11 +139,8 @@ def kld(
     from genai.measure.evaluation import kl_divergence
     from genai.measure.plots import Chart
 
-    both = sides(base, other, flags, other_accuracy, other_kv_type)
-    with loaded(*both) as (reference, subject), ProgressLine("Scoring") as line:
-        result = kl_divergence(
-            reference, subject, text, window=window, stride=stride, bos=bos, progress=partial(_tell, line)
-        )
+    with loaded(*flags.sides(base, other)) as (reference, subject), ProgressLine("Scoring") as line:
+        result = kl_divergence(reference, subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
     emit_figures(to_json(result) if as_json else _divergence_rows(result))
     names = {"median": result.median, "90 %": result.p90, "99 %": result.p99, "maximum": result.maximum}
     series = {"divergence": list(names.values())}
@@ -175,19 +193,6 @@ def _tell(line: ProgressLine, progress: ScoringProgress) -> None:
     if progress.scored == progress.total:
         line.close()
         say(f"{counted} in {progress.seconds:.1f} s")
-
-
-Side = tuple[Path | None, opt.ModelFlags]
-"""A model folder (None = the bundled one) and how its engine is to compute."""
-
-
-def sides(
-    base: Path | None, other: Path | None, flags: opt.ModelFlags, other_accuracy: str | None, other_kv_type: str | None
-) -> tuple[Side, Side]:
-    """Both sides; what is not said of OTHER is as for BASE."""
-    accuracy = flags.accuracy if other_accuracy is None else other_accuracy
-    kv_type = flags.kv_type if other_kv_type is None else other_kv_type
-    return (base, flags), (other or base, dataclasses.replace(flags, accuracy=accuracy, kv_type=kv_type))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 from genai.errors import OptionError
 
 from . import options as opt
-from .evaluate import Bos, OtherAccuracy, OtherArgument, OtherKvType, loaded, sides, to_json
+from .evaluate import Bos, OtherArgument, PairFlags, loaded, to_json
 from .terminal import PlotFile, emit, read_stdin, show_chart
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def diff(
     bos: Bos = None,
     plot: PlotFile = None,
     *,
-    flags: opt.ModelFlags,
-    other_accuracy: OtherAccuracy = None,
-    other_kv_type: OtherKvType = None,
+    flags: PairFlags,
     as_json: opt.AsJson = False,
 ) -> None:
     """Compare two models, or one model in two ways, value by value; mark the first value that differs.
@@ -57,10 +55,10 @@ def diff(
     from genai.measure.evaluation.values import import_onnxruntime
 
     check_tolerance(tolerance)
-    first, second = sides(base, other, flags, other_accuracy, other_kv_type)
-    _check(against, [other, other_accuracy, other_kv_type])
+    first, second = flags.sides(base, other)
+    _check(against, [other, flags.other_accuracy, flags.other_kv_type])
     if against == "reference":
-        first = base, replace(flags, device=against, accuracy="fp32", threads=None)
+        first = base, replace(first[1], device=against, accuracy="fp32", threads=None)
     if against != "onnxruntime" and first == second:
         raise OptionError(
             "there is nothing to compare BASE with",

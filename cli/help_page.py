@@ -11,6 +11,7 @@ from genai.errors import OptionError
 
 MODEL, SAMPLING, OUTPUT, ADVANCED = "Model", "Sampling", "Output", "Advanced"
 _KINDS = {"int": "N", "float": "NUMBER", "str": "TEXT", "path": "PATH"}
+_KIND = r"<(?:list\[)?(\w+)(?: range)?\]?>"
 # What other programs call an option of ours.
 _ELSEWHERE = {
     "--context-length": "--ctx-size",
@@ -51,20 +52,15 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
             group = f"{panel} options" if panel else "Options"
             if parameter.param_type_name == "argument":
                 group = "Arguments"
-            groups[group].append((_kinds_named(record[0]), record[1]))
+            # Types as people write them: "<int range>" is N.
+            named = re.sub(_KIND, lambda found: _KINDS.get(found[1].lower(), found[1].upper()), record[0])
+            groups[group].append((named, record[1]))
     for name, rows in groups.items():
         if rows:
             with formatter.section(name):
                 formatter.write_dl(rows)
     with formatter.section("Environment"):
         formatter.write_text("Every option has a variable too, such as GENAI_THREADS=2. The option itself wins.")
-
-
-def _kinds_named(text: str) -> str:
-    """Types as people write them: "<int range>" is N."""
-    return re.sub(
-        r"<(?:list\[)?(\w+)(?: range)?\]?>", lambda found: _KINDS.get(found[1].lower(), found[1].upper()), text
-    )
 
 
 def usage_error(error: Any) -> OptionError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,24 +28,19 @@ def info(
 
     Of an .onnx file: its inputs, outputs, operators and sizes.
     """
-    if model is not None and model.suffix == ".onnx":
-        _describe_file(model, as_json)
-        return
-    from genai.measure.model_info import describe
+    from genai.measure.model_info import describe, describe_onnx
     from genai.model.folders import bundled_model
     from genai.model.model import check_model_options
 
-    check_model_options(kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
-    facts = describe(model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy)
-    emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in _lines(facts)))
-
-
-def _describe_file(path: Path, as_json: bool) -> None:
-    from genai.measure.model_info import describe_onnx
-
-    facts = describe_onnx(path)
-    rows = ((name.replace("_", " "), "-" if value is None else printable(str(value))) for name, value in facts.items())
-    emit_figures(json.dumps(facts, indent=2) if as_json else rows)
+    rows: Iterator[tuple[str, str]]
+    if model is not None and model.suffix == ".onnx":
+        facts = describe_onnx(model)
+        rows = ((name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items())
+    else:
+        check_model_options(kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
+        facts = describe(model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy)
+        rows = _lines(facts)
+    emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in rows))
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of made-up inputs.")] = 0,
 ) -> None:
     """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
-    from genai.session.arrays import PEERS, save_arrays
+    from genai.session.arrays import PEERS, Peer, differences, save_arrays
     from genai.session.inference_session import InferenceSession
 
     _check_choice("--compare", compare, (None, *PEERS))
@@ -48,7 +48,9 @@ def run(
     if output is not None:
         save_arrays(output, results)
     if compare is not None:
-        _compare(file, threads, feed, results)
+        emit("largest differences from onnxruntime:", "\n")
+        for name, absolute, relative in differences(results, Peer(str(file), threads).run(feed)):
+            emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)")
     if profile:
         totals = session.profile_totals()
         width = max(map(len, totals), default=0)
@@ -121,11 +123,3 @@ def _summary(value: Any) -> str:
     if value.dtype.kind in "fiu" and value.size:
         text += f" min {value.min():.6g} mean {value.mean():.6g} max {value.max():.6g}"
     return text
-
-
-def _compare(model: Path, threads: int, feed: dict[str, Any], results: dict[str, Any]) -> None:
-    from genai.session.arrays import Peer, differences
-
-    emit("largest differences from onnxruntime:", "\n")
-    for name, absolute, relative in differences(results, Peer(str(model), threads).run(feed)):
-        emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)")

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError, ModelFolderError
-from ..model.folders import not_a_folder, readable
-from ..model.reading import file_text, json_object
+from ..model.folders import folder_json, readable
 from .hf_config import HFConfig
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -75,15 +74,10 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object from a file; ModelFolderError if there is no such file, InputError if it is no JSON object."""
-    path = folder / name
-    with readable(folder):
-        if not folder.is_dir():
-            raise not_a_folder(folder)
-    text = file_text(path, ModelFolderError, InputError)
-    if text is None:
-        fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"
-        raise ModelFolderError(f"{folder}: no {name}", "there is no such file", fix)
-    return json_object(text, path, InputError)
+    fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"
+    return folder_json(
+        folder, name, InputError, lambda place: ModelFolderError(f"{place}: no {name}", "there is no such file", fix)
+    )
 
 
 def _tensor_files(folder: Path) -> list[Path]:
@@ -167,7 +161,10 @@ class SafetensorsFile:
             with safe_open(path, "numpy") as file:
                 for name in file.offset_keys():
                     tensor, start = file.get_slice(name), end
-                    dtype, shape = _dtype(path, name, tensor.get_dtype()), tuple(tensor.get_shape())
+                    kind, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+                    if kind not in _DTYPES:
+                        raise _malformed(path, f"{name!r} has type {kind!r}; known are {', '.join(_DTYPES)}")
+                    dtype = np.dtype(_DTYPES[kind])
                     end += math.prod(shape) * dtype.itemsize
                     self.tensors[name] = dtype, shape, start, end
         except OSError as error:
@@ -182,13 +179,6 @@ class SafetensorsFile:
         dtype, shape, start, end = self.tensors[name]
         view: NDArray[Any] = self._bytes[start:end].view(dtype).reshape(shape)
         return view
-
-
-def _dtype(path: Path, name: str, kind: str) -> np.dtype[Any]:
-    if kind not in _DTYPES:
-        raise _malformed(path, f"{name!r} has type {kind!r}; known are {', '.join(_DTYPES)}")
-    dtype: np.dtype[Any] = np.dtype(_DTYPES[kind])
-    return dtype
 
 
 def _malformed(path: Path, why: str) -> InputError:

@@ -35,7 +35,13 @@ class Weights:
         try:  # not `in`: a mapping's default test is to load the tensor
             tensor = np.asarray(self._tensors[name])
         except KeyError as error:
-            raise self._missing(name) from error
+            known = sorted(self._tensors)
+            close = get_close_matches(name, known, 3)
+            raise InputError(
+                f"the weights have no tensor {name!r}",
+                f"there are {len(known)} tensors" + (f"; the closest names are {', '.join(close)}" if close else ""),
+                "name tensors as Hugging Face does, and check the configuration's biases, norms and tied embeddings",
+            ) from error
         # bfloat16 and the 8-bit floats of ml_dtypes say "V", or nothing, as their kind.
         if tensor.dtype.kind != "f" and "float" not in tensor.dtype.name:
             raise InputError(
@@ -56,15 +62,6 @@ class Weights:
         vector = self.tensor(name, (size,)).astype(np.float32)
         require_finite(name, vector)
         return vector
-
-    def _missing(self, name: str) -> InputError:
-        known = sorted(self._tensors)
-        close = get_close_matches(name, known, 3)
-        return InputError(
-            f"the weights have no tensor {name!r}",
-            f"there are {len(known)} tensors" + (f"; the closest names are {', '.join(close)}" if close else ""),
-            "name tensors as Hugging Face does, and check the configuration's biases, norms and tied embeddings",
-        )
 
 
 def row_chunks(name: str, matrix: NDArray[Any], *, finite: bool = True) -> Iterator[NDArray[np.float32]]:

@@ -109,11 +109,7 @@ class ChatSession:
         self.messages, self.last_reply, self.num_left_out = [], None, 0
 
     def undo(self) -> str:
-        """Take back the last exchange; gives the text of its user message.
-
-        Raises:
-            StateError: there is none.
-        """
+        """Take back the last exchange; gives the text of its user message. Raises StateError: there is none."""
         index = self._last_user_message()
         text = str(self.messages[index]["content"])
         del self.messages[index:]
@@ -164,11 +160,7 @@ class ChatSession:
         return self._answer()
 
     def cancel(self) -> bool:
-        """Let the running reply end where it is. May be called from a signal handler or another thread.
-
-        Returns:
-            Whether there was one.
-        """
+        """Let the running reply end where it is, from a signal handler or any thread; returns whether there was one."""
         stream = self._running
         if stream is not None:
             stream.cancel()

@@ -180,20 +180,16 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
     def stream_tokens(self, prompt: Sequence[int], **options: Unpack[SamplingOptions]) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
 
-        >>> llm = LLM()
         >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
         '15'
-        >>> llm.close()
         """
         return CompletionStream(self._requests.single(prompt, None, options, self.parser.markers), self._worker)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt text.
 
-        >>> llm = LLM()
         >>> len(llm.encode("12 + 7"))
         5
-        >>> llm.close()
         """
         ids: list[int] = self.tokenizer.encode(text).tolist()
         return ids

@@ -10,7 +10,7 @@ from genai.kvcache.budget import available_memory, format_bytes
 
 from ..errors import CacheCapacityError, ModelFolderError
 from ..graph.reader import read_model
-from ..model.config import Config, ModelConfig
+from ..model.config import Config
 from ..model.decoder_graph import count_activations, read_decoder
 from ..model.folders import folder_errors
 from ..model.memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
@@ -49,13 +49,22 @@ def describe(
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         plan = plan_memory(decoder, config)
         missing = missing_operators(decoder.model)
-    found = decoder.info
+    found, model, sizes = decoder.info, config.model, config.model.decoder
     if context_size is not None:
         check_limit(plan, context_size)
     available = available_memory() if available_bytes is None else available_bytes
     return {
         "folder": str(config.folder),
-        **_architecture(config.model),
+        "type": model.type,
+        "layers": sizes.num_hidden_layers,
+        "hidden_size": sizes.hidden_size,
+        "attention_heads": sizes.num_attention_heads,
+        "key_value_heads": sizes.num_key_value_heads,
+        "head_size": sizes.head_size,
+        "sliding_window": sizes.sliding_window,
+        "vocab_size": model.vocab_size,
+        "context_length": model.context_length,
+        "eos_token_ids": list(model.eos_token_ids),
         "parameters": found.parameters,
         "bits_per_weight": round(8 * found.weight_bytes / found.parameters, 2) if found.parameters else None,
         "weight_bytes": found.weight_bytes,
@@ -116,22 +125,6 @@ def _verdict(plan: MemoryPlan, context: int, missing: int, largest: int) -> str:
     if largest:
         return f"fits with --ctx-size {largest}; {whole or 'the asked '}{context} needs {format_bytes(missing)} more"
     return f"does not fit: {format_bytes(missing)} more memory is needed, or a smaller or more strongly quantised model"
-
-
-def _architecture(model: ModelConfig) -> dict[str, Any]:
-    decoder = model.decoder
-    return {
-        "type": model.type,
-        "layers": decoder.num_hidden_layers,
-        "hidden_size": decoder.hidden_size,
-        "attention_heads": decoder.num_attention_heads,
-        "key_value_heads": decoder.num_key_value_heads,
-        "head_size": decoder.head_size,
-        "sliding_window": decoder.sliding_window,
-        "vocab_size": model.vocab_size,
-        "context_length": model.context_length,
-        "eos_token_ids": list(model.eos_token_ids),
-    }
 
 
 def _text_interface(config: Config) -> dict[str, Any]:

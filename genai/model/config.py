@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ConfigError, InputError, ModelFolderError, NotSupportedYetError, did_you_mean
+from ..errors import ConfigError, InputError, NotSupportedYetError, did_you_mean
 from ..graph.names import GraphNames
 from . import config_schema
 from .config_schema import Key, Use
-from .folders import no_config, not_a_folder, readable
-from .reading import file_text, json_object
+from .folders import folder_json, no_config
+from .reading import json_object
 
 CONFIG_NAME = "genai_config.json"
 _LIMIT = 2**31
@@ -63,7 +63,7 @@ class Config:
         self.folder = Path(path).expanduser()
         self.model_data: dict[str, bytes] = {}
         self.providers: list[str] = []
-        self.raw: dict[str, Any] = _read_json(self.folder)
+        self.raw: dict[str, Any] = folder_json(self.folder, CONFIG_NAME, ConfigError, no_config)
         self._check()
 
     def _check(self) -> None:
@@ -157,27 +157,12 @@ class Config:
     clear_decoder_provider_options_hardware_vendor_id = _hardware
 
     def check_providers(self) -> None:
-        """Whether the chosen providers are there.
-
-        Raises:
-            NotSupportedYetError: one of them is not.
-        """
+        """Whether the chosen providers are there. Raises NotSupportedYetError: one of them is not."""
         for name in self.providers:
             if name.lower() not in _CPU:
                 raise NotSupportedYetError(
                     f"provider {name!r} is not available", "this version runs on the CPU", 'use "cpu", or none'
                 )
-
-
-def _read_json(folder: Path) -> dict[str, Any]:
-    with readable(folder):
-        if not folder.is_dir():
-            raise not_a_folder(folder)
-    path = folder / CONFIG_NAME
-    text = file_text(path, ModelFolderError, ConfigError)
-    if text is None:
-        raise no_config(folder)
-    return json_object(text, path, ConfigError)
 
 
 def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:
@@ -241,20 +226,17 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
                 f"a token id below vocab_size {vocab_size} is expected",
                 "correct the value",
             )
+    # Negative ids are how some builders write "there is none".
+    bos, pad = (value if value is not None and value >= 0 else None for value in optional.values())
     return ModelConfig(
         type=str(_require(model, "model", "type")),
         vocab_size=vocab_size,
         context_length=_positive(model, "model", "context_length"),
-        bos_token_id=_token_or_none(optional["bos_token_id"]),
+        bos_token_id=bos,
         eos_token_ids=tuple(e for e in eos_ids if e >= 0),
-        pad_token_id=_token_or_none(optional["pad_token_id"]),
+        pad_token_id=pad,
         decoder=_decoder_config(_require(model, "model", "decoder")),
     )
-
-
-def _token_or_none(value: int | None) -> int | None:
-    """Negative ids are how some builders write "there is none"."""
-    return value if value is not None and value >= 0 else None
 
 
 def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:

@@ -68,18 +68,6 @@ def visible_window(config: Config, mask: str) -> int | None:
 
 def _visible(config: Config, model: OnnxModel, plan: Any, past: int, new: int) -> NDArray[np.bool_]:
     """[new, past + new]: which tokens each new one sees."""
-    feeds = _feeds(config, model, past, new)
-    mask = np.asarray(next(iter(run(plan, feeds).values())))
-    if mask.ndim != 4 or mask.shape[:2] != (1, 1):
-        raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, not one for all heads")
-    rows = np.broadcast_to(mask[0, 0], (new, past + new))
-    seen = rows if rows.dtype == np.bool_ else rows == 0
-    if rows.dtype != np.bool_ and not np.all(seen | (rows < _HIDDEN)):
-        raise NotFlattenable("a mask holds more than what is seen and what is hidden: a bias")
-    return seen
-
-
-def _feeds(config: Config, model: OnnxModel, past: int, new: int) -> dict[str, Any]:
     decoder, names = config.model.decoder, config.model.decoder.names
     known = {
         names.input_ids: np.zeros((1, new)),
@@ -95,7 +83,14 @@ def _feeds(config: Config, model: OnnxModel, past: int, new: int) -> dict[str, A
             raise NotFlattenable(f"input {value.name!r} is no tensor")
         given = known.get(value.name, cache)
         feeds[value.name] = given.astype(dtype.numpy_dtype) if given is not cache else given
-    return feeds
+    mask = np.asarray(next(iter(run(plan, feeds).values())))
+    if mask.ndim != 4 or mask.shape[:2] != (1, 1):
+        raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, not one for all heads")
+    rows = np.broadcast_to(mask[0, 0], (new, past + new))
+    seen = rows if rows.dtype == np.bool_ else rows == 0
+    if rows.dtype != np.bool_ and not np.all(seen | (rows < _HIDDEN)):
+        raise NotFlattenable("a mask holds more than what is seen and what is hidden: a bias")
+    return seen
 
 
 def _read(config: Config) -> OnnxModel:

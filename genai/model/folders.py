@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
 from ..graph.elsewhere import from_elsewhere
+from .reading import file_text, json_object
 
 BUNDLED_MODEL = "pebble"
 
@@ -67,6 +69,19 @@ def readable(path: Path) -> Iterator[None]:
         why = f"the system says: {error.strerror}"
         fix = 'check the path and its permissions; a question goes behind -p: `genai chat -p "…"`'
         raise ModelFolderError(f"{str(path)!r:.80}: not a model folder", why, fix) from error
+
+
+def folder_json(
+    folder: Path, name: str, malformed: type[GenaiError], absent: Callable[[Path], ModelFolderError]
+) -> dict[str, Any]:
+    """The JSON object in a folder's file; `absent` makes the error where the folder has no such file."""
+    with readable(folder):
+        if not folder.is_dir():
+            raise not_a_folder(folder)
+    text = file_text(folder / name, ModelFolderError, malformed)
+    if text is None:
+        raise absent(folder)
+    return json_object(text, folder / name, malformed)
 
 
 _CONFIG = "genai_config.json"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from genai.kernels.executor import Executor
 from genai.kernels.messages import ProgressLine, tell
@@ -17,8 +14,6 @@ from genai.kvcache.storage import PagedStorage
 from ..engine.decoder import Decoder
 from ..engine.dense import DenseDecoder, DenseInput
 from ..engine.paged import PagedDecoder
-from ..graph.ir import Graph
-from ..graph.names import GraphNames
 from ..runtime.device import open_executor, report_progress
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.row_program import build_row_program
@@ -61,6 +56,9 @@ def load_decoder(
                 tell(f"genai: running sequence by sequence, without batching: {source.info.reason}")
             info = replace(source.info, context_size=cache.context_size)
             return _dense(source, config, executor, PlanOptions(kernel=kernel)), info
+        names = config.model.decoder.names
+        kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
+        inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
         most = -(-cache.context_size // BLOCK_SIZE) * MAX_CONTEXTS_IN_POOL
         num_blocks = min(budget.blocks_that_fit(source.layout, cache.cache_bytes), most)
         progress = ProgressLine(
@@ -73,7 +71,7 @@ def load_decoder(
         with progress:
             decoder = PagedDecoder(
                 executor,
-                build_row_program(source.model, _ids(source.model.graph, config.model.decoder.names), options),
+                build_row_program(source.model, inputs, options),
                 vocab_size=config.model.vocab_size,
                 pool=BlockPool(num_blocks),
                 storage=PagedStorage(source.layout, num_blocks, executor.allocate),
@@ -82,12 +80,6 @@ def load_decoder(
                 output_names=source.flat.output_names,
             )
     return decoder, replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
-
-
-def _ids(graph: Graph, names: GraphNames) -> dict[str, tuple[Ids, np.dtype[Any]]]:
-    """The graph inputs that are integers per token, and their types."""
-    kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
-    return {v.name: (kinds[v.name], numpy_dtype(v)) for v in graph.inputs if v.name in kinds}
 
 
 def _dense(source: DecoderGraph, config: Config, executor: Executor, options: PlanOptions) -> DenseDecoder:

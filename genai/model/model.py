@@ -93,11 +93,7 @@ class Model(AbstractContextManager["Model"]):
 
     @property
     def decoder(self) -> Decoder:
-        """The engine's decoder.
-
-        Raises:
-            StateError: the model was closed.
-        """
+        """The engine's decoder. Raises StateError: the model was closed."""
         if self._decoder is None:
             raise StateError("the model is closed", "close() gave its memory back", "load the model again")
         return self._decoder

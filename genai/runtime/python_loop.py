@@ -84,11 +84,7 @@ def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What a call's kernel returns.
-
-    Raises:
-        GraphError: it failed; the message names the node and the shapes it got.
-    """
+    """What a call's kernel returns. Raises GraphError: it failed; the message names the node and the shapes it got."""
     try:
         return op.kernel(context, inputs)
     except (GenaiError, RunStopped, MemoryError):

@@ -164,7 +164,6 @@ class FeedCheck:
     def __init__(self, inputs: list[Value], optional: set[str], slots: Mapping[str, int]) -> None:
         self._checks = {value.name: (slots[value.name], InputCheck(value)) for value in inputs}
         self._required = [value.name for value in inputs if value.name not in optional]
-        self._num_required = len(self._required)
 
     def __call__(self, feed: Mapping[str, Any]) -> list[tuple[int, Any]]:
         """(slot, value) per input given."""
@@ -182,8 +181,7 @@ class FeedCheck:
             raise InvalidArgument(
                 f"the feed is a {type(feed).__name__}", "it maps input names to arrays", "pass a dict"
             ) from None
-        if len(result) < self._num_required or not all(name in feed for name in self._required):
-            missing = [name for name in self._required if name not in feed]
+        if missing := [name for name in self._required if name not in feed]:
             raise InvalidArgument(
                 f"required inputs ({missing}) are missing from input feed ({list(feed)})",
                 f"the model needs {self._required}",

@@ -108,11 +108,7 @@ class IOBinding:
         return dict(self._inputs)
 
     def accept(self, names: Sequence[str], results: Sequence[Any]) -> None:
-        """Take the results of a run.
-
-        Raises:
-            InputError: a result does not fit the memory bound for it.
-        """
+        """Take the results of a run. Raises InputError: a result does not fit the memory bound for it."""
         self._results = {}
         for name, result in zip(names, results, strict=True):
             bound = self._outputs.get(name)

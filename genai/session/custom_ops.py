@@ -56,7 +56,15 @@ def register_op(
 def _factory(function: Callable[..., Any]) -> Callable[[NodeSpec], Kernel]:
     def factory(spec: NodeSpec) -> Kernel:
         attributes = dict(spec.attributes)
-        _check_keywords(function, spec, attributes)
+        try:  # found out when loading, not in the first run
+            inspect.signature(function).bind(*spec.inputs, **attributes)
+        except TypeError as error:
+            raise KernelError(
+                f"{spec.op_type}: the registered function does not take {len(spec.inputs)} inputs "
+                f"and the attributes {sorted(attributes)}: {error}"
+            ) from error
+        except ValueError:
+            pass  # a compiled function without a signature
 
         def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
             results = as_tuple(function(*inputs, **attributes))
@@ -65,16 +73,3 @@ def _factory(function: Callable[..., Any]) -> Callable[[NodeSpec], Kernel]:
         return kernel
 
     return factory
-
-
-def _check_keywords(function: Callable[..., Any], spec: NodeSpec, attributes: dict[str, Any]) -> None:
-    """The function takes this node's inputs and attributes; found out when loading, not in the first run."""
-    try:
-        inspect.signature(function).bind(*spec.inputs, **attributes)
-    except TypeError as error:
-        raise KernelError(
-            f"{spec.op_type}: the registered function does not take {len(spec.inputs)} inputs "
-            f"and the attributes {sorted(attributes)}: {error}"
-        ) from error
-    except ValueError:
-        return  # A compiled function without a signature.

@@ -28,11 +28,7 @@ def get_build_info() -> str:
 
 @typed
 def set_default_logger_severity(severity: int) -> None:
-    """Accepted: sessions log nothing.
-
-    Raises:
-        OptionError: outside 0 to 4.
-    """
+    """Accepted: sessions log nothing. Raises OptionError: outside 0 to 4."""
     if not 0 <= int(severity) <= 4:
         raise OptionError(f"log severity {severity}", "severities go from 0 (verbose) to 4 (fatal)", "give one of them")
 

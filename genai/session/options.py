@@ -70,11 +70,7 @@ class _Entries:
         self._entries[key] = value
 
     def _get(self, key: str) -> str:
-        """An entry that was added.
-
-        Raises:
-            OptionError: there is none of that key.
-        """
+        """An entry that was added. Raises OptionError: there is none of that key."""
         if key not in self._entries:
             raise OptionError(
                 f"there is no config entry {key!r}",

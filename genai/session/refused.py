@@ -63,11 +63,7 @@ AVAILABLE = tuple(name for name in globals() if name.startswith("is_"))
 
 
 def refuse(name: str, reason: str, fix: str = _SESSION_PAGE) -> NoReturn:
-    """Say no.
-
-    Raises:
-        NotSupportedYetError: always.
-    """
+    """Say no. Raises NotSupportedYetError: always."""
     raise NotSupportedYetError(f"{name} is not supported", reason, fix)
 
 

@@ -100,11 +100,7 @@ class OrtDevice:
 @typed_errors
 @dataclass(frozen=True)
 class OrtMemoryInfo:
-    """Memory in which inputs and results of a session lie.
-
-    Raises:
-        InputError: of another device than the CPU.
-    """
+    """Memory in which inputs and results of a session lie. Raises InputError: of another device than the CPU."""
 
     name: str = "Cpu"
     allocator_type: OrtAllocatorType = OrtAllocatorType.ORT_DEVICE_ALLOCATOR
@@ -128,11 +124,7 @@ class OrtMemoryInfo:
 
 
 def check_device(name: str, device_id: int = 0) -> None:
-    """Refuse devices that are not here.
-
-    Raises:
-        InputError: the device is not the CPU.
-    """
+    """Refuse devices that are not here. Raises InputError: the device is not the CPU."""
     if name.lower() != CPU or device_id != 0:
         raise InputError(f"device {name!r} number {device_id}", "values of a session lie on the CPU", "use 'cpu', 0")
 
@@ -197,21 +189,13 @@ class OrtValue:
 
     @staticmethod
     def ort_value_from_sparse_tensor(value: Any) -> OrtValue:
-        """Sparse tensors outside models are not supported.
-
-        Raises:
-            NotSupportedYetError: always.
-        """
+        """Sparse tensors outside models are not supported. Raises NotSupportedYetError: always."""
         refuse("OrtValue.ort_value_from_sparse_tensor", REASONS["SparseTensor"])
 
     as_sparse_tensor = refusing_method("as_sparse_tensor", REASONS["SparseTensor"])
 
     def numpy(self) -> NDArray[Any]:
-        """The array itself, not a copy.
-
-        Raises:
-            InputError: this is not a tensor.
-        """
+        """The array itself, not a copy. Raises InputError: this is not a tensor."""
         return self._tensor()
 
     def shape(self) -> list[int]:

@@ -61,7 +61,12 @@ class ChatTemplates:
             "tools": tool_list,
             "add_generation_prompt": begins_reply,
         }
-        _check_length(source)
+        if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
+            raise ChatTemplateError(
+                f"the chat template ({source.origin}) has {len(source.text)} characters",
+                f"at most {_MAX_TEMPLATE_CHARACTERS} are allowed",
+                "check that the file is a chat template",
+            )
         text = ""
         try:
             if any(map(template_messages.has_parts, conversation)):
@@ -114,15 +119,6 @@ class ChatTemplates:
             return self.source().text
         except ChatTemplateError:
             return ""
-
-
-def _check_length(source: TemplateSource) -> None:
-    if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
-        raise ChatTemplateError(
-            f"the chat template ({source.origin}) has {len(source.text)} characters",
-            f"at most {_MAX_TEMPLATE_CHARACTERS} are allowed",
-            "check that the file is a chat template",
-        )
 
 
 def _text(result: Mapping[str, Any], origin: str) -> str:

@@ -85,7 +85,7 @@ class Stage(ABC):
         """Take one token; give the tokens for the next stage that nothing later can change."""
 
     def end(self) -> Iterable[str]:
-        """Give what was held back."""
+        """Give what was held back; nothing is fed afterwards."""
         return []
 
 
@@ -216,8 +216,7 @@ class WordSuffix(Stage):
         return [] if held is None else [held.replace(self.suffix, " ")]
 
     def end(self) -> Iterable[str]:
-        held, self.held = self.held, None
-        return [] if held is None else [held.replace(self.suffix, "")]
+        return [] if self.held is None else [self.held.replace(self.suffix, "")]
 
 
 @dataclass
@@ -248,8 +247,7 @@ class ReplaceText(Stage):
         return [self.new.join([*parts, tail[: len(tail) - held]])]
 
     def end(self) -> Iterable[str]:
-        held, self.held = self.held, ""
-        return [held]
+        return [self.held]
 
 
 _LONGEST_RULE = 4
@@ -276,8 +274,7 @@ class CleanUp(Stage):
         return [clean_up(text[:end])]
 
     def end(self) -> Iterable[str]:
-        held, self.held = self.held, ""
-        return [clean_up(held)]
+        return [clean_up(self.held)]
 
 
 _STAGES: Mapping[str, Callable[[Mapping[str, Any]], Stage]] = {

@@ -178,8 +178,7 @@ def tokenizer_json(
         ModelFormatError: the model is of a kind that has no equivalent there.
     """
     _check_supported(model)
-    texts = renamed or {}
-    pieces = [Piece(texts.get(id_, piece.text), piece.score, piece.type) for id_, piece in enumerate(model.pieces)]
+    pieces = [Piece(renamed.get(id_, piece.text), piece.score, piece.type) for id_, piece in enumerate(model.pieces)]
     if len({piece.text for piece in pieces}) < len(pieces):
         raise ModelFormatError("two pieces have the same text")
     added = [_added(id_, piece, model) for id_, piece in enumerate(pieces) if piece.type in _ADDED_TYPES]

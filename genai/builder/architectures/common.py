@@ -132,7 +132,11 @@ def decoder(
         rope_kind: the layers whose rotation is asked for, where they differ.
         family: what genai_config.json calls the model: a type that onnxruntime-genai knows, or "decoder".
     """
-    _refuse(config)
+    wrong = {name: why for name, why in _REFUSED.items() if config.get(name)}
+    if not config.flag("is_causal", default=True):
+        wrong["is_causal"] = "a decoder sees the past only"
+    for name, why in wrong.items():
+        raise UnsupportedModelError(f"config.json has {name}: {config.get(name)}", why, "use another checkpoint")
     heads = config.integer("num_attention_heads", "n_head")
     hidden = config.integer("hidden_size", "n_embd")
     vocab = config.integer("vocab_size")
@@ -166,14 +170,6 @@ def decoder(
     if "hidden_activation" not in fields:
         values["hidden_activation"] = activation(config.text("hidden_act", "hidden_activation", default="silu"))
     return DecoderSpec(**(values | fields))
-
-
-def _refuse(config: HFConfig) -> None:
-    wrong = {name: why for name, why in _REFUSED.items() if config.get(name)}
-    if config.flag("is_causal", default=True) is False:
-        wrong["is_causal"] = "a decoder sees the past only"
-    for name, why in wrong.items():
-        raise UnsupportedModelError(f"config.json has {name}: {config.get(name)}", why, "use another checkpoint")
 
 
 def _token_within(config: HFConfig, name: str, vocab: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -78,11 +78,7 @@ def smollm3(config: HFConfig) -> DecoderSpec:
     if rotated is None:
         every = config.integer("no_rope_layer_interval", default=4)
         rotated = [(layer + 1) % every for layer in range(count)]
-    windows = common.window_fields(config)
-    if not config.flag("use_sliding_window"):
-        windows = {}
-    elif windows and config.get("layer_types") is None:
-        windows["sliding_layers"] = tuple(layer for layer, flag in enumerate(rotated) if not flag)
+    windows = _windows(config, [layer for layer, flag in enumerate(rotated) if not flag], default=None)
     return decoder(
         config,
         family="smollm3",
@@ -229,20 +225,23 @@ def gemma3_text(config: HFConfig) -> DecoderSpec:
     )
 
 
-def _windows(config: HFConfig, layers: Callable[[int], range]) -> dict[str, Any]:
-    """The window of these layers, given max_window_layers, if use_sliding_window says so."""
-    fields, bound = common.window_fields(config, window=4096), config.integer("max_window_layers", default=28, least=0)
+def _windows(config: HFConfig, layers: Sequence[int], default: int | None = 4096) -> dict[str, Any]:
+    """The window of these layers, where layer_types does not name others, if use_sliding_window says so."""
+    fields = common.window_fields(config, window=default)
     if not config.flag("use_sliding_window"):
         return {}
     if fields and config.get("layer_types") is None:
-        chosen = tuple(layers(bound))
-        return {**fields, "sliding_layers": chosen} if chosen else {}
+        return {**fields, "sliding_layers": tuple(layers)} if layers else {}
     return fields
 
 
 def _upper_windows(config: HFConfig) -> dict[str, Any]:
     """The window of the layers from max_window_layers on."""
-    return _windows(config, lambda first: range(first, config.num_layers))
+    return _windows(config, range(_max_window_layers(config), config.num_layers))
+
+
+def _max_window_layers(config: HFConfig) -> int:
+    return config.integer("max_window_layers", default=28, least=0)
 
 
 def _experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
@@ -275,7 +274,7 @@ def qwen2_moe(config: HFConfig) -> DecoderSpec:
     """One more expert, behind a gate, sees every token; a window in every other layer below max_window_layers."""
     shared = config.integer("shared_expert_intermediate_size", least=0)
     experts = _experts(config, shared_intermediate_size=shared, shared_gate=True)
-    windows = _windows(config, lambda end: range(0, min(end, config.num_layers), 2))
+    windows = _windows(config, range(0, min(_max_window_layers(config), config.num_layers), 2))
     return decoder(config, qkv_bias=config.flag("qkv_bias", default=True), **experts, **windows)
 
 

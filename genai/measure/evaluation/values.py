@@ -197,7 +197,9 @@ def onnxruntime_values(
     try:
         proto = onnx.load(path, load_external_data=False)
         room = _past_room(proto, len(tokens))
-        wanted = _wanted(proto, names, without=(decoder.names.present_key, decoder.names.present_value) if room else ())
+        computed = (name for node in proto.graph.node for name in node.output)
+        without = (decoder.names.present_key, decoder.names.present_value) if room else ()
+        wanted = [name for name in computed if name in names and not _matches(name, without)]
         present = {value.name for value in proto.graph.output}
         # A name is enough: onnxruntime infers the types.
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in present)
@@ -229,12 +231,6 @@ def import_onnxruntime() -> Any:
             "pip install onnxruntime",
         ) from error
     return onnxruntime
-
-
-def _wanted(proto: onnx.ModelProto, names: Collection[str], without: tuple[str, ...]) -> list[str]:
-    """Those of `names` that the graph's nodes give, less those of the templates `without`."""
-    computed = (name for node in proto.graph.node for name in node.output)
-    return [name for name in computed if name in names and not _matches(name, without)]
 
 
 def _options(library: Any, folder: Path, threads: int | None) -> Any:

@@ -233,7 +233,11 @@ def find_gpus(root: Path = Path("/"), *, find_module: Callable[[str], Any] = fin
         hints.append("an AMD GPU is there, which is not supported")
     if (root / "dev/dxg").exists():
         hints.append("this is WSL: the GPU's driver belongs to Windows")
-    return Gpus(names, driver, _installed(find_module, "cupy"), tuple(hints))
+    try:
+        cupy = find_module("cupy") is not None
+    except (ImportError, ValueError):
+        cupy = False
+    return Gpus(names, driver, cupy, tuple(hints))
 
 
 def _driver_version(path: Path) -> str:
@@ -248,10 +252,3 @@ def _model(path: Path) -> str:
         if key.strip() == "Model":
             return value.strip()
     return "unknown model"
-
-
-def _installed(find_module: Callable[[str], Any], name: str) -> bool:
-    try:
-        return find_module(name) is not None
-    except (ImportError, ValueError):
-        return False

@@ -61,11 +61,7 @@ def show_until(source: Source, markers: Sequence[str], show: Callable[[str], Eve
 
 
 def take_until(source: Source, markers: Sequence[str]) -> Reader[tuple[str, str | None]]:
-    """Read up to a marker or the end, showing nothing.
-
-    Returns:
-        The text, and the marker found behind it (not read) or None.
-    """
+    """Read up to a marker or the end, showing nothing; returns the text, and the marker behind it (unread) or None."""
     while (found := find_first(source.text, markers)) is None:
         if source.ended:
             return source.take(len(source.text)), None

@@ -64,11 +64,7 @@ class ReplySplitter:
         return events
 
     def finish(self) -> list[Event]:
-        """End the reply; give what was held back, and `End`.
-
-        Raises:
-            InputError: the reply is finished already.
-        """
+        """End the reply; give what was held back, and `End`. Raises InputError: the reply is finished already."""
         if self._source.ended:
             raise InputError("finish() called twice", "this reply has ended", "make a new ReplySplitter")
         self._source.ended = True
@@ -172,11 +168,7 @@ PARSERS: Mapping[str, Parser] = MappingProxyType(
 
 
 def get_parser(name: str) -> Parser:
-    """The parser of that name.
-
-    Raises:
-        OptionError: there is none.
-    """
+    """The parser of that name. Raises OptionError: there is none."""
     if name not in PARSERS:
         raise OptionError(
             f"parser = {name!r}", "no parser has this name", f"choose one of {', '.join(sorted(PARSERS))}"
