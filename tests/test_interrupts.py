@@ -26,7 +26,7 @@ from genai.kernels.cpu import compiler, workers
 from genai.kernels.cpu.blas import BLAS_THREADS
 from genai.kernels.cpu.cache import CacheFolder
 from genai.kernels.cpu.program import pool
-from genai.kernels.cpu.program.calls import CALL_WORDS, Program
+from genai.kernels.cpu.program.calls import CALL_ENTRIES, Program
 from genai.kernels.cpu.program.pool import rows_context
 from genai.kernels.interrupts import Task, ThreadsRefused
 from genai.llm.llm import LLM
@@ -269,7 +269,7 @@ def _logits(model: Model) -> Callable[[], list[float]]:
 
 def test_a_run_inside_a_run_of_the_same_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would use the same memory, also where one thread runs alone."""
-    program, context = Program(np.zeros((0, CALL_WORDS), np.int64), (), 0), rows_context(1)
+    program, context = Program(np.zeros((0, CALL_ENTRIES), np.int64), (), 0), rows_context(1)
     workspace = pool._Workspace(1)
     run_program, seen = pool.driver.run_program, list[str]()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from ..errors import GenaiError, InputError
 
 # No text that anybody means is longer; a device may never end.
-_MOST_BYTES = 2**28
+_MOST_BYTES, _PIECE = 2**28, 2**20
 
 
 def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = False) -> bytes | None:
@@ -18,7 +19,8 @@ def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = 
         if not (may_be_pipe or path.is_file() or path.is_dir()) and path.exists():
             raise unreadable(f"{path}: cannot be read", "it is a pipe or a device", "put a file there")
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            # Piece by piece: one call for so much would take the memory of all before it has read any.
+            data = b"".join(takewhile(len, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
     except FileNotFoundError:
         return None
     except OSError as error:

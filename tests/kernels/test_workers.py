@@ -227,7 +227,7 @@ SLOW_COMPILING = """
 import os, sys, time
 from pathlib import Path
 from genai.kernels.cpu import workers
-from genai.kernels.cpu.jit import Kernel, Library
+from genai.kernels.cpu.jit import Library, NativeFunction
 workers.default_threads = lambda: 2
 folder = Path(sys.argv[1])
 folder.joinpath("sources").mkdir()
@@ -238,7 +238,7 @@ def make(self):
     while True:
         sum(range(10**4))
 
-Kernel.make = make
+NativeFunction.make = make
 kernels = []
 for number in range(6):
     def empty(x: int) -> int:
