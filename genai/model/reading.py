@@ -20,7 +20,7 @@ def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = 
             raise unreadable(f"{path}: cannot be read", "it is a pipe or a device", "put a file there")
         with path.open("rb") as file:
             # Piece by piece: one call for so much would take the memory of all before it has read any.
-            data = b"".join(takewhile(len, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
+            data = b"".join(takewhile(bool, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
     except FileNotFoundError:
         return None
     except OSError as error:
