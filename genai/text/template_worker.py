@@ -25,8 +25,6 @@ from ..errors import ChatTemplateError, InputError
 T = TypeVar("T")
 # Some prompts of 4 Mi characters, at most twelve bytes for one that JSON escapes.
 _MOST_ANSWER_BYTES = 2**28
-# So much fits into a pipe that has room.
-_PIPE_BUF = getattr(select, "PIPE_BUF", 512)
 _PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[3:]; from genai.text.template_server import serve;"
     "serve(float(sys.argv[1]), int(sys.argv[2]))"
@@ -142,9 +140,12 @@ class TemplateWorker:
             self._is_ready = True
         deadline = time.monotonic() + self.limits.seconds
         try:
-            for begin in range(0, len(request), _PIPE_BUF):
-                write = partial(stdin.write, request[begin : begin + _PIPE_BUF])
-                _in_time(write, stdin, "POLLOUT", deadline, self.limits.seconds)
+            # What fits into a pipe that has room; without poll, a thread waits until all of it is written.
+            size = select.PIPE_BUF if hasattr(select, "poll") else len(request)
+            rest = memoryview(request)
+            while rest:
+                write = partial(stdin.write, rest[:size])
+                rest = rest[_in_time(write, stdin, "POLLOUT", deadline, self.limits.seconds) :]
         except BrokenPipeError:
             raise TemplateStopped(self._reason(process)) from None
         return self._line(process, self.limits.seconds)
