@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from genai.errors import ChatTemplateError, InputError
-from genai.kernels.host.machine import system_file
 from genai.kernels.messages import ProgressLine
 
 from .help_page import OUTPUT
@@ -184,6 +183,8 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
 
 def peak_megabytes() -> float | None:
     """The most memory this process has held, in MB (resident set); None where the system does not say."""
+    from genai.kernels.host.machine import system_file
+
     # Not getrusage: a process inherits its maximum from whoever started it.
     for line in system_file(Path("/proc/self/status")).splitlines():
         if line.startswith("VmHWM:"):

@@ -178,7 +178,7 @@ def test_builds_without_locks(reason: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_peak_memory_where_the_system_says_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "system_file", lambda path: "")
+    monkeypatch.setattr("genai.kernels.host.machine.system_file", lambda path: "")
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=5_000_000))
     monkeypatch.setitem(sys.modules, "resource", usage)
     assert terminal.peak_megabytes() == 5120

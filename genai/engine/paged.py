@@ -39,9 +39,8 @@ class PagedSequence(DecoderSequence):
         super().__init__()
         self.table, self._rope_threshold = table, rope_threshold
         self._prefill = bytearray()  # per token
-        self._settled = (
-            0  # tokens that were computed once: however the cache has others of them, they stay as they were
-        )
+        # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
+        self._settled = 0
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
