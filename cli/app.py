@@ -9,7 +9,20 @@ import typer.main
 
 from genai.errors import GenaiError, OptionError
 
-from . import bench, build, doctor, evaluate, evaluate_diff, generate, info, run as run_command
+from . import (
+    batch,
+    bench,
+    build,
+    doctor,
+    evaluate,
+    evaluate_diff,
+    generate,
+    info,
+    lora,
+    quantize,
+    quantize_onnx,
+    run as run_command,
+)
 from .chat.command import chat
 from .help_page import prepare, usage_error
 from .streams import OutputLost, drop_output
@@ -23,9 +36,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for one in (chat, generate.generate, info.info, run_command.run, build.build, doctor.doctor):
+for one in (
+    chat,
+    generate.generate,
+    batch.batch,
+    info.info,
+    run_command.run,
+    build.build,
+    quantize.quantize,
+    quantize_onnx.quantize_onnx,
+    doctor.doctor,
+):
     app.command()(one)
 app.add_typer(bench.app, name="bench")
+app.add_typer(lora.app, name="lora")
 evaluations = typer.Typer(help="Measure quality.", no_args_is_help=True)
 for one in (evaluate.ppl, evaluate.kld, evaluate_diff.diff, evaluate.tasks):
     evaluations.command()(one)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import zip_longest
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.errors import OptionError
 from genai.kernels.messages import ProgressLine
 
 from . import options as opt
@@ -26,10 +29,12 @@ Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the me
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
+_ROWS_OF_FORMS = (1, 4, 16)
 # What later rows may hold: 0.01234.
 _NUMBER_WIDTH = 7
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
 NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")]
+FormatsFlag = Annotated[bool, typer.Option("--formats", help="Every form of weights, on made-up matrices.")]
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]
 
 
@@ -81,6 +86,9 @@ def prefill(
 def context(
     model: opt.ModelArgument = None,
     lengths: Annotated[list[int] | None, _several("-c", "--context", "Context length")] = None,
+    beside: Annotated[
+        str | None, typer.Option(help="Measure with keys and values of this type as well, in turn: fp16, fp32, int8.")
+    ] = None,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
     plot: PlotFile = None,
@@ -91,9 +99,14 @@ def context(
     """Speed of prefill and decode by length of context. By default 128, 512, 2048, 8192, as far as the model goes."""
     from genai.measure.bench.speed import sweep_context
 
-    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
-        fitting = [length for length in _CONTEXTS if length + tokens < loaded.context_size]
-        chosen = lengths or fitting or [loaded.context_size // 2]
+    with ExitStack() as stack:
+        loaded = [stack.enter_context(flags.load(model))]
+        if beside is not None:
+            loaded.append(stack.enter_context(replace(flags, kv_type=beside).load(model)))
+        line = stack.enter_context(ProgressLine("Measuring"))
+        most = min(one.context_size for one in loaded)
+        fitting = [length for length in _CONTEXTS if length + tokens < most]
+        chosen = lengths or fitting or [most // 2]
         rows = sweep_context(loaded, chosen, tokens=tokens, repeat=repeat, progress=line.show)
         _table(rows, as_json, line, plot)
 
@@ -129,6 +142,7 @@ def threads(
     repeat: Repeat = 3,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
+    kv_force: opt.KvForce = False,
     plot: PlotFile = None,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -139,7 +153,7 @@ def threads(
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
 
     def load(count: int) -> Model:
-        return opt.ModelFlags(count, accuracy, kv_type).load(model)
+        return opt.ModelFlags(count, accuracy, kv_type, kv_force).load(model)
 
     with ProgressLine("Measuring") as line:
         rows = sweep_threads(load, chosen, context=context, tokens=tokens, repeat=repeat, progress=line.show)
@@ -168,16 +182,68 @@ def startup(
 def kernels(
     model: opt.ModelArgument = None,
     rows: Annotated[list[int] | None, _several("-m", "--rows", "Tokens at once")] = None,
+    context: Annotated[
+        int, typer.Option("-c", "--context", min=1, help="Tokens that attention sees, as far as the model goes.")
+    ] = 8192,
+    formats: FormatsFlag = False,
     repeat: Repeat = 5,
     threads: opt.ThreadsOption = None,
     accuracy: opt.Accuracy = "auto",
     as_json: opt.AsJson = False,
 ) -> None:
-    """Speed of each kind of matrix product in a model, by number of tokens. Also as shares of the ceilings."""
+    """Speed of each kind of matrix product in a model, by number of tokens. Also as shares of the ceilings.
+
+    Then attention of one token over so many others, by the type of cached keys and values.
+    """
+    from genai.measure.bench.attention import bench_attention
     from genai.measure.bench.kernels import bench_kernels
 
+    if formats:
+        from genai.measure.bench.forms import bench_forms
+
+        if model is not None:
+            raise OptionError(
+                f"--formats with the model {str(model)!r}",
+                "it measures matrices that are made up, of every form, not a model's",
+                "leave one of the two out",
+            )
+        with ProgressLine("Measuring") as line:
+            exact = accuracy == "fp32"
+            found = bench_forms(rows=rows or _ROWS_OF_FORMS, threads=threads, repeat=repeat, exact=exact)
+            _table(found, as_json, line, None)
+        return
     with opt.ModelFlags(threads, accuracy).load(model) as loaded, ProgressLine("Measuring") as line:
-        _table(bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat), as_json, line, None)
+        products = bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat)
+        attention = bench_attention(loaded, context=context, repeat=repeat)
+        _table(chain(products, attention), as_json, line, None)
+
+
+@app.command()
+@opt.flag_groups
+def lora(
+    model: opt.ModelArgument = None,
+    ranks: Annotated[list[int] | None, _several("-r", "--rank", "Rank of the adapters")] = None,
+    batches: Annotated[list[int] | None, _several("-b", "--batch", "Number of sequences")] = None,
+    context: Context = 128,
+    tokens: NewTokens = 32,
+    prompt: Annotated[int, typer.Option("-p", "--prompt", min=1, help="Prompt length for prefill.")] = 512,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs; medians are reported.")] = 5,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
+) -> None:
+    """What adapters cost: decode and prefill without places, with places and no adapter, and with made-up adapters.
+
+    Every sequence of a batch has an adapter of its own, on all projections. By default rank 16, batches of 1 and 16.
+    """
+    from genai.measure.bench.lora import bench_lora
+
+    with ProgressLine("Measuring") as line:
+        rows = bench_lora(
+            lambda lora: flags.load(model, lora=lora), ranks=ranks or [16], batches=batches or [1, 16], context=context,
+            tokens=tokens, prompt=prompt, repeat=repeat, progress=line.show,
+        )  # fmt: skip
+        _table(rows, as_json, line, None)
 
 
 @app.command()

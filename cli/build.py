@@ -68,8 +68,8 @@ def model_folder(path: Path, *, build: bool = True) -> Path:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM ends the block by an exception, as Ctrl-C does: the unfinished folder is removed, and that is said."""
+def interruptible(message: str = "genai: interrupted, nothing was built") -> Iterator[None]:
+    """SIGTERM ends the block by an exception, as Ctrl-C does: the unfinished folder is removed, and `message` said."""
     on_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -78,7 +78,7 @@ def interruptible() -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit):
         # The bar's line has no end yet.
-        say(("\n" if sys.stderr.isatty() else "") + "genai: interrupted, nothing was built")
+        say(("\n" if sys.stderr.isatty() else "") + message)
         raise
     finally:
         if on_main:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.kernels.messages import ProgressLine
+from genai.model.kv_quality import MEASURED
 
 from . import options as opt
 from .terminal import PlotFile, emit, emit_figures, read_stdin, say, show_chart
@@ -56,10 +57,12 @@ class PairFlags(opt.ModelFlags):
 
     def sides(self, base: Path | None, other: Path | None) -> tuple[Side, Side]:
         """Both sides; what is not said of OTHER is as for BASE."""
-        flags = opt.ModelFlags(self.threads, self.accuracy, self.kv_type, self.device)
+        # What int4 keys and values cost is what these commands measure: neither side is refused.
+        flags = opt.ModelFlags(self.threads, self.accuracy, self.kv_type, self.kv_type == MEASURED, self.device)
         accuracy = self.accuracy if self.other_accuracy is None else self.other_accuracy
         kv_type = self.kv_type if self.other_kv_type is None else self.other_kv_type
-        return (base, flags), (other or base, dataclasses.replace(flags, accuracy=accuracy, kv_type=kv_type))
+        changed: dict[str, Any] = {"accuracy": accuracy, "kv_type": kv_type, "kv_force": kv_type == MEASURED}
+        return (base, flags), (other or base, dataclasses.replace(flags, **changed))
 
 
 @opt.flag_groups
@@ -137,11 +140,15 @@ def kld(
     """KL divergence of OTHER from BASE at every token of a text; OTHER may be BASE computed in another way."""
     text = _read(file)
     from genai.measure.evaluation import kl_divergence
+    from genai.measure.evaluation.divergence import keep_kv_quality
     from genai.measure.plots import Chart
 
     with loaded(*flags.sides(base, other)) as (reference, subject), ProgressLine("Scoring") as line:
         result = kl_divergence(reference, subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
+        kept = keep_kv_quality(reference, subject, result)
     emit_figures(to_json(result) if as_json else _divergence_rows(result))
+    if kept is not None:
+        say(f"{MEASURED} keys and values: {kept}")
     names = {"median": result.median, "90 %": result.p90, "99 %": result.p99, "maximum": result.maximum}
     series = {"divergence": list(names.values())}
     show_chart(Chart("KL divergence", "quantile of tokens", list(names), series, "nats"), plot, as_json=as_json)

@@ -18,6 +18,7 @@ from . import options as opt
 from .options import sampling_flags
 from .terminal import (
     SHOWN_AFTER,
+    Voice,
     dump_prompt,
     emit,
     footer,
@@ -27,6 +28,9 @@ from .terminal import (
     say,
     with_stdin,
 )
+
+# A file with so many lines, or with one of these endings, may be a list of prompts.
+_LIKE_A_LIST, _LISTS = 20, (".jsonl", ".ndjson", ".csv", ".tsv")
 
 if TYPE_CHECKING:
     from genai.llm.completion import Completion
@@ -44,7 +48,8 @@ def generate(
         ),
     ] = None,
     files: Annotated[
-        list[Path] | None, typer.Option("-f", "--file", help="Read a prompt from a file; may be given several times.")
+        list[Path] | None,
+        typer.Option("-f", "--file", help="Read a file as one prompt, however many lines it has; may be repeated."),
     ] = None,
     as_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Make each prompt (about what a pipe brings) a user message.")
@@ -64,7 +69,7 @@ def generate(
 ) -> None:
     """Continue texts and print what the model writes. Several prompts run as one batch; one alone is streamed."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
-    texts = _texts(prompts, files, as_chat)
+    texts = _texts(prompts, files, as_chat, flags.voice)
     with flags.load_llm(model) as llm:
         if as_chat:
             need_chat_template(llm)
@@ -73,11 +78,11 @@ def generate(
             for text in rendered:
                 dump_prompt(llm, text)
         if len(rendered) == samples == 1 and not as_json:
-            completions = [_stream(llm, rendered[0], options, quiet=flags.quiet)]
+            completions = [_stream(llm, rendered[0], flags, options)]
         else:
             with ProgressLine("Generating", after=SHOWN_AFTER) as line:
                 progress = None if flags.quiet else line.show
-                completions = llm.generate(rendered, progress=progress, **options)
+                completions = llm.generate(rendered, progress=progress, adapter=flags.adapter, **options)
             for completion in completions:
                 emit(json.dumps(_as_json(llm, completion)) if as_json else completion.text, "\n")
         for completion in completions if flags.stats else ():
@@ -93,7 +98,7 @@ def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_j
     return options | ({"n": samples} if samples > 1 else {})
 
 
-def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat: bool) -> list[str]:
+def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat: bool, voice: Voice) -> list[str]:
     """The prompts in order: those given, then the files; stdin where nothing is given.
 
     Questions of a chat are about what stdin brings beside them, as in `genai chat`.
@@ -102,13 +107,22 @@ def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat:
     if given.count("-") > 1:
         raise InputError("-p - is given twice", "stdin can be read once", "leave one of them out")
     texts = [read_stdin() if prompt == "-" else prompt for prompt in given]
-    texts += map(read_text_file, files or ())
+    texts += [_text_of(file, voice) for file in files or ()]
     return with_stdin(texts) if as_chat and "-" not in given else texts
 
 
-def _stream(llm: LLM, text: str, options: dict[str, Any], *, quiet: bool) -> Completion:
-    with llm.stream(text, **options) as stream, reading_line() as line:
-        if not quiet:
+def _text_of(file: Path, voice: Voice) -> str:
+    """The text of a file. If that may have been meant as a list of prompts, it is said what becomes of it."""
+    text = read_text_file(file)
+    lines = sum(bool(line.strip()) for line in text.splitlines())
+    if lines >= _LIKE_A_LIST or (lines > 1 and file.suffix.lower() in _LISTS):
+        voice.say(f"{file}: its {lines:,} lines are one prompt; `genai batch {file} -o OUTPUT` answers each by itself")
+    return text
+
+
+def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any]) -> Completion:
+    with llm.stream(text, adapter=flags.adapter, **options) as stream, reading_line() as line:
+        if not flags.quiet:
             stream.on_prompt = line.show
         try:
             for piece in stream:

@@ -34,9 +34,14 @@ Build = Annotated[
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
 Device = Annotated[str, model_option(help='"cpu", or "reference": plain NumPy, slow, to compare with.')]
-KvType = Annotated[str, model_option("--kv-type", help="Type of cached keys and values: auto, fp16 or fp32.")]
+KvType = Annotated[str, model_option("--kv-type", help="Cached keys and values: auto, fp16, fp32, int8 or int4.")]
+KvForce = Annotated[bool, model_option("--kv-force", help="Take int4 keys and values whatever they cost.")]
 CtxSize = Annotated[
     int | None, model_option("-c", "--ctx-size", help="Context in tokens [default: what fits in half of free memory].")
+]
+Lora = Annotated[
+    list[str] | None,
+    model_option("--lora", help="NAME=PATH[:SCALE]: use this adapter; may be given several times."),
 ]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
 Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
@@ -52,59 +57,101 @@ class ModelFlags:
     threads: ThreadsOption = None
     accuracy: Accuracy = "auto"
     kv_type: KvType = "auto"
+    kv_force: KvForce = False
     device: Device = "cpu"
 
-    def load(self, folder: Path | None) -> Model:
+    def load(self, folder: Path | None, *, lora: bool = False) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
         from genai.model.model import Model
 
         with interrupts_end_the_process():
-            return Model(folder_of(folder), **self.options)
+            return Model(folder_of(folder), lora=lora, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
         """What genai.Model takes."""
-        return {"threads": self.threads, "accuracy": self.accuracy, "kv_dtype": self.kv_type, "device": self.device}
+        return {
+            "threads": self.threads,
+            "accuracy": self.accuracy,
+            "kv_dtype": self.kv_type,
+            "kv_dtype_force": self.kv_force,
+            "device": self.device,
+        }
 
 
-def folder_of(given: Path | None) -> Path:
+def folder_of(given: Path | None, *, build: bool = True) -> Path:
     """The model folder that MODEL stands for: built from a checkpoint if need be, or that of the bundled model."""
     from genai.model.folders import bundled_model
 
-    return model_folder(given) if given else bundled_model()
+    return model_folder(given, build=build) if given else bundled_model()
 
 
 @dataclass(frozen=True)
-class TextFlags(ModelFlags):
-    """What all commands share that generate text."""
+class EngineFlags(ModelFlags):
+    """What all commands share that generate."""
 
     ctx_size: CtxSize = None
     build: Build = True
-    show_prompt: DumpPrompt = False
-    stats: Stats = None
+    lora: Lora = None
     quiet: Quiet = False
     verbose: Verbose = False
+
+    @property
+    def adapter(self) -> dict[str, float] | None:
+        """What requests go through: all that --lora names, or None."""
+        return {name: 1.0 for name, _, _ in map(read_lora, self.lora or ())} or None
 
     @property
     def voice(self) -> Voice:
         """What is said besides the text."""
         return Voice(quiet=self.quiet, verbose=self.verbose)
 
-    def load_llm(self, folder: Path | None, *, alone: bool = True) -> LLM:
+    def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:
         """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
 
-        Where nothing else is going on (`alone`), Ctrl-C may end the process.
+        Where nothing else is going on (`alone`), Ctrl-C may end the process. `options` are further ones of LLM.
         """
         from genai.llm.llm import LLM
 
+        given = [read_lora(text) for text in self.lora or ()]
         folder = model_folder(folder, build=self.build) if folder else None
         with interrupts_end_the_process() if alone else nullcontext():
-            llm = LLM(folder, context_size=self.ctx_size, quiet=self.quiet, **self.options)
+            llm = LLM(folder, context_size=self.ctx_size, quiet=self.quiet, lora=bool(given), **self.options, **options)
+        try:
+            for name, path, scale in given:
+                llm.load_adapter(path, name, scale)
+        except BaseException:
+            llm.close()
+            raise
         model, voice = llm.model, self.voice
         voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
         if model.config.ignored_keys:
             voice.detail(f"config keys without effect here: {', '.join(model.config.ignored_keys)}")
         return llm
+
+
+@dataclass(frozen=True)
+class TextFlags(EngineFlags):
+    """What all commands share that show the text which is generated."""
+
+    show_prompt: DumpPrompt = False
+    stats: Stats = None
+
+
+def read_lora(text: str) -> tuple[str, Path, float]:
+    """Name, path and scale of NAME=PATH[:SCALE]; a path that itself ends in a colon and a number wants a scale, too."""
+    name, separator, rest = text.partition("=")
+    if not separator or not name or not rest:
+        raise OptionError(
+            f"--lora {text!r:.80}",
+            "NAME=PATH or NAME=PATH:SCALE is expected",
+            "such as --lora pirate=adapters/pirate:0.8",
+        )
+    path, colon, number = rest.rpartition(":")
+    try:
+        return (name, Path(path), float(number)) if colon else (name, Path(rest), 1.0)
+    except ValueError:
+        return name, Path(rest), 1.0
 
 
 CommandFunction = Callable[..., None]

@@ -34,15 +34,20 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of made-up inputs.")] = 0,
 ) -> None:
     """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
+    from genai.runtime.device import compile_seconds
     from genai.session.arrays import PEERS, Peer, differences, save_arrays
     from genai.session.inference_session import InferenceSession
 
     _check_choice("--compare", compare, (None, *PEERS))
     session = InferenceSession(file, _options(level, threads, profile))
     feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
-    began = time.perf_counter()
+    began, compiled = time.perf_counter(), compile_seconds()
     results = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
-    say(f"{(time.perf_counter() - began) * 1e3:.1f} ms")
+    took, compiling = time.perf_counter() - began, compile_seconds() - compiled
+    say(
+        f"{(took - compiling) * 1e3:.1f} ms"
+        + (f", and {compiling:.1f} s to compile kernels (once)" if compiling else "")
+    )
     for name, value in results.items():
         emit_line(f"{name}: {_summary(value)}")
     if output is not None:

@@ -22,6 +22,7 @@ from .help_page import OUTPUT
 from .wrapping import is_plain, shown_on, table, width_of, wrapped
 
 if TYPE_CHECKING:
+    from genai.llm.batch.cluster import Cluster
     from genai.llm.completion import Completion
     from genai.llm.llm import LLM
     from genai.measure.plots import Chart
@@ -140,7 +141,7 @@ class Voice:
         say(f"error: {error}")
 
 
-def need_chat_template(llm: LLM) -> None:
+def need_chat_template(llm: LLM | Cluster) -> None:
     """Before messages become a prompt."""
     if not llm.tokenizer.chat_template:
         folder = llm.model.folder

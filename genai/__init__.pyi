@@ -27,10 +27,12 @@ from .errors import (
 )
 from .llm.completion import ChatReply as ChatReply, Completion as Completion
 from .llm.llm import LLM as LLM, ChatOptions as ChatOptions
+from .model.adapters.store import Adapters as Adapters
 from .model.config import Config as Config
 from .model.model import Model as Model, ModelOptions as ModelOptions
 from .ort_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
 from .ort_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
+from .session.adapter_format import AdapterFormat as AdapterFormat, LoraAdapter as LoraAdapter
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
 from .session.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
 from .session.custom_ops import register_op as register_op

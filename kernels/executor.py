@@ -7,7 +7,7 @@ of T tokens that belong to S sequences, in which decode rows and prefill chunks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +33,10 @@ class StepContext:
             prefill numerics.
         logits_indices: int64 [R], rows whose logits are wanted.
         rope_table: int32 [S], which RoPE table a sequence uses (0 short, 1 long).
+        adapters: what Executor.load_adapter returned, each once.
+        cu_adapters: int32 [S + 1], the rows of sequence s go through adapters cu_adapters[s]:cu_adapters[s + 1] of the
+            next two; without adapters all three are empty.
+        adapter_ids: int32 [E], indices into `adapters`. adapter_weights: float32 [E], factors on what they add.
     """
 
     tokens: NDArray[np.int64]
@@ -44,6 +48,42 @@ class StepContext:
     num_decode_sequences: int
     logits_indices: NDArray[np.int64]
     rope_table: NDArray[np.int32]
+    adapters: Sequence[DeviceAdapter] = ()
+    cu_adapters: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    adapter_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    adapter_weights: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The two factors of what an adapter adds to some columns of a product: x @ a.T @ b.T.
+
+    Attributes:
+        first: the first column of the result that they change.
+        a: float32 or float16 [rank, columns of x]. b: of the same type [columns of the result that change, rank].
+    """
+
+    first: int
+    a: NDArray[Any]
+    b: NDArray[Any]
+
+    @property
+    def rank(self) -> int:
+        """Numbers that lie between the two."""
+        return len(self.a)
+
+
+# An adapter as a device keeps it: one block of memory that all its factors lie in.
+class DeviceAdapter(Protocol):
+    """An adapter in a device's memory, which goes back with the last reference to it.
+
+    Attributes:
+        nbytes: how much that is.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """See above."""
 
 
 # Memory of a device: an array that can be sliced, viewed as another type, reshaped and assigned to.
@@ -171,6 +211,17 @@ class Executor(Protocol):
 
         Raises:
             UnsupportedRecord: there is none.
+        """
+
+    def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> DeviceAdapter:
+        """Copy an adapter into the device's memory.
+
+        Args:
+            factors: per place of the programs that it is for (see `records.Delta`), those that lie there, all of one
+                type; where there are several, of different columns.
+
+        Raises:
+            MemoryError: there is not so much.
         """
 
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ TILE_ROWS = 16
 # would end in the middle of the eight bytes that the INT4 kernel sums in 16-bit lanes.
 BLOCK_SIZES = range(16, 257, 16)
 BLOCKS_PER_RECORD = 2
+# Where factors are bytes, so many fill a cache line.
+BYTE_BLOCKS = 4
 # Columns of four, and the bytes that sixteen rows of them take.
 GROUP_COLUMNS = 4
 GROUP_BYTES = TILE_ROWS * GROUP_COLUMNS
@@ -34,37 +36,93 @@ class FormatError(ValueError):
     """Arrays that do not fit the layout asked for; the message names the shapes."""
 
 
+BITS = (2, 3, 4, 5, 6, 8)
+# What blocks are multiplied by, as it lies in a record, and its bytes: floats; powers of two as float32 has them
+# (value 2 ** (byte - 127), OCP's E8M0); integers, of which "nibbles" shares its byte with the block's offset; nothing.
+FactorType = Literal["half", "float", "exponent", "signed", "unsigned", "nibbles", "none"]
+FACTOR_BYTES: dict[FactorType, int] = {
+    "half": 2, "float": 4, "exponent": 1, "signed": 1, "unsigned": 1, "nibbles": 1, "none": 0,
+}  # fmt: skip
+_LINE = 64
+
+
 def check_block_format(bits: int, block_size: int) -> None:
     """Raises FormatError for what cannot be packed."""
-    if bits not in (4, 8):
-        raise FormatError(f"bits is {bits}, expected 4 or 8")
+    if bits not in BITS:
+        raise FormatError(f"bits is {bits}, expected {', '.join(map(str, BITS[:-1]))} or {BITS[-1]}")
     if block_size not in BLOCK_SIZES:
         raise FormatError(f"block_size is {block_size}, expected a multiple of 16 from 16 to 256")
 
 
+def planes(bits: int) -> tuple[int, ...]:
+    """The powers of two that make up so many bits, the largest first; it holds the lowest bits of a number."""
+    return tuple(width for width in (8, 4, 2, 1) if bits & width)
+
+
 @dataclass(frozen=True)
 class RecordLayout:
-    """Where things lie in a record. With b blocks of a size s, the record holds, one after the other:
+    """Where things lie in a record of `blocks` blocks, one after the other:
 
-    - the integers: per block, per sub-block of 32 columns (16 if s is no multiple of 32), groups of four columns: 64
-      bytes [16 rows][4 columns]. With 4 bits a byte holds column i of the sub-block in its low nibble and column
-      i + half a sub-block in its high nibble; with 8 bits, one column.
-    - scales [b][16 rows], float16, or float32 if `wide`.
-    - zero points [b][16 rows] of the same type, if there are any; otherwise all are 2 ** (bits - 1).
+    - the integers: per block, per sub-block of 32 columns (16 if a block is no multiple of 32), per plane (see
+      `planes`): bits of groups of four columns [16 rows][4 columns], a byte each. A sub-block has eight (or four) such
+      groups; a plane of w bits keeps them in as many vectors of 64 bytes as they fill, v of them: group g in vector
+      g % v, from bit g // v * w of each byte on. So a byte of 4-bit numbers holds column i in its low nibble and column
+      i + half a sub-block in its high one. Where four groups of one bit fill half a vector, rows from 8 on have the
+      high nibbles.
+    - scales [blocks][16 rows], of a type `factors`.
+    - zero points, or in a group offsets, [blocks][16 rows] of a type `offsets`. "nibbles" are the high ones of the
+      scales' bytes.
+    - of a group (a record whose blocks share floats) scales [16 rows] of the type `group`, then those of its offsets.
+
+    The record ends with a whole cache line. With `grid`, integers choose bytes of a table of the matrix; otherwise, and
+    without zero points, they lie around 2 ** (bits - 1).
     """
 
     bits: int
     block_size: int
-    wide: bool
-    zero_points: bool
+    factors: FactorType = "half"
+    offsets: FactorType = "none"
+    blocks: int = BLOCKS_PER_RECORD
+    group: FactorType = "none"
+    grid: bool = False
 
     def __post_init__(self) -> None:
         check_block_format(self.bits, self.block_size)
+        if self.grid and (self.bits > 4 or self.zero_points):
+            raise FormatError(f"a grid of {self.bits} bits{' with offsets' * self.zero_points}: no kernel looks it up")
 
     @property
     def name(self) -> str:
         """Short, and different for every layout: part of the names of operators made for it."""
-        return f"{self.bits}_{self.block_size}{'_wide' * self.wide}{'_points' * self.zero_points}"
+        parts = (self.factors, f"off_{self.offsets}", f"group_{self.group}", "grid" * self.grid)
+        usual = ("half", "off_none", "group_none", "")
+        more = "".join(f"_{part}" for part, plain in zip(parts, usual, strict=True) if part != plain)
+        return f"{self.bits}_{self.block_size}_{self.blocks}{more}"
+
+    @property
+    def wide(self) -> bool:
+        """Whether scales are float32."""
+        return self.factors == "float"
+
+    @property
+    def zero_points(self) -> bool:
+        """Whether blocks have zero points, or offsets, of their own."""
+        return self.offsets != "none"
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the blocks of a record share floats."""
+        return self.group != "none"
+
+    @property
+    def zero_point(self) -> int:
+        """What stands for 0 in all blocks, as products see it; 0 where blocks have offsets of their own."""
+        return 128 if self.grid else 0 if self.zero_points else 1 << (self.bits - 1)
+
+    @property
+    def byte_bits(self) -> int:
+        """Bits of the bytes that products multiply: those of a grid's table, or of the integers."""
+        return 8 if self.grid else self.bits
 
     @property
     def sub_block(self) -> int:
@@ -84,22 +142,44 @@ class RecordLayout:
     @property
     def factor_bytes(self) -> int:
         """Bytes of sixteen scales (or zero points)."""
-        return TILE_ROWS * (4 if self.wide else 2)
+        return TILE_ROWS * FACTOR_BYTES[self.factors]
 
     @property
     def scales(self) -> int:
         """Where the scales begin."""
-        return BLOCKS_PER_RECORD * self.block_bytes
+        return self.blocks * self.block_bytes
+
+    @property
+    def offset_bytes(self) -> int:
+        """Bytes of sixteen offsets."""
+        return TILE_ROWS * FACTOR_BYTES[self.offsets]
 
     @property
     def points(self) -> int:
-        """Where the zero points begin."""
-        return self.scales + BLOCKS_PER_RECORD * self.factor_bytes
+        """Where the offsets begin."""
+        return self.scales + (self.offsets != "nibbles") * self.blocks * self.factor_bytes
+
+    @property
+    def group_scales(self) -> int:
+        """Where the scales of a group begin."""
+        return self.points + self.blocks * self.offset_bytes
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of sixteen scales of a group."""
+        return TILE_ROWS * FACTOR_BYTES[self.group]
 
     @property
     def nbytes(self) -> int:
         """Bytes of a record, a multiple of a cache line."""
-        return self.points + self.zero_points * BLOCKS_PER_RECORD * self.factor_bytes
+        return -(-(self.group_scales + (1 + self.zero_points) * self.group_bytes) // _LINE) * _LINE
+
+
+def layout_with(bits: int, block_size: int, factors: FactorType, points: bool, *, whole_points: bool) -> RecordLayout:
+    """The layout of blocks with floats; zero points that are whole lie there as bytes, but for 4 and 8 bits."""
+    if points and whole_points and bits not in (4, 8):
+        return RecordLayout(bits, block_size, factors, "unsigned", BYTE_BLOCKS)
+    return RecordLayout(bits, block_size, factors, factors if points else "none")
 
 
 @dataclass(frozen=True)
@@ -110,12 +190,17 @@ class BlockMatrix:
         rows, columns: shape of the matrix (outputs N, inputs K).
         layout: of a record.
         data: uint8 [tiles, records, layout.nbytes]; rows and columns beyond the matrix have scale 0.
+        row_scales: float32 [16 * tiles], what a row's results are multiplied by; None = 1.
+        grid: uint8 [80], for a layout with one: float32 [16], what integers stand for, then uint8 [16], the nearest
+            whole numbers + 128. Their unit is part of the scales.
     """
 
     rows: int
     columns: int
     layout: RecordLayout
     data: NDArray[np.uint8]
+    row_scales: NDArray[np.float32] | None = None
+    grid: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         shape = (self.tiles, self.records, self.layout.nbytes)
@@ -132,12 +217,12 @@ class BlockMatrix:
     @property
     def blocks(self) -> int:
         """Blocks per row, those that only fill a record included."""
-        return self.records * BLOCKS_PER_RECORD
+        return self.records * self.layout.blocks
 
     @property
     def records(self) -> int:
         """Records per tile."""
-        return num_records(self.columns, self.layout.block_size)
+        return num_records(self.columns, self.layout)
 
     @property
     def padded_columns(self) -> int:
@@ -166,7 +251,7 @@ class BlockMatrix:
 
     def _factors(self, first: int) -> NDArray[np.floating]:
         """Scales (or zero points) as they lie in the records from byte `first` on."""
-        part = self.data[:, :, first : first + BLOCKS_PER_RECORD * self.layout.factor_bytes]
+        part = self.data[:, :, first : first + self.layout.blocks * self.layout.factor_bytes]
         return np.ascontiguousarray(part).view(np.float32 if self.layout.wide else np.float16)
 
 
@@ -175,9 +260,90 @@ def num_tiles(rows: int) -> int:
     return -(-rows // (TILE_ROWS * TILES_TOGETHER)) * TILES_TOGETHER
 
 
-def num_records(columns: int, block_size: int) -> int:
+def num_records(columns: int, layout: RecordLayout) -> int:
     """Records that a row of so many columns takes."""
-    return -(-columns // (block_size * BLOCKS_PER_RECORD))
+    return -(-columns // (layout.block_size * layout.blocks))
+
+
+# Columns that share a scale where keys and values have 4 bits.
+SCALE_COLUMNS = 32
+_SCALE_BYTES = 2  # float16
+# Sums of products of a packed head stay within int32.
+MOST_PACKED_COLUMNS = 1024
+
+
+@dataclass(frozen=True)
+class PackedPages:
+    """Pages of keys and values as small integers with scales: what a KV head keeps of PAGE_TOKENS tokens.
+
+    Four bytes of neighbouring columns (keys) or tokens (values) lie in a 32-bit lane, so that one instruction
+    multiplies sixteen tokens (or columns) by four numbers each. A page holds, one after the other:
+
+    - of keys: [columns / 4][PAGE_TOKENS][4 columns] bytes; of values: [PAGE_TOKENS / 4][columns][4 tokens] bytes.
+    - scales [groups][PAGE_TOKENS], float16.
+
+    With 8 bits a byte is one column, an int8, and a token has one scale: value = integer * scale. Columns are filled
+    up with zeros to a multiple of 4 (keys) or 16 (values).
+
+    With 4 bits keys and values are stored turned: multiplied by the normalised Hadamard matrix of the head's size. Each
+    32 columns have a scale, and 16 bytes: byte i holds column i in its low nibble and column i + 16 in its high one;
+    value = (nibble - 7.5) * scale.
+
+    Attributes:
+        bits: 8 or 4.
+        head_size, v_head_size: columns of a key and of a value; with 4 bits powers of two, at least 32.
+    """
+
+    bits: int
+    head_size: int
+    v_head_size: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise FormatError(f"bits is {self.bits}, expected 4 or 8")
+        for name, size in (("head_size", self.head_size), ("v_head_size", self.v_head_size)):
+            if not 1 <= size <= MOST_PACKED_COLUMNS:
+                raise FormatError(f"{name} is {size}, expected 1 to {MOST_PACKED_COLUMNS}")
+            if self.bits == 4 and not can_turn(size):
+                raise FormatError(f"{name} is {size}, expected a power of two of at least {SCALE_COLUMNS} for 4 bits")
+
+    @property
+    def key_columns(self) -> int:
+        """Bytes of a token's key, scales left out."""
+        return self.head_size // 2 if self.bits == 4 else -(-self.head_size // 4) * 4
+
+    @property
+    def value_columns(self) -> int:
+        """Bytes of a token's value, scales left out."""
+        return self.v_head_size // 2 if self.bits == 4 else -(-self.v_head_size // TILE_ROWS) * TILE_ROWS
+
+    @property
+    def key_groups(self) -> int:
+        """Scales of a token's key."""
+        return self._groups(self.head_size)
+
+    @property
+    def value_groups(self) -> int:
+        """Scales of a token's value."""
+        return self._groups(self.v_head_size)
+
+    def _groups(self, size: int) -> int:
+        return size // SCALE_COLUMNS if self.bits == 4 else 1
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a head's page of keys, a multiple of a cache line."""
+        return PAGE_TOKENS * (self.key_columns + _SCALE_BYTES * self.key_groups)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a head's page of values, a multiple of a cache line."""
+        return PAGE_TOKENS * (self.value_columns + _SCALE_BYTES * self.value_groups)
+
+
+def can_turn(size: int) -> bool:
+    """Whether heads of this size can be stored with 4 bits: there is a Hadamard matrix that is made by halving."""
+    return size >= SCALE_COLUMNS and size & (size - 1) == 0
 
 
 @dataclass(frozen=True)
@@ -188,6 +354,7 @@ class PagedLayer:
         keys: float32 or float16 [num_blocks, kv_heads, head_size, PAGE_TOKENS]. Tokens are innermost, so that the
             scores of neighbouring tokens are one vector and no sum crosses its lanes.
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
+        packed: None; or how `keys` and `values`, uint8 [num_blocks, kv_heads, bytes of a page], hold small integers.
 
     Each block is contiguous; between blocks there may be others' memory. A token's place is its slot,
     block * PAGE_TOKENS + offset.
@@ -195,22 +362,38 @@ class PagedLayer:
 
     keys: NDArray[Any]
     values: NDArray[Any]
+    packed: PackedPages | None = None
 
     def __post_init__(self) -> None:
+        axes, types = (4, (np.float32, np.float16)) if self.packed is None else (3, (np.uint8,))
         for name, array in (("keys", self.keys), ("values", self.values)):
-            if array.ndim != 4 or array.dtype not in (np.float32, np.float16) or not array[:1].flags.c_contiguous:
+            if array.ndim != axes or array.dtype not in types or not array[:1].flags.c_contiguous:
                 raise FormatError(
-                    f"{name} must be a float32 or float16 array of 4 dimensions, contiguous block by block, "
+                    f"{name} must be a {' or '.join(np.dtype(t).name for t in types)} array of {axes} dimensions, "
+                    f"contiguous block by block, "
                     f"got {array.dtype} {list(array.shape)} with strides {list(array.strides)}"
                 )
-        tokens = self.keys.shape[3], self.values.shape[2]
         if self.keys.shape[:2] != self.values.shape[:2] or self.keys.dtype != self.values.dtype:
             raise FormatError(
                 f"keys {self.keys.dtype} {list(self.keys.shape)} and values {self.values.dtype} "
                 f"{list(self.values.shape)} must agree in type, blocks and heads"
             )
+        self._check_pages()
+
+    def _check_pages(self) -> None:
+        if self.packed is not None:
+            found, wanted = (self.keys.shape[2], self.values.shape[2]), (self.packed.key_bytes, self.packed.value_bytes)
+            if found != wanted:
+                raise FormatError(f"pages of keys and values take {found} bytes, {self.packed} has {wanted}")
+            return
+        tokens = self.keys.shape[3], self.values.shape[2]
         if tokens != (PAGE_TOKENS, PAGE_TOKENS):
             raise FormatError(f"pages of keys and values hold {tokens[0]} and {tokens[1]} tokens, not {PAGE_TOKENS}")
+
+    @property
+    def kind(self) -> str:
+        """float32, float16, int8 or int4."""
+        return str(self.keys.dtype) if self.packed is None else f"int{self.packed.bits}"
 
     @property
     def num_blocks(self) -> int:
@@ -222,8 +405,8 @@ class PagedLayer:
 
     @property
     def head_size(self) -> int:
-        return int(self.keys.shape[2])
+        return int(self.keys.shape[2]) if self.packed is None else self.packed.head_size
 
     @property
     def v_head_size(self) -> int:
-        return int(self.values.shape[3])
+        return int(self.values.shape[3]) if self.packed is None else self.packed.v_head_size

@@ -65,6 +65,13 @@ class ProgressLine:
             self._next = now + _SECONDS_BETWEEN
             self._write(self._line(done, max(total, done, 1e-9), now - self._begin, counted))
 
+    def show_count(self, counted: str) -> None:
+        """The same of work whose end nobody knows."""
+        now = time.monotonic()
+        if self.shows and now >= self._next:
+            self._next = now + _SECONDS_BETWEEN
+            self._write(f"{self._label} {counted}"[: shutil.get_terminal_size().columns - 1])
+
     def _line(self, done: float, total: float, seconds: float, counted: str) -> str:
         share = done / total
         left = f", {seconds * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""

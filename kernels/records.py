@@ -17,6 +17,8 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .weight_formats import WeightFormat
+
 # Names. A value that a record reads or makes ("" = absent), and a constant that it reads.
 In = Annotated[str, "in"]
 Out = Annotated[str, "out"]
@@ -99,20 +101,60 @@ class DenseWeight:
     interleaved: bool = False
 
 
-Weight = BlockWeight | DenseWeight
+@dataclass(frozen=True)
+class FormWeight:
+    """A matrix [rows, columns] of any form; what the constants are is said by `weight_formats.from_stored`.
+
+    Attributes:
+        multipliers, offset_scales, offsets: "" = none.
+        values: the grid where no constant holds it (`grid` is "").
+        high_first: of two numbers in a byte the first one has the high bits.
+    """
+
+    data: Constant
+    grid: Constant
+    scales: Constant
+    multipliers: Constant
+    offset_scales: Constant
+    offsets: Constant
+    rows: int
+    columns: int
+    form: WeightFormat
+    values: tuple[float, ...] = ()
+    high_first: bool = False
+    experts = 0
+    interleaved = False
+
+
+Weight = BlockWeight | DenseWeight | FormWeight
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What low-rank adapters (Hu et al. 2021) add to a product: hidden @ B.T, for every adapter of a row.
+
+    Attributes:
+        hidden: what `LowRank` made for this place.
+        place: number of the product among those of the program that adapters can change.
+    """
+
+    hidden: In
+    place: int
 
 
 @dataclass(frozen=True)
 class Branch:
-    """x @ weight.T + bias + addend.
+    """x @ weight.T + bias + addend + delta.
 
     Attributes:
-        bias: float32 [rows] ([experts, rows] of experts). addend: rows as wide as the result, such as an adapter's.
+        bias: float32 [rows] ([experts, rows] of experts). addend: rows as wide as the result.
+        delta: the place of adapters; None = they cannot change this product.
     """
 
     weight: Weight
     bias: Constant = ""
     addend: In = ""
+    delta: Delta | None = None
 
 
 # --- records -------------------------------------------------------------------------------------------------------
@@ -162,6 +204,19 @@ class LogitsRows(Record):
     """out = x[logits_indices]: the rows whose logits are wanted."""
 
     x: In
+    out: Out
+
+
+@dataclass(frozen=True)
+class LowRank(Record):
+    """out = weight * (x @ A.T) for every adapter of a row that has factors at a place; see `Delta`.
+
+    How wide that is, and whether there is anything, is said by each step: which adapters a row has, their weights, and
+    their ranks. So `out` has no type, and a program serves adapters that it has never heard of.
+    """
+
+    x: In
+    place: int
     out: Out
 
 
@@ -413,6 +468,6 @@ def _roles(kind: type) -> tuple[tuple[str, str], ...]:
     found = []
     for one in fields(kind):
         notes = getattr(hints[one.name], "__metadata__", ())
-        plain = hints[one.name] in (str, int, float, bool) or one.name == "parameters"
+        plain = hints[one.name] in (str, int, float, bool) or one.name in ("parameters", "values")
         found.append((one.name, str(notes[0]) if notes else "plain" if plain else "nested"))
     return tuple(found)

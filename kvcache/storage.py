@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from genai.kernels.executor import DeviceArray, DeviceMemory
-from genai.kernels.formats import PagedLayer
+from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.large import ReservedMemory
 
 ITEM_BYTES = {"float16": 2, "float32": 4}
+PACKED_BITS = {"int8": 8, "int4": 4}
 _LINE = 64
 
 
@@ -25,7 +26,7 @@ class LayerShape:
         kv_heads: heads of keys and values; latent attention (MLA) has one.
         head_size: elements per key head; for latent attention the whole latent row.
         v_head_size: elements per value head; 0 where values are part of the key row (latent attention).
-        dtype: "float16" or "float32".
+        dtype: "float16", "float32", or small integers with scales (`PackedPages`): "int8", "int4".
     """
 
     kv_heads: int
@@ -34,8 +35,20 @@ class LayerShape:
     dtype: str = "float32"
 
     @property
+    def packed(self) -> PackedPages | None:
+        """How small integers lie in a page; None for floats.
+
+        Raises:
+            FormatError: heads of these sizes cannot be packed.
+        """
+        bits = PACKED_BITS.get(self.dtype)
+        return None if bits is None else PackedPages(bits, self.head_size, self.v_head_size)
+
+    @property
     def bytes_per_token(self) -> int:
-        """Cache bytes per token."""
+        """Cache bytes per token, scales included."""
+        if (packed := self.packed) is not None:
+            return self.kv_heads * (packed.key_bytes + packed.value_bytes) // PAGE_TOKENS
         return self.kv_heads * (self.head_size + self.v_head_size) * ITEM_BYTES[self.dtype]
 
 
@@ -91,6 +104,8 @@ class PagedStorage:
 
     def _parts(self, layer: LayerShape) -> list[tuple[int, ...]]:
         """Shapes of what a layer keeps in a block: keys and values."""
+        if (packed := layer.packed) is not None:
+            return [(layer.kv_heads, packed.key_bytes), (layer.kv_heads, packed.value_bytes)]
         tokens = self.layout.block_size
         return [(layer.kv_heads, layer.head_size, tokens), (layer.kv_heads, tokens, layer.v_head_size)]
 
@@ -100,9 +115,10 @@ class PagedStorage:
             arrays: list[DeviceArray] = []
             for shape in self._parts(layer):
                 part = self.blocks[:, start : start + _shape_bytes(shape, layer)]
-                arrays.append(part.view(layer.dtype).reshape(self.num_blocks, *shape))
+                dtype = "uint8" if layer.dtype in PACKED_BITS else layer.dtype
+                arrays.append(part.view(dtype).reshape(self.num_blocks, *shape))
                 start += _part_bytes(shape, layer)
-            yield PagedLayer(*arrays)
+            yield PagedLayer(arrays[0], arrays[1], layer.packed)
 
     def close(self) -> None:
         """Give the memory back to the system; arrays of it that the caller still holds read as zeros."""
@@ -111,7 +127,7 @@ class PagedStorage:
 
 
 def _shape_bytes(shape: tuple[int, ...], layer: LayerShape) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES[layer.dtype]
+    return int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES.get(layer.dtype, 1)
 
 
 def _part_bytes(part: tuple[int, ...], layer: LayerShape) -> int:

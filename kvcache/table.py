@@ -15,6 +15,9 @@ from genai.kernels.interrupts import uninterrupted
 
 from .pool import BlockError, BlockPool
 
+Origin = int | tuple[int | bytes, ...]
+"""What keys and values depend on besides tokens and numerics."""
+
 BlockCopy = tuple[int, int]
 """(source block, destination block): contents that the storage must copy before anything is written."""
 
@@ -72,7 +75,6 @@ class BlockTable:
         """Blocks that nobody else holds."""
         return sum(self.pool.references(block) == 1 for block in self._blocks)
 
-    @uninterrupted
     def append(self, num_tokens: int) -> tuple[list[int], list[BlockCopy]]:
         """Make room for tokens at the end.
 
@@ -88,6 +90,21 @@ class BlockTable:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens = {num_tokens}: cannot append fewer than no tokens; truncate() removes them")
+        copies: list[BlockCopy] = []
+        if self._has_room(num_tokens):
+            self._length += num_tokens  # nothing that an interrupt could leave half done
+        else:
+            copies = self._grow(num_tokens)
+        return self._slots(self._length - num_tokens), copies
+
+    def _has_room(self, num_tokens: int) -> bool:
+        """Whether the last block, which nobody else may read, takes them."""
+        used = self._length % self.block_size
+        room = self._reported_copy is None and 0 < used <= self.block_size - num_tokens
+        return room and self.pool.is_writable(self._blocks[-1])
+
+    @uninterrupted
+    def _grow(self, num_tokens: int) -> list[BlockCopy]:
         self._settle_copy(self._length)
         used = self._length % self.block_size
         must_copy = num_tokens > 0 and used > 0 and not self.pool.is_writable(self._blocks[-1])
@@ -101,7 +118,7 @@ class BlockTable:
             copies.append((source, destination))
         self._blocks += fresh
         self._length += num_tokens
-        return self._slots(self._length - num_tokens), copies
+        return copies
 
     def _slots(self, start: int) -> list[int]:
         """Slots of the tokens from `start` to the end."""
@@ -145,13 +162,13 @@ class BlockTable:
         return other
 
     @uninterrupted
-    def reuse(self, tokens: Sequence[int], origin: int, numerics: bytearray, settled: int = 0) -> int:
+    def reuse(self, tokens: Sequence[int], origin: Origin, numerics: bytearray, settled: int = 0) -> int:
         """Fill this empty table with the published blocks of the longest known prefix.
 
         The last token is never taken from the cache: it has to be computed to get logits.
 
         Args:
-            origin: a number for what computes the keys and values.
+            origin: what the keys and values depend on besides tokens and numerics, such as adapters.
             numerics: per token, a number for how it rounds. What is found need not round as it would have been: the
                 found tokens' numbers are written here.
             settled: for so many tokens only blocks that agree with `numerics` are taken.
@@ -179,7 +196,7 @@ class BlockTable:
         self._length = len(self._blocks) * self.block_size
         return self._length
 
-    def publish(self, tokens: Sequence[int], origin: int, numerics: bytearray) -> None:
+    def publish(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
         """Make full blocks findable; call it only once their keys and values have been written.
 
         Args:
@@ -191,7 +208,7 @@ class BlockTable:
         for block, (end, key) in zip(self._blocks, self._keys(tokens[: self._length], origin, numerics), strict=False):
             self.pool.publish(block, key, bytes(numerics[end - self.block_size : end]))
 
-    def _keys(self, tokens: Sequence[int], origin: int, numerics: bytearray) -> Iterator[tuple[int, bytes]]:
+    def _keys(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> Iterator[tuple[int, bytes]]:
         """Where each full block of tokens ends, and its key: a chain of hashes over the tokens, over all that their
         keys and values depend on before the block, but not over the block's own numerics.
 

@@ -198,3 +198,19 @@ def _rounded(
     values += np.float32(0.5)
     np.clip(values, 0, (1 << bits) - 1, out=values)
     return values.astype(np.uint8)
+
+
+def dequantize_blocks(blocks: QuantizedBlocks, rows: slice = slice(None)) -> NDArray[np.float32]:
+    """What some rows stand for, float32 [rows, k]."""
+    data = blocks.data[rows]
+    zeros: NDArray[Any] = np.full((1, 1), 1 << (blocks.bits - 1))
+    if blocks.bits == 4:
+        data = np.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:2], blocks.block_size)
+    if blocks.zero_points is not None:
+        zeros = blocks.zero_points[rows]
+        if blocks.bits == 4:
+            zeros = np.stack([zeros & 15, zeros >> 4], axis=-1).reshape(len(zeros), -1)[:, : data.shape[1]]
+    values = data.astype(np.float32)
+    values -= zeros[:, :, None].astype(np.float32)
+    values *= blocks.scales[rows][:, :, None]
+    return values.reshape(len(values), -1)[:, : blocks.k]

@@ -21,9 +21,6 @@ from xml.etree import ElementTree
 FILES = ("test_onnxruntime_genai_api.py", "models/test_decoder_state_input_ids.py")
 # Beginnings of cases that wait for something, and for what.
 WAITING = {
-    "test_adapters": "LoRA adapters come later",
-    "test_decoder_no_input_ids": "embeddings as a graph of their own come later, with images",
-    "test_decoder_with_input_ids": "embeddings as a graph of their own come later, with images",
     "test_marian": "encoder-decoder models come later",
     "test_phi3v": "images come later",
     "test_pipeline_model": "models cut into several graphs come later",

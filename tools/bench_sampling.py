@@ -92,8 +92,7 @@ def sampling(sampler: BatchSampler, batch: int, vocab: int, scale: float) -> dic
     for name, options in OPTIONS.items():
         plan = plan_sampling(genai.SamplingParams.from_options(options), vocab_size=vocab)
         rows = [RowSampler(plan, history, seed=1, row=row) for row, history in enumerate(histories)]
-        # As the engine does: logits arrive sequence by sequence.
-        calls[name] = lambda rows=rows: sampler.sample(np.stack(list(logits)), rows)  # type: ignore[misc]
+        calls[name] = lambda rows=rows: sampler.sample(logits, rows)  # type: ignore[misc]
     return calls
 
 

@@ -214,6 +214,14 @@ def _break_model(tokenizer: dict[str, Any], rng: random.Random) -> None:
     ))  # fmt: skip
 
 
+def _break_counts(tokenizer: dict[str, Any], rng: random.Random) -> None:
+    if rng.random() < 0.5:
+        token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        tokenizer["added_tokens"] += [{**token, "id": 9000 + i, "content": f"<{i}>"} for i in range(300_000)]
+    else:
+        tokenizer["model"]["merges"] *= 2000
+
+
 def _break_anywhere(value: Any, rng: random.Random) -> None:
     """Put something odd somewhere into nested lists and objects."""
     while isinstance(value, (dict, list)) and value:
@@ -232,7 +240,7 @@ def tokenizer_bomb(folder: Path, rng: random.Random) -> str:
     tokenizer = json.loads(path.read_text())
     break_it = rng.choice((
         _break_normalizer, _break_normalizer, _break_pre_tokenizer, _break_ends, _break_settings, _break_model,
-        _break_anywhere,
+        _break_anywhere, _break_counts,
     ))  # fmt: skip
     break_it(tokenizer, rng)
     path.write_text(_dumped(tokenizer))
@@ -256,7 +264,7 @@ def config_bomb(folder: Path, rng: random.Random) -> str:
     name = rng.choice(("genai_config.json",) * 3 + ("tokenizer_config.json", "generation_config.json"))
     path = folder / name
     text = path.read_text() if path.exists() else '{"eos_token_id": 2, "temperature": 0.5, "top_k": 3}'
-    match rng.randrange(5):
+    match rng.randrange(6):
         case 0:
             text = text.replace(rng.choice([c for c in text if c.isdigit()] or ["}"]), "9" * 5000, 1)
         case 1:
@@ -264,6 +272,8 @@ def config_bomb(folder: Path, rng: random.Random) -> str:
             text = brackets[:-1] * 100_000 + brackets[-1:] * 100_000
         case 2:
             text = text.replace("{", '{"search": {"batch_size": %d},' % rng.choice(ODD_NUMBERS), 1)  # noqa: UP031
+        case 3:
+            text = text.replace("{", '{"eos_token_id": [' + "2," * 5_000_000 + "2],", 1)
         case _:
             value = json.loads(text)
             for _ in range(rng.choice((1, 2, 3))):
@@ -385,7 +395,7 @@ def try_bomb(folder: Path, *, interrupted: bool, patience: float = 1.0, memory_b
     `memory_bytes` bounds what the process comes to hold beyond what it inherits.
     """
     start = time.monotonic()
-    inherited = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    inherited = _statm(1)
     pid = os.fork()
     if not pid:
         _use_apart(folder)
@@ -412,11 +422,17 @@ def try_bomb(folder: Path, *, interrupted: bool, patience: float = 1.0, memory_b
 _INTERRUPTED = 130
 
 
+def _statm(field: int) -> int:
+    """A field of /proc/self/statm in bytes: 1 is what the process holds in memory, 5 what RLIMIT_DATA counts."""
+    return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
+
+
 def _use_apart(folder: Path) -> None:
     """In the child: 0 for an answer or a typed error, 130 for Ctrl-C, 1 and a traceback for anything else."""
     code = 1
     try:
-        resource.setrlimit(resource.RLIMIT_DATA, (_SAFETY_BYTES, _SAFETY_BYTES))
+        most = _statm(5) + _SAFETY_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with open(os.devnull, "w") as silence:  # noqa: PTH123

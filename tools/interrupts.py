@@ -168,9 +168,9 @@ class Workshop:
             try:
                 stderr = process.communicate(timeout=_SECONDS_TO_END * self._patience)[1].decode(errors="replace")
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.send_signal(signal.SIGABRT)  # Python then writes where all threads are
                 stderr = process.communicate()[1].decode(errors="replace")
-                found.append("it does not end")
+                found.append(f"it does not end:\n{stderr}")
         if "Traceback" in stderr or "Exception ignored" in stderr:
             found.append(stderr)
         deadline = time.monotonic() + _SECONDS_TO_END * self._patience
@@ -191,7 +191,12 @@ def _started(command: tuple[str, ...], cache: Path, mark: str) -> subprocess.Pop
     """A process at its first line of ours that, with all that it starts, can be known by a mark."""
     process = subprocess.Popen(
         command,
-        env={**os.environ, "GENAI_CACHE_DIR": str(cache), "GENAI_INTERRUPTS_MARK": mark},
+        env={
+            **os.environ,
+            "GENAI_CACHE_DIR": str(cache),
+            "GENAI_INTERRUPTS_MARK": mark,
+            "PYTHONFAULTHANDLER": "1",
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -221,6 +226,8 @@ def _marked(mark: str) -> list[int]:
 @contextlib.contextmanager
 def workshop(*, patience: float = 1.0) -> Iterator[Callable[[Phase, int, random.Random], list[str]]]:
     """Gives Workshop.faults."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="genai-interrupts-") as name:
         yield Workshop(Path(name), patience).faults
 

@@ -66,6 +66,7 @@ def chat(
     voice = flags.voice
     session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
     try:
+        session.use_adapter(flags.adapter)
         if prompt is None:
             from .loop import Loop
 

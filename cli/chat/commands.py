@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from genai.errors import InputError, OptionError
 
-from ..options import FLAGS, Flag, find_flag, read_setting
+from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
 from ..terminal import dump_prompt, footer
 from ..wrapping import table, width_of
 
@@ -145,6 +145,20 @@ def _model(loop: Loop, argument: str) -> None:
     loop.switch_model(Path(argument).expanduser())
 
 
+def _lora(loop: Loop, argument: str) -> None:
+    session = loop.session
+    if argument == "off":
+        session.use_adapter(None)
+    elif "=" in argument:
+        name, path, scale = read_lora(argument)
+        session.llm.load_adapter(path.expanduser(), name, scale)
+        session.use_adapter(name)
+    elif argument:
+        session.use_adapter(argument)
+    used = session.adapter if isinstance(session.adapter, str) else ", ".join(session.adapter or ())
+    loop.voice.say(f"(adapter: {used or 'none'}; loaded: {', '.join(session.llm.adapters.names) or 'none'})")
+
+
 def _clear(loop: Loop, argument: str) -> None:
     loop.session.clear()
     loop.voice.say("(forgotten)")
@@ -215,6 +229,7 @@ COMMANDS: Mapping[str, Command] = {
     "/set": Command(_set, "[NAME VALUE]", "show or change settings, such as /set temperature 0.7"),
     "/system": Command(_system, "[TEXT]", 'show or change the system message; "none" removes it'),
     "/model": Command(_model, "[FOLDER]", "show the model, or go on with another"),
+    "/lora": Command(_lora, "[NAME|off|NAME=PATH]", "show, use or load an adapter; off goes on without"),
     "/clear": Command(_clear, "", "forget the conversation"),
     "/retry": Command(_retry, "", "answer the last message again"),
     "/undo": Command(_undo, "", "take back the last exchange"),

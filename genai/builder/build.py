@@ -14,9 +14,10 @@ from typing import Any
 from ..engine.sampling.params import model_defaults
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError
+from ..model.adapters.parameters import AdapterParameters
 from ..text.files import generation_defaults
 from .architectures import find
-from .checkpoint import GENERATION_CONFIG, Checkpoint, is_checkpoint
+from .checkpoint import GENERATION_CONFIG, Checkpoint, MergedCheckpoint, is_checkpoint
 from .folder import check_tokenizer, locked, tokenizer_files, write_model_folder
 from .options import ExportOptions
 from .rope_scaling import LongRope
@@ -51,6 +52,7 @@ def plan_build(
     *,
     force: bool = False,
     progress: Callable[[int], None] = lambda count: None,
+    merge: tuple[AdapterParameters, float] | None = None,
 ) -> BuildPlan:
     """Read headers and configuration, and check all that can be checked before anything is written.
 
@@ -59,13 +61,14 @@ def plan_build(
         options: None means INT4 in blocks of 32.
         force: NaN and infinity among the weights become 0.
         progress: told the bytes of every tensor that is read.
+        merge: an adapter to add to the weights before they are stored, and a factor on it.
 
     Raises:
         ModelFolderError: files are missing. InputError, ConfigError: they contradict each other.
         UnsupportedModelError: an architecture or a part of one that is not known.
         TokenizerError: the tokenizer cannot be used.
     """
-    checkpoint = Checkpoint(checkpoint_dir)
+    checkpoint = MergedCheckpoint(checkpoint_dir, *merge) if merge else Checkpoint(checkpoint_dir)
     architecture = find(checkpoint.config.model_type)
     spec = architecture.describe(checkpoint.config)
     remarks = check_tokenizer(checkpoint.folder, spec.vocab_size)

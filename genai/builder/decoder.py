@@ -12,7 +12,7 @@ from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export,
 from .layers import Projection, Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
 from .options import BITS
 from .rope import write_rope_tables
-from .weights import row_chunks
+from .weights import Chunks, row_chunks
 
 
 def write_decoder(export: Export) -> None:
@@ -145,7 +145,8 @@ def _write_vectors(export: Export) -> str:
     if shared:
         table = export.graph.node("Transpose", matrix, f"{_PATH}/Transpose", dims, perm=[1, 0])
     else:
-        table = write_float_tensor(export, name, dims, row_chunks(name, export.weights.tensor(name, dims)), precision)
+        chunks = Chunks(lambda: row_chunks(name, export.weights.tensor(name, dims)))
+        table = write_float_tensor(export, name, dims, chunks, precision)
     return export.graph.node("Gather", [table, "input_ids"], f"{_PATH}/Gather", hidden_dims(spec.hidden_size))
 
 

@@ -15,7 +15,7 @@ from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
 from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
 from .options import BITS
 from .spec import ExpertsSpec
-from .weights import row_chunks
+from .weights import Chunks, row_chunks
 
 
 def write_feed_forward(export: Export, layer: int, root: str) -> str:
@@ -170,15 +170,19 @@ def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str
     """Names of floats, or of integers [experts, rows, bytes], scales [experts, rows, blocks], zero points if any."""
     options, hidden, wide = export.options, export.spec.hidden_size, experts.intermediate_size
     rows, columns = (hidden, wide) if which == "down_proj" else (2 * wide, hidden)
-    name, matrices = f"model.layers.{layer}.moe.experts.{which}", _expert_matrices(export, layer, experts, which)
+    name = f"model.layers.{layer}.moe.experts.{which}"
+
+    def matrices() -> Matrices:
+        return _expert_matrices(export, layer, experts, which)
+
     if options.precision not in BITS:
-        chunks = (chunk for source, matrix in matrices for chunk in row_chunks(source, matrix))
+        chunks = Chunks(lambda: (chunk for source, matrix in matrices() for chunk in row_chunks(source, matrix)))
         dims = (experts.count, rows, columns)
         return [write_float_tensor(export, f"{name}.weight", dims, chunks, options.precision)]
     bits = BITS[options.precision]
     row_bytes = -(-columns * bits // 8)  # the operator wants no more, even where columns do not fill their last block
     names = [f"{name}.{part}" for part in ("qweight", "scales", "zero_points")]
-    return write_quantized(export, names, (experts.count, rows, row_bytes), matrices, bits, np.stack, row_bytes)
+    return write_quantized(export, names, (experts.count, rows, row_bytes), matrices(), bits, np.stack, row_bytes)
 
 
 def _write_shared_expert(export: Export, layer: int, experts: ExpertsSpec, root: str) -> str:

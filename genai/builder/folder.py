@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def write_model_folder(
     *,
     tokenizer_dir: str | Path | None = None,
     search: Mapping[str, Any] | None = None,
+    open_data: Callable[[Path], DataFile] = DataFile,
 ) -> Path:
     """Write a decoder that onnxruntime-genai loads as it is; returns the folder.
 
@@ -42,6 +43,7 @@ def write_model_folder(
             It may load them lazily: they are read one after the other and freed.
         tokenizer_dir: folder whose tokenizer is taken over: tokenizer.json, or a SentencePiece model.
         search: defaults of genai_config.json's search options, beside greedy search.
+        open_data: makes the file of the tensors.
 
     Raises:
         ModelFolderError: the target exists or cannot be written, or there is no tokenizer.
@@ -50,10 +52,10 @@ def write_model_folder(
     target = Path(path)
     if tokenizer_dir is not None:
         require_tokenizer(Path(tokenizer_dir))
-    _require_absent(target)
+    require_absent(target)
     try:
         with unfinished_folder(target) as unfinished:
-            with DataFile(unfinished / DATA) as data:
+            with open_data(unfinished / DATA) as data:
                 graph = GraphWriter(data)
                 write_decoder(Export(graph, spec, options, Weights(weights)))
             (unfinished / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
@@ -61,7 +63,7 @@ def write_model_folder(
             (unfinished / CONFIG).write_text(config + "\n", encoding="utf-8")
             if tokenizer_dir is not None:
                 copy_tokenizer(Path(tokenizer_dir), unfinished)
-            _require_absent(target)
+            require_absent(target)
             unfinished.rename(target)
     except OSError as error:
         raise ModelFolderError(
@@ -72,7 +74,8 @@ def write_model_folder(
     return target
 
 
-def _require_absent(target: Path) -> None:
+def require_absent(target: Path) -> None:
+    """Raise ModelFolderError if there is anything at a place where a model folder is to be made."""
     if target.exists() or target.is_symlink():
         raise ModelFolderError(
             f"{target} exists already", "a model folder is never overwritten", "remove it or choose another place"

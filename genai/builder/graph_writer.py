@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from .options import ExportOptions
 from .spec import DecoderSpec
-from .weights import Weights
+from .weights import Chunks, Weights
 
 Dims = Sequence[int | str]
 
@@ -167,10 +168,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         alignment = _LARGE_ALIGNMENT if length >= _LARGE_BYTES else _SMALL_ALIGNMENT
         self._file.write(bytes(-self._file.tell() % alignment))
         offset = self._file.tell()
-        for chunk in chunks:
-            if chunk.dtype != element:
-                raise ValueError(f"a chunk of {name} is {chunk.dtype}, expected {element}")
-            self._file.write(np.ascontiguousarray(chunk).data)
+        self._write(name, element, length, chunks)
         written = self._file.tell() - offset
         if written != length:
             raise ValueError(f"{name} {list(dims)} takes {length} bytes, but its chunks hold {written}")
@@ -180,6 +178,36 @@ class DataFile(AbstractContextManager["DataFile"]):
         for key, value in (("location", self._location), ("offset", offset), ("length", length)):
             tensor.external_data.add(key=key, value=str(value))
         return tensor
+
+    def _write(self, name: str, element: np.dtype[Any], length: int, chunks: Iterable[NDArray[Any]]) -> None:
+        """Write the chunks of a tensor that takes `length` bytes."""
+        for chunk in chunks:
+            if chunk.dtype != element:
+                raise ValueError(f"a chunk of {name} is {chunk.dtype}, expected {element}")
+            self._file.write(np.ascontiguousarray(chunk).data)
+
+
+class HollowFile(DataFile):
+    """A data file with holes in place of large tensors: they take no room, and are made when they are asked for.
+
+    Attributes:
+        hollow: by name the chunks of what was left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.hollow: dict[str, Chunks] = {}
+
+    def __exit__(self, *error: object) -> None:
+        self._file.truncate()  # a hole at the end belongs to the file as well
+        super().__exit__(*error)
+
+    def _write(self, name: str, element: np.dtype[Any], length: int, chunks: Iterable[NDArray[Any]]) -> None:
+        if not isinstance(chunks, Chunks):
+            super()._write(name, element, length, chunks)
+            return
+        self.hollow[name] = chunks
+        self._file.seek(length, os.SEEK_CUR)
 
 
 POSITIONS = "position_ids"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from genai.quant.blocks import QuantizationError, num_blocks, quantize_blocks
 
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
 from .options import BITS, Precision
-from .weights import narrowed, not_finite, transposed_chunks
+from .weights import Chunks, narrowed, not_finite, transposed_chunks
 
 Matrices = Iterator[tuple[str, NDArray[Any]]]
 Join = Callable[[list[NDArray[Any]]], NDArray[Any]]
@@ -87,7 +87,7 @@ def write_matrix(export: Export, projection: Projection, precision: Precision, n
     """Write a projection's weights unless they are there; returns the names of the matrix, its scales, zero points."""
     options, name = export.options, name or projection.weight_name
     if precision not in BITS:
-        chunks = transposed_chunks(_matrices(export, projection))
+        chunks = Chunks(lambda: transposed_chunks(_matrices(export, projection)))
         return [write_float_tensor(export, name, (projection.columns, projection.outputs), chunks, precision)]
     bits = BITS[precision]
     names = [name + suffix for suffix in (f"_Q{bits}", "_scales", "_zero_points")]
@@ -96,7 +96,7 @@ def write_matrix(export: Export, projection: Projection, precision: Precision, n
 
 
 def write_float_tensor(
-    export: Export, name: str, dims: tuple[int, ...], chunks: Iterator[NDArray[np.float32]], precision: Precision
+    export: Export, name: str, dims: tuple[int, ...], chunks: Iterable[NDArray[np.float32]], precision: Precision
 ) -> str:
     """Write a matrix as float32, or as float16 that a Cast widens, unless it is there; returns the wide one's name."""
     graph, wide = export.graph, f"{name}/float32"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -62,6 +63,16 @@ class Weights:
         vector = self.tensor(name, (size,)).astype(np.float32)
         require_finite(name, vector)
         return vector
+
+
+@dataclass(frozen=True)
+class Chunks(Iterable[NDArray[Any]]):
+    """The pieces of a tensor, which can be read more than once."""
+
+    make: Callable[[], Iterator[NDArray[Any]]]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return self.make()
 
 
 def row_chunks(name: str, matrix: NDArray[Any], *, finite: bool = True) -> Iterator[NDArray[np.float32]]:

@@ -14,6 +14,7 @@ from genai.kernels.executor import Executor
 from genai.kvcache.pool import BlockPool
 
 from ..errors import ConfigError, InputError
+from .mix import AdapterMix
 from .scheduler import Run, StepPlan, plan_step
 
 Logits = NDArray[np.float32]
@@ -85,6 +86,19 @@ class Decoder(ABC):
         raise InputError(
             f"there is no input {name!r} to give", "the graph takes tokens and its own state", "leave the call out"
         )
+
+    def adapt(self, sequence: Any, adapters: AdapterMix | None) -> None:
+        """Let the tokens of a sequence that are computed from now on go through adapters; None = through none.
+
+        Raises:
+            InputError: this decoder has no places for them.
+        """
+        if adapters is not None:
+            raise InputError(
+                "adapters cannot be used with this model",
+                "its graph runs sequence by sequence, as it was exported, without places for them",
+                "export the model so that it can be flattened (info.reason says what is in the way)",
+            )
 
     @abstractmethod
     def open(self) -> Any:

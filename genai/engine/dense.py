@@ -71,18 +71,22 @@ class DenseDecoder(Decoder):
         self.executor = executor
         self.plan, self.inputs, self.names, self.vocab_size = plan, inputs, names, vocab_size
         self._presents = _presents(inputs, names)
+        # What sequences are given before anybody gives them more.
+        self.defaults: dict[str, np.ndarray] = {}
         self._empty = {name: _empty_past(name, inputs[name], past_shape, names) for name in self._presents}
         known = {*self._presents, names.input_ids, names.attention_mask, names.position_ids}
         self.wanted = tuple(sorted(set(inputs) - known))
         self.output_names = tuple(name for name in plan.output_names if name not in self._presents.values())
 
     def open(self) -> DenseSequence:
-        return DenseSequence(self._empty)
+        sequence = DenseSequence(self._empty)
+        sequence.given = dict(self.defaults)
+        return sequence
 
     def fork(self, sequence: DenseSequence) -> DenseSequence:
         # The graph makes new arrays at every step, so the old ones are shared.
         other = DenseSequence(sequence.past)
-        other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, sequence.given
+        other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, dict(sequence.given)
         return other
 
     def step(

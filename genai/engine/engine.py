@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
 from .decoder import Decoder, Logits, stacked
+from .mix import AdapterMix
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
 from .scheduler import Demand, Scheduler, plan_step
@@ -26,6 +27,7 @@ class Job(Protocol):
         num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have.
         cancelled: set from any thread; the engine then drops the job at the next step.
         wants_prompt_logits: whether take_prompt_logits is called.
+        adapters: what its tokens go through; None = none.
     """
 
     sequence: Any
@@ -33,6 +35,7 @@ class Job(Protocol):
     num_prompt: int
     max_length: int
     wants_prompt_logits: bool
+    adapters: AdapterMix | None
 
     @property
     def cancelled(self) -> bool:
@@ -133,7 +136,9 @@ class Engine:
     def _start(self, job: Job) -> None:
         """Begin a job; one that gave its cache back has a sequence and goes on where it was."""
         if job.sequence is None:
-            job.start(self._decoder.open())
+            sequence = self._decoder.open()
+            self._decoder.adapt(sequence, job.adapters)
+            job.start(sequence)
         if not job.wants_prompt_logits:
             reused = self._decoder.reuse(job.sequence)
             if not job.row.num_generated:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.executor import Executor, StepCancelled, StepContext, StepFunction
+from genai.kernels.executor import DeviceAdapter, Executor, StepCancelled, StepContext, StepFunction
 from genai.kernels.forks import renew_locks, was_busy
-from genai.kernels.interrupts import InterruptsDeferred, ThreadsRefused
+from genai.kernels.interrupts import ThreadsRefused
 from genai.kernels.records import RowProgram
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
@@ -20,6 +20,7 @@ from genai.kvcache.table import BlockTable
 from ..errors import CacheCapacityError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
 from .decoder import Decoder, DecoderSequence, Logits, check_width
+from .mix import AdapterMix
 from .scheduler import DEFAULT_TOKEN_BUDGET, Run, StepPlan
 
 # Tokens that are appended together in at least this number have prefill numerics.
@@ -38,6 +39,7 @@ class PagedSequence(DecoderSequence):
     def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
         super().__init__()
         self.table, self._rope_threshold = table, rope_threshold
+        self._adapters: AdapterMix | None = None
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
@@ -54,6 +56,20 @@ class PagedSequence(DecoderSequence):
         """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
         return int(self._rope_threshold is not None and len(self.tokens) > self._rope_threshold)
 
+    @property
+    def adapters(self) -> AdapterMix | None:
+        """What its tokens go through from now on; those that are computed stay as they are."""
+        return self._adapters
+
+    def adapt(self, adapters: AdapterMix | None) -> None:
+        """See Decoder.adapt."""
+        self._adapters = adapters
+
+    @property
+    def _origin(self) -> tuple[int, bytes]:
+        """What its keys and values depend on besides tokens and numerics."""
+        return self.rope_table, b"" if self._adapters is None else self._adapters.key
+
     def pending(self) -> Run:
         first, total = self.table.length, len(self.tokens)
         if first == total:
@@ -64,11 +80,11 @@ class PagedSequence(DecoderSequence):
 
     def reuse(self) -> int:
         """See Decoder.reuse."""
-        return self.table.reuse(self.tokens, self.rope_table, self._prefill, self._settled)
+        return self.table.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
     def publish(self) -> None:
         """See Decoder.publish."""
-        self.table.publish(self.tokens, self.rope_table, self._prefill)
+        self.table.publish(self.tokens, self._origin, self._prefill)
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]
@@ -140,6 +156,7 @@ class PagedDecoder(Decoder):
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
+        other.adapt(sequence.adapters)
         return other
 
     def step(
@@ -151,6 +168,18 @@ class PagedDecoder(Decoder):
         for index, logits in self._run_step(sequences, step, all_rows, output):
             results[index] = logits
         return results
+
+    def replace_program(self, program: RowProgram) -> None:
+        """Go on with another program over the same values, such as one that has places of adapters: between two steps.
+
+        Weights that were packed for the old one are not packed again.
+        """
+        run = self.executor.compile(program, self.storage.layers)
+        with self._interruptible(()):  # no step is in progress
+            self.program, self.run = program, run
+
+    def adapt(self, sequence: PagedSequence, adapters: AdapterMix | None) -> None:
+        sequence.adapt(adapters)
 
     def reuse(self, sequence: PagedSequence) -> int:
         return sequence.reuse()
@@ -221,11 +250,10 @@ class PagedDecoder(Decoder):
         taken: list[tuple[BlockTable, int]] = []
         slots: list[int] = []
         try:
-            with InterruptsDeferred():
-                for index, count, _ in step:
-                    table = sequences[index].table
-                    taken.append((table, table.length))
-                    slots += self._append(table, count)
+            for index, count, _ in step:
+                table = sequences[index].table
+                taken.append((table, table.length))
+                slots += self._append(table, count)
             yield slots
         except BaseException:
             for table, length in taken:
@@ -241,7 +269,8 @@ class PagedDecoder(Decoder):
                 f"{error}; other sequences of this model hold the rest",
                 "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
             ) from error
-        self.executor.copy_blocks(self.storage.blocks, copies)
+        if copies:
+            self.executor.copy_blocks(self.storage.blocks, copies)
         return slots
 
     def _context(
@@ -251,7 +280,8 @@ class PagedDecoder(Decoder):
         tables = [sequences[part.sequence].table for part in step]
         tokens: list[int] = []
         positions: list[int] = []
-        starts, wanted = [0], list[int]()
+        starts = [0]
+        wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
         for (index, count, _), table in zip(step, tables, strict=True):
             own, end = sequences[index].tokens, table.length
@@ -274,6 +304,7 @@ class PagedDecoder(Decoder):
             num_decode_sequences=sum(not part.prefill for part in step),
             logits_indices=np.array(wanted, np.int64),
             rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
+            **_adapters_of([sequences[part.sequence].adapters for part in step]),
         )
         return context, owners
 
@@ -295,3 +326,22 @@ class PagedDecoder(Decoder):
                 del self.run, self.program  # with their weights, whoever still holds this decoder
         self.storage.close()
         self.executor.close()
+
+
+def _adapters_of(mixes: Sequence[AdapterMix | None]) -> dict[str, Any]:
+    """The fields of a step that say which adapters the rows of each sequence go through."""
+    if not any(mixes):
+        return {}
+    parts = [() if mix is None else mix.parts for mix in mixes]
+    numbers: dict[int, int] = {}
+    adapters: list[DeviceAdapter] = []
+    for adapter, _ in (part for own in parts for part in own):
+        if id(adapter) not in numbers:
+            numbers[id(adapter)] = len(adapters)
+            adapters.append(adapter)
+    return {
+        "adapters": adapters,
+        "cu_adapters": np.cumsum([0, *map(len, parts)]).astype(np.int32),
+        "adapter_ids": np.array([numbers[id(adapter)] for own in parts for adapter, _ in own], np.int32),
+        "adapter_weights": np.array([weight for own in parts for _, weight in own], np.float32),
+    }

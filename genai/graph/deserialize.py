@@ -13,6 +13,8 @@ from onnx import TensorProto
 from ..errors import GraphError, malformed
 from . import ir
 from .external_data import ExternalData
+from .node import OURS
+from .own_functions import are_own
 from .storage import FieldStorage, RawStorage, Storage, StringStorage, packed_size
 from .type_protos import data_type, decode_type, text
 from .types import AttributeType, DataType
@@ -64,6 +66,9 @@ class Deserializer:
 
     def model(self, proto: onnx.ModelProto) -> ir.OnnxModel:
         functions = [self.function(item) for item in proto.functions]
+        if are_own(proto.functions):
+            for function in functions:
+                function.known = function.domain == OURS
         return ir.OnnxModel(
             self.graph(proto.graph, self._raw),
             self._ir_version,

@@ -38,6 +38,7 @@ class Function(Changeable):
         opset_imports: what the body's nodes refer to.
         body: inputs, outputs, nodes and value types. Initializers that a rewrite puts there are written as Constant
             nodes, since ONNX functions have none.
+        known: whether it is ours to the letter (see `own_functions`): nodes that call it have kernels.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Function(Changeable):
     opset_imports: dict[str, int] = field(default_factory=dict)
     doc_string: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
+    known: bool = False
 
     @property
     def key(self) -> FunctionKey:
@@ -111,8 +113,9 @@ class OnnxModel(Changeable):
         return 1 if wanted == "" and self.ir_version < 3 else None
 
     def function(self, node: Node) -> Function | None:
-        """The model's own function that a node calls, or None."""
-        return self.functions.get((*node.key, node.overload))
+        """The model's own function that a node calls, or None, also where it is known."""
+        found = self.functions.get((*node.key, node.overload))
+        return None if found is None or found.known else found
 
     def graphs(self, *, functions: bool = False) -> Iterator[Graph]:
         """The main graph and every subgraph, outer ones first; with `functions`, their bodies too."""

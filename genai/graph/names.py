@@ -10,6 +10,7 @@ class GraphNames:
     """Names of a decoder's inputs and outputs; "%d" stands for the layer.
 
     `past` and `present`, where they are given, are tensors of keys and values together, in place of the other four.
+    `inputs_embeds`: what decoders take that get their embeddings from a graph of its own.
     """
 
     input_ids: str
@@ -22,6 +23,7 @@ class GraphNames:
     present_value: str
     past: str = ""
     present: str = ""
+    inputs_embeds: str = "inputs_embeds"
 
     @property
     def pasts(self) -> dict[str, str]:

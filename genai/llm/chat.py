@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..errors import ContextOverflowError, InputError, OptionError, StateError
+from ..model.adapters.store import AdapterChoice
 from ..model.reading import json_object, read_text_file
 from ..text.parsing import Event
 from .completion import ChatReply, Completion
@@ -41,7 +42,7 @@ class ChatSession:
         on_prompt: told while a prompt is read how many of its tokens are computed, of how many.
 
     Raises:
-        OptionError: an option that is unknown, out of range or contradictory.
+        OptionError, ContextOverflowError: an option that is refused, see LLM.params.
 
     >>> from genai import LLM
     >>> chat = ChatSession(LLM())
@@ -72,9 +73,19 @@ class ChatSession:
         self.set_options(**options)
         self.messages: list[dict[str, Any]] = []
         self.last_reply: ChatReply | None = None
+        self.adapter: AdapterChoice = None
         self.num_left_out = 0
         self.on_prompt: Progress | None = None
         self._running: CompletionStream | None = None
+
+    def use_adapter(self, adapter: AdapterChoice) -> None:
+        """Let replies from now on go through adapters that `llm` has loaded; None = through none.
+
+        Raises:
+            OptionError: a name that is not loaded; then nothing is changed.
+        """
+        self.llm.adapters.check(adapter)
+        self.adapter = adapter
 
     # --- options and messages ------------------------------------------------------------------------------------
 
@@ -87,7 +98,7 @@ class ChatSession:
         """Change sampling options, given by name or in `changes`; None goes back to the model's default.
 
         Raises:
-            OptionError: then nothing is changed.
+            OptionError, ContextOverflowError: as LLM.params; then nothing is changed.
         """
         new = {**self.options, **(changes or {}), **options}
         new = {name: value for name, value in new.items() if value is not None}
@@ -96,13 +107,13 @@ class ChatSession:
         self.options = new
 
     def switch(self, llm: LLM) -> None:
-        """Go on with another model; the caller closes the one before.
+        """Go on with another model, without adapters; the caller closes the one before.
 
         Raises:
-            OptionError: the options do not fit it; then nothing is changed.
+            OptionError, ContextOverflowError: the options do not fit it; then nothing is changed.
         """
         llm.params(**self.options)
-        self.llm, self.num_left_out, self.last_reply = llm, 0, None
+        self.llm, self.num_left_out, self.last_reply, self.adapter = llm, 0, None, None
 
     def clear(self) -> None:
         """Forget all messages but the system message."""
@@ -198,7 +209,7 @@ class ChatSession:
         options = dict(self.options)
         if options.get("max_tokens") is not None:
             options["max_tokens"] -= sum(len(part.token_ids) for part in parts)
-        stream = self.llm.stream_tokens(prompt, **options)
+        stream = self.llm.stream_tokens(prompt, adapter=self.adapter, **options)
         stream.on_prompt = self.on_prompt
         return stream
 

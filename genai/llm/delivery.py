@@ -15,6 +15,7 @@ from genai.kernels.interrupts import Task
 
 from ..engine.worker import Worker
 from ..errors import StateError
+from ..runtime.single import Single
 from .completion import Completion
 from .generation import Generation
 
@@ -24,12 +25,23 @@ if TYPE_CHECKING:
 _END = None
 
 
-class _Group:
-    """Generations of one call, which are over when all of them are. A failing one cancels the others."""
+class Group:
+    """Generations of one call, which are over when all of them are. A failing one cancels the others.
 
-    def __init__(self, leaders: list[Generation], worker: Worker, on_done: Callable[[], None]) -> None:
+    Args:
+        leaders: the first sample of each prompt. worker: runs them.
+        on_done: told when all are over. on_text: told when there is the first text of any; both on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        leaders: list[Generation],
+        worker: Worker,
+        on_done: Callable[[], None],
+        on_text: Callable[[], None] | None = None,
+    ) -> None:
         self._worker = worker
-        self._on_done = on_done
+        self._on_done, self._on_text = on_done, on_text
         self.error: BaseException | None = None
         self.all = [one for leader in leaders for one in leader.samples]
         self.num_left = len(self.all)
@@ -38,6 +50,9 @@ class _Group:
 
     def text(self, generation: Generation, piece: str) -> None:
         """See Sink."""
+        if self._on_text is not None:
+            self._on_text()
+            self._on_text = None
 
     def finished(self, generation: Generation, error: BaseException | None) -> None:
         """See Sink; the engine's thread alone calls it."""
@@ -68,7 +83,7 @@ Progress = Callable[[int, int], None]
 def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | None = None) -> list[Completion]:
     """Run a request and wait until it is over; `progress` hears how many completions are."""
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-    group = _Group(leaders, worker, lambda: bell.put(None))
+    group = Group(leaders, worker, lambda: bell.put(None))
     try:
         worker.submit(leaders)
         while group.num_left:
@@ -91,7 +106,7 @@ async def await_for(leaders: list[Generation], worker: Worker) -> list[Completio
         if not done.done():
             done.set_result(None)
 
-    group = _Group(leaders, worker, lambda: _call_soon(loop, set_done))
+    group = Group(leaders, worker, lambda: _call_soon(loop, set_done))
     try:
         worker.submit(leaders)
         await done
@@ -134,7 +149,7 @@ class _Mailbox:
         self._put(_END)
 
 
-class _Stream:
+class _Stream(Single):
     """One generation, delivered in pieces through a queue."""
 
     def __init__(self, jobs: list[Generation], worker: Worker, put: Callable[[str | None], None]) -> None:

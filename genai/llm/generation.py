@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..engine.decoder import Logits
+from ..engine.mix import AdapterMix
 from ..engine.sampling.batch import TokenLogprob, token_logprobs
 from ..engine.sampling.plan import RowSampler, SamplingPlan
 from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings
@@ -38,6 +39,7 @@ class Generation:
         prompt: token ids, at least one. plan: its options made ready. stream: a fresh one of the model's tokenizer.
         seed: of the request. sample: which of its samples this is; siblings: the further ones, which this one leads.
         context_size: most tokens of the sequence. prompt_index: for the completion.
+        adapters: what its tokens go through; held until it is over.
 
     Attributes:
         sink: where it delivers; whoever waits for it says so before it is submitted.
@@ -59,9 +61,11 @@ class Generation:
         context_size: int,
         prompt_index: int = 0,
         siblings: Sequence[Generation] = (),
+        adapters: AdapterMix | None = None,
     ) -> None:
         params = plan.params
         self.prompt, self.plan, self.seed, self.sample, self.prompt_index = prompt, plan, seed, sample, prompt_index
+        self.adapters = adapters
         self.sequence: Any = None
         self.row: RowSampler
         self.num_prompt = len(prompt)
@@ -99,6 +103,11 @@ class Generation:
             return total, total
         sequence = self.sequence
         return (min(sequence.num_computed, total) if sequence is not None else 0), total
+
+    @property
+    def num_output(self) -> int:
+        """Tokens that it has generated so far."""
+        return len(self._output)
 
     @property
     def samples(self) -> list[Generation]:
@@ -159,7 +168,7 @@ class Generation:
     def finish(self, error: BaseException | None) -> None:
         if error is None and self._finish_reason == "cancelled":
             self._flush()
-        self.sequence = None
+        self.sequence = self.adapters = None
         self.sink.finished(self, error)
 
     # --- text ----------------------------------------------------------------------------------------------------

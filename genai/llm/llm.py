@@ -9,27 +9,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..engine.worker import Worker
-from ..errors import ChatTemplateError, InputError, OptionError, did_you_mean
+from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean
+from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.config import Config
 from ..model.folders import bundled_model
 from ..model.model import Model, ModelOptions
+from ..runtime.single import Single
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
 from ..text.tokenizer import Tokenizer
 from .completion import ChatReply, Completion, Done
 from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 from .generation import Generation
+from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
+from .questions import Questions, attempt
 from .requests import Prompt, RequestBuilder
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
+T = TypeVar("T")
+_Ask: TypeAlias = Callable[[T], Prompt | Messages | Mapping[str, Any]]
 
 
 class ChatOptions(SamplingOptions, total=False):
@@ -38,16 +44,18 @@ class ChatOptions(SamplingOptions, total=False):
     tools: Sequence[Mapping[str, Any]] | None
     template: Mapping[str, Any] | None
     params: SamplingParams | None
+    adapter: AdapterChoice
 
 
-class LLM(contextlib.AbstractContextManager["LLM"]):
+class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     """A model with its tokenizer, ready to generate. Safe to use from several threads and tasks: whatever runs at the
     same time shares the steps of one engine, and gives the same tokens as alone.
 
     Args:
         model: a model folder, a Config or a loaded Model; None = the bundled model.
         max_sequences: sequences that run side by side; more wait.
-        model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device; see genai.Model.
+        max_adapter_bytes: most memory for adapters; see genai.Adapters.
+        model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
@@ -65,6 +73,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         model: str | Path | Config | Model | None = None,
         *,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        max_adapter_bytes: int | None = None,
         **model_options: Unpack[ModelOptions],
     ) -> None:
         if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
@@ -77,7 +86,14 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         self.model = loaded = _loaded(model, model_options)
         self.tokenizer = Tokenizer(loaded)
         self.parser = get_parser(detect(self.tokenizer.chat_template))
-        self._requests = RequestBuilder(loaded, self.tokenizer)
+        try:
+            self.adapters = Adapters(loaded, max_bytes=max_adapter_bytes)
+        except BaseException:
+            if self._owns_model:
+                loaded.close()
+            raise
+        self._requests = RequestBuilder(loaded, self.tokenizer, self.adapters)
+        self._max_sequences = max_sequences
         self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences))
 
     # --- whole completions ---------------------------------------------------------------------------------------
@@ -87,6 +103,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         progress: Progress | None = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
@@ -95,6 +112,8 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         Args:
             prompts: texts or lists of token ids.
             params: options, for all prompts or one each; None = the model's defaults.
+            adapter: for all prompts or one each: the name of an adapter (see load_adapter), or names with weights such
+                as {"a": 0.7, "b": 0.3}, whose sum is added; None = the model as it is.
             options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
                 `params`, or the model's defaults.
             progress: told every tenth of a second how many completions are done, of how many.
@@ -119,12 +138,14 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
         3
         """
-        return wait_for(self._requests.batch(prompts, params, options), self._worker, progress)
+        return wait_for(self._requests.batch(prompts, params, options, adapter=adapter), self._worker, progress)
 
     async def agenerate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         **options: Unpack[SamplingOptions],
     ) -> list[Completion]:
         """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work.
@@ -134,16 +155,81 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
         ['15', '19']
         """
-        return await await_for(self._requests.batch(prompts, params, options), self._worker)
+        return await await_for(self._requests.batch(prompts, params, options, adapter=adapter), self._worker)
+
+    def map(
+        self,
+        items: Iterable[T],
+        ask: _Ask[T] | None = None,
+        params: SamplingParams | None = None,
+        *,
+        in_order: bool = True,
+        window: int = DEFAULT_WINDOW,
+        on_answer: Callable[[Answer[T]], object] | None = None,
+        progress: Callable[[MapFigures], object] | None = None,
+        adapter: AdapterChoice = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[Answer[T]]:
+        """Answer any number of items, lazily: only a window of them is read ahead of the answers.
+
+        An item that is wrong, too long or fails has its error in its answer, and the others go on. Items are read on
+        the thread that iterates over the answers: while `items` waits for something, so do answers that are done.
+
+        Args:
+            items: prompts (texts or token ids), conversations (lists of messages), or mappings: {"prompt": …} or
+                {"messages": …}, where "tools" and "template" go with messages, and any option or "adapter" may stand
+                beside them.
+            ask: makes one of these of an item that is something else.
+            params, adapter, options: as for generate; those of an item replace them.
+            in_order: give the answers in the order of the items; otherwise as they are done.
+            window: items that are read ahead. Those of a window are computed in order of their prompts, so that the
+                prefix cache serves those that begin alike.
+            on_answer: told of each answer when it is done, also where an earlier one is still awaited.
+            progress: told every tenth of a second how far it is, while answers are waited for.
+
+        Returns:
+            An iterator over one Answer per item. Closing it, or dropping it, cancels what runs.
+
+        Raises:
+            OptionError, ContextOverflowError: at once, options that no item could have.
+            StateError: the LLM is closed, or came here by a fork. What `items` and `ask` raise, unless it is a
+            GenaiError of `ask`, which is the answer to its item.
+
+        >>> questions = ({"a": a, "b": 7} for a in range(10, 13))
+        >>> def ask(item):
+        ...     return [{"role": "user", "content": f"What is {item['a']} + {item['b']}?"}]
+        >>> for answer in llm.map(questions, ask):
+        ...     print(answer.item["a"], answer.text)
+        10 17
+        11 18
+        12 19
+        >>> [answer.error is None for answer in llm.map(["Once", "", {"prompt": "Once", "top_p": 2}], max_tokens=4)]
+        [True, False, False]
+        """
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
+        self.params(params, **options)
+        how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
+
+        def prepare(group: Sequence[T]) -> list[Asked | GenaiError]:
+            questions = Questions(self, self._requests, params, options, adapter)
+            return questions.prepared(group if ask is None else [attempt(ask, item) for item in group])
+
+        return Mapper(iter(items), prepare, self._worker, how).answers()
 
     def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        adapter: AdapterChoice = None,
+        **options: Unpack[SamplingOptions],
     ) -> CompletionStream:
         """Complete one prompt, or answer one conversation, piece by piece.
 
         Args:
             prompt: a text, token ids, or a list of messages.
-            params, options: as for generate; n is 1.
+            params, adapter, options: as for generate; n is 1.
 
         Returns:
             An iterator over pieces of text, whole characters only. Its `completion` says the rest, also before the end.
@@ -159,10 +245,17 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> stream.completion.finish_reason
         'stop'
         """
-        return CompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
+        return CompletionStream(
+            self._requests.single(self._prompt(prompt), params, options, adapter=adapter), self._worker
+        )
 
     def astream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        adapter: AdapterChoice = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncCompletionStream:
         """`stream` for async code: an async iterator. Call it where an event loop runs.
 
@@ -175,15 +268,21 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> asyncio.run(count())
         ['3', '4', '5', '6', '7']
         """
-        return AsyncCompletionStream(self._requests.single(self._prompt(prompt), params, options), self._worker)
+        return AsyncCompletionStream(
+            self._requests.single(self._prompt(prompt), params, options, adapter=adapter), self._worker
+        )
 
-    def stream_tokens(self, prompt: Sequence[int], **options: Unpack[SamplingOptions]) -> CompletionStream:
+    def stream_tokens(
+        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[SamplingOptions]
+    ) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
 
         >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
         '15'
         """
-        return CompletionStream(self._requests.single(prompt, None, options, self.parser.markers), self._worker)
+        return CompletionStream(
+            self._requests.single(prompt, None, options, self.parser.markers, adapter), self._worker
+        )
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt text.
@@ -203,7 +302,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
             messages: the conversation so far, or one user message as text.
             tools: JSON schemas of tools that the model may call.
             template: further variables of the chat template, such as documents or enable_thinking.
-            params, options: as for generate; n is 1.
+            params, adapter, options: as for generate; n is 1.
 
         Raises:
             ChatTemplateError: there is no chat template, or it refuses the messages or leaves out some, or the tools.
@@ -288,19 +387,30 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         >>> llm.render("Hi")
         '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
         """
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        variables = template or {}
-        if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):
-            raise InputError(f"template = {template!r:.80}", "variables by name are expected", "pass a dictionary")
-        if taken := sorted({"self", "messages", "tools"} & set(variables)):
-            raise InputError(f"template sets {taken[0]!r}", "that name is taken", "use the argument, or another name")
-        return self.tokenizer.chat_prompt(messages, tools=tools, **variables)
+        checked = rendering(messages, tools, template)
+        return self.tokenizer.chat_prompt(checked["messages"], tools=checked["tools"], **checked["variables"])
+
+    def render_all(self, conversations: Sequence[Mapping[str, Any]]) -> list[str | GenaiError]:
+        """`render` of many conversations, in less time than one by one.
+
+        Args:
+            conversations: the arguments of each by name: messages, tools, template.
+
+        Returns:
+            For each its prompt, or the error that `render` raises.
+
+        >>> llm.render_all([{"messages": "Hi"}, {"messages": []}])
+        ['<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n', InputError('messages is empty', ...)]
+        """
+        checked = [attempt(lambda one: rendering(**one), one) for one in conversations]
+        prompts = iter(self.tokenizer.chat_prompts([one for one in checked if not isinstance(one, GenaiError)]))
+        return [one if isinstance(one, GenaiError) else next(prompts) for one in checked]
 
     def _turn(self, messages: Messages, options: ChatOptions) -> tuple[str, list[Generation]]:
         """The rendered prompt of a conversation, and the job that answers it."""
         prompt = self.render(messages, tools=options.pop("tools", None), template=options.pop("template", None))
-        return prompt, self._requests.single(prompt, options.pop("params", None), options, self.parser.markers)
+        params, adapter = options.pop("params", None), options.pop("adapter", None)
+        return prompt, self._requests.single(prompt, params, options, self.parser.markers, adapter)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
@@ -311,14 +421,15 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         """The options that a request with these arguments would have.
 
         Raises:
-            OptionError: out of range, contradictory or unknown.
+            OptionError: out of range, contradictory, unknown, or beyond the model's vocabulary.
+            ContextOverflowError: more tokens are asked for than the context holds.
 
         >>> llm.params().temperature
         0.0
         >>> llm.params(top_p=0.9).temperature
         1.0
         """
-        return self._requests.params(params, options)
+        return self._requests.check(self._requests.params(params, options))
 
     @property
     def context_size(self) -> int:
@@ -347,6 +458,34 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         splitter = self.splitter(prompt)
         return ChatReply(Reply.from_events([*splitter.feed(completion.text), *splitter.finish()]), completion)
 
+    # --- adapters ------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, path: str | Path, name: str, scale: float = 1.0) -> None:
+        """Read a low-rank adapter and give it a name, by which requests ask for it; running requests go on.
+
+        Args:
+            path: a folder as PEFT writes it, or an `.onnx_adapter` file. scale: a factor on what it adds.
+
+        Raises:
+            As genai.Adapters.load.
+
+        >>> from genai.model.folders import bundled_adapter
+        >>> llm.load_adapter(bundled_adapter("words"), "words")
+        >>> llm.chat("What is 12 + 7?", adapter="words").text
+        '19, nineteen'
+        """
+        self.adapters.load(path, name, scale)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Requests that use it go on; its memory goes back when the last of them ends.
+
+        Raises:
+            OptionError: there is none of that name.
+
+        >>> llm.unload_adapter("words")
+        """
+        self.adapters.unload(name, when_idle=True)
+
     # --- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -361,6 +500,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
           fix: load the model again
         """
         self._worker.close()
+        self.adapters.close()
         if self._owns_model:
             self.model.close()
 
@@ -369,6 +509,22 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
 
     def __repr__(self) -> str:
         return f"LLM({str(self.model.folder)!r})"
+
+
+def rendering(
+    messages: Messages,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The arguments of LLM.render as Tokenizer.chat_prompts takes them. Raises InputError: no variables by name."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    variables = template or {}
+    if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):
+        raise InputError(f"template = {template!r:.80}", "variables by name are expected", "pass a dictionary")
+    if taken := sorted({"self", "messages", "tools"} & set(variables)):
+        raise InputError(f"template sets {taken[0]!r}", "that name is taken", "use the argument, or another name")
+    return {"messages": messages, "tools": tools or None, "variables": variables}
 
 
 def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) -> Model:
@@ -381,8 +537,9 @@ def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) ->
         if name not in known:
             raise OptionError(
                 f"unknown option {name!r} = {value!r:.80}",
-                f"an LLM takes max_sequences, {', '.join(known)}; options of sampling go to generate, stream or chat",
-                did_you_mean(name, [*known, "max_sequences"], "leave it out"),
+                f"an LLM takes max_sequences, max_adapter_bytes, {', '.join(known)}; options of sampling go to "
+                "generate, stream or chat",
+                did_you_mean(name, [*known, "max_sequences", "max_adapter_bytes"], "leave it out"),
             )
     if not isinstance(model, Model):
         return Model(bundled_model() if model is None else model, **options)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ..engine.mix import AdapterMix
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
-from ..errors import ContextOverflowError, InputError, OptionError
+from ..errors import ContextOverflowError, GenaiError, InputError, OptionError
+from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.model import Model
 from ..ort_genai.token_rows import token_row
 from ..text.files import generation_defaults
@@ -16,13 +18,15 @@ from .generation import Generation
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
+# Texts with more of them may have too many tokens.
+_CHARACTERS_PER_TOKEN = 4
 
 
 class RequestBuilder:
     """Makes requests for one model and the tokenizer of its folder."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
-        self._model = model
+    def __init__(self, model: Model, tokenizer: Tokenizer, adapters: Adapters) -> None:
+        self._model, self._adapters = model, adapters
         self._tokenizer = tokenizer
         self._config = model.config.model
         limit = model.config.search.get("max_length") or model.context_size
@@ -41,43 +45,82 @@ class RequestBuilder:
             )
         return params.replace(**options) if options else params
 
+    def check(self, params: SamplingParams) -> SamplingParams:
+        """The options; or the error that a request with them would be, whatever its prompt."""
+        self._plan(params)
+        self._check_least(0, params)
+        return params
+
     def batch(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: Mapping[str, Any],
+        keep: Sequence[str] = (),
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
     ) -> list[Generation]:
-        """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others."""
+        """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
+
+        Their text shows the special tokens `keep`.
+        """
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
+        choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
+        if len(choices) != len(rows):
+            raise OptionError(
+                f"{len(choices)} adapters for {len(rows)} prompts", "there is one for all or one each", "match them"
+            )
         given: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
         if len(given) != len(rows):
             raise OptionError(
                 f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        return self._generations(rows, [self._plan(self.params(one, options)) for one in given], ())
+        return self._generations(rows, [self._plan(self.params(one, options)) for one in given], keep, choices)
+
+    def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """The ids of those texts that probably fit the context; of none if one of them cannot be encoded.
+
+        `batch` takes ids in place of texts, and says what is wrong with the others.
+        """
+        short = [text for text in dict.fromkeys(texts) if 0 < len(text) <= _CHARACTERS_PER_TOKEN * self.context_size]
+        try:
+            return {text: ids.tolist() for text, ids in zip(short, self._tokenizer.encode_all(short), strict=True)}
+        except GenaiError:
+            return {}
 
     def single(
-        self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], keep: Sequence[str] = ()
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        keep: Sequence[str] = (),
+        adapter: AdapterChoice = None,
     ) -> list[Generation]:
         """The job of one prompt and one sample, in a list; its text shows the special tokens `keep`."""
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
-        return self._generations([self._prompt(prompt)], [self._plan(chosen)], keep)
+        return self._generations([self._prompt(prompt)], [self._plan(chosen)], keep, [adapter])
 
     def _generations(
-        self, rows: Sequence[Sequence[int]], plans: Sequence[SamplingPlan], keep: Sequence[str]
+        self,
+        rows: Sequence[Sequence[int]],
+        plans: Sequence[SamplingPlan],
+        keep: Sequence[str],
+        choices: Sequence[AdapterChoice],
     ) -> list[Generation]:
         for row, plan in zip(rows, plans, strict=True):
-            params = plan.params
-            least = max(len(row) + params.min_tokens, params.min_length)
-            if least > self.context_size:
-                raise ContextOverflowError(
-                    f"min_tokens = {params.min_tokens}, min_length = {params.min_length} ask for {least} tokens",
-                    f"the prompt has {len(row)}, and the context holds {self.context_size} together with the answer",
-                    "lower them, or load the model with a larger context",
-                )
-        return [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), strict=True)]
+            self._check_least(len(row), plan.params)
+        mixes = [self._adapters.mix(choice) for choice in choices]
+        return [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), mixes, strict=True)]
+
+    def _check_least(self, length: int, params: SamplingParams) -> None:
+        least = max(length + params.min_tokens, params.min_length)
+        if least > self.context_size:
+            raise ContextOverflowError(
+                f"min_tokens = {params.min_tokens}, min_length = {params.min_length} ask for {least} tokens",
+                f"the prompt has {length}, and the context holds {self.context_size} together with the answer",
+                "lower them, or load the model with a larger context",
+            )
 
     def _prompt(self, prompt: Prompt) -> list[int]:
         """Token ids that leave room for an answer."""
@@ -121,7 +164,9 @@ class RequestBuilder:
             )
         return self._breakers[breakers]
 
-    def _generation(self, prompt: Sequence[int], plan: SamplingPlan, index: int, keep: Sequence[str]) -> Generation:
+    def _generation(
+        self, prompt: Sequence[int], plan: SamplingPlan, index: int, adapters: AdapterMix | None, keep: Sequence[str]
+    ) -> Generation:
         seed = request_seed(plan.params)
 
         def make(sample: int, siblings: Sequence[Generation] = ()) -> Generation:
@@ -134,6 +179,7 @@ class RequestBuilder:
                 context_size=self.context_size,
                 prompt_index=index,
                 siblings=siblings,
+                adapters=adapters,
             )
 
         return make(0, [make(sample) for sample in range(1, plan.params.n)])

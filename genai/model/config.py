@@ -36,7 +36,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model block."""
+    """The model block; `embedding` names the graph that makes a decoder's embeddings, "" = the decoder itself does."""
 
     type: str
     vocab_size: int
@@ -45,6 +45,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
     decoder: DecoderConfig
+    embedding: str = ""
 
 
 class Config:
@@ -236,18 +237,25 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
         eos_token_ids=tuple(e for e in eos_ids if e >= 0),
         pad_token_id=pad,
         decoder=_decoder_config(_require(model, "model", "decoder")),
+        embedding=_embedding(model["embedding"]) if model.get("embedding") else "",
     )
+
+
+def _embedding(block: Mapping[str, Any]) -> str:
+    return _inside("model.embedding.filename", str(_require(block, "model.embedding", "filename")))
+
+
+def _inside(where: str, filename: str) -> str:
+    if Path(filename).is_absolute() or ".." in Path(filename).parts:
+        raise ConfigError(
+            f"{where} = {filename!r}", "the file must lie inside the model folder", "give a relative file name"
+        )
+    return filename
 
 
 def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
-    filename = str(_require(decoder, "model.decoder", "filename"))
-    if Path(filename).is_absolute() or ".." in Path(filename).parts:
-        raise ConfigError(
-            f"model.decoder.filename = {filename!r}",
-            "the model file must lie inside the model folder",
-            "give a relative file name",
-        )
+    filename = _inside("model.decoder.filename", str(_require(decoder, "model.decoder", "filename")))
     window = decoder.get("sliding_window", {}).get("window_size")
     # Only what a graph may leave open is needed; the sizes that no graph leaves open, some folders leave out.
     either = "num_attention_heads" if "num_attention_heads" in decoder else "num_key_value_heads"
@@ -273,6 +281,7 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
             present_value=_template(outputs, "present_value_names", "present.%d.value"),
             past=_template(inputs, "past_names", "past_%d") if "past_names" in inputs else "",
             present=_template(outputs, "present_names", "present_%d") if "past_names" in inputs else "",
+            inputs_embeds=inputs.get("inputs_embeds", "inputs_embeds"),
         ),
         sliding_window=window if window and window > 0 else None,
     )

@@ -39,10 +39,10 @@ def _keys(types: tuple[type, ...], names: str, use: Use = Use.USED) -> dict[str,
 
 
 DECODER_INPUTS = {
-    **_keys(STR, "input_ids attention_mask position_ids past_key_names past_value_names past_names"),
+    **_keys(STR, "input_ids inputs_embeds attention_mask position_ids past_key_names past_value_names past_names"),
     **_keys(
         STR,
-        "inputs_embeds past_key_scale_names past_value_scale_names cross_past_key_names "
+        "past_key_scale_names past_value_scale_names cross_past_key_names "
         "cross_past_value_names past_key_values_length past_sequence_length current_sequence_length "
         "total_sequence_length cache_indirection encoder_hidden_states encoder_attention_mask rnn_states_prev "
         "hidden_states block_table block_table_windowed cumulative_sequence_lengths past_sequence_lengths "
@@ -83,6 +83,14 @@ DECODER = {
     "shared_initializers": Key((list,), Use.LATER),
     "pipeline": Key((list,), Use.LATER),
 }
+# Pictures and sound cannot be given, and what they would become is nothing: the text of such a model runs.
+EMBEDDING = {
+    **_keys(STR, "filename"),
+    "inputs": Key((dict,), keys=_keys(STR, "input_ids image_features audio_features")),
+    "outputs": Key((dict,), keys=_keys(STR, "inputs_embeds")),
+    "session_options": Key((dict,), Use.FOREIGN),
+    "run_options": Key((dict,), Use.FOREIGN),
+}
 MODEL = {
     **_keys(STR, "type tokenizer_dir"),
     **_keys(INT, "vocab_size context_length bos_token_id pad_token_id sep_token_id decoder_start_token_id"),
@@ -90,9 +98,9 @@ MODEL = {
     "eos_token_id": Key(IDS),
     "decoder": Key((dict,), keys=DECODER),
     **_keys(INT, "image_token_id audio_token_id boa_token_id video_token_id vision_start_token_id", Use.FOREIGN),
-    **_keys(
-        (dict,), "draft encoder embedding vision speech joiner vad mtp dflash2 dspark moonshine audio_output", Use.LATER
-    ),
+    "embedding": Key((dict,), keys=EMBEDDING),
+    **_keys((dict,), "vision speech", Use.FOREIGN),
+    **_keys((dict,), "draft encoder joiner vad mtp dflash2 dspark moonshine audio_output", Use.LATER),
 }
 SEARCH = {
     **_keys(BOOL, "do_sample early_stopping past_present_share_buffer"),

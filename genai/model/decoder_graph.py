@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from genai.kernels.formats import PAGE_TOKENS
+from genai.kernels.formats import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_COLUMNS, FormatError
 from genai.kvcache.budget import available_memory, format_bytes
-from genai.kvcache.storage import ITEM_BYTES, CacheLayout, LayerShape
+from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape
 
-from ..errors import CacheCapacityError, ConfigError, UnsupportedModelError, malformed
+from ..errors import CacheCapacityError, ConfigError, OptionError, UnsupportedModelError, malformed
 from ..graph.flatten import AttentionLayer, FlatDecoder, flatten_decoder
 from ..graph.ir import DataType, Graph, Node, OnnxModel, OnnxTensor, Value
 from ..graph.names import GraphNames
@@ -35,13 +35,16 @@ from ..graph.shapes import infer_shapes
 from ..ops.products import PRODUCTS, ROUNDING_PRODUCTS
 from ..ops.registry import INT8_LEVEL
 from ..ops.rules import find_stored_weights
+from .adapters.inputs import take_out_empty_factors, with_defaults
 from .config import Config
+from .embedding_graph import join_embedding
 
 BLOCK_SIZE = PAGE_TOKENS
 DECODER_RULES = (remove_identities, pack_dequantized_products, fuse_matmul_bias, fuse_swiglu, remove_dead_code)
 # A row of logits, and what the sampler keeps beside it.
 _BYTES_PER_LOGIT = 64
-_ARRAY_DTYPES = {"fp16": "float16", "fp32": "float32"}
+# Types of cached keys and values, and what `LayerShape` calls them.
+KV_TYPES = {"fp16": "float16", "fp32": "float32", "int8": "int8", "int4": "int4"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,13 @@ class DecoderInfo:
         weight_bytes: bytes that the weights take as stored.
         num_layers: attention layers that keep a cache in the block pool.
         kv_bytes_per_token: cache bytes per token over all layers.
-        kv_dtype: "fp16" or "fp32".
+        kv_dtype: "fp16", "fp32", "int8" or "int4".
         flattened: whether it runs batched over the paged cache; `reason` says why not.
         inputs: the graph's inputs as exported, and their types.
         context_size: most tokens that one sequence may have; known once it is loaded.
         cache_tokens: tokens that the block pool can hold; 0 where there is none.
+        defaults: type and shape of inputs that have a default, which adapters may replace.
+        adapter_inputs: of places that an exporter left for adapters, the names of the factors A, and of their B.
     """
 
     parameters: int
@@ -70,6 +75,8 @@ class DecoderInfo:
     inputs: Mapping[str, np.dtype[Any]]
     context_size: int = 0
     cache_tokens: int = 0
+    defaults: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]] = field(default_factory=dict)
+    adapter_inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,10 +99,22 @@ class DecoderGraph:
     info: DecoderInfo
 
 
-def read_decoder(config: Config, *, kv_dtype: str = "auto", accuracy: str = "auto") -> DecoderGraph:
-    """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for arguments and errors."""
-    model = read_decoder_file(config)
+def read_decoder(
+    config: Config, *, kv_dtype: str = "auto", accuracy: str = "auto", model: OnnxModel | None = None
+) -> DecoderGraph:
+    """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for arguments and errors.
+
+    Args:
+        model: what the file holds, read before; it is changed.
+    """
+    model = read_decoder_file(config) if model is None else model
     names = config.model.decoder.names
+    defaults, adapter_inputs = with_defaults(model.graph), take_out_empty_factors(model.graph)
+    if adapter_inputs:
+        remove_dead_code.apply(model)
+    if defaults:  # what nobody gives is constant
+        model.graph.inputs = [value for value in model.graph.inputs if value.name not in defaults]
+        model.graph.invalidate()
     _check_interface(model.graph, names, config)
     infer_shapes(model)
     _check_vocabulary(model.graph, names, config)
@@ -112,14 +131,17 @@ def read_decoder(config: Config, *, kv_dtype: str = "auto", accuracy: str = "aut
     except NotFlattenable as error:
         widen_floats(model)
         reason = str(error)
+        _check_unpacked(kv_dtype, reason)
         kv_dtype, size = dense_cache(model.graph, names, config)
         sizes = {kv_dtype: size}
     else:
         model = flat.model
         run_rewrites(model, (*DECODER_RULES, fuse_rotation(names.position_ids)), Level.ALL)
         _check_layers(flat, config)
-        layouts = {name: cache_layout(flat.layers, name) for name in _ARRAY_DTYPES}
-        layout, sizes = layouts[kv_dtype], {name: layout.bytes_per_token for name, layout in layouts.items()}
+        layouts = {name: found for name in KV_TYPES if (found := cache_layout(flat.layers, name)) is not None}
+        if (layout := layouts.get(kv_dtype)) is None:
+            raise _unpackable(kv_dtype, flat.layers)
+        sizes = {name: layout.bytes_per_token for name, layout in layouts.items()}
     info = DecoderInfo(
         parameters=parameters,
         weight_bytes=weight_bytes,
@@ -129,6 +151,8 @@ def read_decoder(config: Config, *, kv_dtype: str = "auto", accuracy: str = "aut
         flattened=flat is not None,
         reason=reason,
         inputs=inputs,
+        defaults=defaults,
+        adapter_inputs=adapter_inputs,
     )
     return DecoderGraph(model, flat, layout, operators, sizes, info)
 
@@ -200,6 +224,8 @@ def count_weights(graph: Graph) -> tuple[int, int]:
     """Parameters and bytes of a graph's weights; scales, zero points and RoPE tables count as bytes only."""
     stored = [(node, find_stored_weights(node.op_type)) for node in graph.nodes]
     side = {node.input(index) for node, inputs in stored for index in inputs.beside}
+    # Scales that are stored as float16, and widened for the operator.
+    side |= {node.input(0) for node in graph.nodes if node.op_type == "Cast" and node.output(0) in side}
     packed = {
         node.input(index): whole_number(node, weight.bits, 4)
         for node, inputs in stored
@@ -246,11 +272,38 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
             )
 
 
-def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout:
-    """What the layers keep in a block; all of them share the sequences' block tables."""
-    dtype = _ARRAY_DTYPES[kv_dtype]
-    shapes = (LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype) for layer in layers)
-    return CacheLayout(tuple(shapes), BLOCK_SIZE)
+def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout | None:
+    """What the layers keep in a block; all of them share the sequences' block tables. None: not with these heads."""
+    dtype = KV_TYPES[kv_dtype]
+    shapes = tuple(LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype) for layer in layers)
+    try:
+        layout = CacheLayout(shapes, BLOCK_SIZE)
+        layout.bytes_per_token  # noqa: B018 - says whether they can be packed
+    except FormatError:
+        return None
+    return layout
+
+
+def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:
+    sizes = sorted({size for layer in layers for size in (layer.head_size, layer.v_head_size)})
+    wanted = f"at most {MOST_PACKED_COLUMNS}"
+    if kv_dtype == "int4":
+        wanted = f"powers of two from {SCALE_COLUMNS} to {MOST_PACKED_COLUMNS}, as a Hadamard matrix is made by halving"
+    return OptionError(
+        f"kv_dtype = {kv_dtype!r}: the model's heads have {' and '.join(map(str, sizes))} columns",
+        f"heads of this type have {wanted}",
+        "use int8 or fp16" if kv_dtype == "int4" else "use fp16",
+    )
+
+
+def _check_unpacked(kv_dtype: str, reason: str) -> None:
+    """A graph that is not flattened keeps keys and values in tensors of its own."""
+    if kv_dtype in PACKED_BITS:
+        raise OptionError(
+            f"kv_dtype = {kv_dtype!r} with a graph that runs sequence by sequence",
+            f"it keeps keys and values in tensors of its own type: {reason}",
+            "leave kv_dtype out",
+        )
 
 
 def dense_cache(graph: Graph, names: GraphNames, config: Config) -> tuple[str, int]:
@@ -259,20 +312,31 @@ def dense_cache(graph: Graph, names: GraphNames, config: Config) -> tuple[str, i
     past = [v for v in graph.inputs if any(v.name.startswith(a) and v.name.endswith(b) for a, b in templates)]
     types = {getattr(value.type, "dtype", None) for value in past}
     kv_dtype = "fp16" if types == {DataType.FLOAT16} else "fp32"
-    per_head = config.model.decoder.head_size * ITEM_BYTES[_ARRAY_DTYPES[kv_dtype]]
+    per_head = config.model.decoder.head_size * ITEM_BYTES[KV_TYPES[kv_dtype]]
     return kv_dtype, len(past) * (2 if names.past else 1) * config.model.decoder.num_key_value_heads * per_head
 
 
 def read_decoder_file(config: Config) -> OnnxModel:
     """Read it, from memory what Config.add_model_data gave, and give inputs of one meaning their value."""
-    name, data = config.model.decoder.filename, config.model_data
-    path = config.folder / name
-    if name in data:
-        model = read_model(data[name], external_data=data, external_folder=path.parent)
-    else:
-        model = read_model(path, external_data=data)
+    model = _read_graph(config, config.model.decoder.filename)
     _settle_inputs(model.graph)
+    names = config.model.decoder.names
+    if any(value.name == names.inputs_embeds for value in model.graph.inputs):
+        if not config.model.embedding:
+            raise UnsupportedModelError(
+                f"{config.model.decoder.filename} takes {names.inputs_embeds!r} in place of token ids",
+                "genai_config.json names no graph that makes embeddings of tokens (model.embedding)",
+                "name it, or export the model with its embedding",
+            )
+        join_embedding(model, _read_graph(config, config.model.embedding), names)
     return model
+
+
+def _read_graph(config: Config, name: str) -> OnnxModel:
+    data, path = config.model_data, config.folder / name
+    if name in data:
+        return read_model(data[name], external_data=data, external_folder=path.parent)
+    return read_model(path, external_data=data)
 
 
 def _settle_inputs(graph: Graph) -> None:

@@ -29,6 +29,11 @@ def bundled_model() -> Path:
     return configs_folder() / "models" / BUNDLED_MODEL
 
 
+def bundled_adapter(name: str) -> Path:
+    """The folder of an adapter of the bundled model: "words" or "pirate"."""
+    return configs_folder() / "adapters" / name
+
+
 def bundled_tasks() -> Path:
     """The held-out questions of the bundled model, JSON lines."""
     return configs_folder() / "tasks" / f"{BUNDLED_MODEL}.jsonl"

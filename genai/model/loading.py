@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from genai.kernels.executor import Executor
 from genai.kernels.messages import ProgressLine, tell
 from genai.kernels.records import Ids
@@ -14,11 +16,17 @@ from genai.kvcache.storage import PagedStorage
 from ..engine.decoder import Decoder
 from ..engine.dense import DenseDecoder, DenseInput
 from ..engine.paged import PagedDecoder
+from ..errors import UnsupportedModelError
+from ..graph.ir import OnnxModel
+from ..graph.rewrites.decoders import widen_floats
+from ..graph.shapes import infer_shapes
 from ..runtime.device import open_executor, report_progress
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.row_program import build_row_program
+from .adapters.inputs import with_defaults
+from .adapters.places import Places, with_places
 from .config import Config
-from .decoder_graph import BLOCK_SIZE, DecoderGraph, DecoderInfo, numpy_dtype, read_decoder
+from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder, read_decoder_file
 from .memory_plan import budget_cache, plan_memory
 
 # A pool larger than this many full contexts would only cost memory for its free list.
@@ -37,7 +45,8 @@ def load_decoder(
     context_size: int | None,
     quiet: bool,
     device: str = "cpu",
-) -> tuple[Decoder, DecoderInfo]:
+    lora: bool = False,
+) -> tuple[Decoder, DecoderInfo, Places | None]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
     if device == "reference":  # in full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
@@ -55,7 +64,9 @@ def load_decoder(
             if not quiet:
                 tell(f"genai: running sequence by sequence, without batching: {source.info.reason}")
             info = replace(source.info, context_size=cache.context_size)
-            return _dense(source, config, executor, PlanOptions(kernel=kernel)), info
+            if lora:
+                raise _no_places(info)
+            return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
         names = config.model.decoder.names
         kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
         inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
@@ -69,9 +80,12 @@ def load_decoder(
         )
         options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
         with progress:
+            program, places = build_row_program(source.model, inputs, options), None
+            if lora:
+                program, places = with_places(program)
             decoder = PagedDecoder(
                 executor,
-                build_row_program(source.model, inputs, options),
+                program,
                 vocab_size=config.model.vocab_size,
                 pool=BlockPool(num_blocks),
                 storage=PagedStorage(source.layout, num_blocks, executor.allocate),
@@ -79,17 +93,61 @@ def load_decoder(
                 files=source.model.files,
                 output_names=source.flat.output_names,
             )
-    return decoder, replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
+    info = replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
+    return decoder, info, places
 
 
-def _dense(source: DecoderGraph, config: Config, executor: Executor, options: PlanOptions) -> DenseDecoder:
+def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
+    """Give a decoder's program places for adapters.
+
+    Raises:
+        UnsupportedModelError: it has none that could be changed.
+    """
+    if not isinstance(decoder, PagedDecoder):
+        raise _no_places(info)
+    program, places = with_places(decoder.program)
+    if not places.count:
+        raise UnsupportedModelError(
+            "the model has no places for adapters",
+            "no product of its graph is named as projections are (layers.0.….q_proj)",
+            "export it with the names of its modules",
+        )
+    decoder.replace_program(program)
+    return places
+
+
+def load_as_exported(config: Config, executor: Executor, accuracy: str) -> DenseDecoder:
+    """The decoder with its graph as it was exported, in which the inputs that have a default can be given."""
+    model = read_decoder_file(config)
+    infer_shapes(model)
+    graph, defaults = model.graph, {}
+    for name in with_defaults(graph):
+        defaults[name] = np.array(graph.initializers[name].array())
+        graph.remove_initializer(name)
+    graph.invalidate()
+    widen_floats(model)
+    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
+    decoder = _dense(model, config, executor, PlanOptions(kernel=kernel))
+    decoder.defaults = defaults
+    return decoder
+
+
+def _no_places(info: DecoderInfo) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "the model has no places for adapters",
+        f"its graph runs sequence by sequence, as it was exported: {info.reason}",
+        "export it so that it can be flattened, or merge the adapter before exporting",
+    )
+
+
+def _dense(model: OnnxModel, config: Config, executor: Executor, options: PlanOptions) -> DenseDecoder:
     decoder = config.model.decoder
     inputs = {}
-    for value in source.model.graph.inputs:
-        if value.name not in source.model.graph.initializers:
+    for value in model.graph.inputs:
+        if value.name not in model.graph.initializers:
             shape = getattr(value.type, "shape", None) or ()
             sizes = tuple(size if isinstance(size, int) else None for size in shape)
             inputs[value.name] = DenseInput(numpy_dtype(value), sizes)
     past_shape = decoder.num_key_value_heads, decoder.head_size
-    plan = build_plan(source.model, options)
+    plan = build_plan(model, options)
     return DenseDecoder(plan, executor, inputs, decoder.names, config.model.vocab_size, past_shape)

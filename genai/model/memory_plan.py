@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genai.kernels.formats import BLOCK_SIZES, RecordLayout, num_records, num_tiles
+from genai.kernels.formats import BLOCK_SIZES, FactorType, RecordLayout, layout_with, num_records, num_tiles
 from genai.kvcache.budget import format_bytes
 
 from ..engine.scheduler import DEFAULT_TOKEN_BUDGET
@@ -223,13 +223,14 @@ def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
             rows, columns = _matrix_shape(graph, node, node.input(place), source, stored)
             block_size = whole_number(node, "block_size", stored.block_size, least=min(stored.block_size, 1))
             scales, points = node.input(stored.scales), node.input(stored.points)
-            if not block_size:
-                continue  # one scale per row: counted as stored
+            if not block_size or stored.as_stored:
+                continue  # counted as stored, as what has one scale per row
             inside |= {source, scales, points}
             if bits not in (2, 4, 8) or block_size not in BLOCK_SIZES:
                 continue  # loading refuses it
-            # Weights of 2 bits are kept as 4, with zero points.
-            layout = RecordLayout(max(bits, 4), block_size, _is_wide(graph, scales, points), bool(points) or bits == 2)
+            factors: FactorType = "float" if _is_wide(graph, scales, points) else "half"
+            whole = points in graph.initializers and graph.initializers[points].dtype.name == "UINT8"
+            layout = layout_with(bits, block_size, factors, bool(points), whole_points=whole)
             packed[source, rows, columns, bits, block_size] = packed_bytes(rows, columns, layout)
     return sum(packed.values()) + sum(
         tensor.nbytes * (2 if _is_half(tensor) else 1)
@@ -240,7 +241,7 @@ def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
 
 def packed_bytes(rows: int, columns: int, layout: RecordLayout) -> int:
     """Bytes of a BlockMatrix (genai.kernels.formats)."""
-    return num_tiles(rows) * num_records(columns, layout.block_size) * layout.nbytes
+    return num_tiles(rows) * num_records(columns, layout) * layout.nbytes
 
 
 def _is_wide(graph: Graph, *names: str) -> bool:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from genai.kernels.forks import renew_locks
 
 from ..errors import OptionError, StateError, did_you_mean
+from ..runtime.single import Single
 from ..session.refused import refusing_method
 from .config import Config
 from .folders import folder_errors
+from .kv_quality import MEASURED, check_kv_quality
 
 if TYPE_CHECKING:
     from ..engine.decoder import Decoder
     from ..engine.sampling.batch import BatchSampler
+    from .adapters.parameters import AdapterParameters
+    from .adapters.places import Places
     from .decoder_graph import DecoderInfo
 
-KV_DTYPES = ("auto", "fp16", "fp32")
+KV_DTYPES = ("auto", "fp16", "fp32", "int8", "int4")
 ACCURACIES = ("auto", "fp32", "int8")
 DEVICES = ("cpu", "reference")
 
 
-class Model(AbstractContextManager["Model"]):
+class Model(Single, AbstractContextManager["Model"]):
     """A generative model.
 
     One Model may serve many Generators from several threads; they share its weights and its block pool.
@@ -30,14 +37,19 @@ class Model(AbstractContextManager["Model"]):
     Args:
         source: the model folder, or a Config.
         threads: CPU threads for its kernels; None = the physical cores this process may use.
-        kv_dtype: "fp16", "fp32", or "auto": fp16 where products take int8 activations, else fp32.
+        kv_dtype: type of cached keys and values: "fp16", "fp32", or "auto": fp16 where products take int8 activations,
+            else fp32. "int8" takes half the memory of fp16. "int4" takes a little more than a quarter; it is refused
+            unless `genai eval kld` has measured that it costs this model little (see docs/kv_cache.md).
         accuracy: "auto" obeys each node's accuracy_level: 4 rounds activations of products with quantised weights to
             int8, everything else, also where it is unset, keeps them in fp32. "int8" rounds in all of them, which is
             faster; "fp32" in none, and keys and values are fp32.
         cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
         context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
+        kv_dtype_force: take "int4" whatever it costs.
         device: "cpu", or "reference": the forward pass in plain NumPy, slow and in full precision, to compare with;
             as with accuracy "fp32" nothing is rounded, and how many threads its products use is NumPy's affair.
+        lora: give its program places for adapters at once; otherwise the first adapter that is loaded does, between
+            two steps, which takes a moment.
         quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
             (`info.reason` says that too).
 
@@ -58,20 +70,30 @@ class Model(AbstractContextManager["Model"]):
         context_size: int | None = None,
         quiet: bool = False,
         device: str = "cpu",
+        lora: bool = False,
+        kv_dtype_force: bool = False,
     ) -> None:
-        options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "device": device}
+        options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "device": device, "lora": lora}
         options |= {"threads": threads, "cache_bytes": cache_bytes, "context_size": context_size}
-        check_model_options(**options)
+        check_model_options(**options, kv_dtype_force=kv_dtype_force)
         from .loading import load_decoder
 
-        options = {name: int(value) if isinstance(value, Integral) else value for name, value in options.items()}
+        options = {
+            name: int(value) if isinstance(value, Integral) and name != "lora" else value
+            for name, value in options.items()
+        }
         self.config = source if isinstance(source, Config) else Config(source)
         self.config.check_providers()
-        self.folder = self.config.folder
+        self.folder, self.accuracy = self.config.folder, accuracy
         self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
         with folder_errors(self.folder):
-            self._decoder, self.info = load_decoder(self.config, quiet=quiet, **options)
+            if kv_dtype == MEASURED and not kv_dtype_force:
+                check_kv_quality(self.config)
+            self._decoder, self.info, self._places = load_decoder(self.config, quiet=quiet, **options)
+        self._as_exported = cast("Decoder | None", None)
+        self._places_lock = threading.Lock()
+        renew_locks(self, "_places_lock")
 
     info: DecoderInfo
     """What was found in the graph: layers, parameters, bytes, how it runs."""
@@ -107,6 +129,34 @@ class Model(AbstractContextManager["Model"]):
             self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.executor)
         return self._sampler
 
+    def adapter_places(self) -> Places:
+        """Where adapters can change its program, which gets these places at the first call, between two steps.
+
+        Raises:
+            UnsupportedModelError: it has none.
+        """
+        from .loading import add_places
+
+        with self._places_lock:
+            if self._places is None:
+                self._places = add_places(self.decoder, self.info)
+            return self._places
+
+    def check_adapter_values(self, adapter: AdapterParameters) -> None:
+        """Raise InputError unless the arrays of an adapter fit inputs of the graph that have a default."""
+        from .adapters.inputs import check_values
+
+        check_values(adapter, self.info.defaults)
+
+    def decoder_as_exported(self) -> Decoder:
+        """A decoder of the same weights in which inputs that have a default can be given; made at the first use."""
+        from .loading import load_as_exported
+
+        with self._places_lock:
+            if self._as_exported is None:
+                self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy)
+            return self._as_exported
+
     @property
     def threads(self) -> int:
         """CPU threads that its kernels use."""
@@ -119,7 +169,7 @@ class Model(AbstractContextManager["Model"]):
         """Give weights and cache back. Generators of this model cannot be used afterwards."""
         if self._decoder is not None:
             self._decoder.close()
-            self._decoder = None
+            self._decoder = self._as_exported = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -138,13 +188,31 @@ class ModelOptions(TypedDict, total=False):
     context_size: int | None
     quiet: bool
     device: str
+    lora: bool
+    kv_dtype_force: bool
 
 
-def check_model_options(*, kv_dtype: str = "auto", accuracy: str = "auto", device: str = "cpu", **numbers: Any) -> None:
+def check_model_options(
+    *,
+    kv_dtype: str = "auto",
+    accuracy: str = "auto",
+    device: str = "cpu",
+    lora: bool = False,
+    kv_dtype_force: bool = False,
+    **numbers: Any,
+) -> None:
     """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
     _check_choice("device", device, DEVICES)
+    if not isinstance(lora, bool):
+        raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
+    if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):
+        raise OptionError(
+            f"kv_dtype_force = {kv_dtype_force!r} with kv_dtype = {kv_dtype!r}",
+            f"True or False is expected, and only {MEASURED!r} is ever refused for what it costs",
+            f"leave it out, or set kv_dtype to {MEASURED!r}",
+        )
     refused = {"accuracy": accuracy == "int8" and accuracy, "threads": numbers.get("threads")}
     for name, value in refused.items():
         if device == "reference" and value:

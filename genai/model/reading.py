@@ -11,6 +11,8 @@ from ..errors import GenaiError, InputError
 
 # No text that anybody means is longer; a device may never end.
 _MOST_BYTES, _PIECE = 2**28, 2**20
+# JSON is read in time for the values that it lists, which commas part: so many take about a second.
+MOST_VALUES = 2**19
 
 
 def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = False) -> bytes | None:
@@ -41,11 +43,15 @@ def file_text(
         raise malformed(f"{path}: is not UTF-8 text", str(error), "write the file again as UTF-8") from error
 
 
-def json_object(text: str, source: object, malformed: type[GenaiError]) -> dict[str, Any]:
+def json_object(
+    text: str, source: object, malformed: type[GenaiError], most_values: int = MOST_VALUES
+) -> dict[str, Any]:
     """The object that the JSON text of a file, or of another source, is.
 
-    Raises `malformed`: it is not JSON, or not an object.
+    Raises `malformed`: it is not JSON, or not an object, or lists more than so many values.
     """
+    if (count := text.count(",")) > most_values:
+        raise malformed(f"{source}: has {count} commas", f"at most {most_values} are read", "give a smaller file")
     try:
         # A function of Python's per object: the parser alone would let no interrupt through for seconds.
         value = json.loads(text, object_hook=lambda found: found)

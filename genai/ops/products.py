@@ -13,6 +13,7 @@ from genai.kernels.host.arrays import BlockLinear, pack_matrix
 from genai.kernels.records import BlockWeight, Branch, DenseWeight, Product
 
 from ..graph.node import MS, OURS
+from ..graph.own_functions import QUANTIZED_PRODUCT
 from ..graph.rows import Kind, NotFlattenable, RowDim
 from ..graph.types import TensorType, Type
 from .registry import Kernel, KernelError, NodeSpec, register
@@ -20,17 +21,19 @@ from .rules import Made, NodeRows, NodeTypes, Packed, RowSpec, States, record_ru
 
 # Of com.microsoft: a product with a constant matrix of 2, 4 or 8-bit integers in blocks.
 BLOCK_PRODUCT = "MatMulNBits"
+_BITS = (2, 4, 8)
 PRODUCTS = ("MatMul", "Gemm", BLOCK_PRODUCT)
 # How weights with one scale per column are cut into blocks, and how many rows are repacked at once.
 _WHOLE_COLUMN_BLOCK, _REPACK_ROWS = 64, 1024
 # Products that `accuracy` speaks of: see NodeSpec.exact.
-ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", "DequantizedMatMul")
+ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", "DequantizedMatMul", QUANTIZED_PRODUCT, "MatMulBnb4")
 
 
 def packed_blocks(
     spec: NodeSpec, data: int, scales: int, points: int, *, n: int, k: int, bits: int, block: int
 ) -> BlockMatrix:
     """The weight in packed form, shared by every node that reads the same bytes in the same shape."""
+    check_bits(bits)
     zero_points = spec.constant(points) if spec.has(points) else None
     return spec.pack(
         (data, scales, points),
@@ -56,10 +59,10 @@ def matmul_nbits(spec: NodeSpec) -> Kernel:
         spec, 1, 2, 3, n=n, k=k, bits=int(attributes.get("bits", 4)), block=int(attributes["block_size"])
     )
     bias = np.ascontiguousarray(spec.constant(5), np.float32) if spec.has(5) else None
-    return _of_blocks(spec, matrix, bias, addend=6 if spec.has(6) else 0)
+    return of_blocks(spec, matrix, bias, addend=6 if spec.has(6) else 0)
 
 
-def _of_blocks(spec: NodeSpec, matrix: BlockMatrix, bias: Any = None, addend: int = 0) -> Kernel:
+def of_blocks(spec: NodeSpec, matrix: BlockMatrix, bias: Any = None, addend: int = 0) -> Kernel:
     """input 0 @ matrix^T + bias + input `addend` (0 = none), in the type of input 0."""
     product = BlockLinear(matrix, bias, exact=spec.exact, threads=spec.options.get("threads"))
 
@@ -82,7 +85,7 @@ def dequantized_matmul(spec: NodeSpec) -> Kernel:
     matrix: BlockMatrix = spec.pack(
         (1, 2, 3), f"dequantized:{sorted(spec.attributes.items())}", lambda: _repacked(spec)
     )
-    return _of_blocks(spec, matrix)
+    return of_blocks(spec, matrix)
 
 
 def _repacked(spec: NodeSpec) -> BlockMatrix:
@@ -163,13 +166,20 @@ def matmul_nbits_rows(at: NodeRows) -> States:
     return [state.resized(state.rank - 1, RowDim(int(at.node.attribute("N", 0))))]
 
 
+def check_bits(bits: int) -> None:
+    """Raises FormatError for what onnxruntime's blocks do not have."""
+    if bits not in _BITS:
+        raise FormatError(f"bits is {bits}, expected 2, 4 or 8")
+
+
 def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], row_scales: int = 0) -> None:
     """The stored arrays have the size and form that a weight says; `row_scales`: of a row, 0 = one per block.
 
     Raises:
         FormatError: they have not.
     """
-    check_block_format(4 if weight.bits == 2 and not weight.experts else weight.bits, weight.block_size)
+    check_bits(weight.bits)
+    check_block_format(weight.bits, weight.block_size)
     rows, blocks = max(weight.experts, 1) * weight.rows, -(-weight.columns // weight.block_size)
     whole = rows * blocks * weight.block_size * weight.bits // 8
     short = rows * -(-weight.columns * weight.bits // 8) if weight.experts else whole

@@ -271,6 +271,7 @@ class Packed:
         sizes: the attributes that say how many rows and columns a matrix has; None = the stored array says it, and
             row_axes tells how many of its leading axes count rows.
         block_size: where the node does not say; 0 = one scale per row.
+        as_stored: packed, it takes about as much memory as it is stored in (up to a tenth more).
     """
 
     bits: str
@@ -279,6 +280,7 @@ class Packed:
     sizes: tuple[str, str] | None = None
     row_axes: int = 1
     block_size: int = 128
+    as_stored: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,10 @@ from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ..engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
 from ..errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError
+from ..model.adapters.store import Adapters
 from ..model.decoder_graph import BLOCK_SIZE
 from ..model.model import Model
+from ..runtime.single import Single
 from ..session.refused import refusing_method
 from .log import log
 from .token_rows import LastRun, PaddedRows, token_rows
@@ -69,12 +71,11 @@ class GeneratorParams:
         """
         new = {name: checked(name, value) for name, value in options.items()}
         context, vocab = self.model.context_size, self.model.config.model.vocab_size
-        if new.get("max_length", 0) > context:
-            raise OptionError(
-                f"max_length = {new['max_length']}",
-                f"the context holds {context}; the model's context_length is {self.model.config.model.context_length}",
-                f"use at most {context}",
-            )
+        for name in ("max_length", "min_length"):
+            if new.get(name, 0) > context:
+                length = self.model.config.model.context_length
+                why = f"the context holds {context}; the model's context_length is {length}"
+                raise OptionError(f"{name} = {new[name]}", why, f"use at most {context}")
         if new.get("top_k", 0) > vocab:
             raise OptionError(
                 f"top_k = {new['top_k']}", f"the model's vocabulary has {vocab} tokens", f"use 0 (all) to {vocab}"
@@ -91,7 +92,7 @@ class GeneratorParams:
     set_speculative_options = refusing_method("set_speculative_options", "speculative decoding comes later")
 
 
-class Generator(AbstractContextManager["Generator"]):
+class Generator(Single, AbstractContextManager["Generator"]):
     """Generates tokens for one sequence, or for a batch that advances together.
 
     Args:
@@ -140,6 +141,8 @@ class Generator(AbstractContextManager["Generator"]):
         names, inputs = model.config.model.decoder.names, model.info.inputs
         self._last_run = LastRun(self._decoder, self._sequences, names, inputs, self._pad_token())
         self._terminated = False
+        self._adapters: Adapters | None = None
+        self._active: list[str] = []
 
     @property
     def _sequences(self) -> list[Any]:
@@ -242,19 +245,18 @@ class Generator(AbstractContextManager["Generator"]):
             return
         active = [i for i, ended in enumerate(self._ended) if not ended]
         rows = [None if ended else row for row, ended in zip(self._rows, self._ended, strict=True)]
-        picked = self._sampler.sample(self._compute(active), rows).tokens
-        next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
-        next_tokens[active] = picked[active]
-        self._next_tokens = next_tokens
-        going_on = {i for i in active if int(picked[i]) not in self._eos}
+        picked, pad = self._sampler.sample(self._compute(active), rows).tokens.tolist(), self._pad_token()
+        shown = [pad if ended else token for token, ended in zip(picked, self._ended, strict=True)]
+        self._next_tokens = np.array(shown, np.int32)
+        going_on = {i for i in active if picked[i] not in self._eos}
         for index in active:
             self._ended[index] = index not in going_on
         for index in going_on:
-            self._sequences[index].append([int(picked[index])])
+            self._sequences[index].append([picked[index]])
         if ended := [index for index in active if index not in going_on]:
             log("hit_eos", "sequences {ended}", ended=ended)
         if going_on:
-            self._shown.append_column(next_tokens.tolist(), going_on)
+            self._shown.append_column(shown, going_on)
             if self._shown.width >= self.max_length:
                 log("hit_max_length", "{length}", length=self.max_length)
 
@@ -359,6 +361,72 @@ class Generator(AbstractContextManager["Generator"]):
         for sequence in self._sequences:
             self._decoder.give(sequence, name, array)
 
+    def set_active_adapter(self, adapters: Adapters, name: str) -> None:
+        """Let the tokens that are computed from now on go through an adapter; what is computed stays as it is.
+
+        Several may be active. As in onnxruntime-genai, one takes the place of those that change the same projections.
+
+        Raises:
+            OptionError: there is none of that name.
+            StateError: another container than before.
+            InputError: not an Adapters of this model; or it changes some projections of an active adapter, but not all.
+        """
+        if not isinstance(adapters, Adapters) or adapters.model is not self._model:
+            raise InputError(
+                f"set_active_adapter needs the Adapters of this model, not {type(adapters).__name__}",
+                "adapters change the products of the model that they were loaded for",
+                "make Adapters(model) and load the adapter into it",
+            )
+        if self._adapters not in (None, adapters):
+            raise StateError(
+                "Generator state can only register a single Adapters container.",
+                "names mean something in one container only",
+                "load all adapters of a generator into one Adapters",
+            )
+        self._open_decoder()
+        if adapters.values(name):
+            self._give_values(adapters, name)
+            return
+        active = [one for one in self._active if not adapters.modules(one) <= adapters.modules(name)]
+        for one in active:
+            if shared := adapters.modules(one) & adapters.modules(name):
+                raise InputError(
+                    f"adapters {one!r} and {name!r} both change {min(shared)!r}, and {one!r} others besides",
+                    "the later one would take the place of a part of the earlier one",
+                    "use one of them, or LLM with adapter={name: weight}, which adds several up",
+                )
+        mix = adapters.mix(dict.fromkeys([*active, name], 1.0))
+        for sequence in self._sequences:
+            self._decoder.adapt(sequence, mix)
+        self._adapters, self._active = adapters, [*active, name]
+
+    def _give_values(self, adapters: Adapters, name: str) -> None:
+        """Go on with the graph as it was exported, whose inputs the adapter's arrays are."""
+        if self._active:
+            raise InputError(
+                f"adapter {name!r} replaces inputs of the graph, and {self._active[0]!r} is active",
+                "the one runs in the graph as it was exported, the other beside the base's products",
+                "use them in two generators",
+            )
+        decoder = self._model.decoder_as_exported()
+        if self._decoder is not decoder:
+            fresh = []
+            for sequence in self._sequences:
+                fresh.append(decoder.open())
+                fresh[-1].append(sequence.tokens)
+            for row, sequence in zip(self._rows, fresh, strict=True):
+                row.tokens = sequence.tokens
+            for sequence in self._sequences:
+                sequence.close()
+            self._open, self._decoder = fresh, decoder
+            names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
+            self._last_run = LastRun(decoder, fresh, names, inputs, self._pad_token())
+        for sequence in self._sequences:
+            for input_name, value in adapters.values(name).items():
+                decoder.give(sequence, input_name, value)
+            sequence.drop_cache()
+        self._adapters = adapters
+
     def set_runtime_option(self, key: str, value: str) -> None:
         """`terminate_session` = "1" ends what is computed now, from any thread, and refuses more until it is "0".
 
@@ -375,8 +443,8 @@ class Generator(AbstractContextManager["Generator"]):
 
     def _open_decoder(self) -> Decoder:
         """The decoder, or StateError where the generator or its model was closed."""
-        _ = self._sequences
-        return self._model.decoder
+        _ = self._sequences, self._model.decoder
+        return self._decoder
 
     def _check_running(self) -> None:
         self._open_decoder()
@@ -416,14 +484,15 @@ class Generator(AbstractContextManager["Generator"]):
         """Give the cached state back; also done when the generator is dropped."""
         for sequence in self._open or ():
             sequence.close()
-        self._open = None
+            if self._active:
+                self._decoder.adapt(sequence, None)
+        self._open, self._active = None, []
         self._last_run.ranges = {}
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()")
-    set_active_adapter = refusing_method("set_active_adapter", "LoRA adapters come later")
     set_hidden_states = refusing_method("set_hidden_states", "multi-token prediction comes later")
     snapshot_state = refusing_method("snapshot_state", "recurrent models come later")
     get_speculative_stats = refusing_method("get_speculative_stats", "speculative decoding comes later")

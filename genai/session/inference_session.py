@@ -11,6 +11,7 @@ from genai.kernels.host.measuring import BLAS_THREADS
 
 from ..errors import ExternalDataError, GenaiError
 from ..runtime.python_loop import RunStopped
+from ..runtime.single import Single
 from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
 from .binding import IOBinding
 from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error, typed_errors
@@ -25,7 +26,7 @@ Callback = Callable[[list[Any], Any, str], None]
 
 
 @typed_errors
-class InferenceSession:
+class InferenceSession(Single):
     """A model ready to run. One session may be used from several threads at once.
 
     Args:
@@ -186,7 +187,7 @@ class InferenceSession:
             Fail: a node cannot compute what it got; the message names it.
         """
         wanted = self._wanted(output_names)
-        results = self._run(self._feed_check(input_feed), run_options)
+        results = self._run(self._feed_check(_with_adapters(input_feed, run_options)), run_options)
         return [results[index] for index in wanted]
 
     def run_async(
@@ -202,7 +203,7 @@ class InferenceSession:
         The feed is checked before this returns.
         """
         wanted = self._wanted(output_names)
-        feeds = self._feed_check(input_feed)
+        feeds = self._feed_check(_with_adapters(input_feed, run_options))
 
         def work() -> None:
             try:
@@ -302,6 +303,12 @@ class InferenceSession:
             warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=5)
             self._providers = [(CPU_PROVIDER, {})]
             self._plan = self._prepare(self._source).plan
+
+
+def _with_adapters(feed: Mapping[str, Any], options: RunOptions | None) -> Mapping[str, Any]:
+    """A feed, and the arrays of active adapters for inputs that it has not."""
+    values = {} if options is None else options.adapter_values
+    return {**values, **feed} if values else feed
 
 
 def _out_of_memory(doing: str, error: MemoryError) -> RuntimeException:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..errors import OptionError, did_you_mean
+from ..errors import InputError, OptionError, did_you_mean
 from ..graph.rewrites.base import Level
+from .adapter_format import LoraAdapter
 from .errors import typed_errors
 from .refused import REASONS, refusing_method
 
@@ -216,7 +218,27 @@ class RunOptions(_Entries):
             raise OptionError(f"RunOptions has no option {name!r}", f"it has {', '.join(_RUN_OPTIONS)}", "rename it")
         object.__setattr__(self, name, value)
 
-    add_active_adapter = refusing_method("add_active_adapter", REASONS["LoraAdapter"])
+    def __init__(self) -> None:
+        super().__init__()
+        self._adapters: list[LoraAdapter] = []
+
+    def add_active_adapter(self, adapter: LoraAdapter) -> None:
+        """Let the arrays of an adapter stand for inputs that are not fed; of two with one name the later counts.
+
+        Raises:
+            InputError: it is no LoraAdapter, or none was loaded into it.
+        """
+        if not isinstance(adapter, LoraAdapter) or adapter.arrays is None:
+            raise InputError(
+                f"the adapter is {'empty' if isinstance(adapter, LoraAdapter) else 'a ' + type(adapter).__name__}",
+                "its arrays stand for inputs of the model", "pass a LoraAdapter on which Load(path) was called",
+            )  # fmt: skip
+        self._adapters.append(adapter)
+
+    @property
+    def adapter_values(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the active adapters by name."""
+        return {name: array for adapter in self._adapters for name, array in (adapter.arrays or {}).items()}
 
     add_run_config_entry, get_run_config_entry = _Entries._add, _Entries._get
 

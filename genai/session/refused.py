@@ -24,7 +24,6 @@ _REFUSED = {
             "OrtEpAssignedNode OrtEpAssignedSubgraph OrtEpDevice OrtExecutionProviderDevicePolicy OrtHardwareDevice "
             "OrtHardwareDeviceType get_ep_devices"
         ),
-        "LoRA adapters of sessions are not read; language models with adapters come later": "AdapterFormat LoraAdapter",
         "sparse constants of a model become dense, and inputs and results are dense": "OrtSparseFormat SparseTensor",
         "native providers cannot be loaded; see docs/session.md, 'Providers'": (
             "register_execution_provider_library unregister_execution_provider_library"
@@ -36,7 +35,6 @@ _REFUSED = {
         "sessions log nothing that a callback could receive": "set_default_logger_callback",
     },
     _PAGE: {
-        "LoRA adapters come later": "Adapters",
         "this version runs text models": "Audios Images MultiModalProcessor",
         "several Generators may share one Model from several threads already, and LLM batches requests": (
             "Engine EngineCapabilities EngineErrorCode EngineEvent EngineEventBuffer EngineEventFlags FinishReason "
@@ -75,14 +73,14 @@ class _RefusedType(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
-        return _stand_in(f"{cls.__name__}.{name}", *cls.refusal)
+        return stand_in(f"{cls.__name__}.{name}", *cls.refusal)
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
         refuse(cls.__name__, *cls.refusal)
 
 
 @cache
-def _stand_in(name: str, reason: str, fix: str) -> Any:
+def stand_in(name: str, reason: str, fix: str) -> Any:
     """What refuses when it is called; a function if the name begins with a small letter, else a class."""
     if name[0].isupper():
         return _RefusedType(name, (), {"refusal": (reason, fix)})
@@ -108,4 +106,4 @@ def refusing_method(name: str, reason: str) -> Callable[..., NoReturn]:
 def __getattr__(name: str) -> Any:
     if name not in REASONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _stand_in(name, REASONS[name], _FIXES[name])
+    return stand_in(name, REASONS[name], _FIXES[name])

@@ -69,10 +69,13 @@ def run_plan(
     """Run a plan; returns its outputs in order."""
     check_unchanged(plan.files)
     context = None if options is None else RunContext(lambda: options.terminate)
-    return run_slots(plan, feeds, context, partial(_call, profiler))
+    return run_slots(plan, feeds, context, partial(run_call, profiler))
 
 
-def _call(profiler: Profiler | None, op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def run_call(
+    profiler: Profiler | None, op: OpCall, context: RunContext | None, inputs: Sequence[Any]
+) -> tuple[Any, ...]:
+    """What a call's kernel returns. Raises InvalidArgument or Fail: it failed; the message names the node."""
     if context is not None:
         context.check()
     begin = 0 if profiler is None else time.perf_counter_ns()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,11 +184,15 @@ class Encoder:
             TokenizerError: it takes too long, or an earlier text still does.
             BaseException: what the library raises, a panic of its Rust code included.
         """
-        (encoding,) = self._run(
-            lambda: self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens), len(text)
-        )
-        ids: list[int] = encoding.ids
+        (ids,) = self.encode_all([text], add_special_tokens=add_special_tokens)
         return ids
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """The ids of several texts, at the price of one start of a thread; raises as encode does, for all of them."""
+        found = self._run(
+            lambda: self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens), sum(map(len, texts))
+        )
+        return [encoding.ids for encoding in found]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of ids; raises as encode does."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ChatTemplateError, InputError
+from ..errors import ChatTemplateError, GenaiError, InputError
 from . import template_messages
 from .files import CONFIG_NAME, read_object, read_text, special_tokens
 from .template_worker import SHARED, TemplateStopped
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MAX_TEMPLATE_CHARACTERS = 2**20
 
@@ -27,7 +32,31 @@ class ChatTemplates:
         self._folder = folder
         self._special = dict(special or {})
 
-    def render(
+    def render(self, messages: object, **arguments: Any) -> str:
+        """The prompt text of a conversation; see Tokenizer.apply_chat_template, and chat_prompt for `complete`.
+
+        Raises:
+            InputError: messages, tools or variables are not what a template can read.
+            ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
+        """
+        return self._prepared(messages, **arguments).finished()
+
+    def render_all(self, conversations: Sequence[Mapping[str, Any]]) -> list[str | GenaiError]:
+        """`render` of several conversations, given by its arguments: what it returns for each, or raises.
+
+        Those of one template are one request to the process that renders. If that is stopped, or ends early, it is not
+        known for which one: then each is rendered by itself.
+        """
+        prepared = [_attempt(self._prepared, **one) for one in conversations]
+        groups: dict[TemplateSource, list[_Rendering]] = {}
+        for one in prepared:
+            if isinstance(one, _Rendering):
+                groups.setdefault(one.source, []).append(one)
+        for group in groups.values():
+            _ask_together(group)
+        return [one if isinstance(one, GenaiError) else _attempt(one.finished) for one in prepared]
+
+    def _prepared(
         self,
         messages: object,
         *,
@@ -38,13 +67,7 @@ class ChatTemplates:
         continue_final_message: bool | str = False,
         variables: Mapping[str, Any] | None = None,
         complete: bool = False,
-    ) -> str:
-        """The prompt text of a conversation; see Tokenizer.apply_chat_template, and chat_prompt for `complete`.
-
-        Raises:
-            InputError: messages, tools or variables are not what a template can read.
-            ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
-        """
+    ) -> _Rendering:
         field, begins_reply = template_messages.check_mode(continue_final_message, add_generation_prompt)
         try:
             conversation = template_messages.checked_messages(template_messages.from_json("messages", messages))
@@ -53,6 +76,12 @@ class ChatTemplates:
         except RecursionError as error:
             raise InputError("the messages or tools are nested too deeply", str(error), "flatten them") from error
         source = self.source(template_str, template_name, with_tools=tool_list is not None)
+        if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
+            raise ChatTemplateError(
+                f"the chat template ({source.origin}) has {len(source.text)} characters",
+                f"at most {_MAX_TEMPLATE_CHARACTERS} are allowed",
+                "check that the file is a chat template",
+            )
         values = {
             **self._special,
             **special_tokens(self._folder),
@@ -61,28 +90,13 @@ class ChatTemplates:
             "tools": tool_list,
             "add_generation_prompt": begins_reply,
         }
-        if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
-            raise ChatTemplateError(
-                f"the chat template ({source.origin}) has {len(source.text)} characters",
-                f"at most {_MAX_TEMPLATE_CHARACTERS} are allowed",
-                "check that the file is a chat template",
-            )
-        text = ""
-        try:
-            if any(map(template_messages.has_parts, conversation)):
-                marked = template_messages.parts_marked(conversation)
-                (seen,) = SHARED.render(source.text, {**values, "messages": marked})
-                conversation = template_messages.parts_as_read(conversation, seen.get("text", ""))
-            if field is not None:
-                conversation, text = template_messages.mark_final(conversation, field)
-            changes = template_messages.variations(conversation, tool_list) if complete else []
-            first, *others = SHARED.render(source.text, {**values, "messages": conversation}, [{}, *changes])
-        except TemplateStopped as error:
-            raise _stopped(source.origin, str(error)) from error
-        prompt = _text(first, source.origin)
-        if complete:
-            template_messages.check_heard(conversation, prompt, others, source.origin)
-        return prompt if field is None else template_messages.cut_at_mark(prompt, text, source.origin)
+        rendering = _Rendering(source, values, conversation, field, complete)
+        if any(map(template_messages.has_parts, conversation)):
+            marked = {"messages": template_messages.parts_marked(conversation)}
+            (seen,) = rendering.ask(values, [marked])
+            rendering.conversation = template_messages.parts_as_read(conversation, seen.get("text", ""))
+        rendering.make_changes()
+        return rendering
 
     def source(
         self, template_str: object = None, template_name: object = None, *, with_tools: bool = False
@@ -119,6 +133,67 @@ class ChatTemplates:
             return self.source().text
         except ChatTemplateError:
             return ""
+
+
+@dataclass
+class _Rendering:
+    """A conversation on its way to its prompt.
+
+    Attributes:
+        values: of the template's variables but for the messages.
+        field: of the last message, which the prompt ends inside of; None where it is whole.
+        complete: whether the template has to write something of everything.
+        changes: of the values: first what the prompt is made of, then what shows whether it is complete.
+        results: what the template makes of each; none where it was not asked, or not for this conversation alone.
+    """
+
+    source: TemplateSource
+    values: Mapping[str, Any]
+    conversation: list[dict[str, Any]]
+    field: str | None
+    complete: bool
+    changes: Sequence[Mapping[str, Any]] = ()
+    results: Sequence[Mapping[str, Any]] = ()
+    _mark: str = ""
+
+    def make_changes(self) -> None:
+        if self.field is not None:
+            self.conversation, self._mark = template_messages.mark_final(self.conversation, self.field)
+        others = template_messages.variations(self.conversation, self.values["tools"]) if self.complete else []
+        self.changes = [{"messages": self.conversation, **change} for change in [{}, *others]]
+
+    def ask(self, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """What the template makes of values with each of the changes."""
+        try:
+            return SHARED.render(self.source.text, values, changes)
+        except TemplateStopped as error:
+            raise _stopped(self.source.origin, str(error)) from error
+
+    def finished(self) -> str:
+        """The prompt."""
+        first, *others = self.results or self.ask(self.values, self.changes)
+        prompt = _text(first, self.source.origin)
+        if self.complete:
+            template_messages.check_heard(self.conversation, prompt, others, self.source.origin)
+        return prompt if self.field is None else template_messages.cut_at_mark(prompt, self._mark, self.source.origin)
+
+
+def _ask_together(group: Sequence[_Rendering]) -> None:
+    """Ask for conversations of one template at once; where that fails, it is not known because of which."""
+    changes = [{**one.values, **change} for one in group for change in one.changes]
+    with suppress(InputError, ChatTemplateError):
+        results = iter(group[0].ask({}, changes))
+        for one in group:
+            found = list(islice(results, len(one.changes)))
+            one.results = found if len(found) == len(one.changes) else ()
+
+
+def _attempt(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | GenaiError:
+    """What it returns, or the error that it raises."""
+    try:
+        return work(*arguments, **named)
+    except GenaiError as error:
+        return error
 
 
 def _text(result: Mapping[str, Any], origin: str) -> str:

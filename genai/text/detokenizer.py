@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..errors import TokenizerError
 
@@ -95,16 +95,18 @@ class ByteLevel(Stage):
     GPT-2's printable stand-in for each byte: printable Latin-1 stands for itself, the rest for U+0100 onwards.
     """
 
+    # One table for all: every request has a chain of its own.
+    _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+    _BYTES: ClassVar[dict[str, int]] = {chr(byte): byte for byte in _PRINTABLE} | {
+        chr(0x100 + index): byte for index, byte in enumerate(sorted(set(range(256)).difference(_PRINTABLE)))
+    }
+
     def __init__(self) -> None:
-        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        others = [byte for byte in range(256) if byte not in printable]
-        self._bytes = {chr(byte): byte for byte in printable}
-        self._bytes |= {chr(0x100 + index): byte for index, byte in enumerate(others)}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: str) -> Iterable[str]:
         try:
-            data = bytes([self._bytes[character] for character in token])
+            data = bytes([self._BYTES[character] for character in token])
         except KeyError:
             # An added token with other characters stands for itself.
             data = token.encode()

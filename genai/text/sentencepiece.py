@@ -23,7 +23,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-MAX_PIECES = 2**24
+MAX_PIECES = 2**19
 """More pieces than any tokenizer has: a file that claims more is not one."""
 MAX_PIECE_BYTES = 512
 """Every way to cut a piece in two is looked at, so a long one would take for ever."""

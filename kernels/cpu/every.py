@@ -13,22 +13,24 @@ from itertools import product
 
 import numpy as np
 
-from ..formats import RecordLayout
+from ..formats import FactorType, can_turn, layout_with
 from . import blas, byte_functions, bytes, depthwise, functions, isa
 from .gemm import dense_attention, product as gemm, windows
 from .gemm.micro import floats, integers
 from .jit import Compiled
-from .paged import decode, heads, phases, prefill
+from .paged import phases, prefill, store
 from .paged.panels import Panels
-from .paged.products import add_values_op, multiply_keys_op
 from .products.bfloat_tiles import FloatWeights, HalfWeights, supported
 from .products.decode import decode_op
 from .products.dot import dot_for
+from .products.gather import gather_op
 from .products.micro_kernels import Dense, DenseType, FloatBlocks, IntegerBlocks
+from .products.packing import pack_op
 from .products.prefill import prefill_op
 from .rowwise import elementwise, gather, norm
 
 _BITS, _BLOCK_SIZES, _GATES = (4, 8), (32, 64, 128), ("", "silu")
+_FACTORS: tuple[FactorType, ...] = ("half", "float")
 _HEAD_SIZES, _GROUPS = (32, 64, 80, 96, 128, 256), range(1, 9)
 _TAILS = ("copy", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
@@ -56,25 +58,27 @@ def _rowwise() -> Iterator[object]:
 
 def _products() -> Iterator[object]:
     """Of decoders: block-quantised and dense weights, with decode and prefill numerics."""
-    for bits, size, wide, points, gate in product(_BITS, _BLOCK_SIZES, (False, True), (False, True), _GATES):
-        layout = RecordLayout(bits, size, wide, points)
-        yield decode_op(IntegerBlocks(layout, dot_for(isa.isa(), bits), isa.isa()), gate)
-        yield decode_op(FloatBlocks(layout), gate)
+    yield from (pack_op(bits, 32) for bits in _BITS)
+    for bits, size, factors, points, gate in product(_BITS, _BLOCK_SIZES, _FACTORS, (False, True), _GATES):
+        layout = layout_with(bits, size, factors, points, whole_points=True)
+        yield gather_op(layout)
+        yield decode_op(IntegerBlocks(layout, isa.isa(), dot_for(isa.isa(), bits)), gate)
+        yield decode_op(FloatBlocks(layout, isa.isa()), gate)
         if isa.isa() == "amx" and supported(layout):
-            yield prefill_op(FloatWeights(layout) if wide else HalfWeights(layout), gate)
+            yield prefill_op(FloatWeights(layout) if layout.wide else HalfWeights(layout), gate)
     dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")
     for kind, gate in product(dense, _GATES):
         yield decode_op(Dense(kind), gate)
 
 
 def _attention() -> Iterator[object]:
-    for half in (False, True):
-        yield heads.store_op(half)
-        yield prefill.prefill_op(half)
+    for kind in ("float32", "float16", "int8", "int4"):
+        yield store.store_op(kind)
+        yield prefill.prefill_op(kind)
         for size, group in product(_HEAD_SIZES, _GROUPS):
-            yield from phases.prefill_operators(Panels(group, size, size), size, half).values()
-            yield multiply_keys_op(decode.heads_per_pass(group), size, half, True)
-            yield add_values_op(decode.heads_per_pass(group), size, half, True, decode.WEIGHT_BYTES)
+            if kind != "int4" or can_turn(size):
+                yield from phases.prefill_operators(Panels(group, size, size), size, kind).values()
+                yield from phases.decode_operators(group, size, size, kind).values()
 
 
 def _arrays() -> Iterator[object]:

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executor import StepContext, UnsupportedRecord
-from ..formats import PagedLayer
+from ..executor import Factors, StepContext, UnsupportedRecord
+from ..formats import PAGE_TOKENS, PagedLayer
 from ..large import HostMemory
 from ..records import (
     Attention,
-    BlockWeight,
     Constants,
+    DenseWeight,
     Experts,
     GatedProduct,
     HostNode,
     Ids,
+    LowRank,
     Per,
     Product,
     Record,
@@ -36,6 +37,7 @@ from .lowering.records import fuse, has_prefill_product, knows, lower
 from .lowering.weights import PackedWeights
 from .paged.decode import partial_floats
 from .paged.phases import fill_table
+from .products.low_rank import CpuAdapter, fill_adapters, pack_adapter
 from .program import pool
 from .program.calls import Program, Rows
 from .program.context import ContextTable, StepField
@@ -82,6 +84,9 @@ class CpuExecutor(HostMemory):
             return ExpertsOfArrays(record, self._weights, constants, self.host_threads)
         raise UnsupportedRecord(f"the CPU has no function of arrays for {type(record).__name__}")
 
+    def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
+        return pack_adapter(factors)
+
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
         return self._weights.nbytes(weight, constants)
 
@@ -90,7 +95,7 @@ class CpuExecutor(HostMemory):
             return None if prefill else "fp32"
         weight = branches(record)[0].weight
         if not prefill:
-            return "vnni int8" if isinstance(weight, BlockWeight) and isa() in ("amx", "vnni") else "fp32"
+            return "vnni int8" if not isinstance(weight, DenseWeight) and isa() in ("amx", "vnni") else "fp32"
         if isinstance(record, Experts):
             return None
         return "amx bf16" if has_prefill_product(record, self._weights.matrix(weight, constants)) else None
@@ -114,18 +119,21 @@ class CpuStep:
         self._floats_per_split = max(
             (partial_floats(r.heads, r.v_head_size) for r in program.records if isinstance(r, Attention)), default=0
         )
+        self._places = 1 + max((r.place for r in program.records if isinstance(r, LowRank)), default=-1)
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
         values: dict[str, Any] = dict(given or {})
         for name, (ids, dtype) in self._program.ids.items():
             values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
         fill_table(self._table, step, self._floats_per_split)
+        fill_adapters(self._table, step, self._places)
         counts = {StepField.TOKENS: len(step.positions), StepField.LOGITS_ROWS: len(step.logits_indices)}
+        positions = int(step.context_lens.sum())
         for part in self._parts:
             if isinstance(part, HostNode):
                 values.update(part.call(values))
                 continue
-            values.update(part.run(counts, self._table, values))
+            values.update(part.run(counts, positions, self._table, values))
         return {name: values[name] for name in self._program.outputs}
 
     def cancel(self) -> None:
@@ -133,6 +141,17 @@ class CpuStep:
 
     def resume(self) -> None:
         self._table.count(StepField.CANCEL, 0)
+
+
+def token_bytes(record: Record, weights: PackedWeights, constants: Constants) -> int:
+    """Bytes of a record's weights that one token meets: of experts those of as many as it is sent to."""
+    total = sum(weights.nbytes(branch.weight, constants) for branch in branches(record))
+    return total * record.per_token // branches(record)[0].weight.experts if isinstance(record, Experts) else total
+
+
+def _bytes_per_position(layer: PagedLayer | None) -> int:
+    """Bytes of keys and values that a token meets at each position of its sequence."""
+    return 0 if layer is None else (layer.keys[:1].nbytes + layer.values[:1].nbytes) // PAGE_TOKENS
 
 
 class _Segment:
@@ -156,17 +175,18 @@ class _Segment:
         self._fresh = [name for name in made if name in self._kept and program.types[name].per is Per.LOGITS]
         self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
         self._records = fuse(records, self._made, lambda a, b: weights.alike(a, b, program.constants))
-        self._bytes = sum(
-            weights.nbytes(branch.weight, program.constants) for record in self._records for branch in branches(record)
-        )
+        self._bytes = sum(token_bytes(record, weights, program.constants) for record in self._records)
+        self._cache_bytes = sum(_bytes_per_position(layers[r.layer]) for r in records if isinstance(r, Attention))
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
         self._program: Program | None = None
         self._bound: Program | None = None
         self._places: dict[str, Rows] = {}
         self._program_for(_FIRST_CAPACITY)  # so that the first step does not wait
 
-    def run(self, counts: Mapping[StepField, int], table: ContextTable, values: Mapping[str, Any]) -> dict[str, Array]:
-        """Compute the values that are read outside."""
+    def run(
+        self, counts: Mapping[StepField, int], positions: int, table: ContextTable, values: Mapping[str, Any]
+    ) -> dict[str, Array]:
+        """Compute the values that are read outside; the step's sequences have so many positions in sum."""
         program, types = self._program_for(counts), self._source.types
         fresh = {name: np.empty((counts[StepField.LOGITS_ROWS], types[name].width), np.float32) for name in self._fresh}
         self._bound = program.bound(addresses_of(fresh), self._bound)
@@ -174,6 +194,7 @@ class _Segment:
             self._view(name, counts)[...] = np.asarray(values[name]).reshape(-1, types[name].width)
         tokens = counts[StepField.TOKENS]
         nanoseconds = self._bytes * (_NANOSECONDS_PER_BYTE + tokens * _NANOSECONDS_PER_PRODUCT)
+        nanoseconds += positions * self._cache_bytes * _NANOSECONDS_PER_BYTE
         self._threads.run(self._bound, table, nanoseconds=max(nanoseconds, _LEAST_NANOSECONDS))
         return {name: self._result(name, counts, fresh) for name in self._made}
 

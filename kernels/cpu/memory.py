@@ -194,5 +194,6 @@ def _row_writer(whole: Any, first: Any) -> Any:
 
 
 load, load_bytes = _row_reader(load_float32, load_first), _row_reader(load_uint8, load_first_bytes)
+load_halves = _row_reader(load_half, load_first_half)
 # The latter of whole numbers, each within int8 or within uint8.
 store, store_as_bytes = _row_writer(store_float32, store_first), _row_writer(store_bytes, store_first_bytes)

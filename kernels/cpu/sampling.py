@@ -218,6 +218,11 @@ def _longest(batch: SamplingBatch) -> int:
     return int((spans[:, Span.END_TOKEN] - spans[:, Span.FIRST_TOKEN]).max())
 
 
+def _given(array: NDArray[Any]) -> NDArray[Any] | None:
+    """Asking an array for its address takes longer than asking whether it is empty."""
+    return array if len(array) else None
+
+
 class CpuSampler:
     """See `genai.kernels.executor.Sampler`."""
 
@@ -244,15 +249,15 @@ class CpuSampler:
             logits=logits,
             count=count,
             taken=np.zeros(1, np.int64),
-            replaced=batch.replaced,
-            edit_ids=batch.edit_ids,
-            edit_values=batch.edit_values,
+            replaced=_given(batch.replaced),
+            edit_ids=_given(batch.edit_ids),
+            edit_values=_given(batch.edit_values),
             num_edits=len(batch.edit_ids),
-            tokens=batch.tokens,
+            tokens=_given(batch.tokens),
             num_tokens=len(batch.tokens),
             outcomes=outcomes,
             distributions=distributions,
-            same=np.empty((self._workspace.slots, longest), np.int32),
+            same=np.empty((self._workspace.slots, longest), np.int32) if longest else None,
             same_length=longest,
         )
         return outcomes[:, 0], outcomes.view(np.float64)[:, 2], outcomes[:, 1]

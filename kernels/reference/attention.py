@@ -12,6 +12,7 @@ from ..executor import StepContext, StepError
 from ..formats import PAGE_TOKENS, PagedLayer
 from ..records import Attention, Rope
 from .functions import Array, Float64, norm
+from .pages import read_pages, write_pages
 
 
 def rotate(x: Array, cosine: Array, sine: Array, interleaved: bool = False) -> Float64:
@@ -71,8 +72,7 @@ def attention(
     q = turned(q, constant(record.q_norm), record.epsilon, rotation)
     k = turned(k, constant(record.k_norm), record.epsilon, rotation)
     within(step.slot_mapping, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
-    blocks, offsets = np.divmod(step.slot_mapping, PAGE_TOKENS)
-    layer.keys[blocks, :, :, offsets], layer.values[blocks, :, offsets] = k, v
+    write_pages(layer, step.slot_mapping, k, v)
     out = attend_pages(record, q, layer, step, constant(record.sinks))
     return out.reshape(len(out), record.heads * record.v_head_size)
 
@@ -100,8 +100,7 @@ def attend_pages(record: Attention, q: Array, layer: PagedLayer, step: StepConte
         within(step.positions[rows], length, "position outside its sequence")
         within(pages - 1, len(table), "context longer than its block table")
         within(table[:pages], layer.num_blocks, "block table entry outside the cache")
-        keys = layer.keys[table[:pages]].transpose(0, 3, 1, 2).reshape(-1, layer.kv_heads, layer.head_size)
-        values = layer.values[table[:pages]].swapaxes(1, 2).reshape(-1, layer.kv_heads, layer.v_head_size)
+        keys, values = read_pages(layer, table[:pages])
         out[rows] = attend(record, q[rows], keys[:length], values[:length], step.positions[rows], sinks)
     return out
 

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from .. import records
-from ..executor import StepCancelled, StepContext, UnsupportedRecord
+from ..executor import Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
 from ..large import HostMemory
 from ..records import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
+from .low_rank import ReferenceAdapter, low_rank
 from .sampling import ReferenceSampler
 from .weights import ReferenceWeights, mixture
 
 KNOWN = (
     records.Attention, records.Binary, records.Columns, records.Experts, records.Gate, records.GatedProduct,
-    records.LogitsRows, records.Lookup, records.Norm, records.Product, records.Unary,
+    records.LogitsRows, records.Lookup, records.LowRank, records.Norm, records.Product, records.Unary,
 )  # fmt: skip
 
 
@@ -50,6 +51,9 @@ class ReferenceExecutor(HostMemory):
             raise UnsupportedRecord(f"the reference has no function of arrays for {type(record).__name__}")
         product = self._weights_of(constants).hold([record]).product
         return lambda x, scores: mixture(record, x, scores, product).astype(np.float32)
+
+    def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> ReferenceAdapter:
+        return ReferenceAdapter(factors)
 
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
         """See Executor.packed_bytes: weights are read as they are stored."""
@@ -109,7 +113,10 @@ class ReferenceStep:
         return 0.0 if array is None else array.reshape(-1).astype(np.float64)
 
     def _product(self, x: str, branch: Branch) -> Any:
-        return self._weights.product(self[x], branch) + self[branch.addend]
+        out = self._weights.product(self[x], branch) + self[branch.addend]
+        for rows, columns, added in self._values[branch.delta.hidden] if branch.delta else ():
+            out[rows, columns] += added
+        return out
 
     def _compute(self, record: Record, step: StepContext) -> None:
         """What the record means."""
@@ -124,6 +131,8 @@ class ReferenceStep:
             case records.LogitsRows(x, out):
                 within(step.logits_indices, len(step.tokens), "row of logits outside the step")
                 self[out] = self[x][step.logits_indices]
+            case records.LowRank(x, place, out):
+                self._values[out] = list(low_rank(self[x], place, step))
             case records.Product(x, branch, out):
                 self[out] = self._product(x, branch)
             case records.GatedProduct(x, gate, up, activation, out):

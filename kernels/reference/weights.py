@@ -8,17 +8,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import BlockWeight, Branch, Constants, Experts, Record, Weight, constant_names
+from ..records import BlockWeight, Branch, Constants, Experts, FormWeight, Record, Weight, constant_names
+from ..weight_formats import stored_weight, unpack_bits
 from .functions import UNARY, Array, Float64
 
 # Numbers of a matrix that are dequantised at once, and how many such slabs are kept for the next step: 256 MiB.
 _SLAB, _KEPT = 1 << 19, 64
-
-
-def unpack_bits(packed: Array, bits: int) -> Array:
-    """Integers from bytes that hold several along the last axis, the lowest bits first."""
-    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def dequantize_weight(
@@ -28,12 +23,12 @@ def dequantize_weight(
     blocks = -(-k // block_size)
     zeros = np.full((n, 1), 2 ** (bits - 1)) if points is None else points.reshape(n, -1)
     if points is not None and points.dtype == np.uint8:
-        zeros = unpack_bits(zeros, bits)[:, :blocks]
+        zeros = unpack_bits(zeros, bits, blocks)
     zeros, factors = (
         np.repeat(np.broadcast_to(numbers, (n, blocks)).astype(np.float64), block_size, axis=1)[:, :k]
         for numbers in (zeros, scales.reshape(n, -1))  # per block, or per row
     )
-    return (unpack_bits(data.reshape(n, -1), bits)[:, :k] - zeros) * factors
+    return (unpack_bits(data.reshape(n, -1), bits, k) - zeros) * factors
 
 
 class ReferenceWeights:
@@ -56,6 +51,8 @@ class ReferenceWeights:
 
     def rows(self, weight: Weight, which: slice | Array) -> Float64:
         """Some rows of a matrix, those of all experts counted through: [n, columns]."""
+        if isinstance(weight, FormWeight):
+            return stored_weight(weight, self._arrays.__getitem__).dequantized(np.float64, which)
         count = max(weight.experts, 1) * weight.rows
         if not isinstance(weight, BlockWeight):
             data = self._arrays[weight.data]

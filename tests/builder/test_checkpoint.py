@@ -18,10 +18,10 @@ from safetensors.numpy import load_file, save_file
 
 import genai
 from genai.builder import build_model, plan_build
-from genai.builder.checkpoint import SafetensorsFile
 from genai.builder.options import ExportOptions
 from genai.engine.decoder import compute as compute_pending
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, TokenizerError, UnsupportedModelError
+from genai.model.safetensors_file import SafetensorsFile
 
 FP32 = ExportOptions(precision="fp32")
 WEIGHTS = "model.safetensors"

@@ -102,5 +102,5 @@ def test_everything_about_chats_is_taken_over(checkpoint: Any, tmp_path: Path, b
     assert tokenizer.apply_chat_template(MESSAGES, tools=[{"name": "clock"}]).startswith("tools Hi")
     assert tokenizer.eos_token_ids.tolist() == [2, 7]
     with genai.Model(built) as model:
-        params = RequestBuilder(model, tokenizer).params(None, {})
+        params = RequestBuilder(model, tokenizer, genai.Adapters(model)).params(None, {})
     assert (params.temperature, params.min_p, params.top_p) == (0.6, 0.1, 0.9)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai.cli.app import run
-from genai.measure.bench import kernels, speed
+from genai.measure.bench import attention, kernels, speed
 
 Capture = pytest.CaptureFixture[str]
 
@@ -20,6 +20,7 @@ def products(kind: str) -> list[dict[str, Any]]:
 def test_a_table_fits_into_60_columns_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     wide = "128256 x 4096 floats in 1050673152 bytes, Sigmoid of two"
     monkeypatch.setattr(kernels, "bench_kernels", lambda *_, **__: [*products("8 x 8 int4 by 32"), *products(wide)])
+    monkeypatch.setattr(attention, "bench_attention", lambda *_, **__: [])
     assert run(["bench", "kernels"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) < 60
@@ -47,3 +48,24 @@ def test_sweeps(command: str, head: list[list[str]], monkeypatch: pytest.MonkeyP
     assert [line.split() for line in lines[:2]] == head
     assert max(map(len, lines)) < 60
     assert all("12,346" in line for line in lines[2:]) and len(lines) == 4
+
+
+def test_kernels_end_with_attention_by_type_of_cache(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(kernels, "bench_kernels", lambda *_, **__: products("8 x 8 int4 by 32"))
+    assert run(["bench", "kernels", "-c", "100", "-r", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line for line in lines if line.startswith("attention")]
+    assert names == [f"attention to 100 tokens, {kind} cache" for kind in ("fp16", "fp32", "int8", "int4")]
+    assert max(map(len, lines)) < 60
+
+
+def test_contexts_with_two_types_of_cache(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    figures = {"tokens_per_second": 12345.678, "share": 0.98765}
+    monkeypatch.setattr(speed, "bench_prefill", lambda *_, **__: figures)
+    monkeypatch.setattr(speed, "bench_decode", lambda *_, **__: figures)
+    assert run(["bench", "context", "-c", "9", "-c", "20", "--beside", "int8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[2:]] == [["9", "fp16"], ["9", "int8"], ["20", "fp16"], ["20", "int8"]]
+    assert max(map(len, lines)) < 60
+    assert run(["bench", "context", "--beside", "int9"]) == 2
+    assert "kv_dtype = 'int9'" in capsys.readouterr().err

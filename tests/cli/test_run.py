@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +44,19 @@ def test_made_up_inputs_and_profile(model, capsys):
     assert "float32[4, 2]" in captured.out
     assert "Add" in captured.out
     assert json.loads(next(Path().glob("genai_profile_*.json")).read_text())
+
+
+def test_compiling_is_told_apart(model: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "GENAI_CACHE_DIR": str(tmp_path / "cache")}
+    proto = onnx.load(model)
+    proto.graph.node[0].CopyFrom(helper.make_node("Softmax", ["x"], ["y"]))
+    onnx.save(proto, model)
+    command = [sys.executable, "-m", "genai", "run", model, "--random"]
+    first, second = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr for _ in range(2)
+    )
+    assert re.search(r"^[\d.]+ ms, and [\d.]+ s to compile kernels \(once\)$", first, re.MULTILINE)
+    assert re.search(r"^[\d.]+ ms$", second, re.MULTILINE)
 
 
 @pytest.mark.oracle

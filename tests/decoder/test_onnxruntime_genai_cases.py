@@ -18,6 +18,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from genai import AdapterFormat
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from tools.api_tests import WAITING
 from tools.random_weights import RandomWeights
@@ -256,11 +257,92 @@ def preset_extra_inputs(og: Any, folder: Path) -> Any:
     return seen
 
 
+def decoder_no_input_ids_does_not_inject_input_ids(og: Any, folder: Path) -> Any:
+    return embeddings_apart(og, folder, [])
+
+
+def decoder_with_input_ids_receives_input_ids(og: Any, folder: Path) -> Any:
+    return embeddings_apart(og, folder, ["input_ids"])
+
+
+def embeddings_apart(og: Any, folder: Path, also: list[str]) -> Any:
+    """The folder's table in a graph of its own, beside one of pictures; the decoder takes also token ids, or not."""
+    apart = Path(shutil.copytree(folder, folder.parent / f"{og.__name__}-apart-{len(also)}"))
+    decoder = onnx.load(apart / "model.onnx", load_external_data=False)
+    (lookup,) = (node for node in decoder.graph.node if node.op_type == "Gather" and "input_ids" in node.input)
+    (table,) = (tensor for tensor in decoder.graph.initializer if tensor.name == lookup.input[0])
+    decoder.graph.node.remove(lookup)
+    decoder.graph.node.insert(0, helper.make_node("Identity", ["inputs_embeds"], [lookup.output[0]]))
+    decoder.graph.initializer.remove(table)
+    (ids,) = (value for value in decoder.graph.input if value.name == "input_ids")
+    rows = helper.make_tensor_value_info("image_features", TensorProto.FLOAT, ["rows", table.dims[1]])
+    embeds = helper.make_tensor_value_info("inputs_embeds", TensorProto.FLOAT, ["batch", "length", table.dims[1]])
+    pixels = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["rows", table.dims[1]])
+    lookup.output[:] = ["inputs_embeds"]
+    write_graph(apart / "embedding.onnx", decoder, [lookup], [ids, rows], [embeds], [table])
+    node = helper.make_node("Identity", ["pixel_values"], ["image_features"])
+    write_graph(apart / "vision.onnx", decoder, [node], [pixels], [rows], [])
+    if not also:
+        decoder.graph.input.remove(ids)
+    decoder.graph.input.append(embeds)
+    (apart / "model.onnx").write_bytes(decoder.SerializeToString())
+    config = json.loads((apart / "genai_config.json").read_text())
+    names = {"input_ids": "input_ids", "image_features": "image_features"}
+    config["model"] |= {
+        "type": "phi3v",
+        "embedding": {"filename": "embedding.onnx", "inputs": names, "outputs": {"inputs_embeds": "inputs_embeds"}},
+        "vision": {"filename": "vision.onnx", "inputs": {"pixel_values": "pixel_values"}},
+    }
+    config["model"]["decoder"]["inputs"] |= {"inputs_embeds": "inputs_embeds"}
+    (apart / "genai_config.json").write_text(json.dumps(config))
+    return finished(started(og, og.Model(str(apart)), ROWS[:1]))
+
+
+def write_graph(path: Path, like: onnx.ModelProto, nodes: Any, inputs: Any, outputs: Any, constants: Any) -> None:
+    graph = helper.make_graph(nodes, path.stem, inputs, outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=like.opset_import, ir_version=like.ir_version), path)
+
+
+def adapters(og: Any, folder: Path) -> Any:
+    """Two inputs with defaults, added to the logits; set by one adapter each, then by one for both."""
+    changed, names, rng = (
+        folder.parent / f"{og.__name__}-adapters",
+        ("adapter_a", "adapter_b"),
+        np.random.default_rng(0),
+    )
+    shutil.copytree(folder, changed)
+    model = onnx.load(changed / "model.onnx", load_external_data=False)
+    head = next(node for node in model.graph.node if "logits" in node.output)
+    head.output[:] = ["logits_0"]
+    values = {name: rng.random(1536).astype(np.float32) for name in names}
+    for name in names:
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1536]))
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, [1536], [0.0] * 1536))
+    model.graph.node.append(helper.make_node("Add", [*names], ["both"], name="adapter_add"))
+    model.graph.node.append(helper.make_node("Add", ["both", "logits_0"], ["logits"], name="add_to_logits"))
+    (changed / "model.onnx").write_bytes(model.SerializeToString())
+    seen: list[Any] = []
+    for arrays in ([{name: values[name]} for name in names], [values]):
+        model = og.Model(str(changed))
+        loaded = og.Adapters(model)
+        params = og.GeneratorParams(model)
+        params.set_search_options(do_sample=False, max_length=10, batch_size=2)
+        generator = og.Generator(model, params)
+        for index, own in enumerate(arrays):
+            AdapterFormat.of(own).export_adapter(changed / f"{index}.onnx_adapter")
+            loaded.load(str(changed / f"{index}.onnx_adapter"), f"adapter_{index}")
+            generator.set_active_adapter(loaded, f"adapter_{index}")
+        generator.append_tokens(ROWS)
+        seen += [np.array(generator.get_logits()), finished(generator, 2)]
+    return seen
+
+
 CASES: tuple[Case, ...] = (
     config, log_callback, log_filename, named_tensors, greedy_search, rewind,
     rewind_cuda, tokenizer_encode_decode, phi3_chat_template, phi2_chat_template, stream,
     batching, e2e, load_model_from_memory, model_device_type, get_output, hidden_states,
-    preset_extra_inputs,
+    preset_extra_inputs, decoder_no_input_ids_does_not_inject_input_ids, decoder_with_input_ids_receives_input_ids,
+    adapters,
 )  # fmt: skip
 
 

@@ -156,7 +156,7 @@ def test_refused(op_type: str, constants: list[Any], attributes: dict[str, Any])
         (0, lambda a: a, {"k": 0}, "k is 0, expected 1 to 5"),
         (0, lambda a: a, {"k": 6}, "k is 6"),
         (0, lambda a: a, {"block_size": 33}, "block_size is 33"),
-        (0, lambda a: a, {"expert_weight_bits": 2}, "bits is 2"),
+        (0, lambda a: a, {"expert_weight_bits": 3}, "bits is 3"),
         (0, lambda a: a, {"swiglu_limit": float("nan")}, "swiglu_limit is nan"),
     ],
 )

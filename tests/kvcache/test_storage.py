@@ -51,6 +51,22 @@ def test_sizes():
     assert LAYOUT.bytes_per_block == LAYOUT.bytes_per_token * PAGE_TOKENS
 
 
+@pytest.mark.parametrize(("dtype", "per_head"), [("int8", 64 + 2 + 128 + 2), ("int4", 32 + 4 + 64 + 8)])
+def test_packed_layers(dtype, per_head):
+    """Heads of 64 and 128 columns: their integers, and scales of two bytes per token, or per 32 columns."""
+    layout = CacheLayout((LayerShape(3, 64, 128, dtype=dtype), FLOATS), PAGE_TOKENS)
+    assert layout.layers[0].bytes_per_token == 3 * per_head
+    storage = PagedStorage(layout, 4)
+    packed, floats = storage.layers
+    assert (packed.kind, packed.kv_heads, packed.head_size, packed.v_head_size) == (dtype, 3, 64, 128)
+    assert floats.kind == "float32"
+    assert (packed.keys[:1].nbytes + packed.values[:1].nbytes) == 32 * 3 * per_head
+    packed.keys[1], packed.values[1] = 7, 9
+    HostMemory().copy_blocks(storage.blocks, [(1, 3)])
+    assert (packed.keys[3] == 7).all() and (packed.values[3] == 9).all() and not packed.keys[2].any()
+    storage.close()
+
+
 def test_latent_rows_have_empty_values():
     storage = PagedStorage(CacheLayout((LayerShape(kv_heads=1, head_size=12, v_head_size=0),), PAGE_TOKENS), 2)
     assert storage.layers[0].values.shape == (2, 1, 32, 0)

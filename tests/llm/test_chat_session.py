@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,29 @@ def test_files(small: genai.LLM, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=name):
             other.load(tmp_path / name)
     assert other.messages == chat.messages
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 10**6},
+        {"stop_token_ids": [10**6]},
+        {"logit_bias": {10**6: 1.0}},
+        {"logprobs": 10**6},
+        {"prompt_logprobs": 10**6},
+        {"min_tokens": 10**6},
+        {"min_length": 10**6},
+        {"dry_multiplier": 1.0, "dry_sequence_breakers": ["\ud800"]},
+    ],
+    ids=str,
+)
+def test_what_the_model_does_not_have_is_refused_at_once(small: genai.LLM, options: dict[str, Any]) -> None:
+    chat = ChatSession(small)
+    with pytest.raises((OptionError, ContextOverflowError), match=str(list(options)[-1])):
+        chat.set_options(options)
+    assert chat.options == {}
+    with pytest.raises((OptionError, ContextOverflowError)):
+        ChatSession(small, **options)  # type: ignore[misc]
 
 
 def test_bad_options(small: genai.LLM) -> None:

@@ -91,7 +91,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": "warm"}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_k": -1}, "top_k"),
-    ({"top_k": 10**400, "top_p": 2}, "top_p"),
+    ({"top_k": 10**400, "top_p": 2}, "top_k"),
     ({"temperature": 10**400}, "temperature"),
     ({"presence_penalty": -(10**400)}, "presence_penalty"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -153,9 +153,10 @@ def test_extreme_values_are_obeyed(llm: genai.LLM, options: dict[str, Any]) -> N
     assert all(0 <= token < 1536 for token in completion.token_ids)
 
 
-def test_penalties_that_overflow_are_an_error_of_that_request(llm: genai.LLM) -> None:
+def test_options_that_overflow_together_are_an_error_of_that_request(llm: genai.LLM) -> None:
+    bias = dict.fromkeys(map(int, llm.tokenizer.encode("Luna and")), 3e38)
     with pytest.raises(genai.GenaiError, match="infinity"):
-        llm.generate("Luna and", repetition_penalty=1e-300, max_tokens=4)
+        llm.generate("Luna and", logit_bias=bias, repetition_penalty=1e-28, max_tokens=4)
 
 
 def test_params_lists(llm: genai.LLM) -> None:

@@ -66,7 +66,11 @@ def test_architecture_and_operators(folder: Path) -> None:
     facts = describe(folder)
     assert (facts["type"], facts["layers"], facts["hidden_size"], facts["vocab_size"]) == ("llama", 2, 32, 64)
     assert facts["parameters"] == sum(array.size for array in RandomWeights(SPEC).values())
-    assert facts["kv_bytes_per_token_by_type"] == {"fp16": BYTES_PER_TOKEN, "fp32": 2 * BYTES_PER_TOKEN}
+    assert facts["kv_bytes_per_token_by_type"] == {
+        "fp16": BYTES_PER_TOKEN,
+        "fp32": 2 * BYTES_PER_TOKEN,
+        "int8": BYTES_PER_TOKEN // 2 * 18 // 16,  # heads of 16 columns, and a scale of two bytes
+    }
     assert facts["kv_bytes_full_context"] == 131072 * BYTES_PER_TOKEN
     assert facts["operators"]["com.microsoft::GroupQueryAttention"] == 2
     assert facts["operators_without_kernel"] == []

@@ -101,13 +101,18 @@ def test_refuses(tmp_path: Path, path: str, item: Any, message: str) -> None:
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("path", ["model.encoder", "model.vision", "speculative", "model.draft"])
+@pytest.mark.parametrize("path", ["model.encoder", "model.mtp", "speculative", "model.draft"])
 def test_keys_that_change_tokens_are_not_ignored(tmp_path: Path, path: str) -> None:
     with pytest.raises(NotSupportedYetError, match="not supported yet"):
         Config(write(tmp_path, set_key(minimal(), path, {"filename": "x.onnx"})))
 
 
-ENDLESS = ["[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000, '{"a": ' + "9" * 5000 + "}"]
+ENDLESS = [
+    "[" * 100_000 + "]" * 100_000,
+    '{"a":' * 100_000 + "1" + "}" * 100_000,
+    '{"a": ' + "9" * 5000 + "}",
+    '{"a": [' + "1," * 600_000 + "1]}",
+]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "\x00", *ENDLESS], ids=lambda text: text[:9])

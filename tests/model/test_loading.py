@@ -277,7 +277,7 @@ def rename_layer(model: onnx.ModelProto, number: str) -> None:
         node.output[:] = [renamed(name) for name in node.output]
 
 
-@pytest.mark.parametrize("size", [2**20, 2**31 - 1, 2**40])
+@pytest.mark.parametrize("size", [2**20, 2**31 - 1])
 def test_more_sequences_than_fit(folder: Path, size: int) -> None:
     with og.Model(folder, quiet=True) as model:
         params = og.GeneratorParams(model)
@@ -285,10 +285,18 @@ def test_more_sequences_than_fit(folder: Path, size: int) -> None:
         with pytest.raises(CacheCapacityError, match=f"batch_size = {size}") as caught:
             og.Generator(model, params)
         assert caught.value.why and caught.value.fix
-    if size < 2**31:
-        edit_config(folder, lambda config: config["search"].update(batch_size=size))
-        with og.Model(folder, quiet=True) as model, pytest.raises(CacheCapacityError):
-            og.Generator(model, og.GeneratorParams(model))
+    edit_config(folder, lambda config: config["search"].update(batch_size=size))
+    with og.Model(folder, quiet=True) as model, pytest.raises(CacheCapacityError):
+        og.Generator(model, og.GeneratorParams(model))
+
+
+@pytest.mark.parametrize("size", [2**31, 2**40])
+def test_more_sequences_than_can_be_counted(folder: Path, size: int) -> None:
+    with og.Model(folder, quiet=True) as model, pytest.raises(og.OptionError, match=f"batch_size = {size}"):
+        og.GeneratorParams(model).set_search_options(batch_size=size)
+    edit_config(folder, lambda config: config["search"].update(batch_size=size))
+    with pytest.raises(og.GenaiError, match="batch_size"), og.Model(folder, quiet=True) as model:
+        og.Generator(model, og.GeneratorParams(model))
 
 
 @pytest.mark.parametrize("change", ["half", "flat", "empty"])

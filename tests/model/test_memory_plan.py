@@ -19,7 +19,7 @@ import genai as og
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from genai.errors import CacheCapacityError, OptionError
 from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.formats import BlockMatrix, RecordLayout
+from genai.kernels.formats import BlockMatrix, layout_with
 from genai.measure.model_info import describe
 from genai.model.config import Config
 from genai.model.decoder_graph import read_decoder
@@ -171,7 +171,7 @@ def test_packed_bytes(rows: int, columns: int, bits: int, block_size: int, zero_
         bits=bits,
         block_size=block_size,
     )
-    layout = RecordLayout(bits, block_size, wide=False, zero_points=zero_points)
+    layout = layout_with(bits, block_size, "half", zero_points, whole_points=False)
     assert packed_bytes(rows, columns, layout) == matrix.nbytes
 
 
@@ -292,7 +292,7 @@ def test_the_peak_of_a_graph_that_is_not_flattened(
 
 def test_cache_of_a_flat_and_of_a_dense_decoder(write_folder: Folder) -> None:
     source = read_decoder(Config(write_folder({}, precision="int4")))
-    assert source.kv_bytes_per_token == {"fp16": 2 * 2 * 2 * 16 * 2, "fp32": 2 * 2 * 2 * 16 * 4}
+    assert source.kv_bytes_per_token == {"fp16": 8 * 16 * 2, "fp32": 8 * 16 * 4, "int8": 8 * (16 + 2)}
     assert source.info.kv_dtype == "fp16"
     assert source.layout is not None
     assert source.layout.bytes_per_token == source.info.kv_bytes_per_token

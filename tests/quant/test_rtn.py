@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.reference.weights import dequantize_weight, unpack_bits
+from genai.kernels.reference.weights import dequantize_weight
+from genai.kernels.weight_formats import unpack_bits
 from genai.quant.blocks import BLOCK_SIZES, QuantizationError, QuantizedBlocks, quantize_blocks
 
 FORMATS = list(product((4, 8), BLOCK_SIZES, (True, False)))
@@ -58,7 +59,7 @@ def integers(data: NDArray[np.uint8], like: QuantizedBlocks) -> NDArray[np.uint8
 
 
 def unpacked(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    return unpack_bits(packed, bits)[..., :count]
+    return unpack_bits(packed, bits, count)
 
 
 def values(blocks: QuantizedBlocks) -> NDArray[np.float32]:

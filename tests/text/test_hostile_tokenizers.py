@@ -196,3 +196,20 @@ def test_a_file_of_many_objects_is_read_with_interrupts_alive(tmp_path: Path) ->
         signal.signal(signal.SIGALRM, before)
     assert len(found["rules"]) == 500_001
     assert reading.__file__ in places
+
+
+def test_more_added_tokens_than_are_read_in_time(edited: Callable[..., Path], model_folder: Path) -> None:
+    token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    first = json.loads((model_folder / "tokenizer.json").read_text())["added_tokens"]
+    many = [{**token, "id": 10_000 + i, "content": f"<{i}>"} for i in range(300_000)]
+    with pytest.raises(TokenizerError, match="commas") as caught:
+        genai.Tokenizer(edited(added_tokens=[*first, *many]))
+    assert caught.value.why and caught.value.fix
+
+
+def test_a_list_of_millions_in_a_small_file(model_folder: Path) -> None:
+    path = model_folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"added_tokens_decoder": {"5": {"content": "x" * 10}}, "extra": [0] * 600_000}))
+    with pytest.raises(TokenizerError, match="commas") as caught:
+        genai.Tokenizer(model_folder)
+    assert caught.value.why and caught.value.fix

@@ -20,8 +20,8 @@ def test_module(request):
     assert request.config.getoption("--test_models")
 
 
-def test_adapters():
-    og.Adapters(None)
+def test_whisper():
+    og.Audios(None)
 
 
 def test_new():
@@ -49,12 +49,12 @@ def test_outcomes(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     cases = {case.name: case for case in api_tests.run(checkout)}
     assert [(case.name, case.outcome) for case in cases.values()] == [
         ("test_module", "passed"),
-        ("test_adapters", "waits"),
+        ("test_whisper", "waits"),
         ("test_new", "failed"),
         ("test_far", "skipped"),
         ("test_decoder_state", "passed"),
     ]
-    assert cases["test_adapters"] == Case("test_adapters", "waits", WAITING["test_adapters"])
+    assert cases["test_whisper"] == Case("test_whisper", "waits", WAITING["test_whisper"])
     assert cases["test_far"].reason == "far away"
     assert "is None" in cases["test_new"].reason
     (checkout / "test" / "python" / FILES[0]).write_text("def test_module():\n    pass\n")

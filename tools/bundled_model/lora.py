@@ -90,7 +90,14 @@ def train_adapter(model: Pebble, examples: list[tuple[list[int], list[float]]], 
     return float(loss.detach())
 
 
-def save_adapter(model: Pebble, folder: Path, rank: int, alpha: float, targets: tuple[str, ...] = TARGETS) -> None:
+def save_adapter(
+    model: Pebble,
+    folder: Path,
+    rank: int,
+    alpha: float,
+    targets: tuple[str, ...] = TARGETS,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """adapter_config.json and adapter_model.safetensors, as PEFT 0.17 writes them."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -110,9 +117,10 @@ def save_adapter(model: Pebble, folder: Path, rank: int, alpha: float, targets: 
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {}
     for name, adapter in adapters(model):
-        tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.lora_A.detach().contiguous()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.lora_B.detach().contiguous()
+        tensors[f"base_model.model.{name}.lora_A.weight"] = adapter.lora_A.detach().to(dtype).contiguous()
+        tensors[f"base_model.model.{name}.lora_B.weight"] = adapter.lora_B.detach().to(dtype).contiguous()
     save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    (folder / "adapter_model.safetensors").chmod(0o644)  # safetensors makes it private
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -207,7 +207,9 @@ class BatchSampler:
     def _batch(self, logits: Logits, active: dict[int, RowSampler]) -> SamplingBatch:
         rows: list[bytes] = []
         processed: list[NDArray[np.float32]] = []
-        edit_ids, edit_values, windows = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
+        edit_ids: list[NDArray[Any]] = []
+        edit_values: list[NDArray[Any]] = []
+        windows: list[NDArray[Any]] = []
         num_edits = num_tokens = 0
         for source, row in active.items():
             if row.plan.params.logits_processors:

@@ -48,7 +48,7 @@ def parse_order(samplers: str | Sequence[str]) -> tuple[str, ...]:
         names = list(samplers)
     else:
         raise OptionError(
-            f"samplers = {samplers!r} is a {type(samplers).__name__}",
+            f"samplers = {_shown(samplers)} is a {type(samplers).__name__}",
             "names joined by semicolons, or a sequence of names, are expected",
             f"the default is {';'.join(DEFAULT_ORDER)}",
         )
@@ -66,10 +66,22 @@ def parse_order(samplers: str | Sequence[str]) -> tuple[str, ...]:
 Check = Callable[[str, Any], Any]
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+# No vocabulary and no sequence has more; machine code could not count further.
+MOST_TOKENS = 2**31 - 1
+# Penalties stay so small that no sum of them, and no logit that one of them multiplies, leaves the range of float32.
+LARGEST_PENALTY, SMALLEST_FACTOR = 1e28, 1e-28
 
 
 def _refuse(name: str, value: Any, allowed: str) -> OptionError:
-    return OptionError(f"{name} = {value!r}", f"allowed: {allowed}", "choose a value that is allowed, or leave it out")
+    return OptionError(f"{name} = {_shown(value)}", f"allowed: {allowed}", "choose an allowed value, or leave it out")
+
+
+def _shown(value: Any) -> str:
+    """A value as it would be written; Python refuses to write integers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a value too long to be written"
 
 
 def _scalar(value: Any) -> Any:
@@ -102,7 +114,7 @@ class Number:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or (self.kind is int and isinstance(value, float) and not value.is_integer()):
             raise OptionError(
-                f"{name} = {value!r} is a {type(value).__name__}",
+                f"{name} = {_shown(value)} is a {type(value).__name__}",
                 f"{'a whole number' if self.kind is int else 'a number'} is expected",
                 f"allowed: {self.allowed}",
             )
@@ -141,9 +153,13 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     given = sorted(given) if isinstance(given, (set, frozenset)) else given
     valid = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     given = [_scalar(token) for token in given] if valid else []
-    if not valid or any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in given):
-        raise _refuse(name, value, "token ids: whole numbers, 0 or greater")
+    if not valid or not all(map(_is_token, given)):
+        raise _refuse(name, value, "token ids: whole numbers, 0 or greater, below 2 ** 31")
     return tuple(dict.fromkeys(given))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
 
 
 def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
@@ -154,10 +170,9 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     except (TypeError, ValueError):
         raise _refuse(name, value, allowed) from None
     for token, bias in pairs:
-        id_fits = isinstance(token, int) and not isinstance(token, bool) and token >= 0
         is_number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
         bias_fits = is_number and (bias == -math.inf or abs(bias) <= _LARGEST_FLOAT32)
-        if not id_fits or not bias_fits:
+        if not _is_token(token) or not bias_fits:
             raise _refuse(name, {token: bias}, allowed)
     return tuple(sorted((token, float(bias)) for token, bias in pairs))
 
@@ -171,6 +186,8 @@ def processors(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
 
 
 number, whole = partial(Number, float, high=sys.float_info.max), partial(Number, int, high=math.inf)
+# How many tokens there are to be, or are to be looked at: beyond this, no model has what is asked for.
+count = partial(Number, int, high=MOST_TOKENS)
 
 
 # Options that remove tokens.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
@@ -22,7 +21,7 @@ LogitsProcessor = Callable[["tuple[int, ...]", "NDArray[np.float32]"], "NDArray[
 
 # Samples of one request share a prompt; a number beyond this is a mistake, and would take the memory of its results.
 _MOST_SAMPLES = 10_000
-_ALTERNATIVES = rules.whole(0, "0 or greater (alternatives per token), or None (none)", optional=True)
+_ALTERNATIVES = rules.count(0, "0 or greater, below 2 ** 31 (alternatives per token), or None (none)", optional=True)
 
 
 def _option(default: T, check: rules.Check) -> T:
@@ -82,7 +81,7 @@ class SamplingParams:
     """
 
     temperature: float = _option(1.0, rules.number(0, "0 (greedy) or greater"))
-    top_k: int = _option(0, rules.whole(0, "0 (all) or greater"))
+    top_k: int = _option(0, rules.count(0, "0 (all) or greater, below 2 ** 31"))
     top_p: float = _option(1.0, rules.number(0, "greater than 0, at most 1 (all)", high=1, excludes_low=True))
     min_p: float = _option(0.0, rules.number(0, "0 (all) to 1", high=1))
     typical_p: float = _option(1.0, rules.number(0, "greater than 0, at most 1 (all)", high=1, excludes_low=True))
@@ -98,16 +97,18 @@ class SamplingParams:
     mirostat: int = _option(0, rules.Choice((0, 2), "0 (off) or 2 (Mirostat 2.0)"))
     mirostat_tau: float = _option(5.0, rules.number(0, "greater than 0, in bits", excludes_low=True))
     mirostat_eta: float = _option(0.1, rules.number(0, "greater than 0, at most 1", high=1, excludes_low=True))
-    repetition_penalty: float = _option(1.0, rules.number(0, "greater than 0; 1 = none", excludes_low=True))
-    presence_penalty: float = _option(0.0, rules.number(-sys.float_info.max, "a number; 0 = none"))
-    frequency_penalty: float = _option(0.0, rules.number(-sys.float_info.max, "a number; 0 = none"))
+    repetition_penalty: float = _option(
+        1.0, rules.number(rules.SMALLEST_FACTOR, "greater than 0, 1e-28 at least; 1 = none")
+    )
+    presence_penalty: float = _option(0.0, rules.number(-rules.LARGEST_PENALTY, "a number, -1e28 at least; 0 = none"))
+    frequency_penalty: float = _option(0.0, rules.number(-rules.LARGEST_PENALTY, "a number, -1e28 at least; 0 = none"))
     penalty_last_n: int | None = _option(
         None, rules.whole(1, "1 or greater, or None (the whole sequence)", optional=True)
     )
     no_repeat_ngram_size: int = _option(0, rules.whole(0, "0 (off) or greater"))
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _option((), rules.biases)
-    min_tokens: int = _option(0, rules.whole(0, "0 or greater"))
-    min_length: int = _option(0, rules.whole(0, "0 or greater"))
+    min_tokens: int = _option(0, rules.count(0, "0 or greater, below 2 ** 31"))
+    min_length: int = _option(0, rules.count(0, "0 or greater, below 2 ** 31"))
     max_tokens: int | None = _option(None, rules.whole(1, "1 or greater, or None (no limit of its own)", optional=True))
     stop_token_ids: Sequence[int] = _option((), rules.token_ids)
     ignore_eos: bool = _option(False, rules.Choice((False, True), "True or False"))

@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 from genai.kernels.sampling import ASKED, LIMIT_PLACE, MAX_STEPS, Setting, Step, is_plain
 
 from ...errors import OptionError
-from .option_rules import SAMPLERS
+from .option_rules import MOST_TOKENS, SAMPLERS
 from .params import SamplingParams
-
-# No vocabulary and no sequence has more; machine code could not count further.
-_MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ def _number(option: float | None) -> float:
     """An option as machine code takes it."""
     if option is None:
         return math.inf
-    return float(min(option, _MOST_TOKENS)) if isinstance(option, int) else option
+    return float(min(option, MOST_TOKENS)) if isinstance(option, int) else option
 
 
 def _most_history(steps: Sequence[int], settings: NDArray[np.float64]) -> float:

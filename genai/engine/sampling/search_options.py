@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,19 +22,22 @@ class Option:
 
 _BOOL = rules.Choice((False, True), "True or False")
 _NUMBER = rules.number(-sys.float_info.max, "a number")
-_COUNT = rules.whole(1, "1 or greater")
+_SEED = rules.whole(
+    -sys.float_info.max, "a whole number that a float holds; negative = a new one each time", high=sys.float_info.max
+)
+_COUNT = rules.count(1, "1 or greater, below 2 ** 31")
 SEARCH_OPTIONS: Mapping[str, Option] = {
     "do_sample": Option(False, _BOOL),
     "temperature": Option(1.0, rules.number(0, "0 or greater")),
-    "top_k": Option(50, rules.whole(0, "0 (all) or greater")),
+    "top_k": Option(50, rules.count(0, "0 (all) or greater, below 2 ** 31")),
     "top_p": Option(0.0, rules.number(0, "0 to 1", high=1)),
-    "repetition_penalty": Option(1.0, rules.number(0, "greater than 0", excludes_low=True)),
-    "min_length": Option(0, rules.whole(0, "0 or greater")),
+    "repetition_penalty": Option(1.0, rules.number(rules.SMALLEST_FACTOR, "greater than 0, 1e-28 at least")),
+    "min_length": Option(0, rules.count(0, "0 or greater, below 2 ** 31")),
     "max_length": Option(0, _COUNT),
     "batch_size": Option(1, _COUNT),
-    "random_seed": Option(-1, rules.whole(-math.inf, "a whole number; negative = a new one each time")),
-    "chunk_size": Option(0, rules.whole(0, "0 (automatic) or greater")),
-    "no_repeat_ngram_size": Option(0, rules.whole(0, "0 or greater")),
+    "random_seed": Option(-1, _SEED),
+    "chunk_size": Option(0, rules.count(0, "0 (automatic) or greater, below 2 ** 31")),
+    "no_repeat_ngram_size": Option(0, rules.count(0, "0 or greater, below 2 ** 31")),
     "num_beams": Option(1, _COUNT, "beam search"),
     "num_return_sequences": Option(1, _COUNT, "several sequences per prompt"),
     # These steer beam search, or how onnxruntime allocates; with one beam they cannot change tokens.

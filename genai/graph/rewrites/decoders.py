@@ -10,6 +10,7 @@ import numpy as np
 from ...ops.products import BLOCK_PRODUCT
 from ..ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
 from ..node import MS, OURS
+from ..own_functions import QUANTIZED_PRODUCT
 from ..types import TensorType
 from .base import Level, Pattern, Rewrite, bias_after, find, node_rule, replaced
 
@@ -39,18 +40,20 @@ def _same_shape(graph: Graph, left: str, right: str) -> bool:
     return bool(first[-1] == second[-1] is not None)
 
 
-_BIAS_INPUT = 5
+# Where products have a bias.
+_BIAS_INPUTS = {(MS, BLOCK_PRODUCT): 5, (OURS, QUANTIZED_PRODUCT): 7}
 
 
-@node_rule(Level.EXTENDED, (MS, BLOCK_PRODUCT))
+@node_rule(Level.EXTENDED, *_BIAS_INPUTS)
 def fuse_matmul_bias(graph: Graph, product: Node) -> bool:
     """Add(product(x, …), bias) with a constant bias [N] -> product(x, …, bias)."""
     found = bias_after(graph, product.output(0), int(product.attribute("N", 0)))
-    if found is None or product.input(_BIAS_INPUT):
+    place = _BIAS_INPUTS[product.key]
+    if found is None or product.input(place):
         return False
     addition, bias = found
-    product.inputs += [""] * (_BIAS_INPUT + 1 - len(product.inputs))
-    product.inputs[_BIAS_INPUT] = bias
+    product.inputs += [""] * (place + 1 - len(product.inputs))
+    product.inputs[place] = bias
     graph.remove_nodes([addition])
     product.outputs[:] = addition.outputs
     graph.update(product)

@@ -186,7 +186,7 @@ def _remove_unused_constants(graph: Graph, needed: set[str]) -> int:
 
 
 def _remove_uncalled_functions(model: OnnxModel) -> int:
-    called = set()
+    called = {key for key, function in model.functions.items() if function.known}
     waiting = [model.graph, *(g for info in model.training_info for g in (info.initialization, info.algorithm) if g)]
     while waiting:
         for graph in waiting.pop().nested():

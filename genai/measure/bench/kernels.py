@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +95,8 @@ def _kind(work: _Work, executor: Executor, constants: record_types.Constants) ->
     weight = work.weights[0]
     if isinstance(weight, record_types.BlockWeight):
         form = f"int{weight.bits} by {weight.block_size}"
+    elif isinstance(weight, record_types.FormWeight):
+        form = str(weight.form)
     else:
         form = f"floats in {executor.packed_bytes(weight, constants)} bytes"
     gate = f", {work.gate} of two" if work.gate else ""
@@ -129,13 +131,20 @@ class _Step:
         """Median time of one product."""
         types = self._program.types
         given = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
-        step, times = _context(count, prefill), []
-        self._run(step, given)
-        for _ in range(repeat):
-            begin = time.perf_counter()
-            self._run(step, given)
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times) / self._count
+        return step_seconds(self._run, count, given, repeat, prefill=prefill) / self._count
+
+
+def step_seconds(
+    run: Callable[..., Any], count: int, given: Mapping[str, Any], repeat: int, *, prefill: bool = False
+) -> float:
+    """Median time of a step of so many rows; the first one, which finds memory cold, is left out."""
+    step, times = _context(count, prefill), []
+    run(step, given)
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        run(step, given)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
 
 
 def _alone(alike: Sequence[_Work], program: RowProgram) -> RowProgram:

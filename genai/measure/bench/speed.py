@@ -72,13 +72,15 @@ def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progr
 
 
 def sweep_context(
-    model: Model, lengths: Sequence[int], *, tokens: int = 32, repeat: int = 3, progress: Progress = silent
+    models: Sequence[Model], lengths: Sequence[int], *, tokens: int = 32, repeat: int = 3, progress: Progress = silent
 ) -> Iterator[BenchRow]:
-    """Per length: the prefill of such a prompt, and decoding after it."""
+    """Per length and model: the prefill of such a prompt, and decoding after it."""
     for length in lengths:
-        prefill = bench_prefill(model, tokens=length, repeat=repeat, progress=progress)
-        decode = bench_decode(model, context=length, tokens=tokens, repeat=repeat, progress=progress)
-        yield {"context": length, **_in_short("prefill", prefill), **_in_short("decode", decode)}
+        for model in models:
+            prefill = bench_prefill(model, tokens=length, repeat=repeat, progress=progress)
+            decode = bench_decode(model, context=length, tokens=tokens, repeat=repeat, progress=progress)
+            cache = {"cache": model.info.kv_dtype} if len(models) > 1 else {}
+            yield {"context": length, **cache, **_in_short("prefill", prefill), **_in_short("decode", decode)}
 
 
 def sweep_batch(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import VocabularyMismatchError
+from ...model.kv_quality import LEAST_TOKENS, MEASURED, MOST_DIVERGENCE, KvQuality, record
 from ...text.backend import load_tokenizer
 from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
 from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, rope_thresholds, scored_rows
@@ -87,7 +88,7 @@ def kl_divergence(
     thresholds = rope_thresholds(base.decoder, other.decoder)
     both = (scored_rows(model.decoder, prepared, thresholds) for model in (base, other))
     for mine, theirs in zip(*both, strict=True):
-        parts.append(_compare(mine.logits, theirs.logits, mine.targets, base.decoder.executor))
+        parts.append(compare_logits(mine.logits, theirs.logits, mine.targets, base.decoder.executor))
         meter.add(len(mine.targets), mine.computed)
     divergence, agrees, of_base, of_other = np.concatenate(parts, axis=1)
     mean, mean_error = mean_and_error(divergence)
@@ -111,7 +112,29 @@ def kl_divergence(
     )
 
 
-def _compare(base: Float32, other: Float32, targets: NDArray[np.int64], executor: Executor) -> Float64:
+def keep_kv_quality(base: Model, other: Model, found: Divergence) -> str | None:
+    """If that is all in which they differ, keep what OTHER's 4-bit keys and values cost: loading it asks for that.
+
+    Returns:
+        What was kept, in words; None if there is nothing to keep.
+    """
+    same = base.folder.resolve() == other.folder.resolve() and base.config.model_data == other.config.model_data
+    floats = base.info.kv_dtype in ("fp16", "fp32")
+    if not same or not floats or other.info.kv_dtype != MEASURED or base.accuracy != other.accuracy:
+        return None
+    quality = KvQuality(found.mean, found.mean_error, found.tokens)
+    if record(other.config, quality) is None:
+        return "the measurement could not be kept: the cache folder cannot be written"
+    if found.tokens < LEAST_TOKENS:
+        return f"still refused: {found.tokens} tokens were scored, {LEAST_TOKENS} are needed"
+    return (
+        f"allowed from now on, at most {MOST_DIVERGENCE} nats are"
+        if quality.allows
+        else (f"refused from now on unless forced: more than {MOST_DIVERGENCE} nats")
+    )
+
+
+def compare_logits(base: Float32, other: Float32, targets: NDArray[np.int64], executor: Executor) -> Float64:
     """Per position: the divergence, whether the likeliest tokens agree, and both log-probabilities of the token."""
     of_base, of_other = normalizers(base, executor), normalizers(other, executor)
     blocks = []

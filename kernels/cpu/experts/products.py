@@ -80,7 +80,7 @@ def pack_experts(
         weight: uint8 [experts, rows, ...], every expert's as `pack_matrix` takes it, or without what only fills up the
             last block of a row.
         scales, zero_points: [experts, ...] likewise.
-        columns: inputs. bits: 4 or 8. block_size: a multiple of 16 from 16 to 256.
+        columns: inputs. bits: 2, 3, 4, 5, 6 or 8. block_size: a multiple of 16 from 16 to 256.
         gated: rows are in turn those of the gate and of what it gates, which become two matrices.
         threads: who shares the work; None = this thread.
         arena: where the matrices get their memory; None = on their own.
@@ -103,7 +103,7 @@ def pack_experts(
             yield stored_blocks(data, scales[expert], points, n=rows, blocks=blocks, bits=bits, block_size=block_size)
 
     layout = layout_of(stored(), bits, block_size, threads)
-    shape = (experts, parts, num_tiles(rows // parts), num_records(columns, block_size), layout.nbytes)
+    shape = (experts, parts, num_tiles(rows // parts), num_records(columns, layout), layout.nbytes)
     data = new_array(arena, shape, np.uint8)
     for expert, one in enumerate(stored()):
         calls = [pack_call(one, layout, data[expert, part], first=part, step=parts) for part in range(parts)]

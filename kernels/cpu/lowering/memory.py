@@ -89,6 +89,10 @@ class Lowering:
         self._bind(name, rows, buffer)
         return rows
 
+    def elsewhere(self, name: str) -> None:
+        """A value that lies in memory of the step's: calls that make and read it wait for each other."""
+        self._bind(name, None, _Buffer(np.empty(0, np.uint8)))
+
     def alias(self, name: str, source: str, rows: Rows) -> None:
         """A value that lies in another one's memory, such as a part of each row."""
         self._bind(name, rows, self._values[source][1])
@@ -160,5 +164,5 @@ class Lowering:
         """What is in such memory is not needed after the calls so far."""
         _, buffer = self._values.pop(key)
         buffer.users -= 1
-        if buffer.users == 0:
+        if buffer.users == 0 and buffer.memory.size:
             self._free.append(buffer)

@@ -22,6 +22,7 @@ from ..products.calls import decode_call, has_prefill, prefill_call
 from ..products.decode import SwigluArguments
 from ..products.dense import Matrix
 from ..products.gather import gather_blocks
+from ..products.low_rank import NO_PLACE, shrink_call
 from ..program.calls import Call, Rows
 from ..program.context import StepField
 from ..rowwise.elementwise import binary, gate, unary
@@ -178,6 +179,7 @@ def _multiply(record: records.Product | records.GatedProduct, at: Lowering) -> N
     apart = has_prefill_product(record, first.matrix) and x.counted == StepField.TOKENS
     activations, source = _activations(record, at, first.matrix, StepField.DECODE_ROWS if apart else x.counted)
     sources: list[Any] = [source, *(branch.addend for branch in branches if branch.addend)]
+    sources += [branch.delta.hidden for branch in branches if branch.delta]
     if apart:
         tiles, tiles_source = _row_tiles(at, record.x, x, first.matrix.padded_columns)
         sources.append(tiles_source)
@@ -188,6 +190,12 @@ def _multiply(record: records.Product | records.GatedProduct, at: Lowering) -> N
     at.run([calls], sources, [record.out])
 
 
+@lower.register
+def _low_rank(record: records.LowRank, at: Lowering) -> None:
+    at.elsewhere(record.out)
+    at.run([[shrink_call(at.rows(record.x), record.place)]], [record.x], [record.out])
+
+
 def has_prefill_product(record: records.Product | records.GatedProduct, matrix: Matrix) -> bool:
     """Whether the rows of long prompts meet a matrix in tiles of bfloat16."""
     return not record.exact and has_prefill(matrix)
@@ -195,7 +203,9 @@ def has_prefill_product(record: records.Product | records.GatedProduct, matrix: 
 
 def _branch(branch: records.Branch, at: Lowering) -> products.Affine:
     addend = at.rows(branch.addend) if branch.addend else None
-    return products.Affine(at.weights.matrix(branch.weight, at.constants), vector(at.constants, branch.bias), addend)
+    place = NO_PLACE if branch.delta is None else branch.delta.place
+    matrix = at.weights.matrix(branch.weight, at.constants)
+    return products.Affine(matrix, vector(at.constants, branch.bias), addend, place)
 
 
 def _activations(record: Any, at: Lowering, matrix: Matrix, counted: StepField) -> tuple[Inputs, Any]:

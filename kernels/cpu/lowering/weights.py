@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...large import Arena
-from ...records import Constants, DenseWeight, Weight
+from ...records import BlockWeight, Constants, DenseWeight, FormWeight, Weight
+from ...weight_formats import stored_weight
 from ..experts.products import ExpertMatrices, pack_dense_experts, pack_experts
 from ..jit import LIBRARY
 from ..products.calls import alike
 from ..products.dense import Matrix, pack_dense
-from ..products.packing import find_difference, pack_matrix, pack_tiles
+from ..products.forms import pack_form
+from ..products.packing import find_difference, pack_matrix, pack_op
 from ..program.driver import run_program, serve
 from ..program.pool import Threads
 
@@ -51,6 +53,7 @@ class PackedWeights:
     def _pack_experts(self, weight: Weight, constants: Constants) -> ExpertMatrices:
         if isinstance(weight, DenseWeight):
             return pack_dense_experts(constants.array(weight.data), gated=weight.interleaved, arena=self._arena)
+        assert isinstance(weight, BlockWeight)
         scales, blocks = constants.array(weight.scales), -(-weight.columns // weight.block_size)
         if scales.size == weight.experts * weight.rows < scales.size * blocks:
             scales = np.repeat(scales.reshape(weight.experts, weight.rows, 1), blocks, axis=2)
@@ -72,7 +75,11 @@ class PackedWeights:
     def _pack(self, weight: Weight, constants: Constants) -> Matrix:
         if isinstance(weight, DenseWeight):
             return pack_dense(constants.array(weight.data), transposed=weight.transposed)
-        LIBRARY.prepare([find_difference, pack_tiles, run_program, serve])  # side by side, not one after the other
+        if isinstance(weight, FormWeight):
+            return pack_form(stored_weight(weight, constants.array), threads=self._threads, arena=self._arena)
+        sub_block = 32 if weight.block_size % 32 == 0 else 16
+        # Side by side, not one after the other.
+        LIBRARY.prepare([find_difference, pack_op(weight.bits, sub_block), run_program, serve])
         return pack_matrix(
             constants.array(weight.data), constants.array(weight.scales),
             constants.array(weight.points) if weight.points else None, n=weight.rows, k=weight.columns,

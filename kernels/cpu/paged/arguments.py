@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ...formats import PAGE_TOKENS
 from ..arguments import Address, Arguments
 from ..lazy import inline
 from ..memory import read_int32, read_int64, write_int64
@@ -18,13 +17,16 @@ class AttentionArguments(Arguments):
     """One layer's attention, for all of its operators.
 
     Rows of queries, keys and values as they come from the projections; the cache's pages, `key_block` and `value_block`
-    bytes from a block to the next; `group` query heads share a KV head. `query_factor`, `score_cap` and `sinks` are
+    bytes from a block to the next, `key_page` and `value_page` from a head's page to the next; `group` query heads
+    share a KV head. `query_factor`, `score_cap` and `sinks` are
     such that scores are in powers of two: softmax takes 2 ** score. Rotary tables of `half` columns for `positions`
     positions (0 columns: no rotation), those for long sequences beside them; norms per head (0: none).
 
     Then operators that others call by their address, so that each is small, and compiled once whoever calls it:
     `make_ready` is `heads.make_heads_ready`; `multiply_keys` and `add_values` are `products` of `rows_at_once` query
-    rows; the others are what `few` and `many` say. `panels` is a table of `panels`.
+    rows; `pack_queries` and `pack_weights` are those of `packing`, where pages hold small integers and a value has
+    `weight_groups` scales; the others are what
+    `decode` and `prefill` say. `panels` is a table of `panels`. If `turned`, heads are stored as `turning` makes them.
     """
 
     query: Rows
@@ -40,7 +42,9 @@ class AttentionArguments(Arguments):
     group: int
     head_size: int
     v_head_size: int
-    item_bytes: int
+    key_page: int
+    value_page: int
+    turned: int
     query_factor: float
     score_cap: float
     window: int
@@ -65,6 +69,9 @@ class AttentionArguments(Arguments):
     load_chunk: Address = None
     multiply_group: Address = None
     add_group: Address = None
+    pack_queries: Address = None
+    pack_weights: Address = None
+    weight_groups: int = 0
 
 
 NO_MAXIMUM = np.float32(-3.0e38)  # finite, so that the difference of two of them is zero and not NaN
@@ -107,10 +114,8 @@ def list_pages(
     if last > width:
         return ErrorCode.PAGE.value
     table = read_int64(context + 8 * StepField.BLOCK_TABLES) + 4 * sequence * width
-    key_bytes = PAGE_TOKENS * arguments.head_size * arguments.item_bytes
-    value_bytes = PAGE_TOKENS * arguments.v_head_size * arguments.item_bytes
-    first_key = arguments.key_pages + head * key_bytes
-    first_value = arguments.value_pages + head * value_bytes
+    first_key = arguments.key_pages + head * arguments.key_page
+    first_value = arguments.value_pages + head * arguments.value_page
     for index in range(first, last):
         block = np.int64(read_int32(table + 4 * index))
         if block < 0 or block >= arguments.num_blocks:

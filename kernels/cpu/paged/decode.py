@@ -1,4 +1,5 @@
-"""Attention of the decode rows, in float32: the context of a row is cut into splits at multiples of SPLIT_TOKENS.
+"""Attention of the decode rows, in float32, over packed pages in integers: the context of a row is cut into splits at
+multiples of SPLIT_TOKENS.
 
 One item of the first operator is a split and a KV head, for all query heads that share it; its result (maximum, sum of
 weights, weighted sum of values per head) goes to the step's PARTIALS. A second operator merges the splits of a row
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...formats import PAGE_TOKENS
+from ...formats import PAGE_TOKENS, PagedLayer
 from .. import memory
 from ..functions import exp2_of_negative, tanh
 from ..jit import native_op
@@ -31,13 +32,18 @@ from .arguments import (
     sequence_of,
 )
 from .heads import head_bytes, head_stride
+from .packed_products import most_packed_rows
+from .packing import PACKED_WEIGHTS, pack_stride
+from .pages import PACKED_BITS
 from .products import between, most_rows
+from .turning import turn
 
 SPLIT_TOKENS = 512
 SPLIT_FIELDS = 2  # of an entry of ROW_SPLITS
 WEIGHT_BYTES = 4 * SPLIT_TOKENS  # of a query head
 _SPLIT_PAGES = SPLIT_TOKENS // PAGE_TOKENS
 _AHEAD = 2  # pages
+_LINE = 64
 _PAGE_LIST_BYTES = 8 * (2 * _SPLIT_PAGES + _AHEAD + 6)
 _MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # places in a partial result; weighted values are its rest
 
@@ -47,16 +53,19 @@ def partial_floats(heads: int, v_head_size: int) -> int:
     return heads * (_VALUES // 4 + -(-v_head_size // LANES) * LANES)
 
 
-def heads_per_pass(group: int) -> int:
+def heads_per_pass(group: int, kind: str) -> int:
     """Query heads that one pass over a page serves: equal parts of the group."""
-    return -(-group // -(-group // most_rows()))
+    most = most_packed_rows() if kind in PACKED_BITS else most_rows()
+    return -(-group // -(-group // most))
 
 
-def decode_scratch(group: int, head_size: int, v_head_size: int) -> int:
+def decode_scratch(group: int, layer: PagedLayer) -> int:
     """Bytes of scratch that `attend_splits` needs."""
-    heads = -(-group // heads_per_pass(group)) * heads_per_pass(group)
-    sums = 4 * -(-v_head_size // LANES) * LANES
-    return _PAGE_LIST_BYTES + (heads + 1) * head_bytes(head_size) + heads * (WEIGHT_BYTES + sums)
+    rows = heads_per_pass(group, layer.kind)
+    heads = -(-group // rows) * rows
+    sums = 4 * -(-layer.v_head_size // LANES) * LANES
+    packed = layer.packed.value_groups * PACKED_WEIGHTS if layer.packed else 0
+    return _PAGE_LIST_BYTES + (heads + 1) * head_bytes(layer.head_size) + heads * (WEIGHT_BYTES + sums + packed)
 
 
 @native_op(AttentionArguments)
@@ -105,11 +114,18 @@ def _attend(
     queries = scratch + _PAGE_LIST_BYTES + query_bytes
     weights = queries + heads * query_bytes
     sums = weights + heads * WEIGHT_BYTES
+    soon: Any = min(pages, np.int64(_AHEAD))
+    for i in range(soon):  # on their way while queries are made ready
+        first_page = memory.read_int64(scratch + 8 * i)
+        for line in range(0, arguments.key_page, _LINE):
+            memory.prefetch(first_page + line)
     status = call_operator(arguments.make_ready, arguments, context, row, head, queries)
     if status != 0:
         return status
     for i in range(group * query_bytes, heads * query_bytes, 4 * LANES):
         memory.store_float32(queries + i, splat_float32(0.0))
+    if arguments.pack_queries != 0:
+        call_operator(arguments.pack_queries, arguments, queries, group, 0, 0)
     for i in range(0, heads * value_bytes, 4 * LANES):
         memory.store_float32(sums + i, splat_float32(0.0))
     for i in range(_AHEAD):
@@ -126,7 +142,10 @@ def _attend(
     for h in range(group):
         scores = weights + h * WEIGHT_BYTES
         call_operator(arguments.weigh, arguments, scores, low, high, partial + h * partial_bytes)
-    _add_values(arguments, pages, low, high, rows, heads, value_bytes, scratch, weights, sums)
+    if arguments.pack_weights != 0:
+        _add_packed_values(arguments, pages, rows, heads, value_bytes, scratch, weights, sums)
+    else:
+        _add_values(arguments, pages, low, high, rows, heads, value_bytes, scratch, weights, sums)
     for h in range(group):
         for i in range(0, value_bytes, 4 * LANES):
             total = memory.load_float32(sums + h * value_bytes + i)
@@ -140,8 +159,7 @@ def _add_values(
     places: int, weights: int, sums: int,
 ) -> None:  # fmt: skip
     """Weighted values of tokens [low, high): those outside have no part in it, not even 0 * infinity."""
-    token_bytes = arguments.v_head_size * arguments.item_bytes
-    add = arguments.add_values
+    token_bytes, add = arguments.value_page // PAGE_TOKENS, arguments.add_values
     for i in range(pages):
         first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
         last: Any = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS))
@@ -152,12 +170,32 @@ def _add_values(
             call_operator(add, page, ahead, last - first, share, sums + h * value_bytes)
 
 
+@inline
+def _add_packed_values(
+    arguments: AttentionArguments, pages: int, rows: int, heads: int, value_bytes: int, places: int, weights: int,
+    sums: int,
+) -> None:  # fmt: skip
+    """Weighted values of packed pages: tokens that are not seen have weights of 0."""
+    packed = sums + heads * value_bytes
+    stride = pack_stride(arguments)
+    for i in range(arguments.group * stride, heads * stride, 4 * LANES):
+        memory.store_float32(packed + i, splat_float32(0.0))
+    for i in range(pages):
+        page = memory.read_int64(places + 8 * (pages + i))
+        ahead = memory.read_int64(places + 8 * (pages + i + _AHEAD))
+        call_operator(arguments.pack_weights, arguments, weights + 4 * PAGE_TOKENS * i, WEIGHT_BYTES, page, packed)
+        for h in range(0, heads, rows):
+            call_operator(arguments.add_values, page, ahead, 0, packed + h * stride, sums + h * value_bytes)
+
+
 @native_op(AttentionArguments)
 def weigh_split(arguments: AttentionArguments, scores: int, low: int, high: int, partial: int) -> int:
-    """`weigh`: scores of tokens [low, high) become weights; their maximum and sum go to a partial result."""
-    cap = arguments.score_cap
+    """`weigh`: scores of tokens [low, high) become weights, those of the last page behind them 0; their maximum and sum
+    go to a partial result.
+    """
+    cap, end = arguments.score_cap, (high + PAGE_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
     largest = splat_float32(NO_MAXIMUM)
-    for i in range(0, high, LANES):
+    for i in range(0, end, LANES):
         score = memory.load_float32(scores + 4 * i)
         if cap > 0:
             score = tanh(score) * cap
@@ -166,7 +204,7 @@ def weigh_split(arguments: AttentionArguments, scores: int, low: int, high: int,
         largest = maximum(largest, score)
     top = reduce_max(largest)
     total = splat_float32(0.0)
-    for i in range(0, high, LANES):
+    for i in range(0, end, LANES):
         weight = exp2_of_negative(memory.load_float32(scores + 4 * i) - top)
         memory.store_float32(scores + 4 * i, weight)
         total = total + weight
@@ -226,4 +264,6 @@ def merge_splits(arguments: AttentionArguments, context: int, begin: int, end: i
             for h in range(group):
                 sink = memory.read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
                 _merge(partials + h * partial_bytes, step, splits, width, sink, sinks != 0, out + 4 * h * width)
+                if arguments.turned != 0:
+                    turn(out + 4 * h * width, width)
     return 0

@@ -1,25 +1,23 @@
 """One head of one token, made ready: RMS norm (Zhang & Sennrich 2019) where the model has it, then rotary position
-embedding (Su et al. 2021), then a factor. Queries are turned where they are used and keys where they are stored, so
-that neither needs memory of its own. New keys and values go into their pages: one item is one head of one token.
+embedding (Su et al. 2021), then a factor. Queries are made so where they are used and keys where they are stored, so
+that neither needs memory of its own.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ...formats import PAGE_TOKENS
 from .. import memory
-from ..jit import NativeOp, native_op
+from ..jit import native_op
 from ..lazy import inline
-from ..program.calls import Rows, row_at
+from ..program.calls import row_at
 from ..program.context import ErrorCode, StepField
-from ..program.driver import call_operator
 from ..vector import LANES, multiply_add, reduce_add, splat_float32
 from .arguments import AttentionArguments, position_of, sequence_of
+from .turning import turn
 
 
 def head_bytes(size: int) -> int:
@@ -58,6 +56,8 @@ def make_heads_ready(arguments: AttentionArguments, context: int, row: int, head
         source = row_at(arguments.query, row) + 4 * head * count * size
     for index in range(count):
         _make_ready(arguments, source + 4 * index * size, norm, factor, cos, sin, out - stride, out + index * stride)
+        if arguments.turned != 0:
+            turn(out + index * stride, size)
     return 0
 
 
@@ -123,59 +123,3 @@ def _rotate_neighbours(x: int, cos: int, sin: int, half: int, out: int) -> None:
         cosine, sine = memory.read_float32(cos + 4 * i), memory.read_float32(sin + 4 * i)
         memory.write_float32(out + 8 * i, first * cosine - second * sine)
         memory.write_float32(out + 8 * i + 4, second * cosine + first * sine)
-
-
-_AHEAD = 4  # rows
-_LINE = 64
-
-
-@inline
-def _fetch(rows: Rows, row: int, column: int, width: int) -> None:
-    """Ask for a part of a row, which may lie behind the last."""
-    place = row_at(rows, row) + 4 * column
-    for i in range(0, 4 * width, _LINE):
-        memory.prefetch(place + i)
-
-
-def store_scratch(head_size: int) -> int:
-    """Bytes of scratch that `store_op` needs."""
-    return 2 * head_bytes(head_size)
-
-
-@cache
-def store_op(half: bool) -> NativeOp:
-    """Norm and rotate keys, and store keys and values at the step's SLOT_MAPPING; float16 rounds to nearest even."""
-    item_bytes = 2 if half else 4
-    write, store = (memory.write_half, memory.store_half) if half else (memory.write_float32, memory.store_float32)
-
-    def store_kv(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
-        blocks, rows = arguments.num_blocks, memory.read_int64(context + 8 * StepField.TOKENS)
-        size, v_size = arguments.head_size, arguments.v_head_size
-        ready = scratch + head_stride(size)
-        for item in range(begin, end):
-            # Neighbouring tokens of a head follow each other: they share the lines of a page of keys.
-            row, head = item % rows, item // rows
-            slot = memory.read_int64(memory.read_int64(context + 8 * StepField.SLOT_MAPPING) + 8 * row)
-            if slot < 0 or slot >= blocks * PAGE_TOKENS:
-                return ErrorCode.SLOT.value
-            status: int = call_operator(arguments.make_ready, arguments, context, row, -1 - head, ready)
-            if status != 0:
-                return status
-            block, token = slot // PAGE_TOKENS, slot % PAGE_TOKENS
-            column = arguments.key_pages + block * arguments.key_block
-            column += (head * size * PAGE_TOKENS + token) * item_bytes
-            for i in range(size):
-                write(column + i * PAGE_TOKENS * item_bytes, memory.read_float32(ready + 4 * i))
-            source = row_at(arguments.value, row) + 4 * head * v_size
-            line = arguments.value_pages + block * arguments.value_block
-            line += (head * PAGE_TOKENS + token) * v_size * item_bytes
-            whole = v_size // LANES * LANES
-            for i in range(0, whole, LANES):
-                store(line + i * item_bytes, memory.load_float32(source + 4 * i))
-            for i in range(whole, v_size):
-                write(line + i * item_bytes, memory.read_float32(source + 4 * i))
-            _fetch(arguments.key, row + _AHEAD, head * size, size)
-            _fetch(arguments.value, row + _AHEAD, head * v_size, v_size)
-        return 0
-
-    return native_op(AttentionArguments, name=f"store_kv_{'float16' if half else 'float32'}")(store_kv)

@@ -123,10 +123,9 @@ def set_panel(scratch: int, name: int, value: int) -> None:
 
 
 @inline
-def value_place(arguments: AttentionArguments, scratch: int, token: int) -> Any:
-    """The address of a token's values in the cache."""
-    page = read_int64(panel(scratch, Panel.PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
-    return page + token % PAGE_TOKENS * arguments.v_head_size * arguments.item_bytes
+def value_page(scratch: int, token: int) -> Any:
+    """The page that holds the value of a token of the chunk."""
+    return read_int64(panel(scratch, Panel.PAGES) + 8 * (CHUNK_PAGES + token // PAGE_TOKENS))
 
 
 @inline

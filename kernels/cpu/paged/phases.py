@@ -28,10 +28,14 @@ from .decode import (
     merge_splits,
     weigh_split,
 )
-from .heads import make_heads_ready, store_op, store_scratch
+from .heads import make_heads_ready
+from .packed_products import add_packed_values_op, multiply_packed_keys_op
+from .packing import pack_queries_op, pack_weights_op
+from .pages import PACKED_BITS
 from .panels import BLOCK_TOKENS, SCORE_BYTES, Panels
 from .prefill import BLOCK_FIELDS, load_chunk_op, prefill_op, prefill_rows, uses_tiles, weigh_rows_op
 from .products import add_values_op, multiply_keys_op
+from .store import store_op, store_scratch
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
@@ -120,8 +124,9 @@ _LINE = 64
 def attention_phases(
     record: Attention, rows: Sequence[Rows], out: Rows, layer: PagedLayer, constant: Callable[[str], Float32 | None]
 ) -> Phases:
-    """What `records.Attention` says, as calls. Decode rows are computed in float32. So are prefill rows if the
-    pages are float32, or without AMX; with it, and pages of float16, products take bfloat16 and sum in float32.
+    """What `records.Attention` says, as calls. Decode rows are computed in float32, over packed pages in integers.
+    Prefill rows are computed in float32 if the pages are float32, or without AMX; else products take bfloat16 and sum
+    in float32.
 
     Operators refuse (`program.context.ErrorCode`) slots, positions and pages that lead outside the cache or the tables.
 
@@ -150,7 +155,10 @@ def attention_phases(
         "group": group,
         "head_size": layer.head_size,
         "v_head_size": layer.v_head_size,
-        "item_bytes": layer.keys.itemsize,
+        "key_page": layer.keys.strides[1],
+        "value_page": layer.values.strides[1],
+        "turned": layer.kind == "int4",
+        "weight_groups": layer.packed.value_groups if layer.packed else 0,
         "query_factor": scale / record.softcap if record.softcap else scale * _LOG2_E,
         "score_cap": record.softcap * _LOG2_E,
         "window": record.window,
@@ -210,41 +218,52 @@ def _check(record: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: 
 
 def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
     """The calls, from what all of their arguments have in common."""
-    head_size, v_head_size, half = layer.head_size, layer.v_head_size, layer.keys.dtype == np.float16
-    panels, rows = Panels(group, head_size, v_head_size), heads_per_pass(group)
-    decode = {
-        "multiply_keys": multiply_keys_op(rows, head_size, half, True),
-        "add_values": add_values_op(rows, v_head_size, half, True, WEIGHT_BYTES),
-        "rows_at_once": rows,
-        "weigh": weigh_split,
-    }
+    kind, panels = layer.kind, Panels(group, layer.head_size, layer.v_head_size)
 
     def call(op: NativeOp, own: Mapping[str, Any], counted: StepField, scratch: int) -> Call:
         scratch = -(-scratch // _LINE) * _LINE
         return Call(op, AttentionArguments(**shared, **own), Items(counted, layer.kv_heads), scratch)
 
-    decode_bytes = decode_scratch(group, head_size, v_head_size)
-    prefill = prefill_operators(panels, head_size, half)
+    decode = decode_operators(group, layer.head_size, layer.v_head_size, kind)
+    prefill = prefill_operators(panels, layer.head_size, kind)
     return [
-        [call(store_op(half), {}, StepField.TOKENS, store_scratch(head_size))],
+        [call(store_op(kind), {}, StepField.TOKENS, store_scratch(layer.head_size, layer.v_head_size))],
         [
-            call(attend_splits, decode, StepField.KV_SPLITS, decode_bytes),
-            call(prefill_op(half), prefill, StepField.PREFILL_BLOCKS, panels.bytes),
+            call(attend_splits, decode, StepField.KV_SPLITS, decode_scratch(group, layer)),
+            call(prefill_op(kind), prefill, StepField.PREFILL_BLOCKS, panels.bytes),
         ],
         [call(merge_splits, {}, StepField.KV_SPLITS, 0)],
     ]
 
 
-def prefill_operators(panels: Panels, head_size: int, half: bool) -> dict[str, Any]:
+def decode_operators(group: int, head_size: int, v_head_size: int, kind: str) -> dict[str, Any]:
+    """The operators that those of decode rows call."""
+    rows, bits = heads_per_pass(group, kind), PACKED_BITS.get(kind)
+    own = {"rows_at_once": rows, "weigh": weigh_split}
+    if bits is None:
+        half = kind == "float16"
+        return own | {
+            "multiply_keys": multiply_keys_op(rows, head_size, half, True),
+            "add_values": add_values_op(rows, v_head_size, half, True, WEIGHT_BYTES),
+        }
+    return own | {
+        "multiply_keys": multiply_packed_keys_op(rows, head_size, bits),
+        "add_values": add_packed_values_op(rows, v_head_size, bits),
+        "pack_queries": pack_queries_op(bits),
+        "pack_weights": pack_weights_op(bits),
+    }
+
+
+def prefill_operators(panels: Panels, head_size: int, kind: str) -> dict[str, Any]:
     """The operators that those of prefill rows call."""
-    rows = prefill_rows(half)
+    rows = prefill_rows(kind)
     own = {
         "rows_at_once": rows,
-        "weigh": weigh_rows_op(half),
+        "weigh": weigh_rows_op(kind),
         "panels": panels.table,
-        "load_chunk": load_chunk_op(half),
+        "load_chunk": load_chunk_op(kind),
     }
-    if uses_tiles(half):
+    if uses_tiles(kind):
         return own | {"multiply_group": tile_products.multiply_tile_group, "add_group": tile_products.add_tile_group}
     return own | {
         "multiply_keys": multiply_keys_op(rows, head_size, False, False),

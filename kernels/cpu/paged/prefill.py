@@ -9,8 +9,8 @@ Products are computed in tiles of bfloat16 or in float32 vectors, by functions o
 
 - load_queries(arguments, scratch, row): the heads of a token that lie READY become rows of QUERIES from `row` on;
   clear_queries(arguments, scratch, first): rows from `first` on, up to a whole group of rows, become zero.
-- load_keys(arguments, scratch, page): a page becomes a part of KEYS. load_values(arguments, scratch): the USABLE values
-  become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
+- load_keys_of(kind of pages)(arguments, scratch, page): a page becomes a part of KEYS. load_values_of(kind)(arguments,
+  scratch): the USABLE values become VALUES, zeros the rest; returns a vector that is zero if all of them are finite.
 - store_weights(scores, page, first, second): a row's weights for a page. weight_of(scores, token) reads one.
 - `multiply_group`(arguments, scratch, row, begin, end): scores of a group of rows for the tokens of pages [begin, end).
 - `add_group`(arguments, scratch, row, pages, -): its weighted values are added to SUMS.
@@ -36,21 +36,23 @@ from ..tiles import configure_tiles, release_tiles
 from ..vector import LANES, maximum, multiply_add, reduce_add, reduce_max, splat_float32
 from . import tile_products, vector_products
 from .arguments import NO_MAXIMUM, AttentionArguments, context_length, first_visible, list_pages, position_of
-from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_place
+from .pages import value_vector_of
+from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_page
 from .products import any_above, between, most_rows
+from .turning import turn
 
 BLOCK_FIELDS = 3  # of an entry of ROW_BLOCKS
 _TOKENS_AHEAD = 2  # whose queries are fetched
 
 
-def uses_tiles(half: bool) -> bool:
+def uses_tiles(kind: str) -> bool:
     """Whether products are computed in tiles of bfloat16: never where the cache is float32."""
-    return half and isa() == "amx"
+    return kind != "float32" and isa() == "amx"
 
 
-def prefill_rows(half: bool) -> int:
+def prefill_rows(kind: str) -> int:
     """Query rows of a group."""
-    return tile_products.TILE_PRODUCT_ROWS if uses_tiles(half) else most_rows()
+    return tile_products.TILE_PRODUCT_ROWS if uses_tiles(kind) else most_rows()
 
 
 @inline
@@ -108,15 +110,17 @@ def _check(context: int, sequence: int, row: int, count: int) -> Any:
 
 
 @cache
-def load_chunk_op(half: bool) -> NativeOp:
+def load_chunk_op(kind: str) -> NativeOp:
     """`load_chunk`(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of a chunk; tokens [low, high) are seen.
 
     Values that are not finite are left out of VALUES, because 0 * infinity would reach the rows that do not see them.
     """
-    tiles = uses_tiles(half)
-    load_keys = tile_products.load_keys if tiles else vector_products.load_keys_of(half)
-    load_values = tile_products.load_values if tiles else vector_products.load_values_of(half)
-    load, item_bytes = (memory.load_first_half, 2) if half else (memory.load_first, 4)
+    products: Any = tile_products if uses_tiles(kind) else vector_products
+    load_keys, load_values, value_vector = (
+        products.load_keys_of(kind),
+        products.load_values_of(kind),
+        value_vector_of(kind),
+    )
 
     def load_chunk(arguments: AttentionArguments, scratch: int, low: int, high: int, unused: int) -> int:
         for page in range(low // PAGE_TOKENS, (high - 1) // PAGE_TOKENS + 1):
@@ -132,25 +136,23 @@ def load_chunk_op(half: bool) -> NativeOp:
                 for token in range(low, high):
                     probe = splat_float32(0.0)
                     for i in range(0, width, LANES):
-                        place = value_place(arguments, scratch, token) + i * item_bytes
-                        probe = probe + load(place, min(width - i, LANES)) * 0.0
+                        probe = probe + value_vector(width, value_page(scratch, token), token % PAGE_TOKENS, i) * 0.0
                     memory.write_int8(usable + token, np.int8(reduce_add(probe) == 0))
         set_panel(scratch, Panel.LEFT_OUT, left_out)
         return 0
 
-    return native_op(AttentionArguments, name=f"load_chunk_{_kind(half)}")(load_chunk)
+    return native_op(AttentionArguments, name=f"load_chunk_{_kind(kind)}")(load_chunk)
 
 
 @cache
-def weigh_rows_op(half: bool) -> NativeOp:
+def weigh_rows_op(kind: str) -> NativeOp:
     """`weigh`(arguments, scratch, row, end, pages): scores of rows [row, end) of a group, for a chunk's first pages,
     become weights, and their running softmax takes them in.
     """
-    tiles = uses_tiles(half)
+    tiles = uses_tiles(kind)
     products: Any = tile_products if tiles else vector_products
-    store_weights, weight_of = products.store_weights, products.weight_of
+    store_weights, weight_of, value_vector = products.store_weights, products.weight_of, value_vector_of(kind)
     weigh_score = rough_exp2_of_negative if tiles else exp2_of_negative
-    load, item_bytes = (memory.load_first_half, 2) if half else (memory.load_first, 4)
 
     @inline
     def weigh(scratch: int, scores: int, r: int, pages: int) -> None:
@@ -187,7 +189,7 @@ def weigh_rows_op(half: bool) -> NativeOp:
             if memory.read_uint8(panel(scratch, Panel.USABLE) + token) == 0:
                 share = weight_of(scores, token)
                 for i in range(0, width, LANES):
-                    value = load(value_place(arguments, scratch, token) + i * item_bytes, min(width - i, LANES))
+                    value = value_vector(width, value_page(scratch, token), token % PAGE_TOKENS, i)
                     memory.store_float32(sums + 4 * i, multiply_add(value, share, memory.load_float32(sums + 4 * i)))
 
     def weigh_rows(arguments: AttentionArguments, scratch: int, row: int, end: int, pages: int) -> int:
@@ -207,11 +209,11 @@ def weigh_rows_op(half: bool) -> NativeOp:
             scores += SCORE_BYTES
         return 0
 
-    return native_op(AttentionArguments, name=f"weigh_rows_{_kind(half)}")(weigh_rows)
+    return native_op(AttentionArguments, name=f"weigh_rows_{_kind(kind)}")(weigh_rows)
 
 
-def _kind(half: bool) -> str:
-    return "bfloat16_tiles" if uses_tiles(half) else "float16" if half else "float32"
+def _kind(kind: str) -> str:
+    return f"{kind}_in_tiles" if uses_tiles(kind) else kind
 
 
 @inline
@@ -229,9 +231,9 @@ def _attend_chunk(arguments: AttentionArguments, scratch: int) -> None:
         pages = _pages_seen(arguments, scratch, first)
 
 
-def prefill_op(half: bool) -> NativeOp:
+def prefill_op(kind: str) -> NativeOp:
     """Attention of a block of neighbouring tokens of one sequence: an item is an entry of ROW_BLOCKS and a KV head."""
-    return _attend_blocks(uses_tiles(half))
+    return _attend_blocks(uses_tiles(kind))
 
 
 @cache
@@ -275,7 +277,10 @@ def _attend_blocks(tiles: bool) -> NativeOp:
         width = arguments.v_head_size
         for r in range(count * group):
             out = row_at(arguments.out, row + r // group)
-            _finish_row(scratch, r, width, out + 4 * (head * group + r % group) * width)
+            out += 4 * (head * group + r % group) * width
+            _finish_row(scratch, r, width, out)
+            if arguments.turned != 0:
+                turn(out, width)
         return 0
 
     def attend_blocks(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:

@@ -23,13 +23,13 @@ from .heads import head_bytes
 _LINE = 64
 _PAGE_VECTORS = PAGE_TOKENS // LANES
 # Vectors of LANES numbers that a loop may keep: 32 registers hold one each with AVX-512, 16 hold half of one with AVX2.
-_SUMS = {"amx": 16, "vnni": 16, "avx2": 6, "portable": 4}
+SUMS = {"amx": 16, "vnni": 16, "avx2": 6, "portable": 4}
 _UNROLLED = 4
 
 
 def most_rows() -> int:
     """Query rows that one pass over a page can serve."""
-    return _SUMS[isa()] // _PAGE_VECTORS
+    return SUMS[isa()] // _PAGE_VECTORS
 
 
 def _load(e: Emitter, address: Any, half: bool, lanes: int = LANES) -> Any:
@@ -43,7 +43,7 @@ def _load(e: Emitter, address: Any, half: bool, lanes: int = LANES) -> Any:
     return e.from_half(value) if half else value
 
 
-def _fetch(e: Emitter, address: Any, size: int) -> None:
+def fetch(e: Emitter, address: Any, size: int) -> None:
     """Ask the second-level cache for the lines of `size` bytes; the first has room for few requests at a time."""
     for line in range(0, size, _LINE):
         e.prefetch(e.at(address, line), 2)
@@ -67,7 +67,7 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
             offset, column = b.mul(i, INT64(line)), e.at(queries, b.mul(i, INT64(4)))
             for k in range(unrolled):
                 if prefetching:
-                    _fetch(e, e.at(e.at(ahead, offset), k * line), line)
+                    fetch(e, e.at(e.at(ahead, offset), k * line), line)
                 place = e.at(e.at(page, offset), k * line)
                 keys = [_load(e, e.at(place, part * LANES * item), half) for part in range(_PAGE_VECTORS)]
                 for row in range(rows):
@@ -81,7 +81,7 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
                 e.store(sums[row * _PAGE_VECTORS + part], place)
 
     name = f"multiply_keys_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{head_size}"
-    return _operator(name, emit)
+    return operator_of(name, emit)
 
 
 @cache
@@ -92,7 +92,7 @@ def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: 
     place in a page to be fetched meanwhile.
     """
     vectors = -(-width // LANES)
-    columns_at_once = max(1, _SUMS[isa()] // rows)
+    columns_at_once = max(1, SUMS[isa()] // rows)
 
     item = 2 if half else 4
 
@@ -104,7 +104,7 @@ def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: 
             with e.loop(count, [e.load(place, FLOAT_VECTOR) for place in places]) as (t, totals):
                 offset = b.mul(t, INT64(width * item))
                 if prefetching:
-                    _fetch(e, e.at(e.at(ahead, offset), column * LANES * item), len(columns) * LANES * item)
+                    fetch(e, e.at(e.at(ahead, offset), column * LANES * item), len(columns) * LANES * item)
                 at = e.at(page, offset)
                 values = [_load(e, e.at(at, j * LANES * item), half, min(LANES, width - j * LANES)) for j in columns]
                 for row in range(rows):
@@ -117,14 +117,14 @@ def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: 
                 e.store(total, place)
 
     name = f"add_values_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{width}_{stride}"
-    return _operator(name, emit)
+    return operator_of(name, emit)
 
 
 def _kind(half: bool) -> str:
     return "float16" if half else "float32"
 
 
-def _operator(name: str, emit: Callable[..., None]) -> NativeOp:
+def operator_of(name: str, emit: Callable[..., None]) -> NativeOp:
     """A native operator whose five arguments go to LLVM instructions."""
     emitted = intrinsic(None, *["int64"] * 5)(emit)
 

@@ -1,6 +1,6 @@
 """Products of a block of queries in tiles of bfloat16, with float32 sums (AMX).
 
-Queries (with the scale) and weights are rounded to bfloat16, keys and values go from float16 to bfloat16: relative
+Queries (with the scale) and weights are rounded to bfloat16, keys and values go from their pages to bfloat16: relative
 errors of about 3e-3 in a result. One of the two ways of `many`; see there for what each function does.
 
 Queries are tiles [row][step], keys and values tiles [column][step]. The weights of a row take the place of its scores:
@@ -9,6 +9,8 @@ tiles of weights are 64 bytes of 16 rows that are SCORE_BYTES apart.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,12 @@ from .. import tiles
 from ..emit import INT64, Emitter
 from ..jit import native_op
 from ..lazy import inline, intrinsic
-from ..memory import load_first_half, load_float32, load_half, read_bfloat16, read_int64, read_uint8, store_float32
+from ..memory import load_float32, read_bfloat16, read_int64, read_uint8, store_float32
 from ..vector import LANES, splat_float32
 from .arguments import AttentionArguments
 from .heads import head_stride
-from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, panel, scores_of, value_place
+from .pages import key_vector_of, value_vector_of
+from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, panel, scores_of, value_page
 
 # Few enough that their scores and sums stay in the first-level cache, beside a chunk of keys and values.
 TILE_PRODUCT_ROWS = tiles.TILE_ROWS
@@ -91,60 +94,67 @@ def clear_queries(arguments: AttentionArguments, scratch: int, first: int) -> No
             store_float32(target + step * tiles.TILE_BYTES, splat_float32(0.0))
 
 
-@inline
-def load_keys(arguments: AttentionArguments, scratch: int, page: int) -> None:
-    size, column = arguments.head_size, panel(scratch, Panel.STEPS) * tiles.TILE_BYTES
-    line = 2 * PAGE_TOKENS
-    source = read_int64(panel(scratch, Panel.PAGES) + 8 * page)
-    target = panel(scratch, Panel.KEYS) + 2 * page * column
-    for pair in range(size // 2):
-        place = target + pair // tiles.TILE_ROWS * tiles.TILE_BYTES + pair % tiles.TILE_ROWS * tiles.TILE_ROW_BYTES
-        first, second = source + 2 * pair * line, source + (2 * pair + 1) * line
-        tiles.store_bfloat_pairs(place, load_half(first), load_half(second))
-        tiles.store_bfloat_pairs(place + column, load_half(first + 2 * LANES), load_half(second + 2 * LANES))
-    for pair in range(size // 2, panel(scratch, Panel.STEPS) * tiles.TILE_ROWS):
-        place = target + pair // tiles.TILE_ROWS * tiles.TILE_BYTES + pair % tiles.TILE_ROWS * tiles.TILE_ROW_BYTES
-        for part in range(2):
-            value = splat_float32(0.0)
-            if 2 * pair < size:
-                value = load_half(source + 2 * pair * line + 2 * LANES * part)
-            tiles.store_bfloat_pairs(place + part * column, value, splat_float32(0.0))
+@cache
+def load_keys_of(kind: str) -> Callable[..., None]:
+    key_vector = key_vector_of(kind)
+
+    @inline
+    def load_keys(arguments: AttentionArguments, scratch: int, page: int) -> None:
+        size, column = arguments.head_size, panel(scratch, Panel.STEPS) * tiles.TILE_BYTES
+        source = read_int64(panel(scratch, Panel.PAGES) + 8 * page)
+        target = panel(scratch, Panel.KEYS) + 2 * page * column
+        for pair in range(panel(scratch, Panel.STEPS) * tiles.TILE_ROWS):
+            place = target + pair // tiles.TILE_ROWS * tiles.TILE_BYTES + pair % tiles.TILE_ROWS * tiles.TILE_ROW_BYTES
+            for part in range(2):
+                first, second = splat_float32(0.0), splat_float32(0.0)
+                if 2 * pair < size:
+                    first = key_vector(size, source, 2 * pair, part)
+                if 2 * pair + 1 < size:
+                    second = key_vector(size, source, 2 * pair + 1, part)
+                tiles.store_bfloat_pairs(place + part * column, first, second)
+
+    return load_keys
 
 
 @inline
-def _value_address(arguments: AttentionArguments, scratch: int, token: int) -> Any:
-    """Of a token's values, or 0 if they are not usable."""
-    address = np.int64(0)
+def _usable_page(scratch: int, token: int) -> Any:
+    """Of a token's value; 0 if it is not usable."""
+    page = np.int64(0)
     if read_uint8(panel(scratch, Panel.USABLE) + token) != 0:
-        address = value_place(arguments, scratch, token)
-    return address
+        page = value_page(scratch, token)
+    return page
 
 
-@inline
-def _load_value(address: int, i: int, width: int) -> Any:
-    value = splat_float32(0.0)
-    if address != 0:
-        if i + LANES <= width:
-            value = load_half(address + 2 * i)
-        elif i < width:
-            value = load_first_half(address + 2 * i, width - i)
-    return value
+@cache
+def load_values_of(kind: str) -> Callable[..., Any]:
+    value_vector = value_vector_of(kind)
 
+    @inline
+    def load_value(width: int, page: int, token: int, i: int) -> Any:
+        """Columns of a token's value; zeros behind the last one, and where there is no page."""
+        value = splat_float32(0.0)
+        if page != 0 and i < width:
+            value = value_vector(width, page, token % PAGE_TOKENS, i)
+        return value
 
-@inline
-def load_values(arguments: AttentionArguments, scratch: int) -> Any:
-    width, values = arguments.v_head_size, panel(scratch, Panel.VALUES)
-    padded = panel(scratch, Panel.SUM_BYTES) // 4
-    probe = splat_float32(0.0)
-    for token in range(0, CHUNK_TOKENS, 2):
-        target = values + token // PAGE_TOKENS * tiles.TILE_BYTES + token % PAGE_TOKENS // 2 * tiles.TILE_ROW_BYTES
-        first = _value_address(arguments, scratch, token)
-        second = _value_address(arguments, scratch, token + 1)
-        for i in range(0, padded, LANES):
-            even, odd = _load_value(first, i, width), _load_value(second, i, width)
-            tiles.store_bfloat_pairs(target + i // LANES * _VALUE_COLUMN_BYTES, even, odd)
-            probe = probe + (even * 0.0 + odd * 0.0)
-    return probe
+    @inline
+    def load_values(arguments: AttentionArguments, scratch: int) -> Any:
+        width, values, padded = (
+            arguments.v_head_size,
+            panel(scratch, Panel.VALUES),
+            panel(scratch, Panel.SUM_BYTES) // 4,
+        )
+        probe = splat_float32(0.0)
+        for token in range(0, CHUNK_TOKENS, 2):
+            target = values + token // PAGE_TOKENS * tiles.TILE_BYTES + token % PAGE_TOKENS // 2 * tiles.TILE_ROW_BYTES
+            first, second = _usable_page(scratch, token), _usable_page(scratch, token + 1)
+            for i in range(0, padded, LANES):
+                even, odd = load_value(width, first, token, i), load_value(width, second, token + 1, i)
+                tiles.store_bfloat_pairs(target + i // LANES * _VALUE_COLUMN_BYTES, even, odd)
+                probe = probe + (even * 0.0 + odd * 0.0)
+        return probe
+
+    return load_values
 
 
 @native_op(AttentionArguments)

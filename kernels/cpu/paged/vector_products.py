@@ -17,7 +17,8 @@ from ..program.driver import call_operator
 from ..vector import LANES, splat_float32
 from .arguments import AttentionArguments
 from .heads import head_stride
-from .panels import CHUNK_TOKENS, SCORE_BYTES, Panel, panel, scores_of, value_place
+from .pages import key_vector_of, value_vector_of
+from .panels import CHUNK_TOKENS, SCORE_BYTES, Panel, panel, scores_of, value_page
 
 
 @inline
@@ -38,23 +39,25 @@ def clear_queries(arguments: AttentionArguments, scratch: int, first: int) -> No
 
 
 @cache
-def load_keys_of(half: bool) -> Callable[..., None]:
-    load, item_bytes = (memory.load_half, 2) if half else (memory.load_float32, 4)
+def load_keys_of(kind: str) -> Callable[..., None]:
+    key_vector = key_vector_of(kind)
 
     @inline
     def load_keys(arguments: AttentionArguments, scratch: int, page: int) -> None:
-        count = PAGE_TOKENS * arguments.head_size
+        size = arguments.head_size
         source, target = memory.read_int64(panel(scratch, Panel.PAGES) + 8 * page), panel(scratch, Panel.KEYS)
-        target += 4 * page * count
-        for i in range(0, count, LANES):
-            memory.store_float32(target + 4 * i, load(source + item_bytes * i))
+        target += 4 * page * PAGE_TOKENS * size
+        for column in range(size):
+            for part in range(PAGE_TOKENS // LANES):
+                place = target + 4 * (column * PAGE_TOKENS + part * LANES)
+                memory.store_float32(place, key_vector(size, source, column, part))
 
     return load_keys
 
 
 @cache
-def load_values_of(half: bool) -> Callable[..., Any]:
-    load, item_bytes = (memory.load_first_half, 2) if half else (memory.load_first, 4)
+def load_values_of(kind: str) -> Callable[..., Any]:
+    value_vector = value_vector_of(kind)
 
     @inline
     def load_values(arguments: AttentionArguments, scratch: int) -> Any:
@@ -66,9 +69,9 @@ def load_values_of(half: bool) -> Callable[..., Any]:
             for i in range(0, stride, 4 * LANES):
                 memory.store_float32(target + i, splat_float32(0.0))
             if memory.read_uint8(usable + token) != 0:
-                source = value_place(arguments, scratch, token)
+                page = value_page(scratch, token)
                 for i in range(0, width, LANES):
-                    value = load(source + item_bytes * i, min(width - i, LANES))
+                    value = value_vector(width, page, token % PAGE_TOKENS, i)
                     memory.store_float32(target + 4 * i, value)
                     probe = probe + value * 0.0
         return probe

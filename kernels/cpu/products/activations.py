@@ -25,6 +25,8 @@ _LINE = 64
 # Columns that one item quantises: a wide row is shared out.
 _ITEM_COLUMNS = 1024
 _LARGEST = 127.0
+# As a zero point: blocks have offsets.
+SCALED = -1
 # 127 / x overflows for numbers below this; they are multiplied by _BOOST first.
 _SMALL, _BOOST = np.float32(2.0**-100), np.float32(2.0**100)
 
@@ -33,12 +35,13 @@ class Quantized(Arguments, kw_only=False):
     """Rows of 8-bit activations in memory: integers, then per block a float32 scale, then per block a correction.
 
     The correction is what the product adds for a block: minus the default zero point times the sum of the integers
-    (int32), or for matrices with zero points of their own (`zero_point` 0) the sum itself (float32).
+    (int32), or for matrices with zero points of their own (`zero_point` 0) the sum itself (float32), or for those with
+    offsets (SCALED) the sum times the scale.
 
     Attributes:
         address: of the first row. stride: bytes from a row to the next.
         blocks, block_size: of the matrices that these rows fit.
-        zero_point: the default one: 8, 128, or 0.
+        zero_point: the default one, such as 8 or 128; 0, or SCALED.
         counted: which count of the context says how many rows there are.
     """
 
@@ -58,7 +61,7 @@ class Quantized(Arguments, kw_only=False):
     def fits(self, matrix: BlockMatrix) -> bool:
         """Whether these rows were made for such a matrix."""
         layout = matrix.layout
-        wanted = (matrix.blocks, layout.block_size, default_zero_point(layout))
+        wanted = (matrix.blocks, layout.block_size, zero_point_of(layout))
         return (self.blocks, self.block_size, self.zero_point) == wanted
 
     @property
@@ -67,9 +70,9 @@ class Quantized(Arguments, kw_only=False):
         return self.scales + 4 * self.blocks
 
 
-def default_zero_point(layout: RecordLayout) -> int:
-    """The zero point that all blocks share; 0 if each brings its own."""
-    return 0 if layout.zero_points else 1 << (layout.bits - 1)
+def zero_point_of(layout: RecordLayout) -> int:
+    """The zero point that all blocks share; 0 if each brings its own, SCALED if it brings an offset."""
+    return SCALED if layout.is_group and layout.zero_points else layout.zero_point
 
 
 # Rows that a matrix multiplies: rounded to 8 bits, or float32 and filled up with zeros.
@@ -86,7 +89,7 @@ def inputs_at(address: int | Binding, matrix: Matrix, counted: StepField, held: 
     stride = _stride(matrix, exact)
     if exact or isinstance(matrix, DenseMatrix):
         return Rows(address, stride, matrix.padded_columns, counted, held)
-    zero_point = default_zero_point(matrix.layout)
+    zero_point = zero_point_of(matrix.layout)
     return Quantized(address, stride, matrix.blocks, matrix.layout.block_size, zero_point, counted, held)
 
 
@@ -142,8 +145,11 @@ def _quantize_block(x: int, columns: int, block_size: int, out: int, scale: int,
         whole = rounded(scaled)
         store_bytes(out + first, whole)
         total = total + whole
-    write_float32(scale, np.float32(magnitude / np.float32(_LARGEST)) + reduce_add(poison))
-    if zero == 0:
+    factor = np.float32(magnitude / np.float32(_LARGEST)) + reduce_add(poison)
+    write_float32(scale, factor)
+    if zero == SCALED:
+        write_float32(correction, reduce_add(total) * factor)
+    elif zero == 0:
         write_float32(correction, reduce_add(total))
     else:
         write_int32(correction, np.int32(-zero * reduce_add(total)))

@@ -29,7 +29,7 @@ from ..program.calls import Call, Items, Rows, row_at
 from ..program.context import StepField
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, bfloat_pairs, bfloats
 from ..vector import maximum, reduce_add, reduce_max, splat_float32
-from .micro_kernels import factor
+from .unpacking import factor, has_plain_records
 
 QUARTERS = 4
 # Activations are multiplied by 2 ** 52 beyond their row's own scale: half-way between what the two kinds of weights
@@ -51,7 +51,7 @@ def weights_of(*matrices: BlockMatrix) -> TileWeights:
 
 def supported(layout: RecordLayout) -> bool:
     """Whether such records fill tiles: a block is a tile, or a power of two of them."""
-    return layout.block_size in (32, 64, 128, 256)
+    return has_plain_records(layout) and layout.block_size in (32, 64, 128, 256)
 
 
 def _fit_halves(matrix: BlockMatrix) -> bool:
@@ -160,8 +160,8 @@ class FloatWeights:
 
     def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
         default = constant(FLOAT_VECTOR, float(1 << (self.layout.bits - 1)))
-        point = factor(e, points, self.layout) if self.layout.zero_points else default
-        return factor(e, scales, self.layout), point
+        point = factor(e, points, self.layout.offsets) if self.layout.zero_points else default
+        return factor(e, scales, self.layout.factors), point
 
     def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
         for place, row in enumerate(_rows(self.layout)):

@@ -17,6 +17,7 @@ from .bfloat_tiles import RowTiles, supported, weights_of
 from .decode import STREAMS, Packing, ProductArguments, SwigluArguments, decode_op, tile_memory
 from .dense import DenseMatrix, Matrix
 from .dot import dot_for
+from .low_rank import NO_PLACE
 from .micro_kernels import Dense, FloatBlocks, IntegerBlocks
 from .prefill import SCRATCH_BYTES as PREFILL_SCRATCH_BYTES, TABLE_ZEROS, PrefillArguments, prefill_op, span_steps
 from .prefill_kernel import STEP_COLUMNS
@@ -28,20 +29,23 @@ _PAIRS_TOGETHER = 8
 
 @dataclass(frozen=True)
 class Affine:
-    """x @ matrix.T + bias + addend.
+    """x @ matrix.T + bias + addend + what adapters add at a place.
 
     Attributes:
         bias: float32 [matrix.rows]. addend: rows as wide as the result; they may be the result's own.
+        place: for which `shrink_call` has computed the step's hidden rows; NO_PLACE = adapters cannot change it.
     """
 
     matrix: Matrix
     bias: NDArray[np.float32] | None = None
     addend: Rows | None = None
+    place: int = NO_PLACE
 
     @property
     def terms(self) -> TermsArguments:
         """What is added, for operators."""
-        return TermsArguments(bias=self.bias, addend=self.addend or NO_ROWS)
+        scale = self.matrix.row_scales if isinstance(self.matrix, BlockMatrix) else None
+        return TermsArguments(scale=scale, bias=self.bias, addend=self.addend or NO_ROWS, place=self.place)
 
 
 def decode_call(
@@ -65,10 +69,14 @@ def decode_call(
         x=Rows(x.address, x.stride, matrix.padded_columns, x.counted, x.held), scales=scales, corrections=corrections,
         weights=matrix.data, gated_weights=second.matrix.data, tile_stride=matrix.records * kind.record_bytes,
         records=matrix.records, out=out, terms=branch.terms, gated_terms=second.terms, tiles=tiles,
-        swiglu=swiglu or SwigluArguments(),
+        grid=_grid(matrix), gated_grid=_grid(second.matrix), swiglu=swiglu or SwigluArguments(),
     )  # fmt: skip
     groups = matrix.tiles // (STREAMS // 2 if gate else STREAMS)
     return Call(decode_op(kind, gate), arguments, Items(factor=groups), scratch)
+
+
+def _grid(matrix: Matrix) -> NDArray[np.uint8] | None:
+    return matrix.grid if isinstance(matrix, BlockMatrix) else None
 
 
 def has_prefill(matrix: Matrix) -> bool:
@@ -107,8 +115,8 @@ def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:
     if isinstance(matrix, DenseMatrix):
         return Dense(matrix.type)
     if quantized:
-        return IntegerBlocks(matrix.layout, dot_for(isa(), matrix.layout.bits), isa())
-    return FloatBlocks(matrix.layout)
+        return IntegerBlocks(matrix.layout, isa(), dot_for(isa(), matrix.layout.byte_bits))
+    return FloatBlocks(matrix.layout, isa())
 
 
 def _check(x: Inputs, branch: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:

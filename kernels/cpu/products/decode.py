@@ -20,13 +20,14 @@ from ..functions import UNARY, sigmoid
 from ..isa import stream_prefetch
 from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import entry, load_float32, store_first
+from ..memory import entry, load_float32, store_first, store_float32
 from ..program.calls import Rows, row_at
 from ..tiles import configure_tiles, release_tiles
 from ..vector import maximum, minimum
 from . import decode_tiles
+from .low_rank import add_adapters
 from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep
-from .terms import TermsArguments, addend_of, with_terms
+from .terms import TermsArguments, addend_of, scaled, with_terms
 
 # What a weight and an activation are; `step` adds the products of a step along the columns to sums [row][tile].
 Packing = Dense | FloatBlocks | IntegerBlocks
@@ -69,6 +70,7 @@ class ProductArguments(Arguments):
     """Activations, tiles of one matrix or two, what is added before the gate; see `calls`.
 
     `tile_stride`: bytes from a tile to the next. `scales`, `corrections`: where they begin in a row of activations.
+    `grid`, `gated_grid`: what the integers of each matrix stand for, see `unpacking`.
     """
 
     x: Rows
@@ -82,6 +84,8 @@ class ProductArguments(Arguments):
     terms: TermsArguments
     gated_terms: TermsArguments
     tiles: TileArguments
+    grid: Address = None
+    gated_grid: Address = None
     swiglu: SwigluArguments = SwigluArguments()
 
 
@@ -89,8 +93,8 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
     """Sums of a group's STREAMS tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
 
     Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
-    of scales and corrections in a row; the address of the results; the bytes of a tile; the last row, which stands in
-    for those behind it.
+    of scales and corrections in a row; the address of the results; the bytes of a tile; the grids of the first and of
+    the last half of the tiles; the last row, which stands in for those behind it.
 
     Args:
         beside: tiles of the group behind one of them, before the next group.
@@ -99,25 +103,27 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
     ahead = {1: 0, 2: 1, STREAMS: beside}[tiles]  # tiles from the end of one to that which its stream goes on with
 
     def emit(e: Emitter, *values: Any) -> None:
-        streams, (records, x, stride, scales, corrections, out, tile, last) = values[:STREAMS], values[STREAMS:]
+        streams, rest = values[:STREAMS], values[STREAMS:]
+        records, x, stride, scales, corrections, out, tile, grid, gated_grid, last = rest
         b = e.builder
         row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows - 1)]
         row_at.append(e.at(x, b.mul(stride, last)))
         to_next = b.mul(tile, INT64(ahead))
         for first in range(0, STREAMS, tiles):
             some, target = streams[first : first + tiles], e.at(out, first * _VECTOR_BYTES)
-            _emit_pass(e, kind, some, records, row_at, scales, corrections, target, to_next)
+            grids = [grid if stream < STREAMS // 2 else gated_grid for stream in range(first, first + tiles)]
+            loaded = [kind.grid(e, address) for address in grids]
+            _emit_pass(e, kind, some, loaded, records, row_at, scales, corrections, target, to_next)
 
     return micro_kernel(emit)
 
 
 def _emit_pass(
-    e: Emitter, kind: Packing, streams: Sequence[Any], records: Any, row_at: list[Any], scales: Any, corrections: Any,
-    out: Any, to_next: Any,
+    e: Emitter, kind: Packing, streams: Sequence[Any], grids: list[Any], records: Any, row_at: list[Any], scales: Any,
+    corrections: Any, out: Any, to_next: Any,
 ) -> None:  # fmt: skip
     """The loop over the steps of some tiles."""
     b, per_record, tiles = e.builder, kind.steps_per_record, len(streams)
-    lines = -(-kind.record_bytes // (_LINE * per_record))
     level, distance = stream_prefetch()
     records_ahead = -(-distance // kind.record_bytes)
     steps = b.mul(records, INT64(per_record))
@@ -128,11 +134,18 @@ def _emit_pass(
         at = [e.at(stream, offset) for stream in streams]
         asked = e.at(record, records_ahead)
         moved = b.select(b.icmp_signed("<", asked, records), INT64(0), to_next)
-        ahead = e.at(moved, b.mul(part, INT64(kind.record_bytes // per_record // _LINE * _LINE)))
-        for address in at:
-            for line in range(lines):
-                e.prefetch(e.at(e.at(address, ahead), _LINE * line + records_ahead * kind.record_bytes), level)
-        sums[:] = kind.step(e, LoopStep(index, part, at, row_at, scales, corrections), sums)
+
+        def ask(number: Any, count: int, at: Any = at, moved: Any = moved) -> None:
+            lines = -(-kind.record_bytes // (_LINE * count))
+            share = b.mul(number, INT64(lines * _LINE))
+            for address in at:
+                for line in range(lines):
+                    place = e.at(e.at(address, e.at(moved, share)), _LINE * line + records_ahead * kind.record_bytes)
+                    e.prefetch(place, level)
+
+        if not kind.asks:
+            ask(part, per_record)
+        sums[:] = kind.step(e, LoopStep(index, part, at, row_at, scales, corrections, grids, ask), sums)
     for m in range(len(row_at)):
         for t in range(tiles):
             e.store(sums[m * tiles + t], e.at(out, m * _ROW_BYTES + t * _VECTOR_BYTES))
@@ -155,13 +168,31 @@ def _gate(name: str) -> Any:
     return inline(lambda gate, gated, parameters: activate(gate, 0.0, 0.0) * gated)
 
 
+@inline
+def scale_sums(scale: int, sums: int, count: int, first: int, tiles: int, width: int) -> None:
+    """Multiply sums where they lie, [row][stream], if there is something to multiply by; adapters add to the result."""
+    if scale != 0:
+        for stream in range(tiles):
+            column = first + stream * TILE_ROWS
+            if column < width:
+                for m in range(count):
+                    place = sums + m * _ROW_BYTES + stream * _VECTOR_BYTES
+                    store_float32(place, scaled(load_float32(place), scale, column, width - column))
+
+
 def _writer(name: str) -> Any:
     combine, is_gated, beside = _gate(name), name != "", STREAMS // 2 if name else STREAMS
 
     @inline
-    def write(arguments: ProductArguments, scratch: int, group: int, row: int, count: int) -> None:
-        """out = sums, or gate(gate's sums, gated sums), each with bias and addend: the gate's streams come first."""
-        width = arguments.out.width
+    def write(arguments: ProductArguments, context: int, scratch: int, group: int, row: int, count: int) -> None:
+        """out = sums, or gate(gate's sums, gated sums), each with its terms: the gate's streams come first."""
+        width, first = arguments.out.width, group * beside * TILE_ROWS
+        scale_sums(arguments.terms.scale, scratch, count, first, beside, width)
+        add_adapters(arguments.terms.place, context, scratch, _ROW_BYTES, row, count, first, beside)
+        if is_gated:
+            behind = scratch + beside * _VECTOR_BYTES
+            scale_sums(arguments.gated_terms.scale, behind, count, first, beside, width)
+            add_adapters(arguments.gated_terms.place, context, behind, _ROW_BYTES, row, count, first, beside)
         for m in range(count):
             out, addend = row_at(arguments.out, row + m), addend_of(arguments.terms, row + m)
             for stream in range(beside):
@@ -233,7 +264,7 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
             whole(values)
 
     @inline
-    def by_tiles(arguments: ProductArguments, all_rows: int, begin: int, end: int, scratch: int) -> int:
+    def by_tiles(arguments: ProductArguments, context: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
         left = all_rows % TILE_ROWS
         rows = all_rows - left if left < decode_tiles.MIN_ROWS else all_rows
         records, tile, stride = arguments.records, arguments.tile_stride, arguments.x.stride
@@ -263,7 +294,8 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
                                          _GROUP_BYTES))  # fmt: skip
                     for m in range(count):
                         for group in range(groups):
-                            write(arguments, sums + group * _GROUP_BYTES + m * _ROW_BYTES, run + group, row + m, 1)
+                            place = sums + group * _GROUP_BYTES + m * _ROW_BYTES
+                            write(arguments, context, place, run + group, row + m, 1)
         if rows > 0:
             release_tiles()
         return rows
@@ -272,7 +304,7 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
 
 
 @inline
-def _no_tiles(arguments: ProductArguments, all_rows: int, begin: int, end: int, scratch: int) -> int:
+def _no_tiles(arguments: ProductArguments, context: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
     return 0
 
 
@@ -309,8 +341,9 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
         rows = entry(context, arguments.x.counted)
         stride, records = arguments.x.stride, arguments.records
         scales, corrections = arguments.scales, arguments.corrections
-        tile = arguments.tile_stride
-        done = by_tiles(arguments, rows, begin, end, scratch)
+        tile, grid = arguments.tile_stride, arguments.grid
+        gated_grid = arguments.gated_grid if gate else grid
+        done = by_tiles(arguments, context, rows, begin, end, scratch)
         for group in range(begin, end if done < rows else begin):
             if gate:
                 a = arguments.weights + 2 * group * tile
@@ -322,9 +355,9 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
             row = done
             while row < rows:
                 x = row_at(arguments.x, row)
-                values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile)
+                values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile, grid, gated_grid)
                 count = by_vectors(values, rows - row)
-                write(arguments, scratch, group, row, count)
+                write(arguments, context, scratch, group, row, count)
                 row += count
         return 0
 

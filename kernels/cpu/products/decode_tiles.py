@@ -26,7 +26,7 @@ from ...formats import BLOCKS_PER_RECORD, GROUP_BYTES, TILE_ROWS, TILES_TOGETHER
 from ...large import huge_array
 from ..emit import FLOAT, FLOAT_VECTOR, INT8, INT32_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, add_byte_product, clear_tile, load_tile, store_tile
-from .micro_kernels import factor
+from .unpacking import factor, has_plain_records
 
 # Fewer rows take less time without tiles.
 MIN_ROWS = 5
@@ -52,7 +52,7 @@ def supported(layout: RecordLayout) -> bool:
 
     The product of a block is always exact in float32: it is at most 256 * 255 * 127, which is less than 2 ** 24.
     """
-    return layout.block_size % _SUB_BLOCK == 0
+    return has_plain_records(layout) and layout.block_size % _SUB_BLOCK == 0
 
 
 def tile_columns(layout: RecordLayout) -> int:
@@ -240,8 +240,8 @@ class _Tiles:
             asked = self._ask_soon(record)
             for block in range(BLOCKS_PER_RECORD):
                 factors, offset = e.at(record, block * layout.factor_bytes), e.at(numbers, block * TILE_ROW_BYTES)
-                weight_scale = factor(e, e.at(factors, layout.scales), layout)
-                points = b.fneg(factor(e, e.at(factors, layout.points), layout)) if layout.zero_points else None
+                weight_scale = factor(e, e.at(factors, layout.scales), layout.factors)
+                points = b.fneg(factor(e, e.at(factors, layout.points), layout.offsets)) if layout.zero_points else None
                 scales, corrections = e.at(self.given.scales, offset), e.at(self.given.corrections, offset)
                 products = self._products(index, block)
                 for m in range(self.rows):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,38 +13,23 @@ from numpy.typing import NDArray
 
 from ... import formats
 from ...large import Arena, new_array
+from ...weight_formats import packed_bytes, unpack_bits
 from ..arguments import Address, Arguments
-from ..emit import INT8, INT16, INT32, Emitter, constant, micro_kernel
-from ..jit import native_op
+from ..emit import INT8, INT16, INT32, INT64, Emitter, constant, micro_kernel
+from ..jit import NativeOp, native_op
 from ..lazy import inline
-from ..memory import load_first, read_float32, read_int32, write_float32, write_half, write_int32, write_int64
+from ..memory import load_first, read_float32, write_float32, write_half, write_int64
 from ..program.calls import Call, Items, program_of
 from ..program.pool import Threads
 from ..vector import LANES, maximum, reduce_add, round_to_half, splat_float32
 
 
-class LayoutArguments(Arguments):
-    """See formats.RecordLayout."""
-
-    bits: int
-    block_size: int
-    sub_block: int
-    wide: int
-    zero_points: int
-    nbytes: int
-    scales: int
-    points: int
-
-
-def layout_arguments(layout: formats.RecordLayout) -> LayoutArguments:
-    """A layout as operators see it."""
-    return LayoutArguments(**{field.name: int(getattr(layout, field.name)) for field in fields(LayoutArguments)})
-
-
 class PackArguments(Arguments):
     """`rows` of `blocks` blocks as they lie in the model, and the records that they become.
 
-    `row_step`: 1, or 2 if every other row of the model belongs to another matrix.
+    `row_step`: 1, or 2 if every other row of the model belongs to another matrix. `record_blocks`, `block_bytes` (of a
+    row in the model), `nbytes`, `scale_at`, `point_at`, `wide`: see formats.RecordLayout. `scales`, `points`: float32
+    [rows, blocks]; 0 = none, or written elsewhere.
     """
 
     source: Address
@@ -52,37 +38,68 @@ class PackArguments(Arguments):
     rows: int
     row_step: int
     blocks: int
-    layout: LayoutArguments
+    record_blocks: int
+    block_bytes: int
+    nbytes: int
+    scale_at: int
+    point_at: int
+    wide: int
     target: Address
     records: int
 
 
-def _nibble_packer(sub_block: int) -> Any:
-    """A sub-block of one row: columns 2i and 2i + 1 share byte i of the source; here its two halves share bytes.
+def _sub_block_packer(bits: int, columns: int) -> Any:
+    """A sub-block of one row, from a row of bits to its places in the planes of a record (see formats.RecordLayout).
 
-    Its arguments: addresses of the source and of the row's place in the first group.
+    Its arguments: addresses of the source and of the sub-block in the record; the row's number in its tile.
     """
-    lanes = sub_block // 4  # of 16 bits, for half a sub-block
-    bytes_, shorts, words = (ir.VectorType(t, n) for t, n in ((INT8, lanes), (INT16, lanes), (INT32, lanes // 2)))
+    size, groups = columns * bits // 8, columns // formats.GROUP_COLUMNS
+    codes_type, wide = ir.VectorType(INT8, columns), ir.VectorType(INT16, columns)
 
-    def emit(e: Emitter, source: Any, out: Any) -> None:
-        b = e.builder
+    def places(numbers: Iterable[int]) -> Any:
+        found = list(numbers)
+        return ir.Constant(ir.VectorType(INT32, len(found)), found)
 
-        def spread(address: Any) -> Any:
-            """Nibbles to bytes of their own, in order."""
-            pairs = b.zext(e.load(address, bytes_), shorts)
-            high = b.and_(b.shl(pairs, constant(shorts, 4)), constant(shorts, 0x0F00))
-            return b.or_(b.and_(pairs, constant(shorts, 0x000F)), high)
+    def codes_of(e: Emitter, source: Any) -> Any:
+        """A byte for each number."""
+        b, raw = e.builder, e.load(source, ir.VectorType(INT8, size))
+        if bits == 8:
+            return raw
+        first = [i * bits // 8 for i in range(columns)]
+        low, high = (
+            b.zext(b.shuffle_vector(raw, raw, places(min(at + more, size - 1) for at in first)), wide)
+            for more in (0, 1)
+        )
+        words = b.or_(low, b.shl(high, constant(wide, 8)))
+        words = b.lshr(words, ir.Constant(wide, [i * bits % 8 for i in range(columns)]))
+        return b.trunc(b.and_(words, constant(wide, (1 << bits) - 1)), codes_type)
 
-        packed = b.or_(spread(source), b.shl(spread(e.at(source, lanes)), constant(shorts, 4)))
-        groups = b.bitcast(packed, words)
-        for group in range(lanes // 2):
-            e.store(b.extract_element(groups, INT32(group)), e.at(out, group * formats.GROUP_BYTES))
+    def emit(e: Emitter, source: Any, out: Any, lane: Any) -> None:
+        b, codes, low = e.builder, codes_of(e, source), 0
+        for width in formats.planes(bits):
+            part = b.lshr(codes, constant(codes_type, low)) if low else codes
+            part = b.and_(part, constant(codes_type, (1 << width) - 1)) if width < 8 else part
+            vectors = max(1, groups * width // 8)
+            together = None
+            for shift, first in enumerate(range(0, groups, vectors)):
+                beside = places(range(formats.GROUP_COLUMNS * first, formats.GROUP_COLUMNS * (first + vectors)))
+                some = b.shuffle_vector(part, part, beside)
+                some = b.shl(some, constant(some.type, width * shift)) if shift else some
+                together = some if together is None else b.or_(together, some)
+            words = b.bitcast(together, ir.VectorType(INT32, vectors))
+            if groups * width < 8:  # half a vector: rows from 8 on have the high nibbles
+                place = e.at(out, b.shl(b.and_(lane, INT64(7)), INT64(2)))
+                moved = b.shl(
+                    b.extract_element(words, INT32(0)), b.trunc(b.shl(b.lshr(lane, INT64(3)), INT64(2)), INT32)
+                )
+                e.store(b.or_(e.load(place, INT32), moved), place)
+            else:
+                place = e.at(out, b.shl(lane, INT64(2)))
+                for vector in range(vectors):
+                    e.store(b.extract_element(words, INT32(vector)), e.at(place, vector * formats.GROUP_BYTES))
+            out, low = e.at(out, formats.GROUP_BYTES * groups * width // 8), low + width
 
     return micro_kernel(emit)
-
-
-_pack_32, _pack_16 = _nibble_packer(32), _nibble_packer(16)
 
 
 @inline
@@ -93,37 +110,37 @@ def _write_factor(address: int, value: float, wide: int) -> None:
         write_half(address, value)
 
 
-@native_op(PackArguments)
-def pack_tiles(arguments: PackArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Tiles [begin, end): sixteen rows of bytes as they lie in the model, with their scales and zero points."""
-    source, scales, points = arguments.source, arguments.scales, arguments.points
-    rows, blocks, row_step = arguments.rows, arguments.blocks, arguments.row_step
-    layout, target, records = arguments.layout, arguments.target, arguments.records
-    bits, block_size, sub_block, wide = layout.bits, layout.block_size, layout.sub_block, layout.wide
-    block_bytes, sub_bytes = block_size * bits // 8, sub_block * bits // 8
-    factor_bytes = 4 if wide else 2
-    for tile in range(begin, end):
-        for lane in range(min(formats.TILE_ROWS, rows - tile * formats.TILE_ROWS)):
-            row = tile * formats.TILE_ROWS + lane
-            for block in range(blocks):
-                number = row * row_step * blocks + block
-                record = target + (tile * records + block // formats.BLOCKS_PER_RECORD) * layout.nbytes
-                within = block % formats.BLOCKS_PER_RECORD
-                out = record + within * block_bytes * formats.TILE_ROWS + lane * 4
-                for first in range(source + number * block_bytes, source + (number + 1) * block_bytes, sub_bytes):
-                    if bits == 4 and sub_block == 32:
-                        _pack_32((first, out))
-                    elif bits == 4:
-                        _pack_16((first, out))
-                    else:
-                        for group in range(sub_bytes // 4):
-                            write_int32(out + group * formats.GROUP_BYTES, read_int32(first + 4 * group))
-                    out += sub_bytes * formats.TILE_ROWS
-                place = (within * formats.TILE_ROWS + lane) * factor_bytes
-                _write_factor(record + layout.scales + place, read_float32(scales + 4 * number), wide)
-                if points != 0:
-                    _write_factor(record + layout.points + place, read_float32(points + 4 * number), wide)
-    return 0
+@cache
+def pack_op(bits: int, sub_block: int) -> NativeOp:
+    """The operator for integers of so many bits: items are tiles, sixteen rows as they lie in the model."""
+    pack = _sub_block_packer(bits, sub_block)
+    sub_bytes = sub_block * bits // 8
+
+    def pack_tiles(arguments: PackArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        source, scales, points = arguments.source, arguments.scales, arguments.points
+        rows, blocks, row_step = arguments.rows, arguments.blocks, arguments.row_step
+        target, records, record_blocks = arguments.target, arguments.records, arguments.record_blocks
+        block_bytes, wide = arguments.block_bytes, arguments.wide
+        factor_bytes = 4 if wide else 2
+        for tile in range(begin, end):
+            for lane in range(min(formats.TILE_ROWS, rows - tile * formats.TILE_ROWS)):
+                row = tile * formats.TILE_ROWS + lane
+                for block in range(blocks):
+                    number = row * row_step * blocks + block
+                    record = target + (tile * records + block // record_blocks) * arguments.nbytes
+                    within = block % record_blocks
+                    out = record + within * block_bytes * formats.TILE_ROWS
+                    for first in range(source + number * block_bytes, source + (number + 1) * block_bytes, sub_bytes):
+                        pack((first, out, lane))
+                        out += sub_bytes * formats.TILE_ROWS
+                    place = (within * formats.TILE_ROWS + lane) * factor_bytes
+                    if scales != 0:
+                        _write_factor(record + arguments.scale_at + place, read_float32(scales + 4 * number), wide)
+                    if points != 0:
+                        _write_factor(record + arguments.point_at + place, read_float32(points + 4 * number), wide)
+        return 0
+
+    return native_op(PackArguments, name=f"pack_tiles_{bits}_{sub_block}")(pack_tiles)
 
 
 class ScanArguments(Arguments):
@@ -161,10 +178,10 @@ def pack_matrix(
     """Pack the constants of a block-quantised product, or of a table: the same bytes.
 
     Args:
-        weight: uint8, n * blocks * block_size * bits / 8 bytes in any shape; with 4 bits the low nibble comes first.
+        weight: uint8, n * blocks * block_size * bits / 8 bytes in any shape; the lowest bits come first.
         scales: n * blocks numbers of any float type, in any shape.
         zero_points: None, uint8 packed along blocks as [n, ceil(blocks * bits / 8)], or floats [n, blocks].
-        n: rows (outputs). k: columns (inputs). bits: 2 (kept as 4), 4 or 8.
+        n: rows (outputs). k: columns (inputs). bits: 2, 3, 4, 5, 6 or 8.
         block_size: a multiple of 16 from 16 to 256.
         threads: who shares the work; None = this thread.
         arena: where the matrix gets its memory; None = on its own.
@@ -172,18 +189,12 @@ def pack_matrix(
     Raises:
         formats.FormatError: a size does not fit.
     """
-    if bits == 2:
-        blocks = -(-k // block_size)
-        _check(weight, scales, n * blocks, block_size // 4)
-        default = np.full((n, blocks), 2, np.float32)
-        zero_points = default if zero_points is None else _unpacked_points(zero_points, n, blocks, 2)
-        weight, bits = _nibbles_of_pairs(weight), 4
     formats.check_block_format(bits, block_size)
     blocks = -(-k // block_size)
     threads = threads or Threads(1)
     stored = stored_blocks(weight, scales, zero_points, n=n, blocks=blocks, bits=bits, block_size=block_size)
     layout = layout_of([stored], bits, block_size, threads)
-    data = new_array(arena, (formats.num_tiles(n), formats.num_records(k, block_size), layout.nbytes), np.uint8)
+    data = new_array(arena, (formats.num_tiles(n), formats.num_records(k, layout), layout.nbytes), np.uint8)
     threads.run(program_of([[pack_call(stored, layout, data)]]), nanoseconds=n * k * NANOSECONDS_PER_WEIGHT)
     return formats.BlockMatrix(n, k, layout, data)
 
@@ -209,12 +220,18 @@ def stored_blocks(
 
 def layout_of(parts: Iterable[StoredBlocks], bits: int, block_size: int, threads: Threads) -> formats.RecordLayout:
     """The layout that holds all of these: with zero points where any are needed, wide where float16 is too small."""
-    wide = points = False
+    wide, points, whole = False, False, bits not in (4, 8)
     for stored in parts:
-        points = points or stored.points is not None
         wide = wide or not _fits_half(stored.scales, threads)
-        wide = wide or (stored.points is not None and not _fits_half(stored.points, threads))
-    return formats.RecordLayout(bits, block_size, wide=wide, zero_points=points)
+        if stored.points is not None:
+            points = True
+            whole = whole and _fit_bytes(stored.points)
+            wide = wide or not _fits_half(stored.points, threads)
+    return formats.layout_with(bits, block_size, "float" if wide else "half", points, whole_points=whole)
+
+
+def _fit_bytes(values: NDArray[np.float32]) -> bool:
+    return bool(np.all((values == np.rint(values)) & (values >= 0) & (values <= np.iinfo(np.uint8).max)))
 
 
 def pack_call(
@@ -230,23 +247,42 @@ def pack_call(
     points = stored.points
     if points is None and layout.zero_points:
         points = np.full((n, blocks), 1 << (layout.bits - 1), np.float32)
+    in_floats = layout.offsets == layout.factors
+    if points is not None and not in_floats:
+        write_factors(data, layout.points, layout.blocks, points[first::step].astype(np.uint8))
     source = stored.source.reshape(n, -1)
     arguments = PackArguments(
-        source=source[first:], scales=stored.scales[first:], points=None if points is None else points[first:],
-        rows=len(range(first, n, step)), row_step=step, blocks=blocks, layout=layout_arguments(layout), target=data,
+        source=source[first:], scales=stored.scales[first:],
+        points=points[first:] if points is not None and in_floats else None, rows=len(range(first, n, step)),
+        row_step=step, blocks=blocks, record_blocks=layout.blocks, block_bytes=layout.block_size * layout.bits // 8,
+        nbytes=layout.nbytes, scale_at=layout.scales, point_at=layout.points, wide=int(layout.wide), target=data,
         records=records,
     )  # fmt: skip
-    return Call(pack_tiles, arguments, Items(factor=tiles))
+    return Call(pack_op(layout.bits, layout.sub_block), arguments, Items(factor=tiles))
 
 
-def _nibbles_of_pairs(weight: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Four numbers of 2 bits to a byte, the lowest first, as two of 4 bits to a byte: the same numbers."""
-    flat = weight.reshape(-1)
-    wide = np.empty((flat.size, 2), np.uint8)
-    for half in (0, 1):
-        pair = flat >> np.uint8(4 * half)
-        wide[:, half] = (pair & 3) | ((pair >> 2) & 3) << np.uint8(4)
-    return wide.reshape(-1)
+def codes_call(codes: NDArray[np.uint8], layout: formats.RecordLayout, data: NDArray[np.uint8], blocks: int) -> Call:
+    """Write integers alone: uint8 [rows, blocks * block_bytes / 16], to zeros [tiles, records, layout.nbytes]."""
+    arguments = PackArguments(
+        source=codes, scales=None, points=None, rows=len(codes), row_step=1, blocks=blocks, record_blocks=layout.blocks,
+        block_bytes=layout.block_size * layout.bits // 8, nbytes=layout.nbytes, scale_at=0, point_at=0, wide=0,
+        target=data, records=data.shape[1],
+    )  # fmt: skip
+    return Call(pack_op(layout.bits, layout.sub_block), arguments, Items(factor=data.shape[0]))
+
+
+def write_factors(data: NDArray[np.uint8], place: int, per_record: int, factors: NDArray[Any]) -> None:
+    """Write factors [rows, count], `per_record` of them a record, to records [tiles, records, nbytes] from byte
+    `place` on.
+
+    They keep their type; what fills rows and records up is zero.
+    """
+    tiles, records = data.shape[:2]
+    whole = np.zeros((tiles * formats.TILE_ROWS, records * per_record), factors.dtype)
+    whole[: len(factors), : factors.shape[1]] = factors
+    turned = whole.reshape(tiles, formats.TILE_ROWS, records, per_record).transpose(0, 2, 3, 1)
+    size = per_record * formats.TILE_ROWS * factors.itemsize
+    data[:, :, place : place + size] = np.ascontiguousarray(turned).view(np.uint8).reshape(tiles, records, size)
 
 
 def _check(weight: NDArray[Any], scales: NDArray[Any], blocks: int, block_bytes: int) -> None:
@@ -278,10 +314,9 @@ def _zero_points(points: NDArray[Any] | None, rows: int, blocks: int, bits: int)
 def _unpacked_points(points: NDArray[Any], rows: int, blocks: int, bits: int) -> NDArray[np.float32]:
     """Zero points, packed along blocks if they are bytes, as float32 [rows, blocks]."""
     if points.dtype == np.uint8:
-        packed_blocks = -(-blocks * bits // 8)
+        packed_blocks = packed_bytes(blocks, bits)
         _check_points(points, rows * packed_blocks)
-        spread = points.reshape(rows, packed_blocks, 1) >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
-        points = spread.reshape(rows, -1)[:, :blocks]
+        points = unpack_bits(points.reshape(rows, packed_blocks), bits, blocks)
     _check_points(points, rows * blocks)
     return np.ascontiguousarray(points.reshape(rows, blocks), np.float32)
 

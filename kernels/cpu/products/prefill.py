@@ -21,6 +21,7 @@ from ..memory import entry, load_float32, read_float32, store_first
 from ..program.calls import Rows, row_at
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles
 from .bfloat_tiles import PAIR_ROWS, RowTiles, TileWeights
+from .low_rank import with_adapters
 from .prefill_kernel import (
     CHUNK_STEPS,
     PANEL_BYTES,
@@ -32,7 +33,7 @@ from .prefill_kernel import (
     span_kernel,
     store_sums_kernel,
 )
-from .terms import TermsArguments, addend_of, with_terms
+from .terms import TermsArguments, addend_of, scaled, with_terms
 
 BLOCK_ROWS = ROW_PAIRS * PAIR_ROWS
 # Columns of a span: 128 rows of them take half a megabyte.
@@ -76,17 +77,21 @@ def _writer(unscale: Any, gate: str) -> Any:
     activate, tiles = UNARY[gate or "copy"].function, 1 if gate else 2
 
     @inline
-    def write(arguments: PrefillArguments, row: int, sums: int, power: float, pair: int) -> None:
-        """out = sums, or activation(gate) * gated, each with its bias and addend, for columns that exist."""
+    def write(arguments: PrefillArguments, context: int, row: int, sums: int, power: float, pair: int) -> None:
+        """out = sums, or activation(gate) * gated, each with its terms, for columns that exist."""
         terms, gated_terms = arguments.terms, arguments.gated_terms
         for tile in range(tiles):
             column = (tiles * pair + tile) * TILE_ROWS
             left = arguments.out.width - column
             if left > 0:
                 value = load_float32(sums + tile * TILE_BYTES) * unscale * power
+                value = scaled(value, terms.scale, column, left)
+                value = with_adapters(value, terms.place, context, row, column)
                 value = with_terms(value, terms.bias, addend_of(terms, row), column, left)
                 if tiles == 1:
                     gated = load_float32(sums + TILE_BYTES) * unscale * power
+                    gated = scaled(gated, gated_terms.scale, column, left)
+                    gated = with_adapters(gated, gated_terms.place, context, row, column)
                     gated = with_terms(gated, gated_terms.bias, addend_of(gated_terms, row), column, left)
                     value = activate(value, 0.0, 0.0) * gated
                 store_first(row_at(arguments.out, row) + 4 * column, value, left)
@@ -104,7 +109,7 @@ def _block_writer(write: Any) -> Any:
         for index in range(rows):
             tile = index // TILE_ROWS  # sums: [pair of row tiles][row tile][weight tile]
             place = sums + tile * 2 * TILE_BYTES + index % TILE_ROWS * TILE_ROW_BYTES
-            write(arguments, first + index, place, read_float32(powers + 4 * index), pair)
+            write(arguments, context, first + index, place, read_float32(powers + 4 * index), pair)
 
     return write_block
 

@@ -8,13 +8,17 @@ from ..arguments import Address, Arguments
 from ..lazy import inline
 from ..memory import load_first
 from ..program.calls import NO_ROWS, Rows, row_at
+from .low_rank import NO_PLACE
 
 
 class TermsArguments(Arguments):
-    """A bias and a row of addends, as wide as the result; 0 = none."""
+    """What columns are multiplied by, then what is added: by adapters (their place; NO_PLACE = none), a bias, a row of
+    addends. All are as wide as the result; 0 = none."""
 
+    scale: Address = None
     bias: Address = None
     addend: Rows = NO_ROWS
+    place: int = NO_PLACE
 
 
 @inline
@@ -24,8 +28,16 @@ def addend_of(terms: TermsArguments, row: int) -> Any:
 
 
 @inline
+def scaled(sums: Any, scale: int, column: int, left: int) -> Any:
+    """The sums of LANES columns, multiplied where there is something to multiply by: before anything is added."""
+    if scale != 0:
+        sums = sums * load_first(scale + 4 * column, left)
+    return sums
+
+
+@inline
 def with_terms(sums: Any, bias: int, addend: int, column: int, left: int) -> Any:
-    """The sums of LANES columns plus a bias and a row of addends, where their addresses are not 0."""
+    """The sums of LANES columns plus a bias and a row of addends, where there are any."""
     if bias != 0:
         sums = sums + load_first(bias + 4 * column, left)
     if addend != 0:

@@ -100,7 +100,8 @@ class _Pool:
 
     def run(self, program: Program, context: ContextTable, threads: int) -> int:
         """As _Workspace.run, by so many threads."""
-        LIBRARY.prepare([driver.run_program, driver.serve])  # before the turn, which a fork waits for
+        if not driver.serve.ready:
+            LIBRARY.prepare([driver.run_program, driver.serve])  # before the turn, which a fork waits for
         with self.turn:
             while self._started < threads:
                 with InterruptsDeferred():  # a thread that was started and is not counted would be started again
@@ -194,7 +195,7 @@ class Threads:
             error = self._run_interruptibly(program, context)
         else:
             error = self._run(program, context, nanoseconds)
-        if context.values[StepField.CANCEL]:
+        if context.is_cancelled:
             raise StepCancelled
         if error:
             raise StepError(

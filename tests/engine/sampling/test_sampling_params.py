@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import doctest
@@ -21,7 +22,7 @@ from genai.errors import OptionError
 # Per option: values that are refused, and one that is fine (with what else it needs).
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "temperature": ([-0.1, math.nan, math.inf, 10**400, "1", None, True, [1]], {"temperature": 0.5}),
-    "top_k": ([-1, 1.5, "5", None, False], {"top_k": 5}),
+    "top_k": ([-1, 1.5, "5", None, False, 10**20], {"top_k": 5}),
     "top_p": ([0, -0.1, 1.1, math.nan, "0.5", None], {"top_p": 0.5}),
     "min_p": ([-0.1, 1.1, None], {"min_p": 0.1}),
     "typical_p": ([0, 1.5, None], {"typical_p": 0.5}),
@@ -36,14 +37,15 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "mirostat": ([1, 3, -1, True, "2", None, 2.0], {"mirostat": 2}),
     "mirostat_tau": ([0, -1], {"mirostat_tau": 3, "mirostat": 2}),
     "mirostat_eta": ([0, 1.1], {"mirostat_eta": 0.2, "mirostat": 2}),
-    "repetition_penalty": ([0, -1, math.nan], {"repetition_penalty": 1.1}),
-    "presence_penalty": ([math.nan, "1"], {"presence_penalty": -0.5}),
-    "frequency_penalty": ([math.inf, None], {"frequency_penalty": 0.5}),
+    "repetition_penalty": ([0, -1, math.nan, 1e-300], {"repetition_penalty": 1.1}),
+    "presence_penalty": ([math.nan, "1", -1e300], {"presence_penalty": -0.5}),
+    "frequency_penalty": ([math.inf, None, -1e300], {"frequency_penalty": 0.5}),
     "penalty_last_n": ([0, -1, 0.5], {"penalty_last_n": 64, "repetition_penalty": 1.1}),
     "no_repeat_ngram_size": ([-1, 2.5], {"no_repeat_ngram_size": 3}),
     "logit_bias": (
         [
             {-1: 1.0},
+            {2**31: 1.0},
             {1: 1e39},
             {1: -(10**400)},
             {1: math.nan},
@@ -56,17 +58,17 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
         ],
         {"logit_bias": {7: -math.inf, 3: 2}},
     ),
-    "min_tokens": ([-1, None], {"min_tokens": 3}),
-    "min_length": ([-1, None], {"min_length": 3}),
+    "min_tokens": ([-1, None, 2**31], {"min_tokens": 3}),
+    "min_length": ([-1, None, 2**31], {"min_length": 3}),
     "max_tokens": ([0, -1, 1.5], {"max_tokens": 3}),
-    "stop_token_ids": ([5, [-1], ["a"], [True], "ab", None], {"stop_token_ids": [2, 5]}),
+    "stop_token_ids": ([5, [2**31], [-1], ["a"], [True], "ab", None], {"stop_token_ids": [2, 5]}),
     "ignore_eos": ([1, 0, "yes", None], {"ignore_eos": True}),
     "stop": (["", [""], 5, [5], None], {"stop": "END"}),
     "banned_strings": (["", [""], 5, None], {"banned_strings": ["a", "b"]}),
     "seed": ([-1, 2**64, 1.5, "1", True], {"seed": 2**64 - 1}),
     "n": ([0, -1, 10_001, None], {"n": 2}),
-    "logprobs": ([-1, 0.5, True], {"logprobs": 0}),
-    "prompt_logprobs": ([-1, 0.5], {"prompt_logprobs": 3}),
+    "logprobs": ([-1, 0.5, True, 2**31], {"logprobs": 0}),
+    "prompt_logprobs": ([-1, 0.5, 2**31], {"prompt_logprobs": 3}),
     "logits_processors": ([5, [5], None], {"logits_processors": [print]}),
     "samplers": ([5, None, "top_k;nonsense", ["top_k", "top_k"], [5]], {"samplers": "top_k;temperature"}),
 }
@@ -87,6 +89,13 @@ def test_refuses_and_says_what_is_allowed(name: str) -> None:
         assert raised.value.why and raised.value.fix
     params = SamplingParams(**fine)
     assert getattr(params, name) != SamplingParams().as_dict()[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_that_python_does_not_write_are_refused_or_obeyed(name: str) -> None:
+    for value in (10**5000, -(10**5000), [10**5000]):
+        with contextlib.suppress(OptionError):
+            SamplingParams(**{**CASES[name][1], name: value})
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [

@@ -78,8 +78,8 @@ def test_refusals(layer: Callable[..., Any]) -> None:
         pack_experts(**constants, gated=True)
     with pytest.raises(FormatError, match=r"scales is \[2, 33, 2\], expected \[3 experts"):
         pack_experts(**{**constants, "scales": constants["scales"][:2]})
-    with pytest.raises(FormatError, match="bits is 5"):
-        pack_experts(**{**constants, "bits": 5})
+    with pytest.raises(FormatError, match="bits is 7"):
+        pack_experts(**{**constants, "bits": 7})
     with pytest.raises(FormatError, match="weight has"):
         pack_experts(**{**constants, "columns": 96})
     with pytest.raises(FormatError, match="expected \\[experts, rows, columns\\]"):

@@ -15,7 +15,7 @@ from genai.kernels.cpu.program.calls import Rows, program_of
 from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
 from genai.kernels.executor import StepContext
-from genai.kernels.formats import PAGE_TOKENS, PagedLayer
+from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.records import Attention, Rope
 from genai.kernels.reference.attention import attend_pages, rotations, turned
 
@@ -143,6 +143,37 @@ class AttentionStep:
 
 
 MakeStep = Callable[..., AttentionStep]
+PACKED = {"int8": 8, "int4": 4}
+
+
+def scales_of(layer: PagedLayer) -> list[np.ndarray]:
+    """The scales of a packed layer's keys and values, float16 [blocks, heads, groups, PAGE_TOKENS], to be changed."""
+    packed = layer.packed
+    assert packed is not None
+    parts = (layer.keys, packed.key_columns), (layer.values, packed.value_columns)
+    found = [pages[..., PAGE_TOKENS * columns :].view(np.float16) for pages, columns in parts]
+    return [scales.reshape(*scales.shape[:2], -1, PAGE_TOKENS) for scales in found]
+
+
+def packed_layer(rng: np.random.Generator, packed: PackedPages, blocks: int, kv_heads: int) -> PagedLayer:
+    """Pages of random integers, -127 to 127 or all nibbles, and random scales."""
+    sizes = packed.key_bytes, packed.value_bytes
+    keys, values = (rng.integers(0, 256, (blocks, kv_heads, size)).astype(np.uint8) for size in sizes)
+    for pages in (keys, values):
+        pages[pages == 128] = 0  # -128 is never written
+    layer = PagedLayer(keys, values, packed)
+    for scales in scales_of(layer):
+        scales[:] = rng.uniform(0.005, 0.02, scales.shape) * 8 / (packed.bits**2 / 8)
+    return layer
+
+
+def spoil(layer: PagedLayer, block: int, first: int) -> None:
+    """Make all tokens of a block from `first` on NaN."""
+    if layer.packed is None:
+        layer.keys[block, :, :, first:] = layer.values[block, :, first:] = np.nan
+    else:
+        for scales in scales_of(layer):
+            scales[block, :, :, first:] = np.nan
 
 
 @pytest.fixture
@@ -162,14 +193,16 @@ def make_step(rng: np.random.Generator) -> MakeStep:
         tables = np.full((len(sequences), max(blocks) + 1), -1, np.int32)
         for row, count, start in zip(tables, blocks, np.cumsum([0, *blocks]), strict=False):
             row[:count] = ids[start : start + count]
-        layer = PagedLayer(
-            rng.standard_normal((len(ids), kv_heads, head_size, PAGE_TOKENS)).astype(dtype),
-            rng.standard_normal((len(ids), kv_heads, PAGE_TOKENS, v_size)).astype(dtype),
-        )
+        if dtype in PACKED:
+            layer = packed_layer(rng, PackedPages(PACKED[dtype], head_size, v_size), len(ids), kv_heads)
+        else:
+            layer = PagedLayer(
+                rng.standard_normal((len(ids), kv_heads, head_size, PAGE_TOKENS)).astype(dtype),
+                rng.standard_normal((len(ids), kv_heads, PAGE_TOKENS, v_size)).astype(dtype),
+            )
         for row, (_, length) in zip(tables, sequences, strict=True):
             if length % PAGE_TOKENS:
-                layer.keys[row[length // PAGE_TOKENS], :, :, length % PAGE_TOKENS :] = np.nan
-                layer.values[row[length // PAGE_TOKENS], :, length % PAGE_TOKENS :] = np.nan
+                spoil(layer, int(row[length // PAGE_TOKENS]), length % PAGE_TOKENS)
         new = [count for count, _ in sequences]
 
         def normal(heads: int, size: int) -> np.ndarray:

@@ -12,16 +12,20 @@ import pytest
 from genai.kernels.cpu.paged.decode import SPLIT_TOKENS
 from genai.kernels.cpu.paged.panels import BLOCK_TOKENS, CHUNK_TOKENS
 from genai.kernels.cpu.paged.prefill import uses_tiles
+from genai.kernels.formats import can_turn
 from tests.instructions import other_instructions
 
 MakeStep, MakeRope = Callable[..., Any], Callable[..., Any]
 
 both_types = pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["fp32", "fp16"])
+all_types = pytest.mark.parametrize("dtype", [np.float32, np.float16, "int8", "int4"], ids=["fp32", "fp16", "8", "4"])
 
 FLOAT32_ERROR = 2e-6
 # Of tiles of bfloat16 (8 bits of mantissa): root mean square of the error over that of the result, and its greatest
 # single error over the greatest result. Measured: 2.5e-3 and 1.2e-2.
 TILE_RMS, TILE_WORST = 4e-3, 3e-2
+# Of decode rows over packed pages, whose queries and weights are rounded too; test_packed.py has what they must be.
+PACKED_RMS, PACKED_WORST = 1e-2, 3e-2
 
 # DECODE: a decode row, a context of several splits, a first prompt, a later chunk, contexts around the edges of splits.
 DECODE = [(1, 1), (1, 1300), (23, 23), (5, 130), (1, SPLIT_TOKENS), (2, SPLIT_TOKENS + 1), (0, 9)]
@@ -42,17 +46,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def assert_close(step: Any, out: np.ndarray, expected: np.ndarray, tolerance: float = FLOAT32_ERROR) -> None:
-    decode, half = step.decode_rows, step.layer.keys.dtype == np.float16
-    largest = max(1.0, float(np.abs(expected).max(initial=0)))
-    exact = decode if uses_tiles(half) else len(out)
-    np.testing.assert_allclose(out[:exact], expected[:exact], rtol=0, atol=tolerance * largest)
-    if exact < len(out):
-        error, size = out[exact:] - expected[exact:], expected[exact:]
-        assert np.sqrt(np.mean(error**2)) <= TILE_RMS * np.sqrt(np.mean(size**2))
-        assert np.abs(error).max() <= TILE_WORST * np.abs(size).max()
+    rounded = np.zeros(len(out), bool)
+    rounded[step.decode_rows :] = uses_tiles(step.layer.kind)
+    packed = np.zeros(len(out), bool)
+    packed[: step.decode_rows] = step.layer.packed is not None
+    largest, exact = max(1.0, float(np.abs(expected).max(initial=0))), ~(rounded | packed)
+    np.testing.assert_allclose(out[exact], expected[exact], rtol=0, atol=tolerance * largest)
+    for rows, rms, worst in ((rounded, TILE_RMS, TILE_WORST), (packed, PACKED_RMS, PACKED_WORST)):
+        if rows.any():
+            error, size = out[rows] - expected[rows], expected[rows]
+            assert np.sqrt(np.mean(error**2)) <= rms * np.sqrt(np.mean(size**2))
+            assert np.abs(error).max() <= worst * np.abs(size).max()
 
 
-@both_types
+@all_types
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_reference(make_step: MakeStep, dtype: Any, variant: str) -> None:
     step = make_step(DECODE + PREFILL, dtype=dtype)
@@ -68,14 +75,17 @@ SHAPES = [
     (18, 2, 96, 14),
     (4, 2, 256, 128),
     (14, 2, 64, 64),
+    (9, 1, 128, 32),
 ]
 
 
-@both_types
+@all_types
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size", "v_head_size"), SHAPES)
 def test_any_head_shape(
     make_step: MakeStep, dtype: Any, heads: int, kv_heads: int, head_size: int, v_head_size: int
 ) -> None:
+    if dtype == "int4" and not (can_turn(head_size) and can_turn(v_head_size)):
+        pytest.skip("heads of this size cannot be turned")
     shape = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "v_head_size": v_head_size}
     step = make_step([(1, 40), (3, 3), (40, 140)], dtype=dtype, **shape)
     assert_close(step, step.run(), step.expected())
@@ -129,7 +139,7 @@ def test_rising_and_falling_scores(make_step: MakeStep, dtype: Any) -> None:
         assert_close(step, step.run(), step.expected(), 1e-5)
 
 
-@both_types
+@all_types
 @pytest.mark.parametrize("variant", ["plain", "window", "all"])
 def test_a_sequence_alone_equals_the_sequence_in_a_step(make_step: MakeStep, dtype: Any, variant: str) -> None:
     """Bit for bit."""
@@ -139,7 +149,7 @@ def test_a_sequence_alone_equals_the_sequence_in_a_step(make_step: MakeStep, dty
     np.testing.assert_array_equal(together, alone)
 
 
-@both_types
+@all_types
 @pytest.mark.parametrize("variant", ["plain", "window across chunks", "all"])
 def test_decode_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, variant: str) -> None:
     step = make_step([(7, 1100)], dtype=dtype)
@@ -148,7 +158,7 @@ def test_decode_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, v
     np.testing.assert_array_equal(whole, cut)
 
 
-@both_types
+@all_types
 @pytest.mark.parametrize("variant", ["plain", "window across chunks", "all"])
 def test_prefill_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, variant: str) -> None:
     step = make_step([(300, 420)], dtype=dtype)
@@ -158,7 +168,7 @@ def test_prefill_rows_do_not_depend_on_the_cut(make_step: MakeStep, dtype: Any, 
         np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
-@both_types
+@all_types
 def test_threads_do_not_change_a_bit(make_step: MakeStep, dtype: Any) -> None:
     step = make_step(DECODE + PREFILL, dtype=dtype)
     np.testing.assert_array_equal(step.run(threads=1, **VARIANTS["all"]), step.run(threads=2, **VARIANTS["all"]))
@@ -203,7 +213,7 @@ def test_keys_with_a_score_of_minus_infinity_count_for_nothing(make_step: MakeSt
     step.layer.keys[step.block_tables[0, :16]] = -np.inf  # the whole first split
     out, expected = step.run(), step.expected()
     # Of weights and values that are rounded to bfloat16.
-    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-3 if uses_tiles(dtype is np.float16) else FLOAT32_ERROR)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-3 if uses_tiles(step.layer.kind) else FLOAT32_ERROR)
 
 
 @other_instructions

@@ -50,7 +50,7 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-6) -> 
     assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, 8, 3, *(pytest.param(bits, marks=DRAWN) for bits in (2, 5, 6))])
 @pytest.mark.parametrize("block_size", [32, pytest.param(16, marks=DRAWN), 128])
 @pytest.mark.parametrize("zero_points", ["none", "packed", pytest.param("fractions", marks=DRAWN)])
 @pytest.mark.parametrize("scale_type", [np.float16, pytest.param(np.float32, marks=DRAWN)])

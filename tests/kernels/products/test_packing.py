@@ -22,7 +22,7 @@ def dequantized(matrix: BlockMatrix) -> np.ndarray:
     return block_rows(np.arange(matrix.rows), matrix)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128, 256])
 @pytest.mark.parametrize("n", [1, 16, 63, 130])
 @pytest.mark.parametrize("zero_points", ["none", "packed", "whole", "fractions"])
@@ -79,7 +79,7 @@ def test_default_zero_points_are_dropped(stored: Callable[..., dict[str, Any]]) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 3}, "bits is 3"),
+        ({"bits": 7}, "bits is 7"),
         ({"block_size": 24, "weight": np.zeros((4, 3, 12), np.uint8), "scales": np.ones(12)}, "block_size is 24"),
         ({"block_size": 512, "weight": np.zeros((4, 1, 256), np.uint8), "scales": np.ones(4)}, "block_size is 512"),
         ({"n": 5}, "weight has 128 entries"),
@@ -100,7 +100,7 @@ def test_pack_refuses(change: dict[str, Any], message: str) -> None:
 
 
 def test_matrix_refuses_memory_of_another_shape() -> None:
-    layout = RecordLayout(4, 32, wide=False, zero_points=False)
+    layout = RecordLayout(4, 32)
     with pytest.raises(FormatError, match=r"expected contiguous uint8 \[4, 1, 576\]"):
         BlockMatrix(40, 64, layout, np.zeros((4, 1, 512), np.uint8))
 

@@ -15,6 +15,7 @@ from genai.builder.spec import ExpertsSpec
 from genai.errors import ContextOverflowError, GenaiError, UnsupportedModelError
 from genai.kernels.records import Experts as ExpertsRecord, Product
 from genai.measure.bench import speed
+from genai.measure.bench.attention import bench_attention
 from genai.measure.bench.ceilings import Ceiling, traffic_of
 from genai.measure.bench.kernels import bench_kernels
 from genai.measure.bench.speed import (
@@ -113,7 +114,7 @@ def test_decode_and_prefill(bundled: Any) -> None:
 
 
 def test_sweeps(bundled: Any, bundled_folder: Path) -> None:
-    assert [row["context"] for row in sweep_context(bundled, [8, 40], tokens=2, repeat=1)] == [8, 40]
+    assert [row["context"] for row in sweep_context([bundled], [8, 40], tokens=2, repeat=1)] == [8, 40]
     rows = list(sweep_batch(bundled, [1, 3], context=8, tokens=2, repeat=1))
     assert [row["batch"] for row in rows] == [1, 3]
     assert rows[1]["per sequence"] == pytest.approx(rows[1]["tok/s"] / 3)
@@ -165,3 +166,13 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bandwidth" in run("decode", "-n", "2", "-c", "8", "-r", "1")
     table = run("kernels", "-m", "1", "-r", "1").splitlines()
     assert table[0].split()[-1] == "of" and table[1].split()[-1] == "products"
+
+
+def test_attention_reads_the_bytes_of_its_cache(bundled: Any) -> None:
+    rows = list(bench_attention(bundled, context=100, repeat=1))
+    layers, sizes = bundled.info.num_layers, {"fp16": 1536, "fp32": 3072, "int8": 816, "int4": 432}
+    assert [row["product"] for row in rows] == [f"attention to 100 tokens, {kind} cache" for kind in sizes]
+    for row, size in zip(rows, sizes.values(), strict=True):
+        assert row["GB/s"] * row["ms"] * 1e6 == pytest.approx(100 * size / layers)
+    capped = next(iter(bench_attention(bundled, context=10**6, repeat=1)))
+    assert capped["product"].startswith(f"attention to {bundled.config.model.context_length} tokens")

@@ -20,6 +20,7 @@ from genai.cli.evaluate import _tell
 from genai.kernels.messages import ProgressLine
 from genai.measure.evaluation import ScoringProgress, kl_divergence, perplexity
 from genai.measure.evaluation.model_diff import DEFAULT_TOLERANCE
+from genai.model import kv_quality
 
 
 def run(*arguments: str, text: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -86,6 +87,28 @@ def test_kld_of_one_folder_computed_in_two_ways(text_file: Path, text: str, exac
     figures = json.loads(ok("kld", "-f", str(text_file), "--other-accuracy", "fp32", "--json", "-t", "2"))
     assert figures["mean"] == kl_divergence(bundled, exact, text).mean > 0
     assert "mean KLD " in ok("kld", "-f", str(text_file), "--accuracy", "fp32", "--other-kv-type", "fp16")
+
+
+def test_kld_of_int4_decides_whether_it_is_refused(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kv_quality, "cache_root", lambda: tmp_path)
+    command = ["eval", "ppl", "-f", str(text_file), "--kv-type", "int4"]
+    assert run_here(command) == 2
+    assert "has not been measured" in capsys.readouterr().err
+    assert run_here(["eval", "kld", "-f", str(text_file), "--accuracy", "fp32", "--other-kv-type", "int4"]) == 0
+    assert "int4 keys and values: " in capsys.readouterr().err
+    (kept,) = (tmp_path / "kv_quality").iterdir()
+    figures = json.loads(kept.read_text())
+    assert figures["mean"] > 0 and figures["tokens"] > 0
+    kept.write_text(json.dumps(figures | {"mean": 0.5, "tokens": 5000}))
+    assert run_here(command) == 2
+    assert "0.5000 nats, above 0.01" in capsys.readouterr().err
+    assert run_here([*command, "--kv-force"]) == 0
+    kept.write_text(json.dumps(figures | {"mean": 0.005, "tokens": 5000}))
+    assert run_here(command) == 0
+    assert run_here(["eval", "ppl", "-f", str(text_file), "--kv-force"]) == 2
+    assert "only 'int4' is ever refused" in capsys.readouterr().err
 
 
 def test_kld_of_equal_sides_is_zero(text_file: Path, bundled_folder: Path) -> None:

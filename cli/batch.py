@@ -1,0 +1,198 @@
+"""`genai batch`: a file of requests becomes a file of answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genai.errors import OptionError
+from genai.kernels.messages import ProgressLine
+
+from . import options as opt
+from .options import sampling_flags
+from .terminal import SHOWN_AFTER, need_chat_template
+
+if TYPE_CHECKING:
+    from genai.llm.batch.cluster import Cluster
+    from genai.llm.batch.run import BatchProgress, BatchReport
+    from genai.llm.llm import LLM
+
+
+@sampling_flags
+@opt.flag_groups
+def batch(
+    input: Annotated[
+        Path,
+        typer.Argument(metavar="INPUT", help="JSONL, CSV, TSV, Parquet, or text with a prompt per line; - is stdin."),
+    ],
+    model: opt.ModelArgument = None,
+    *,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The file of answers: JSONL in the form of OpenAI's batches.")
+    ],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="jsonl, text, csv, tsv or parquet [default: by INPUT's ending; - is jsonl]."),
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option("--template", help='The prompt of each line, such as "Summarise: {text}".')
+    ] = None,
+    as_chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Make each prompt a user message, unless its line has a body.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an OUTPUT that exists.")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry-errors", help="Go on with it, and try the lines again that failed.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Begin anew where OUTPUT exists.")] = False,
+    in_order: Annotated[
+        bool, opt.output_option("--in-order", help="Write answers in the order of the lines, not as they are done.")
+    ] = False,
+    html: Annotated[Path | None, opt.output_option("--html", help="Write a page about the run at its end.")] = None,
+    window: Annotated[int, typer.Option("--window", help="Lines that are read ahead.", min=1)] = 1024,
+    max_sequences: Annotated[
+        int, opt.model_option("--max-sequences", help="Answers that are generated side by side.", min=1)
+    ] = 32,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", help="Spread it over a Ray cluster: HOST:PORT, auto (find one) or local (this machine)."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--ray-workers", help="Engines in the cluster [default: one per node].", min=1)
+    ] = None,
+    flags: opt.EngineFlags,
+    sampling: dict[str, Any],
+) -> None:
+    """Answer every line of a file, each once, also if the command is killed and started again with --resume.
+
+    Lines are requests in the form of OpenAI's batches, or have a prompt or messages, and options beside them; with a
+    template they are data. A line that cannot be answered becomes a line with the reason.
+    """
+    from genai.llm.batch.asking import Asking, PromptTemplate
+    from genai.llm.batch.journal import check_output
+    from genai.llm.batch.lines import open_lines
+    from genai.llm.batch.page import write_page
+    from genai.llm.batch.run import run_batch
+
+    begin = _beginning(resume=resume, retry=retry, force=force)
+    _check_apart(input, output, html)
+    for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):
+        check_output(path, how)  # before the model is loaded
+    asking = Asking(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
+    lines = open_lines(input, form)
+    with _engine(model, ray, workers, flags, max_sequences) as llm:
+        if as_chat:
+            need_chat_template(llm)
+        with _Line(quiet=flags.quiet) as line:
+            try:
+                report = run_batch(
+                    llm, lines, output, asking, begin=begin, in_order=in_order, window=window, progress=line.show,
+                    **sampling,
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                line.close()
+                flags.voice.say(f"{output} has the answers so far; --resume goes on")
+                raise
+    if html is not None:
+        write_page(report, html)
+    _say(report, flags)
+    if report.figures.failed:
+        raise typer.Exit(1)
+
+
+def _engine(
+    model: Path | None, ray: str | None, workers: int | None, flags: opt.EngineFlags, max_sequences: int
+) -> LLM | Cluster:
+    """What answers: a model here, or those of a cluster."""
+    if ray is None:
+        if workers is not None:
+            raise OptionError(
+                "--ray-workers without --ray", "they are those of a cluster", "add --ray, or leave it out"
+            )
+        return flags.load_llm(model, max_sequences=max_sequences)
+    from genai.llm.batch.cluster import Cluster
+
+    if flags.lora:
+        raise OptionError(
+            "--lora with --ray",
+            "the engines of a cluster load no adapters",
+            "run it here, or merge them: genai lora merge",
+        )
+    folder = opt.folder_of(model, build=flags.build)
+    engine = {**flags.options, "context_size": flags.ctx_size, "quiet": True, "max_sequences": max_sequences}
+    return Cluster(folder, ray, workers=workers, **engine)
+
+
+def _beginning(*, resume: bool, retry: bool, force: bool) -> str:
+    names = [name for name, given in (("resume", resume), ("retry-errors", retry), ("force", force)) if given]
+    if force and len(names) > 1:
+        raise OptionError(f"--force and --{names[0]}", "one begins anew, the other goes on", "leave one of them out")
+    return "force" if force else "retry" if retry else "resume" if resume else "new"
+
+
+def _check_apart(input: Path, output: Path, html: Path | None) -> None:
+    """Raise if two of the files are the same one."""
+    named = [("INPUT", input), ("--output", output), *([("--html", html)] if html is not None else [])]
+    for place, (name, path) in enumerate(named):
+        for other, another in named[:place]:
+            if path.absolute() == another.absolute() or (path.exists() and another.exists() and path.samefile(another)):
+                raise OptionError(f"{name} {path} is {other} too", "it would be overwritten", "give another name")
+
+
+class _Line:
+    """The live bar."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._line = ProgressLine("Answering", after=SHOWN_AFTER)
+        self._quiet = quiet
+        self._recent: list[tuple[float, int, int]] = []
+
+    def show(self, progress: BatchProgress) -> None:
+        """Called every tenth of a second; rates are those of the last seconds."""
+        figures = progress.figures
+        self._recent.append((figures.seconds, figures.prompt_tokens, figures.generated_tokens))
+        del self._recent[:-50]
+        since, read, written = self._recent[0]
+        seconds = max(figures.seconds - since, 1e-9)
+        failed = f", {figures.failed:,} failed" if figures.failed else ""
+        counted = (
+            f"{figures.done:,} lines{failed}; prompt {(figures.prompt_tokens - read) / seconds:,.0f} tok/s, "
+            f"generated {(figures.generated_tokens - written) / seconds:,.0f} tok/s"
+        )
+        if self._quiet:
+            return
+        if progress.total is None:
+            self._line.show_count(counted)
+        else:
+            self._line.show(progress.done, progress.total, counted)
+
+    def close(self) -> None:
+        self._line.close()
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
+    """What was done, in a line or two."""
+    figures, say = report.figures, flags.voice.say
+    seconds = max(figures.seconds, 1e-9)
+    if report.cut:
+        say(f"{report.output}: its last line was unfinished, and was answered again")
+    if report.other_models:
+        others = ", ".join(sorted(report.other_models)[:3])
+        say(f"lines that name another model ({others}) were answered by {report.model}")
+    kept = f" · {report.kept:,} were there before" if report.kept else ""
+    say(
+        f"{report.output}: {figures.done:,} lines{kept} · {figures.failed:,} failed · {figures.seconds:,.1f} s · "
+        f"prompt {figures.prompt_tokens / seconds:,.0f} tok/s ({figures.cached_tokens:,} of "
+        f"{figures.prompt_tokens:,} cached) · generated {figures.generated_tokens / seconds:,.0f} tok/s"
+    )
+    if figures.failed:
+        most = ", ".join(f"{count:,} {kind}" for kind, count in report.errors.most_common(3))
+        say(f"failed: {most}; the lines say why, and --retry-errors tries them again")

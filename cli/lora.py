@@ -1,0 +1,165 @@
+"""`genai lora`: adapters on disk: what they are, whether they fit a model, in other forms, and merged into a base."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genai.errors import OptionError
+
+from . import options as opt
+from .build import interruptible, watch
+from .terminal import emit, emit_figures, say
+
+if TYPE_CHECKING:
+    from genai.model.adapters.parameters import AdapterParameters
+
+app = typer.Typer(help="Low-rank adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
+AdapterArgument = Annotated[Path, typer.Argument(help="A folder as PEFT writes it, or an .onnx_adapter file.")]
+_DTYPES = ("float32", "float16")
+
+
+@app.command()
+def ls(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where to look; without it, the adapters of the bundled model.")
+    ] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List the adapters in a folder and in the folders in it."""
+    from genai.model.adapters.describe import find_adapters
+    from genai.model.folders import bundled_adapter
+
+    found = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
+    if as_json:
+        emit(json.dumps(found), "\n")
+        return
+    if not found:
+        say(f"genai: no adapters in {folder}")
+        return
+    emit_figures((str(row["path"]), _brief(row)) for row in found)
+
+
+def describe_briefly(path: Path) -> dict[str, Any]:
+    """An adapter's facts, or why it cannot be read."""
+    from genai.errors import GenaiError
+    from genai.model.adapters.describe import describe
+    from genai.model.adapters.parameters import read_adapter
+
+    try:
+        return {"path": str(path), **describe(read_adapter(path))}
+    except GenaiError as error:
+        return {"path": str(path), "error": error.what}
+
+
+def _brief(row: dict[str, Any]) -> str:
+    from genai.kvcache.budget import format_bytes
+
+    if "error" in row:
+        return f"cannot be read: {row['error']}"
+    ranks = ", ".join(map(str, row["ranks"])) or "-"
+    return f"{row['kind']}, rank {ranks}, {row['modules']} modules, {format_bytes(row['bytes'])}"
+
+
+@app.command()
+def info(adapter: AdapterArgument, as_json: opt.AsJson = False) -> None:
+    """Describe an adapter: ranks, projections, scales, size, and the base that it names."""
+    from genai.model.adapters.describe import describe
+    from genai.model.adapters.parameters import read_adapter
+
+    facts = describe(read_adapter(adapter))
+    rows = ((name.replace("_", " "), _shown(value)) for name, value in facts.items())
+    emit_figures(json.dumps(facts, indent=2) if as_json else rows)
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@app.command()
+@opt.flag_groups
+def check(adapter: AdapterArgument, model: opt.ModelArgument = None, *, flags: opt.ModelFlags) -> None:
+    """Load an adapter into a model, and say what it changes there; an error says what does not fit."""
+    from genai.kvcache.budget import format_bytes
+    from genai.model.adapters.store import Adapters
+
+    with flags.load(model, lora=True) as loaded, Adapters(loaded) as adapters:
+        adapters.load(adapter, "adapter")
+        facts, places = adapters.info("adapter"), loaded.adapter_places()
+        size = format_bytes(facts["bytes"])
+        emit(f"fits: {facts['modules']} of {len(places.parts)} projections of {loaded.folder.name}, {size}", "\n")
+
+
+@app.command()
+def convert(
+    adapter: AdapterArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="An .onnx_adapter file, or the folder of a PEFT adapter, to make.")
+    ],
+    dtype: Annotated[str, typer.Option(help="Type of the numbers: float32 or float16.")] = "float32",
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="The base: names are those of its inputs, and PEFT's folder records which it is."),
+    ] = None,
+) -> None:
+    """Write an adapter in the other form: PEFT's folder as an .onnx_adapter file, and the other way round."""
+    from genai.model.adapters.parameters import SUFFIX, input_names, read_adapter, write_onnx_adapter
+    from genai.model.adapters.peft import write_peft
+    from genai.model.adapters.store import base_identity
+
+    if dtype not in _DTYPES:
+        raise OptionError(f"--dtype {dtype}", f"allowed: {', '.join(_DTYPES)}", "choose one")
+    read = read_adapter(adapter)
+    if model is not None:
+        read = replace(read, base=model.name, base_hash=base_identity(model))
+    if output.suffix == SUFFIX:
+        write_onnx_adapter(read, output, dtype, names=input_names(read, _inputs_of(model)))
+    else:
+        write_peft(read, output, dtype)
+    emit(str(output), "\n")
+
+
+def _inputs_of(model: Path | None) -> dict[str, str] | None:
+    """The inputs that a model's graph has for adapters, as its exporter called them."""
+    if model is None:
+        return None
+    from genai.model.config import Config
+    from genai.model.decoder_graph import read_decoder
+
+    return dict(read_decoder(Config(model)).info.adapter_inputs)
+
+
+@app.command()
+def merge(
+    checkpoint: Annotated[Path, typer.Argument(help="The base: a Hugging Face checkpoint folder.")],
+    adapter: AdapterArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
+    weight: Annotated[float, typer.Option(help="A factor on what the adapter adds.")] = 1.0,
+    precision: Annotated[str, typer.Option(help="Store weights as int4, int8, fp16 or fp32.")] = "int4",
+    block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
+) -> None:
+    """Add an adapter to a base's float weights, and build a model folder of the sum."""
+    from genai.builder.build import execute, plan_build
+    from genai.builder.options import ExportOptions
+
+    read = _finite(weight, adapter)
+    options = ExportOptions(precision=precision, block_size=block_size)  # type: ignore[arg-type]  # checked there
+    report: list[Any] = []
+    plan = plan_build(checkpoint, options, progress=lambda count: report[0](count), merge=(read, weight))
+    report.append(watch(plan))
+    with interruptible():
+        emit(str(execute(plan, output)), "\n")
+
+
+def _finite(weight: float, adapter: Path) -> AdapterParameters:
+    from math import isfinite
+
+    from genai.model.adapters.parameters import read_adapter
+
+    if not isfinite(weight):
+        raise OptionError(f"--weight {weight}", "a finite number is expected", "give one")
+    return read_adapter(adapter)

@@ -1,0 +1,131 @@
+"""`genai quantize`: a float model becomes a quantised one, with a report that says what it cost."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genai.kernels.messages import ProgressLine
+
+from .build import interruptible
+from .terminal import emit, emit_figures, say
+
+if TYPE_CHECKING:
+    from genai.quantizer.options import QuantizeOptions
+
+_KEPT = "genai: interrupted; finished matrices are kept, run the same command again"
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Hugging Face folder, or decoder folder in floats.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
+    bits: Annotated[int, typer.Option(help="Bits per weight: 4 or 8; 0 keeps floats.")] = 4,
+    block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
+    method: Annotated[
+        str, typer.Option("-m", "--method", help="rtn, search, importance, hqq, gptq, awq or distill.")
+    ] = "search",
+    float_scales: Annotated[bool, typer.Option("--float-scales", help="Store scales as float32.")] = False,
+    head_bits: Annotated[int | None, typer.Option(help="Bits of the head [default: --bits].")] = None,
+    embedding_bits: Annotated[int | None, typer.Option(help="Bits of the token embedding [default: --bits].")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="YAML file: choices by patterns over names.")] = None,
+    target_bits: Annotated[
+        float | None, typer.Option(help="Bits per weight of the file to spend where they help.")
+    ] = None,
+    target_size: Annotated[str | None, typer.Option(help="Size of the weights, such as 2GB, to spend so.")] = None,
+    target_kld: Annotated[float | None, typer.Option(help="Mean KLD to keep, at the least size.")] = None,
+    calib: Annotated[Path | None, typer.Option(help="Calibration text [default: the model writes one].")] = None,
+    samples: Annotated[int, typer.Option(help="Sequences of calibration.", min=1)] = 128,
+    length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=2)] = 512,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)] = 0,
+    evaluate: Annotated[bool, typer.Option("--eval/--no-eval", help="Measure perplexity and KLD.")] = True,
+    eval_file: Annotated[Path | None, typer.Option(help="Text to measure with [default: see docs].")] = None,
+    eval_samples: Annotated[int, typer.Option(help="Sequences to measure with.", min=1)] = 16,
+    accuracy_level: Annotated[int, typer.Option(help="Activations in products: 4 = int8, 1 = fp32.")] = 4,
+    requantize: Annotated[bool, typer.Option("--requantize", help="Take a quantised model for a float one.")] = False,
+    compare: Annotated[
+        str | None, typer.Option(help='Make several, "method/bits/block,…" or "default", and say which to take.')
+    ] = None,
+    max_kld: Annotated[float, typer.Option(help="Mean KLD that --compare allows in what it says to take.")] = 0.02,
+    threads: Annotated[
+        int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Quantise a model, measure what it cost, and print its path."""
+    from genai.quantizer.options import QuantizeOptions, parse_size
+    from genai.quantizer.report import figures
+    from genai.quantizer.run import quantize_model
+
+    options = QuantizeOptions(
+        bits=bits, block_size=block_size, symmetric=not asymmetric, method=method, half_scales=not float_scales,
+        head_bits=head_bits, embedding_bits=embedding_bits, recipe=recipe, target_bits=target_bits,
+        target_size=None if target_size is None else parse_size(target_size), target_kld=target_kld, calib=calib,
+        samples=samples, length=length, seed=seed, evaluate=evaluate, eval_file=eval_file, eval_samples=eval_samples,
+        accuracy_level=accuracy_level, requantize=requantize, threads=threads,
+    )  # fmt: skip
+    start, command = time.monotonic(), shlex.join(["genai", *sys.argv[1:]])
+    if compare is not None:
+        _compare(model, output, compare, options, max_kld, command, as_json=as_json)
+        return
+    with interruptible(_KEPT), Phases() as phases:
+        report = quantize_model(model, output, options, progress=phases.show, command=command)
+    for remark in report.remarks:
+        say(f"genai: {remark}")
+    say(f"genai: done in {time.monotonic() - start:.1f} s; read {output / 'quantization_report.html'}")
+    if as_json:
+        emit(report.to_json())
+    else:
+        emit_figures(figures(report))
+        emit(str(output), "\n")
+
+
+def _compare(
+    model: Path, output: Path, variants: str, options: QuantizeOptions, max_kld: float, command: str, *, as_json: bool
+) -> None:
+    from genai.quantizer.compare import compare, parse_variants, rows
+
+    wanted = parse_variants(variants)
+    with interruptible(_KEPT), Phases() as phases:
+        result = compare(model, output, wanted, options, most_kld=max_kld, progress=phases.show, command=command)
+    say(f"genai: take {result.taken}, {result.why}; read {output / 'comparison.html'}")
+    if as_json:
+        emit((output / "comparison.json").read_text(encoding="utf-8"))
+    else:
+        for row in rows(result):
+            emit("  ".join([f"{row[0]:<32}", *(f"{cell:>10}" for cell in row[1:])]), "\n")
+        emit(str(output / result.taken), "\n")
+
+
+class Phases:
+    """A line of progress per phase."""
+
+    def __init__(self) -> None:
+        self._line: ProgressLine | None = None
+        self._phase = ""
+
+    def show(self, phase: str, done: float, total: float) -> None:
+        """So much of a phase is done."""
+        if phase != self._phase:
+            self.close()
+            self._phase, self._line = phase, ProgressLine(phase)
+            self._line.show(0, total)
+        if self._line is not None:
+            self._line.show(done, total)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._line is not None:
+            self._line.close()
+
+    def __enter__(self) -> Phases:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()

@@ -1,0 +1,112 @@
+"""`genai quantize-onnx`: an ONNX model of any kind becomes one of 8-bit integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import emit, say
+
+
+def quantize_onnx(
+    model: Annotated[Path, typer.Argument(help="A float model, MODEL.onnx.", metavar="MODEL.onnx")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    calib: Annotated[
+        list[Path] | None,
+        typer.Option(help="Find ranges of activations once, from this .npz file of inputs; may be repeated."),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="With --calib: QDQ or QOperator.")] = "QDQ",
+    method: Annotated[str, typer.Option(help="With --calib: MinMax, Entropy or Percentile.")] = "MinMax",
+    activation_type: Annotated[str, typer.Option(help="With --calib: QUInt8, QInt8, QUInt16 or QInt16.")] = "QUInt8",
+    weight_type: Annotated[str, typer.Option(help="QInt8 or QUInt8; with --calib also QInt4 and QUInt4.")] = "QInt8",
+    per_channel: Annotated[bool, typer.Option("--per-channel", help="Give each output channel a scale.")] = False,
+    reduce_range: Annotated[bool, typer.Option("--reduce-range", help="Use 7 bits, for CPUs without VNNI.")] = False,
+    exclude: Annotated[list[str] | None, typer.Option(help="Leave this node float; may be repeated.")] = None,
+    op_type: Annotated[list[str] | None, typer.Option(help="Quantise this operator only; may be repeated.")] = None,
+    external_data: Annotated[
+        bool, typer.Option("--external-data", help="Write the weights into a file beside the model.")
+    ] = False,
+    prepare: Annotated[bool, typer.Option(help="Fold constants and batch norms first.")] = True,
+) -> None:
+    """Quantise an ONNX model: its weights, and activations in each run or once (--calib). Prints the file's path."""
+    from tempfile import TemporaryDirectory
+
+    from genai import quantization
+
+    options: dict[str, Any] = {
+        "per_channel": per_channel,
+        "reduce_range": reduce_range,
+        "weight_type": quantization.QuantType.from_string(weight_type),
+        "nodes_to_exclude": exclude or None,
+        "op_types_to_quantize": op_type or None,
+        "use_external_data_format": external_data,
+    }
+    with TemporaryDirectory() as folder:
+        source = model
+        if prepare:
+            source = Path(folder) / "prepared.onnx"
+            quantization.quant_pre_process(model, source, save_as_external_data=True)
+        if calib:
+            quantization.quantize_static(
+                source,
+                output,
+                Files(calib),
+                quant_format=quantization.QuantFormat.from_string(form),
+                calibrate_method=_method(method),
+                activation_type=quantization.QuantType.from_string(activation_type),
+                **options,
+            )
+        else:
+            quantization.quantize_dynamic(source, output, **options)
+    before, after = (
+        sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}.data")) if file.exists())
+        for path in (model, output)
+    )
+    say(f"{before / 1e6:.1f} MB -> {after / 1e6:.1f} MB")
+    emit(str(output), "\n")
+
+
+def _method(name: str) -> Any:
+    from genai.errors import OptionError, did_you_mean
+    from genai.quantization import CalibrationMethod
+
+    known = list(CalibrationMethod.__members__)
+    if name not in known:
+        raise OptionError(
+            f"--method is {name!r}", f"it is one of {', '.join(known)}", did_you_mean(name, known, "pass one of them")
+        )
+    return CalibrationMethod[name]
+
+
+class Files:
+    """A reader of .npz files, one feed per file."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._count, self._feeds = len(paths), self._read(paths)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The next feed."""
+        return next(self._feeds, None)
+
+    def _read(self, paths: list[Path]) -> Iterator[dict[str, Any]]:
+        import numpy as np
+
+        from genai.errors import InputError
+
+        for path in paths:
+            try:
+                with np.load(path, allow_pickle=False) as arrays:
+                    feed = {name: arrays[name] for name in arrays}
+            except Exception as error:
+                raise InputError(
+                    f"{str(path)!r} holds no inputs",
+                    f"{type(error).__name__}: {error}",
+                    "write them by numpy.savez(path, NAME=array, ...)",
+                ) from error
+            yield feed

@@ -1,0 +1,268 @@
+"""The lines of an input, each with its number and, when it is asked for, its fields."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ...errors import InputError, MissingPackageError, OptionError
+from ...model.reading import json_object
+from .input_file import MOST_LINE_BYTES, InputFile, bounded_lines
+
+FORMATS = ("jsonl", "text", "csv", "tsv", "parquet")
+_BY_SUFFIX = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".text": "text",
+}
+_ROWS_AT_A_TIME = 256
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, or a row of a table.
+
+    Attributes:
+        number: from 1; blank lines count, and are left out.
+        content: what it says, as bytes: the same bytes are the same question.
+        size: what it is of the input's `total`.
+    """
+
+    number: int
+    content: bytes
+    size: int
+
+
+class Lines(ABC):
+    """An input.
+
+    Attributes:
+        name: for messages. total: its size, in bytes or rows; None where nobody knows.
+        most_lines: no line has a larger number; None where nobody knows.
+        can_be_read_again: whether another look at it finds the same.
+        are_cells: whether all values are texts.
+    """
+
+    name: str
+    total: int | None = None
+    can_be_read_again = True
+    are_cells = False
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Line]:
+        """The lines in order, from the first. Raises InputError: the input cannot be read, or changes meanwhile."""
+
+    @abstractmethod
+    def fields(self, line: Line) -> Mapping[str, Any]:
+        """Names and values of one of them. Raises InputError: it has none."""
+
+
+class _ByLine(Lines):
+    """Lines of bytes, of a file or a stream."""
+
+    def __init__(self, name: str, file: InputFile | None, stream: BinaryIO | None = None) -> None:
+        self.name, self._file, self._stream = name, file, stream
+        self.total = file.size if file is not None else None
+        self.can_be_read_again = file is not None
+
+    def _raw(self) -> Iterator[tuple[bytes, int]]:
+        if self._file is not None:
+            yield from self._file
+        elif self._stream is not None:
+            yield from bounded_lines(self._stream)
+
+    def whole(self) -> Iterator[Line]:
+        """All lines, with their ends; without the mark that says that a text is UTF-8."""
+        for number, (content, size) in enumerate(self._raw(), 1):
+            yield Line(number, content.removeprefix(codecs.BOM_UTF8) if number == 1 else content, size)
+
+    def __iter__(self) -> Iterator[Line]:
+        skipped = 0
+        for line in self.whole():
+            text = line.content.rstrip(b"\r\n")
+            if text.strip():
+                yield Line(line.number, text, line.size + skipped)
+                skipped = 0
+            else:
+                skipped += line.size
+
+    def text(self, line: Line) -> str:
+        """What a line says. Raises InputError: it is too long, or not UTF-8."""
+        if len(line.content) > MOST_LINE_BYTES:
+            raise InputError(
+                f"line {line.number} has more than {MOST_LINE_BYTES >> 20} MiB", "no line may", "shorten it"
+            )
+        try:
+            return line.content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"line {line.number} is not UTF-8 text", str(error), "write it as UTF-8") from error
+
+
+class TextLines(_ByLine):
+    """Plain text: each line is the field "text"."""
+
+    def fields(self, line: Line) -> Mapping[str, Any]:
+        return {"text": self.text(line)}
+
+
+class JsonLines(_ByLine):
+    """An object per line."""
+
+    def fields(self, line: Line) -> Mapping[str, Any]:
+        return json_object(self.text(line), f"line {line.number}", InputError)
+
+
+class _Table(Lines):
+    """Rows; their content is written as JSON."""
+
+    def fields(self, line: Line) -> Mapping[str, Any]:
+        row = json.loads(line.content)
+        if isinstance(row, dict):
+            return row
+        raise InputError(
+            f"row {line.number} has {len(row)} cells",
+            "it has not as many as the first row, which names the columns",
+            "put cells that hold commas, quotes or line ends into quotes",
+        )
+
+
+class CsvRows(_Table):
+    """Rows of cells, parted by commas (CSV) or tabs (TSV); the first row names the columns."""
+
+    are_cells = True
+
+    def __init__(self, lines: TextLines, delimiter: str) -> None:
+        self.name, self._lines, self._delimiter = lines.name, lines, delimiter
+        self.total, self.can_be_read_again = lines.total, lines.can_be_read_again
+
+    def __iter__(self) -> Iterator[Line]:
+        # A limit of the whole process, of which only a larger one is of use to anybody.
+        csv.field_size_limit(max(csv.field_size_limit(), MOST_LINE_BYTES))
+        read = _Counted()
+        rows = csv.reader(read.texts(self._lines), delimiter=self._delimiter, strict=True)
+        names: list[str] | None = None
+        number, before = 0, 0
+        while True:
+            first = read.lines + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise InputError(
+                    f"{self.name}: the row that begins in line {first} cannot be read",
+                    f"it is not CSV: {error}",
+                    "put cells with quotes, commas or line ends into quotes, and double the quotes inside",
+                ) from error
+            if not row:
+                continue
+            if names is None:
+                names = _column_names(self.name, row)
+                continue
+            number += 1
+            found = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
+            size, before = read.bytes - before, read.bytes
+            yield Line(number, json.dumps(found, ensure_ascii=False).encode(), size)
+
+
+@dataclass
+class _Counted:
+    """How much csv.reader, which joins lines inside quotes by itself, has read."""
+
+    lines: int = 0
+    bytes: int = 0
+
+    def texts(self, lines: TextLines) -> Iterator[str]:
+        for line in lines.whole():
+            self.lines, self.bytes = line.number, self.bytes + line.size
+            yield lines.text(line)
+
+
+def _column_names(name: str, row: list[str]) -> list[str]:
+    names = [cell.strip() for cell in row]
+    if "" in names or len(set(names)) < len(names):
+        raise InputError(
+            f"{name}: the first row is {', '.join(map(repr, row)):.200}",
+            "it names the columns, each by a name of its own",
+            "begin the file with such a row",
+        )
+    return names
+
+
+class ParquetRows(_Table):
+    """Rows of a Parquet file, read by pyarrow a part of a row group at a time."""
+
+    def __init__(self, name: str, file: InputFile) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise MissingPackageError(
+                f"{name}: cannot be read", "Parquet files are read by pyarrow, which is not installed",
+                "pip install 'onnx-genai-toolkit[parquet]'",
+            ) from None  # fmt: skip
+        self.name, self._file = name, file
+        self._open, self._refused = pyarrow.parquet.ParquetFile, (pyarrow.ArrowException, OSError)
+        try:
+            with self._open(file.path) as table:
+                _column_names(name, table.schema_arrow.names)
+                self.total = table.metadata.num_rows
+        except self._refused as error:
+            raise self._not_parquet(error) from error
+
+    def _not_parquet(self, error: Exception) -> InputError:
+        return InputError(f"{self.name}: is not a Parquet file that can be read", f"{error}"[:500], "write it again")
+
+    def __iter__(self) -> Iterator[Line]:
+        number = 0
+        try:
+            with self._open(self._file.path) as table:
+                for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME):
+                    self._file.check_unchanged()
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield Line(number, json.dumps(row, ensure_ascii=False, default=str).encode(), 1)
+        except self._refused as error:
+            self._file.check_unchanged()  # that would be why
+            raise self._not_parquet(error) from error
+
+
+def open_lines(path: Path, form: str | None = None) -> Lines:
+    """An input by its path; "-" is stdin.
+
+    Args:
+        form: one of FORMATS; None = what the name's ending says: text lines where it says nothing, JSON lines of stdin.
+
+    Raises:
+        InputError: there is no such file, it cannot be read, or not in this form.
+        OptionError: another form.
+        MissingPackageError: a Parquet file without pyarrow.
+    """
+    if form is not None and form not in FORMATS:
+        raise OptionError(f"format = {form!r}", f"allowed: {', '.join(FORMATS)}", "choose one of them, or leave it out")
+    if str(path) == "-":
+        form = form or "jsonl"
+        if form == "parquet":
+            raise InputError("stdin cannot be read as Parquet", "its index stands at its end", "give a file")
+        return _opened(form, "stdin", None, sys.stdin.buffer)
+    form = form or _BY_SUFFIX.get(path.suffix.lower(), "text")
+    return _opened(form, str(path), InputFile(path), None)
+
+
+def _opened(form: str, name: str, file: InputFile | None, stream: BinaryIO | None) -> Lines:
+    if form == "parquet" and file is not None:
+        return ParquetRows(name, file)
+    if form in ("csv", "tsv"):
+        return CsvRows(TextLines(name, file, stream), "," if form == "csv" else "\t")
+    return (JsonLines if form == "jsonl" else TextLines)(name, file, stream)

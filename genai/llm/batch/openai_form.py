@@ -1,0 +1,214 @@
+"""The batch form of OpenAI's API: bodies of requests, and lines of answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...engine.sampling.params import SamplingOptions
+from ...errors import GenaiError, InputError, OptionError, did_you_mean
+from ..completion import ChatReply, Completion
+from ..mapping import Answer
+
+if TYPE_CHECKING:
+    from ...engine.sampling.batch import TokenLogprob
+    from ...text.parsing import ToolCall
+    from ...text.tokenizer import Tokenizer
+
+# What a line can ask: adapters, and of SamplingParams all but functions and what has no place in the answer.
+OPTIONS = (
+    *(name for name in SamplingOptions.__annotations__ if name not in ("logits_processors", "prompt_logprobs")),
+    "adapter",
+)
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# What says nothing about the answer: who asks, and how it is stored and charged.
+_ABOUT_THE_CALLER = frozenset(
+    "model user metadata store service_tier safety_identifier prompt_cache_key stream_options".split()
+)
+# What can be asked only as it is anyway.
+_ONLY: dict[str, Any] = {
+    "stream": False,
+    "echo": False,
+    "best_of": 1,
+    "response_format": {"type": "text"},
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "modalities": ["text"],
+}
+_LEAST_LOGPROB = -9999.0
+
+
+def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """A request in OpenAI's form as an item of LLM.map, and the model that it names.
+
+    Args:
+        fields: "custom_id", "method", "url" and "body".
+
+    Raises:
+        InputError: it is not of that form.
+        OptionError: something in the body is not known, or not obeyed here.
+    """
+    url, body = fields.get("url", CHAT), fields["body"]
+    if fields.get("method", "POST") != "POST" or url not in (CHAT, COMPLETIONS):
+        raise InputError(
+            f"method {fields.get('method', 'POST')!r:.40}, url {url!r:.80}",
+            f"requests are POST to {CHAT} or {COMPLETIONS}",
+            "write one of these",
+        )
+    needed = "messages" if url == CHAT else "prompt"
+    if not isinstance(body, Mapping) or needed not in body:
+        raise InputError(f"the body of {url} has no {needed}", "they are what is asked", f"put {needed} into it")
+    given = {name: value for name, value in body.items() if value is not None}
+    item: dict[str, Any] = {needed: given.pop(needed)}
+    if url == CHAT:
+        item |= _chat_fields(given)
+    if "max_completion_tokens" in given:
+        given["max_tokens"] = given.pop("max_completion_tokens")
+    if isinstance(bias := given.get("logit_bias"), Mapping):
+        given["logit_bias"] = {_token_id(token): value for token, value in bias.items()}
+    for name, value in given.items():
+        if name in OPTIONS:
+            item[name] = value
+        elif name in _ONLY:
+            _check_only(name, value)
+        elif name not in _ABOUT_THE_CALLER:
+            known = (*OPTIONS, "messages", "tools", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
+            raise OptionError(f"{name} = {value!r:.80}", f"{url} has no such option here", did_you_mean(name, known))
+    return item, str(given.get("model", ""))
+
+
+def _chat_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """What only conversations have, taken out of the body."""
+    item = {}
+    if tools := given.pop("tools", None):
+        item["tools"] = tools
+    if (template := given.pop("chat_template_kwargs", None)) is not None:
+        item["template"] = template
+    top, wanted = given.pop("top_logprobs", None), given.pop("logprobs", False)
+    if not isinstance(wanted, bool) or (top is not None and not wanted):
+        raise OptionError(
+            f"logprobs = {wanted!r:.40}, top_logprobs = {top!r:.40}",
+            "of a conversation, logprobs is true or false, and top_logprobs needs it",
+            'write "logprobs": true, "top_logprobs": 5, say',
+        )
+    return {**item, "logprobs": 0 if top is None else top} if wanted else item
+
+
+def _token_id(token: Any) -> Any:
+    """JSON has texts for keys."""
+    return int(token) if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 20 else token
+
+
+def _check_only(name: str, value: Any) -> None:
+    if value != _ONLY[name]:
+        raise OptionError(
+            f"{name} = {value!r:.80}", f"only {_ONLY[name]!r} is possible here", f"leave {name} out of the body"
+        )
+
+
+class AnswerForm:
+    """Writes answers as OpenAI's API does.
+
+    Args:
+        model: its name, as answers give it.
+        tokenizer: for the texts of single tokens.
+    """
+
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+        self._model, self._tokenizer = model, tokenizer
+
+    def line(self, id_: str, custom_id: str, answer: Answer[Any], created: int) -> bytes:
+        """One line of the output: `error` is null, or `response` is."""
+        error = None if answer.error is None else error_object(answer.error)
+        response = None
+        if error is None:
+            body = self._body(id_, answer, created)
+            response = {"status_code": 200, "request_id": id_, "body": body}
+        line = {"id": id_, "error": error, "custom_id": custom_id, "response": response}
+        # A text of half a surrogate pair, which JSON can say and UTF-8 cannot, stays escaped.
+        return json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+    def _body(self, id_: str, answer: Answer[Any], created: int) -> dict[str, Any]:
+        first = answer.completions[0]
+        samples = 1 + max(one.sample_index for one in answer.completions)
+        chat = bool(answer.replies)
+        choices = (
+            [self._message(index, reply) for index, reply in enumerate(answer.replies)]
+            if chat
+            else [self._text(one.prompt_index * samples + one.sample_index, one) for one in answer.completions]
+        )
+        prompts = [one for one in answer.completions if one.sample_index == 0]
+        written = sum(len(one.token_ids) for one in answer.completions)
+        read = sum(one.prompt_tokens for one in prompts)
+        return {
+            "id": id_,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": created,
+            "model": self._model,
+            "choices": choices,
+            "usage": {
+                "prompt_tokens": read,
+                "completion_tokens": written,
+                "total_tokens": read + written,
+                "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in prompts)},
+            },
+            "seed": first.seed,
+        }
+
+    def _message(self, index: int, reply: ChatReply) -> dict[str, Any]:
+        message = dict(reply.message)
+        if reply.tool_calls:
+            message["tool_calls"] = [_tool_call(call, index, place) for place, call in enumerate(reply.tool_calls)]
+        logprobs = reply.completion.logprobs
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if logprobs is None else {"content": [self._content(one) for one in logprobs]},
+            "finish_reason": "tool_calls" if reply.tool_calls else reply.completion.finish_reason,
+        }
+
+    def _text(self, index: int, completion: Completion) -> dict[str, Any]:
+        logprobs = completion.logprobs
+        return {
+            "index": index,
+            "text": completion.text,
+            "logprobs": None if logprobs is None else self._lists(logprobs),
+            "finish_reason": completion.finish_reason,
+        }
+
+    def _content(self, entry: TokenLogprob) -> dict[str, Any]:
+        top = [{"token": self._token(token), "logprob": _number(value), "bytes": None} for token, value in entry.top]
+        logprob = _number(entry.logprob)
+        return {"token": self._token(entry.token), "logprob": logprob, "bytes": None, "top_logprobs": top}
+
+    def _lists(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        tokens = [self._token(entry.token) for entry in entries]
+        places, place = [], 0
+        for token in tokens:
+            places.append(place)
+            place += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_number(entry.logprob) for entry in entries],
+            "top_logprobs": [{self._token(token): _number(value) for token, value in entry.top} for entry in entries],
+            "text_offset": places,
+        }
+
+    def _token(self, token: int) -> str:
+        return self._tokenizer.decode([token])
+
+
+def _tool_call(call: ToolCall, index: int, place: int) -> dict[str, Any]:
+    id_ = call.id if call.id is not None else f"call_{index}_{place}"
+    return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
+
+
+def _number(logprob: float) -> float:
+    """As OpenAI writes the log-probability of a token that cannot come; JSON has no infinity."""
+    return max(logprob, _LEAST_LOGPROB)
+
+
+def error_object(error: GenaiError) -> dict[str, str]:
+    """The error of a line: its kind, and what, why and what to do."""
+    return {"code": type(error).__name__, "message": error.what, "why": error.why, "fix": error.fix}

@@ -1,0 +1,125 @@
+"""A page about a run, as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+from ...errors import InputError
+from ..mapping import MapFigures
+from .run import BatchReport, Shown
+
+_WIDTH, _HEIGHT, _MARGIN = 640, 160, 24
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; margin: 1em 0; }
+td, th { padding: .2em .8em; text-align: left; vertical-align: top; }
+tr + tr { border-top: 1px solid #8884; } td.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.t { white-space: pre-wrap; overflow-wrap: anywhere; } svg { max-width: 100%; }
+polyline { fill: none; stroke: #36c; stroke-width: 2; } rect { fill: #36c; } text { font-size: 11px; fill: #888; }
+"""
+
+
+def write_page(report: BatchReport, path: Path) -> None:
+    """Write the page of a report. Raises InputError: the file cannot be written."""
+    try:
+        path.write_text(page(report), encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written", str(error), "give another file") from error
+
+
+def page(report: BatchReport) -> str:
+    """The page as HTML; what lines and answers say is text in it, never markup."""
+    title = escape(f"{report.input} with {report.model}")
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
+        f"<h1>{title}</h1>",
+        _table(_summary(report)),
+        "<h2>Generated tokens per second</h2>",
+        _curve(report.moments, lambda moment: moment.generated_tokens),
+        "<h2>Prompt tokens per second</h2>",
+        _curve(report.moments, lambda moment: moment.prompt_tokens),
+    ]
+    if report.lengths:
+        parts += ["<h2>Tokens of answers</h2>", _bars(report)]
+    if report.errors:
+        parts += ["<h2>Failed lines</h2>", _table(report.errors.most_common()), _shown(report.failures)]
+    if report.answers:
+        parts += ["<h2>The first answers</h2>", _shown(report.answers)]
+    return "\n".join(parts) + "\n"
+
+
+def _summary(report: BatchReport) -> list[tuple[str, object]]:
+    figures = report.figures
+    seconds = max(figures.seconds, 1e-9)
+    cached = figures.cached_tokens / max(figures.prompt_tokens, 1)
+    ends = ", ".join(f"{count:,} {reason}" for reason, count in report.finished.most_common())
+    return [
+        ("output", report.output),
+        ("lines in this run", f"{figures.done:,}, of which {figures.failed:,} failed"),
+        ("lines of earlier runs", f"{report.kept:,}"),
+        ("time", f"{figures.seconds:,.1f} s, {figures.done / seconds:,.1f} lines per second"),
+        ("prompt tokens", f"{figures.prompt_tokens:,}, {figures.prompt_tokens / seconds:,.1f} per second"),
+        ("from the prefix cache", f"{figures.cached_tokens:,}, {cached:.0%} of the prompt tokens"),
+        ("generated tokens", f"{figures.generated_tokens:,}, {figures.generated_tokens / seconds:,.1f} per second"),
+        ("answers ended by", ends or "none"),
+    ]
+
+
+def _table(rows: Iterable[tuple[object, object]]) -> str:
+    cells = "".join(f"<tr><td>{escape(str(name))}<td>{escape(str(value))}" for name, value in rows)
+    return f"<table>{cells}</table>"
+
+
+def _shown(rows: Sequence[Shown]) -> str:
+    cells = "".join(
+        f"<tr><td class=n>{one.number}<td>{escape(one.custom_id)}<td class=t>{escape(one.text)}" for one in rows
+    )
+    return f"<table><tr><th>line<th>id<th>text{cells}</table>"
+
+
+def _curve(moments: Sequence[MapFigures], count: Callable[[MapFigures], int]) -> str:
+    """The rate between moments, over time."""
+    rates = [
+        (later.seconds, (count(later) - count(one)) / (later.seconds - one.seconds))
+        for one, later in pairwise([MapFigures(), *moments])
+        if later.seconds > one.seconds
+    ]
+    if len(rates) < 2:
+        return "<p>The run was too short for a curve.</p>"
+    end, most = rates[-1][0], max(max(rate for _, rate in rates), 1e-9)
+    points = " ".join(
+        f"{_MARGIN + (_WIDTH - 2 * _MARGIN) * seconds / end:.1f},{_HEIGHT - _MARGIN - _room(rate, most):.1f}"
+        for seconds, rate in rates
+    )
+    return _svg(
+        f'<polyline points="{points}"/><text x="{_MARGIN}" y="12">{most:,.0f}</text>'
+        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 6}" text-anchor="end">{end:,.0f} s</text>'
+    )
+
+
+def _bars(report: BatchReport) -> str:
+    """How many answers have so many tokens."""
+    powers = range(max(report.lengths) + 1)
+    most = max(report.lengths.values())
+    width = (_WIDTH - 2 * _MARGIN) / len(powers)
+    bars = []
+    for power in powers:
+        high, left = _room(report.lengths[power], most), _MARGIN + power * width
+        label = "1" if power == 0 else f"{2 ** (power - 1) + 1:,}–{2**power:,}" if power > 1 else "2"
+        bars.append(
+            f'<rect x="{left:.1f}" y="{_HEIGHT - _MARGIN - high:.1f}" width="{width * 0.8:.1f}" height="{high:.1f}">'
+            f"<title>{report.lengths[power]:,}</title></rect>"
+            f'<text x="{left + width * 0.4:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{label}</text>'
+        )
+    return _svg("".join(bars) + f'<text x="{_MARGIN}" y="12">{most:,}</text>')
+
+
+def _room(value: float, most: float) -> float:
+    return (_HEIGHT - 2 * _MARGIN) * max(value, 0.0) / most
+
+
+def _svg(inside: str) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img">{inside}</svg>'

@@ -1,0 +1,266 @@
+"""A file of requests becomes a file of answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
+
+from ...engine.sampling.params import SamplingOptions
+from ...errors import GenaiError, InputError, OptionError
+from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
+from .asking import Asking
+from .journal import Journal, LineId, digest
+from .lines import Line, Lines
+from .openai_form import AnswerForm
+
+if TYPE_CHECKING:
+    from ...text.tokenizer import Tokenizer
+
+BEGINNINGS = ("new", "resume", "retry", "force")
+# Of answers and errors so many are kept for the report, and so much of their texts.
+_MOST_SHOWN, _MOST_TEXT = 20, 1000
+_MOST_MOMENTS = 240
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An answer, or an error, as the report shows it."""
+
+    number: int
+    custom_id: str
+    text: str
+
+
+@dataclass
+class BatchReport:
+    """What a run did.
+
+    Attributes:
+        input, output, model: their names.
+        kept: lines that the output had before. cut: whether its last line was unfinished, and was cut off.
+        figures: of this run.
+        finished: how often answers ended for each reason. errors: how many lines failed, by kind of error.
+        lengths: how many answers have so many tokens, by the power of two that is not smaller.
+        answers, failures: the first of each.
+        moments: figures over time, at even distances.
+        other_models: models that lines name, and that are not the one which answered.
+    """
+
+    input: str
+    output: Path
+    model: str
+    kept: int = 0
+    cut: bool = False
+    figures: MapFigures = field(default_factory=MapFigures)
+    finished: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    answers: list[Shown] = field(default_factory=list)
+    failures: list[Shown] = field(default_factory=list)
+    moments: list[MapFigures] = field(default_factory=list)
+    other_models: set[str] = field(default_factory=set)
+
+    def note(self, line: Line, custom_id: str, answer: Answer[Any]) -> None:
+        """Take an answer into account."""
+        if answer.error is not None:
+            self.errors[type(answer.error).__name__] += 1
+            shown, text = self.failures, answer.error.what
+        else:
+            self.finished.update(one.finish_reason for one in answer.completions)
+            self.lengths.update((len(one.token_ids) - 1).bit_length() for one in answer.completions if one.token_ids)
+            shown, text = self.answers, answer.text
+        if len(shown) < _MOST_SHOWN:
+            shown.append(Shown(line.number, custom_id[:_MOST_TEXT], text[:_MOST_TEXT]))
+
+    def note_moment(self, figures: MapFigures) -> None:
+        """Remember how far it was; of a long run, at larger distances."""
+        self.figures = figures
+        apart = self.moments[1].seconds - self.moments[0].seconds if len(self.moments) > 1 else 0.0
+        if not self.moments or figures.seconds - self.moments[-1].seconds >= apart * 0.999:
+            self.moments.append(figures)
+        if len(self.moments) >= _MOST_MOMENTS:
+            self.moments = self.moments[::2]
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """How far a run is.
+
+    Attributes:
+        done, total: of what is to be done in this run, in bytes or rows of the input; total is None where nobody knows.
+        figures: of this run.
+    """
+
+    done: int
+    total: int | None
+    figures: MapFigures
+
+
+class Answering(Protocol):
+    """What a run needs of an LLM, or of a cluster of them."""
+
+    @property
+    def model(self) -> Any:
+        """It has a `folder`."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the model."""
+
+    def params(self, **options: Unpack[SamplingOptions]) -> object:
+        """See LLM.params."""
+
+    def map(
+        self,
+        items: Iterable[Any],
+        ask: Callable[[Any], Any],
+        *,
+        in_order: bool,
+        window: int,
+        progress: Callable[[MapFigures], object],
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[Answer[Any]]:
+        """See LLM.map."""
+
+
+@dataclass(frozen=True)
+class _Posed:
+    """A line on its way through LLM.map."""
+
+    line: Line
+    custom_id: str
+    item: Mapping[str, Any] | None
+    error: GenaiError | None = None
+
+
+def run_batch(
+    llm: Answering,
+    lines: Lines,
+    output: Path,
+    asking: Asking | None = None,
+    *,
+    begin: str = "new",
+    in_order: bool = False,
+    window: int = DEFAULT_WINDOW,
+    progress: Callable[[BatchProgress], object] | None = None,
+    **options: Unpack[SamplingOptions],
+) -> BatchReport:
+    """Answer every line of an input once, also where earlier runs with the same output were killed.
+
+    Args:
+        llm: the model, or a Cluster of them.
+        lines: the input, see open_lines.
+        output: the file of answers, one JSON object per line, in OpenAI's batch form.
+        asking: how lines are asked.
+        begin: what becomes of an output that exists: "new" refuses it, "resume" keeps its lines, "retry" those without
+            an error, "force" none.
+        in_order: write answers in the order of the input; otherwise as they are done.
+        window: lines that are read ahead.
+        progress: told every tenth of a second.
+        options: of SamplingParams, for lines that do not say otherwise.
+
+    Raises:
+        InputError: the input cannot be read, or changes; the output exists, is something else, or cannot be written.
+        OptionError, ContextOverflowError: options that are refused for all lines.
+        StateError: another process writes to the output, or the LLM is closed.
+    """
+    asking = asking or Asking()
+    if begin not in BEGINNINGS:
+        raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "choose one of them")
+    llm.params(**options)
+    model = llm.model.folder.name
+    asked = {"model": model, "asking": repr(asking), "options": sorted((k, repr(v)) for k, v in options.items())}
+    settings = digest(json.dumps(asked, sort_keys=True).encode(), 4)
+    report = BatchReport(lines.name, output, model)
+    with Journal(output, settings, lines.total if lines.total is not None else 2**60, begin) as journal:
+        _check_fits(journal, lines, in_order=in_order)
+        report.kept, report.cut = journal.answered.count, journal.was_cut
+        run = _Run(llm, lines, journal, asking, report, settings)
+        for answer in llm.map(
+            run.posed(), _item, in_order=in_order, window=window, progress=run.told(progress), **options
+        ):
+            run.write(answer)
+    return report
+
+
+def _check_fits(journal: Journal, lines: Lines, *, in_order: bool) -> None:
+    """Raise unless the lines that the output answers are lines of the input, and in order if that is asked for."""
+    if not journal.answered.count:
+        return
+    if not lines.can_be_read_again:
+        raise InputError(
+            f"{journal.path}: cannot be gone on with from {lines.name}",
+            "which of its lines are answered is found by reading the input twice",
+            "give the input as a file",
+        )
+    if not journal.answered.fits(iter(lines)):
+        raise journal.of_another_input()
+    if in_order and not journal.answered.in_order:
+        raise OptionError(
+            f"in_order with {journal.path}",
+            "lines are missing before others that it has, and are written behind them",
+            "leave it out, or begin anew",
+        )
+
+
+def _item(posed: _Posed) -> Mapping[str, Any]:
+    if posed.error is not None:
+        raise posed.error
+    return posed.item or {}
+
+
+class _Run:
+    """One run, between the input and the journal."""
+
+    def __init__(
+        self, llm: Answering, lines: Lines, journal: Journal, asking: Asking, report: BatchReport, settings: int
+    ) -> None:
+        self._lines, self._journal, self._asking, self._report = lines, journal, asking, report
+        self._form = AnswerForm(report.model, llm.tokenizer)
+        self._settings = settings
+        self._done_size = self._kept_size = 0
+
+    def posed(self) -> Iterator[_Posed]:
+        """The lines that are not answered yet."""
+        for line in self._lines:
+            if line.number in self._journal.answered:
+                self._kept_size += line.size
+            else:
+                yield self._posed(line)
+
+    def _posed(self, line: Line) -> _Posed:
+        custom_id = f"line-{line.number}"
+        try:
+            fields = self._lines.fields(line)
+            custom_id = self._asking.custom_id(fields, line.number)
+            item, model = self._asking.item(fields, are_cells=self._lines.are_cells)
+        except GenaiError as error:
+            return _Posed(line, custom_id, None, error)
+        if model and model != self._report.model and len(self._report.other_models) < _MOST_SHOWN:
+            self._report.other_models.add(model[:_MOST_TEXT])
+        return _Posed(line, custom_id, item)
+
+    def write(self, answer: Answer[_Posed]) -> None:
+        """Put an answer into the output."""
+        line = answer.item.line
+        id_ = LineId(self._settings, line.number, digest(line.content))
+        self._journal.write(self._form.line(str(id_), answer.item.custom_id, answer, int(time.time())))
+        self._done_size += line.size
+        self._report.note(line, answer.item.custom_id, answer)
+
+    def told(self, progress: Callable[[BatchProgress], object] | None) -> Callable[[MapFigures], None]:
+        """Hears how far the map is."""
+
+        def tell(figures: MapFigures) -> None:
+            self._journal.sync(1.0)
+            self._report.note_moment(figures)
+            if progress is not None:
+                total = self._lines.total
+                progress(BatchProgress(self._done_size, None if total is None else total - self._kept_size, figures))
+
+        return tell

@@ -1,0 +1,42 @@
+"""Facts about adapters on disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from .names import module_of
+from .parameters import SUFFIX, AdapterParameters
+from .peft import CONFIG
+
+_MOST_ENTRIES = 10_000
+
+
+def describe(adapter: AdapterParameters) -> dict[str, Any]:
+    """What `genai lora info` shows."""
+    modules = [module_of(name) for name in adapter.pairs]
+    counts = Counter(module.projection if module else "unknown" for module in modules)
+    return {
+        "source": str(adapter.source),
+        "kind": adapter.kind,
+        "ranks": adapter.ranks,
+        "scales": sorted({round(pair.scale, 6) for pair in adapter.pairs.values()}),
+        "modules": len(adapter.pairs),
+        "projections": [f"{name} {count}" for name, count in sorted(counts.items())],
+        "other_inputs": sorted(adapter.values),
+        "dtypes": sorted({str(array.dtype) for pair in adapter.pairs.values() for array in (pair.a, pair.b)}),
+        "bytes": adapter.nbytes,
+        "base": adapter.base or "-",
+        "base_sha256": adapter.base_hash or "-",
+        "sha256": adapter.content_hash.hex(),
+    }
+
+
+def find_adapters(folder: Path) -> list[Path]:
+    """Adapters in a folder, and in the folders in it: PEFT's folders and `.onnx_adapter` files, by name."""
+    if (folder / CONFIG).is_file():
+        return [folder]
+    entries = sorted(folder.iterdir())[:_MOST_ENTRIES] if folder.is_dir() else []
+    inner = [path for entry in entries if entry.is_dir() for path in sorted(entry.glob(f"*{SUFFIX}"))]
+    return sorted([entry for entry in entries if entry.suffix == SUFFIX or (entry / CONFIG).is_file()] + inner)

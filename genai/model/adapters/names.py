@@ -1,0 +1,64 @@
+"""What layers and projections are called, in checkpoints, in adapters and in graphs: one name for each."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_LAYERS = {"layers", "layer", "h", "blocks", "block"}
+_ATTENTION = re.compile("attn|attention|attentions")
+# Parts of names behind which nothing is a projection that adapters can change.
+EXPERTS = re.compile("experts?$|moe$|block_sparse_moe$")
+_SHARED = re.compile("shared_experts?$")
+_MOST_DIGITS = 6
+
+# What each projection is called: everywhere, in attention, and in feed-forward layers.
+_ANYWHERE = {
+    "q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "o_proj", "qkv_proj": "qkv_proj",
+    "wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj", "Wqkv": "qkv_proj", "c_attn": "qkv_proj",
+    "W_pack": "qkv_proj", "gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj",
+    "gate_up_proj": "gate_up_proj", "fc1": "up_proj", "fc2": "down_proj", "c_fc": "up_proj", "fc_in": "up_proj",
+    "fc_out": "down_proj",
+    "dense_h_to_4h": "up_proj", "dense_4h_to_h": "down_proj",
+}  # fmt: skip
+_IN_ATTENTION = {
+    "q": "q_proj", "k": "k_proj", "v": "v_proj", "query": "q_proj", "key": "k_proj", "value": "v_proj",
+    "dense": "o_proj", "out_proj": "o_proj", "c_proj": "o_proj", "wqkv": "qkv_proj",
+}  # fmt: skip
+_IN_FEED_FORWARD = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "c_proj": "down_proj"}
+# A projection that holds others, in the order of its columns.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+class Module(NamedTuple):
+    """A projection of a layer, such as (3, "q_proj"); one of a shared expert is "shared_expert.up_proj"."""
+
+    layer: int
+    projection: str
+
+    def __str__(self) -> str:
+        return f"layers.{self.layer}.{self.projection}"
+
+
+def module_of(name: str) -> Module | None:
+    """The projection that a name with dots or slashes speaks of; None where it is none that can be adapted."""
+    parts = re.split(r"[./]", name)
+    places = [i for i, part in enumerate(parts[:-2]) if part in _LAYERS and _is_number(parts[i + 1])]
+    if not places:
+        return None
+    inside = parts[places[0] + 2 :]
+    is_shared = any(_SHARED.match(part) for part in inside)
+    if any(EXPERTS.search(part) and not _SHARED.match(part) for part in inside) and not is_shared:
+        return None
+    if any(part.startswith("lora_") for part in inside):
+        return None
+    in_attention = any(_ATTENTION.search(part) for part in inside)
+    known = {**_ANYWHERE, **(_IN_ATTENTION if in_attention else _IN_FEED_FORWARD)}
+    found = next((known[part] for part in inside if part in known), None)
+    if found is None:
+        return None
+    return Module(int(parts[places[0] + 1]), f"shared_expert.{found}" if is_shared else found)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS

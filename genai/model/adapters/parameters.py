@@ -1,0 +1,158 @@
+"""What an adapter's files hold, whatever their form: pairs of factors by the name of the module that they change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError
+from ...session.adapter_format import AdapterFormat
+from .names import module_of
+
+SUFFIX = ".onnx_adapter"
+# Nobody trains larger ones; a step's memory grows with the ranks of its adapters.
+MOST_RANK = 1024
+
+
+@dataclass(frozen=True)
+class Pair:
+    """x @ a.T @ b.T * scale, which is added to a projection.
+
+    Attributes:
+        a: [rank, inputs]. b: [outputs, rank]. Of any float type. scale: alpha / rank, or what training scaled by.
+    """
+
+    a: NDArray[Any]
+    b: NDArray[Any]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class AdapterParameters:
+    """An adapter as its files say it.
+
+    Attributes:
+        source: the folder or file.
+        pairs: by the name of a module, as the files write it.
+        values: other arrays, by the name of the graph's input whose default they replace.
+        base: what the files say of the model that it was trained on; "" = nothing.
+        base_hash: the identity of that model, if the files say it; see `base_identity`.
+        kind: "peft" or "onnx_adapter".
+        fan_in_fan_out: whether the base stores its weights as [inputs, outputs], as GPT-2 does: for merging.
+    """
+
+    source: Path
+    pairs: Mapping[str, Pair]
+    kind: str
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    base: str = ""
+    base_hash: str = ""
+    fan_in_fan_out: bool = False
+
+    @cached_property
+    def content_hash(self) -> bytes:
+        """SHA-256 of all numbers and the names that they belong to: what is added depends on nothing else."""
+        digest = hashlib.sha256()
+        for name in sorted(self.pairs):
+            pair = self.pairs[name]
+            digest.update(f"{name}\n{pair.scale!r}\n".encode())
+            for array in (pair.a, pair.b):
+                digest.update(f"{array.dtype} {array.shape}\n".encode())
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for name in sorted(self.values):
+            array = self.values[name]
+            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.digest()
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that occur, in order."""
+        return sorted({len(pair.a) for pair in self.pairs.values()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers as the files hold them."""
+        pairs = sum(pair.a.nbytes + pair.b.nbytes for pair in self.pairs.values())
+        return pairs + sum(array.nbytes for array in self.values.values())
+
+
+def read_adapter(source: str | Path) -> AdapterParameters:
+    """An adapter from a PEFT folder or an `.onnx_adapter` file.
+
+    Raises:
+        ModelFolderError, InputError: there is none, it is damaged, or of a kind that cannot be run beside its base.
+    """
+    from .peft import read_peft
+
+    path = Path(source)
+    return read_peft(path) if path.is_dir() or path.suffix != SUFFIX else read_onnx_adapter(path)
+
+
+def read_onnx_adapter(path: Path) -> AdapterParameters:
+    """An adapter file of onnxruntime: factors as graphs have them, [inputs, rank] and [rank, outputs], scaled."""
+    arrays, halves = AdapterFormat.read_adapter(path).arrays, {}
+    values: dict[str, NDArray[Any]] = {}
+    for name, array in arrays.items():
+        if ".quant." in name:
+            raise InputError(
+                f"{path}: {name!r} is quantised",
+                "the factors of adapters are multiplied as floats here",
+                "convert the adapter again without quantising it",
+            )
+        module, factor = split_factor(name)
+        if factor and array.ndim == 2:
+            halves[module, factor] = array
+        else:
+            values[name] = array
+    pairs = {
+        module: Pair(halves[module, "A"].T, halves[module, "B"].T)
+        for module, factor in halves
+        if factor == "A" and (module, "B") in halves
+    }
+    lonely = [module for module, factor in halves if module not in pairs]
+    if lonely:
+        raise InputError(f"{path}: {lonely[0]!r} has one factor", "A and B come in pairs", "export the adapter again")
+    return AdapterParameters(path, pairs, "onnx_adapter", values)
+
+
+def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, names: Mapping[str, str]) -> None:
+    """Write an adapter file.
+
+    Args:
+        dtype: of the factors that it will hold. names: per module what the graph's inputs are called before ".lora_A".
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    for module, pair in adapter.pairs.items():
+        base = names.get(module, module)
+        arrays[f"{base}.lora_A.MatMul.weight"] = pair.a.T.astype(dtype)
+        arrays[f"{base}.lora_B.MatMul.weight"] = (pair.b.T.astype(np.float32) * np.float32(pair.scale)).astype(dtype)
+    AdapterFormat.of({**arrays, **adapter.values}).export_adapter(path)
+
+
+def input_names(adapter: AdapterParameters, taken: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Per module of an adapter what graphs of onnxruntime-genai's builder call its inputs, before ".lora_A".
+
+    Args:
+        taken: the names of the factors A (and B) that a graph has; without them, the builder's own way.
+    """
+    known = {module_of(split_factor(name)[0]): split_factor(name)[0] for name in taken or ()}
+    return {module: known.get(module_of(module), module.replace(".self_attn.", ".attn.")) for module in adapter.pairs}
+
+
+def split_factor(name: str) -> tuple[str, str]:
+    """A parameter's module and which factor it is, "A" or "B"; "" where it is neither."""
+    for factor in "AB":
+        before, found, _ = name.partition(f".lora_{factor}.")
+        if found:
+            return before, factor
+        if name.endswith(f".lora_{factor}"):
+            return name[: -len(f".lora_{factor}")], factor
+    return name, ""

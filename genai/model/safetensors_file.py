@@ -1,0 +1,79 @@
+"""Tensors in a safetensors file, read through a memory map."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from ..errors import InputError
+
+_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+TensorEntry = tuple[np.dtype[Any], tuple[int, ...], int, int]
+
+
+class SafetensorsFile:
+    """Tensors by name; reading one maps its bytes and copies nothing.
+
+    The safetensors library reads the header, and checks that the tensors lie one behind the other, without gaps, up to
+    the file's end. Its own way to read one would copy it.
+
+    Raises:
+        InputError: the file cannot be read, its header is malformed, or a tensor is of a type that is not known here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors: dict[str, TensorEntry] = {}
+        end = 0
+        try:
+            with path.open("rb") as header:
+                first = 8 + int.from_bytes(header.read(8), "little")
+            with safe_open(path, "numpy") as file:
+                for name in file.offset_keys():
+                    tensor, start = file.get_slice(name), end
+                    kind, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+                    if kind not in _DTYPES:
+                        raise _malformed(path, f"{name!r} has type {kind!r}; known are {', '.join(_DTYPES)}")
+                    dtype = np.dtype(_DTYPES[kind])
+                    end += math.prod(shape) * dtype.itemsize
+                    self.tensors[name] = dtype, shape, start, end
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+        except SafetensorError as error:
+            raise _malformed(path, str(error)) from error
+        # An empty file cannot be mapped, and a file of the header alone holds empty tensors only.
+        self._bytes = np.memmap(path, np.uint8, "r", first) if end else np.empty(0, np.uint8)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """A tensor as a view of the file."""
+        dtype, shape, start, end = self.tensors[name]
+        view: NDArray[Any] = self._bytes[start:end].view(dtype).reshape(shape)
+        return view
+
+
+def _malformed(path: Path, why: str) -> InputError:
+    return InputError(f"{path.name} is not a sound safetensors file", why, "download or export the checkpoint again")

@@ -1,0 +1,147 @@
+"""How a quantised weight is written into a graph: as the operator that most runtimes read, and who they are.
+
+Blocks of 2, 4 and 8 bits are onnxruntime's own, NF4 and FP4 in whole blocks are its MatMulBnb4. All else is an
+operator of ours: its model carries functions that say what it means (`graph.own_functions`), so that runtimes which
+expand functions run it, and dequantise the weights when they load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.weight_formats import BLOCKS, pack_bits
+from genai.quant.formats import GRIDS, QuantizedWeight, uniform_grid
+
+from ..graph.node import MS, OURS
+from ..graph.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
+from .products import BLOCK_PRODUCT
+from .quantized_weights import BNB4_PRODUCT
+
+_BLOCK_BITS = (2, 4, 8)
+# What onnxruntime looks up.
+_TABLE_BITS = (4, 8)
+_STAND_IN_BITS = 8
+
+
+@dataclass(frozen=True)
+class WeightSpelling:
+    """A node that multiplies with a weight, or looks it up.
+
+    Attributes:
+        arrays: constants by what they are called, in the order of the inputs; that which is computed, x or ids, is
+            input `computed`.
+        readers: which runtimes read it.
+    """
+
+    domain: str
+    op_type: str
+    attributes: Mapping[str, int]
+    arrays: Mapping[str, NDArray[Any]]
+    computed: int
+    readers: str = field(default="this package; others by its function, with weights in float32")
+
+    def inputs(self, computed: str, names: Mapping[str, str]) -> list[str]:
+        """The node's inputs, given the names of what is computed and of the constants."""
+        found = [names[name] for name in self.arrays]
+        return [*found[: self.computed], computed, *found[self.computed :]]
+
+
+def spell_product(weight: QuantizedWeight, *, accuracy_level: int = 4) -> WeightSpelling:
+    """x @ W^T.
+
+    Args:
+        accuracy_level: 4 = activations may be rounded to 8 bits, 0 or 1 = they stay float32.
+    """
+    form = weight.format
+    level = {"accuracy_level": accuracy_level} if accuracy_level else {}
+    sizes = {"N": weight.n, "K": weight.k}
+    if _is_blocks(weight, _BLOCK_BITS):
+        attributes = {**sizes, "bits": form.bits, "block_size": form.block_size, **level}
+        return WeightSpelling(MS, BLOCK_PRODUCT, attributes, _blocks(weight), 0, "this package, onnxruntime")
+    kind = _bnb4_kind(weight)
+    if kind is not None:
+        swapped = weight.data >> np.uint8(4) | weight.data << np.uint8(4)
+        arrays = {"codes": swapped.reshape(-1), "scales": weight.scales.reshape(-1)}
+        attributes = {**sizes, "block_size": form.block_size, "quant_type": kind}
+        return WeightSpelling(MS, BNB4_PRODUCT, attributes, arrays, 0, "this package, onnxruntime")
+    return WeightSpelling(OURS, QUANTIZED_PRODUCT, {**_own_attributes(weight), **level}, _own_arrays(weight), 0)
+
+
+def spell_lookup(weight: QuantizedWeight) -> WeightSpelling:
+    """Rows of W by ids."""
+    form = weight.format
+    if _is_blocks(weight, _TABLE_BITS) and not weight.k % form.block_size:
+        attributes = {"bits": form.bits, "block_size": form.block_size, "gather_axis": 0, "quantize_axis": 1}
+        arrays = _blocks(weight)
+        arrays["codes"] = weight.data
+        return WeightSpelling(MS, "GatherBlockQuantized", attributes, arrays, 1, "this package, onnxruntime")
+    return WeightSpelling(OURS, QUANTIZED_LOOKUP, _own_attributes(weight), _own_arrays(weight), 1)
+
+
+def _is_blocks(weight: QuantizedWeight, bits: tuple[int, ...]) -> bool:
+    """Whether onnxruntime has such blocks: integers, a scale each, and zero points or none."""
+    form = weight.format
+    if form.bits not in bits or form.block_size not in BLOCKS or form.multiplier_bits:
+        return False
+    if form.group_size != form.block_size or form.offset_bits not in (0, form.bits):
+        return False
+    if form.offset_bits and not np.array_equal(weight.scales, weight.offset_scales):  # type: ignore[arg-type]
+        return False
+    return bool(np.array_equal(weight.grid, uniform_grid(form.bits, centred=not form.offset_bits)))
+
+
+def _blocks(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
+    blocks = weight.scales.shape[1]
+    arrays: dict[str, NDArray[Any]] = {"codes": weight.data.reshape(weight.n, blocks, -1), "scales": weight.scales}
+    if weight.offsets is not None:
+        arrays["zero_points"] = pack_bits(weight.offsets, weight.format.bits)
+    return arrays
+
+
+def _bnb4_kind(weight: QuantizedWeight) -> int | None:
+    """The number by which MatMulBnb4 knows the grid, if it can have the weight at all."""
+    form = weight.format
+    plain = form.bits == 4 and not (form.multiplier_bits or form.offset_bits) and form.group_size == form.block_size
+    if not plain or form.block_size not in BLOCKS or weight.k % form.block_size:
+        return None
+    kinds = [kind for kind, name in enumerate(("fp4", "nf4")) if np.array_equal(weight.grid, GRIDS[name])]
+    return kinds[0] if kinds else None
+
+
+def _own_attributes(weight: QuantizedWeight) -> dict[str, int]:
+    form = weight.format
+    return {
+        "N": weight.n,
+        "K": weight.k,
+        "bits": form.bits,
+        "block_size": form.block_size or form.padded(weight.k),
+        "multiplier_bits": form.multiplier_bits or _STAND_IN_BITS,
+        "multiplier_zero": form.multiplier_zero,
+        "offset_bits": form.offset_bits or _STAND_IN_BITS,
+    }
+
+
+def _own_arrays(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
+    form = weight.format
+    narrow = np.float16 if weight.half_scales else np.float32
+    arrays: dict[str, NDArray[Any]] = {
+        "codes": weight.data,
+        "grid": weight.grid,
+        "scales": weight.scales.astype(narrow),
+        "multipliers": np.ones((1, 1), np.uint8),
+        "offset_scales": np.zeros((1, 1), narrow),
+        "offsets": np.zeros((1, 1), np.uint8),
+    }
+    if weight.multipliers is not None:
+        stored = (weight.multipliers + np.int16(form.multiplier_zero)).astype(np.uint8)
+        arrays["multipliers"] = pack_bits(stored, form.multiplier_bits)
+    if weight.offset_scales is not None and weight.offsets is not None:
+        same = weight.offset_scales is weight.scales
+        arrays["offset_scales"] = arrays["scales"] if same else weight.offset_scales.astype(narrow)
+        arrays["offsets"] = pack_bits(weight.offsets, form.offset_bits)
+    return arrays

@@ -1,0 +1,183 @@
+"""Several ways to quantise one model, and one page that says which to take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from genai.quant.methods import METHODS
+
+from ..errors import ModelFolderError, OptionError
+from .options import QuantizeOptions
+from .report import Point, curve_plot, html_page, html_table, read_report, size_text
+from .run import Progress, quantize_model
+
+DEFAULT_VARIANTS = "rtn/4/128,rtn/4/32,search/4/32,gptq/4/128,gptq/4/32,distill/4/32,search/8/32"
+# Below it, two models answer alike but for rare tokens.
+MOST_KLD = 0.02
+_HEADS = ["output", "bits per weight", "size", "mean KLD", "99 % KLD", "same top token", "perplexity", "quantised in"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way: method, bits and block size."""
+
+    method: str
+    bits: int
+    block_size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.bits}-{self.block_size}"
+
+
+def parse_variants(text: str) -> list[Variant]:
+    """Variants as "method/bits/block,…"; "default" stands for DEFAULT_VARIANTS.
+
+    Raises:
+        OptionError: a part that is none, or fewer than two.
+    """
+    variants = []
+    for part in (DEFAULT_VARIANTS if text == "default" else text).split(","):
+        words = part.strip().split("/")
+        if len(words) != 3 or not all(word.isdecimal() for word in words[1:]):
+            raise OptionError(
+                f"variant {part!r}", "it is no method/bits/block", f"write for example {DEFAULT_VARIANTS}"
+            )
+        variants.append(Variant(words[0], int(words[1]), int(words[2])))
+    if len(set(variants)) < 2:
+        raise OptionError(f"variants {text!r}", "at least two are compared", f"write for example {DEFAULT_VARIANTS}")
+    return list(dict.fromkeys(variants))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was made.
+
+    Attributes:
+        reports: by name, in order of size. front: names of those that no other beats in size and divergence.
+        taken: the one to take. why: in words.
+    """
+
+    reports: dict[str, dict[str, Any]]
+    front: Sequence[str]
+    taken: str
+    why: str
+
+
+def compare(
+    source: str | Path,
+    output: str | Path,
+    variants: Sequence[Variant],
+    options: QuantizeOptions,
+    *,
+    most_kld: float = MOST_KLD,
+    progress: Progress = lambda phase, done, total: None,
+    command: str = "",
+) -> Comparison:
+    """Make every variant in a folder of its own below `output`, and write comparison.html, .md and .json there.
+
+    Variants that are there already, made of the same model with the same options, are not made again. All are measured
+    with the same text.
+
+    Raises:
+        OptionError: without evaluation nothing can be compared; see also quantize_model.
+        ModelFolderError: `output` holds something else.
+    """
+    if not options.evaluate:
+        raise OptionError("evaluate is off", "outputs are compared by what they cost", "leave --no-eval out")
+    ways = {one.name: replace(options, method=one.method, bits=one.bits, block_size=one.block_size) for one in variants}
+    if options.calib is not None and options.eval_file is not None:  # it is for those alone that need data
+        ways = {
+            n: way if METHODS[way.method].needs != "nothing" else replace(way, calib=None) for n, way in ways.items()
+        }
+    output = Path(output)
+    output.mkdir(exist_ok=True)
+    reports = {}
+    for name, way in ways.items():
+        folder = output / name
+        if folder.exists():
+            reports[name] = _found(folder, source, way)
+            continue
+        quantize_model(source, folder, way, command=command, progress=partial(_labelled, progress, name))
+        reports[name] = read_report(folder)
+    result = judged(reports, most_kld)
+    _write(result, output, str(source), command)
+    return result
+
+
+def _labelled(progress: Progress, name: str, phase: str, done: float, total: float) -> None:
+    progress(f"{name}: {phase}", done, total)
+
+
+def _found(folder: Path, source: str | Path, way: QuantizeOptions) -> dict[str, Any]:
+    """The report of a variant that is there, if it is that."""
+    try:
+        report = read_report(folder)
+    except (OSError, ValueError):
+        report = {}
+    wanted = {"method": way.method, "bits": way.bits, "block_size": way.block_size, "seed": way.seed}
+    made = report.get("options", {})
+    if report.get("source") != str(source) or any(made.get(key) != value for key, value in wanted.items()):
+        raise ModelFolderError(
+            f"{folder} exists already", f"it is not {folder.name} of {source}", "remove it, or choose another place"
+        )
+    return report
+
+
+def judged(reports: dict[str, dict[str, Any]], most_kld: float) -> Comparison:
+    """Which to take: the smallest that keeps the divergence, otherwise the most exact."""
+    ordered = dict(sorted(reports.items(), key=lambda item: item[1]["nbytes"]))
+    front: list[str] = []
+    for name, report in ordered.items():
+        if all(report["quality"]["kld"] < ordered[other]["quality"]["kld"] for other in front):
+            front.append(name)
+    good = [name for name in front if ordered[name]["quality"]["kld"] <= most_kld]
+    if good:
+        return Comparison(
+            ordered, front, good[0], f"the smallest whose mean KLD is at most {most_kld:g} nats per token"
+        )
+    return Comparison(ordered, front, front[-1], f"the most exact: none has a mean KLD of {most_kld:g} nats or less")
+
+
+def rows(result: Comparison) -> list[list[str]]:
+    """The table, a row per output."""
+    table = []
+    for name, report in result.reports.items():
+        quality = report["quality"]
+        mark = " (take this)" if name == result.taken else "" if name in result.front else " (another beats it)"
+        table.append(
+            [
+                name + mark, f"{report['bits_per_weight']:.3f}", size_text(report["nbytes"]), f"{quality['kld']:.6f}",
+                f"{quality['p99']:.5f}", f"{100 * quality['top1_agreement']:.2f} %", f"{quality['perplexity']:.4f}",
+                f"{report['seconds'].get('quantising', 0.0):.1f} s",
+            ]
+        )  # fmt: skip
+    return table
+
+
+def _write(result: Comparison, output: Path, source: str, command: str) -> None:
+    points = [
+        Point(
+            name,
+            report["bits_per_weight"],
+            report["quality"]["kld"],
+            "on the front" if name in result.front else "beaten",
+        )
+        for name, report in result.reports.items()
+    ]
+    base = next(iter(result.reports.values()))["quality"]["base_perplexity"]
+    said = f"Take {result.taken}: {result.why}. The float model's perplexity is {base:.4f}."
+    plain: dict[str, Any] = {"taken": result.taken, "why": result.why, "front": list(result.front), "command": command}
+    plain |= {"reports": result.reports}
+    (output / "comparison.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    table = [_HEADS, ["---"] * len(_HEADS), *rows(result)]
+    lines = [f"# {source}", "", said, "", *("| " + " | ".join(row) + " |" for row in table), ""]
+    (output / "comparison.md").write_text("\n".join(lines), encoding="utf-8")
+    links = "".join(f'<li><a href="{name}/quantization_report.html">{name}</a></li>' for name in result.reports)
+    body = f"<p><b>{said}</b></p>{curve_plot(points).svg()}{html_table(_HEADS, rows(result))}<ul>{links}</ul>"
+    (output / "comparison.html").write_text(html_page(f"Which to take of {Path(source).name}", body), encoding="utf-8")

@@ -1,0 +1,111 @@
+"""What a user can ask of quantisation."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import OptionError
+from .choices import FormatChoice, Recipe, read_recipe
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions:
+    """Options of `quantize`.
+
+    Attributes:
+        bits, block_size, symmetric, method, half_scales: of every matrix that nothing else is said of; see Choice.
+        head_bits, embedding_bits: of the head and the token embedding; None = as all others, 0 = floats. Where both are
+            one matrix they must agree.
+        recipe: YAML file of choices by patterns over names (docs/quantisation.md).
+        target_bits: bits per weight of the whole file that the matrices' bits are chosen for.
+        target_size: bytes of the whole weights, likewise.
+        target_kld: mean divergence, in nats per token, that must be kept at the least size.
+        calib: text that methods with statistics are calibrated with; None = the model writes one itself.
+        samples, length: sequences of calibration, and tokens of each (no more than the context).
+        seed: of what is drawn.
+        evaluate: measure perplexity and divergence.
+        eval_file: text for that; None = a part of `calib` that is kept out of it, or the model's own with another seed.
+        eval_samples: sequences of it.
+        accuracy_level: to what products may round activations, see `genai build`.
+        requantize: take a model that is quantised already for its float model.
+        threads: None = the physical cores.
+
+    Raises:
+        OptionError: a value that is not offered, or options that contradict each other.
+    """
+
+    bits: int = 4
+    block_size: int = 32
+    symmetric: bool = True
+    method: str = "search"
+    half_scales: bool = True
+    head_bits: int | None = None
+    embedding_bits: int | None = None
+    recipe: Path | None = None
+    target_bits: float | None = None
+    target_size: int | None = None
+    target_kld: float | None = None
+    calib: Path | None = None
+    samples: int = 128
+    length: int = 512
+    seed: int = 0
+    evaluate: bool = True
+    eval_file: Path | None = None
+    eval_samples: int = 16
+    accuracy_level: int = 4
+    requantize: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        self.choice  # noqa: B018  # checks its own
+        for name in ("samples", "length", "eval_samples"):
+            if getattr(self, name) < (2 if name == "length" else 1):
+                raise OptionError(f"{name} is {getattr(self, name)}", "at least one is needed", f"give {name} more")
+        if self.accuracy_level not in range(5):
+            raise OptionError(f"accuracy_level is {self.accuracy_level}", "it can be 0 to 4", "choose 4 or 1")
+        targets = [name for name in ("target_bits", "target_size", "target_kld") if getattr(self, name) is not None]
+        if len(targets) > 1:
+            raise OptionError(f"{' and '.join(targets)} are given", "one of them decides the other", "leave one out")
+        if targets:
+            value = getattr(self, targets[0])
+            if not (math.isfinite(value) and value > 0):
+                raise OptionError(f"{targets[0]} is {value}", "a target is above 0", "give a larger one")
+            if self.recipe is not None:
+                raise OptionError(f"recipe and {targets[0]} are given", "both choose bits", "leave one out")
+        if not self.evaluate and self.eval_file is not None:
+            raise OptionError("eval_file is given, and evaluate is off", "nothing is evaluated", "leave one out")
+
+    @property
+    def choice(self) -> FormatChoice:
+        """Of every matrix that nothing else is said of."""
+        return FormatChoice(
+            bits=self.bits, block_size=self.block_size, symmetric=self.symmetric, method=self.method,
+            half_scales=self.half_scales,
+        )  # fmt: skip
+
+    @property
+    def has_target(self) -> bool:
+        return any(value is not None for value in (self.target_bits, self.target_size, self.target_kld))
+
+    def read_recipe(self) -> Recipe:
+        """The recipe's file, or one of the options alone; raises as read_recipe does."""
+        return Recipe(self.choice) if self.recipe is None else read_recipe(self.recipe, self.choice)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "2GB", "700 MB" or "1.5GiB".
+
+    Raises:
+        OptionError: it is no size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?I?B?)\s*", text.upper())
+    unit = match[2] if match else "?"
+    unit = unit if unit in _UNITS else unit + "B"
+    if match is None or unit not in _UNITS:
+        raise OptionError(f"target size {text!r}", "it is no size", 'write for example "2GB" or "700MiB"')
+    return int(float(match[1]) * _UNITS[unit])

@@ -1,0 +1,296 @@
+"""The matrices of a model, one after the other: with statistics of their inputs where a method wants them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.blocks import QuantizationError, QuantizedBlocks, _half, dequantize_blocks
+from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
+from genai.quant.methods.awq import find_factors
+from genai.quant.methods.base import output_error
+
+from ..errors import InputError
+from .calibration import CalibrationText
+from .choices import FormatChoice
+from .folding import Fold, find_fold
+from .sites import Site
+from .source import FloatModel
+from .statistics import gather
+from .streaming import Flow, ProgramStage, StreamedDecoder, batches_of
+from .workspace import FinishedMatrices, Stored
+
+Progress = Callable[[Site], None]
+
+
+class Quantising:
+    """One run over a model.
+
+    Args:
+        source: the float model. choices: what is to become of each site. workspace: where results go.
+        progress: told each matrix that is finished. prefix: of the names in the workspace.
+    """
+
+    def __init__(
+        self, source: FloatModel, choices: Mapping[Site, FormatChoice], workspace: FinishedMatrices,
+        progress: Progress = lambda site: None, *, prefix: str = "",
+    ) -> None:  # fmt: skip
+        self._prefix = prefix
+        self.source, self.choices, self.workspace, self._progress = source, choices, workspace, progress
+        self._of_products = {node.output(0): site for site in source.sites for node in site.products}
+        self._folds: dict[str, Fold | None] = {}
+
+    @property
+    def methods(self) -> list[Method]:
+        """Those in use."""
+        return [METHODS[choice.method] for choice in self.choices.values() if choice.bits]
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether any method wants statistics."""
+        return any(method.needs != "nothing" for method in self.methods)
+
+    # What there is
+
+    def stored(self, site: Site) -> Stored | None:
+        """A finished site as it is in the workspace."""
+        return self.workspace.get(self._prefix + site.name)
+
+    def fold(self, site: Site) -> Fold | None:
+        """Where the columns of a site can be scaled; None where its method does not want that, or nothing can."""
+        if site.name not in self._folds:
+            group = self._group(site)
+            folds = all(self._choice_folds(one) for one in group)
+            found = find_fold(self.source.model.graph, self.source.config, group, self._of_products) if folds else None
+            self._folds.update((one.name, found) for one in group)
+        return self._folds[site.name]
+
+    def _choice_folds(self, site: Site) -> bool:
+        choice = self.choices[site]
+        return bool(choice.bits) and METHODS[choice.method].folds
+
+    def _group(self, site: Site) -> list[Site]:
+        """The sites that read the same input."""
+        if not site.products:
+            return [site]
+        value = site.products[0].input(0)
+        return [one for one in self.source.sites if any(node.input(0) == value for node in one.products)]
+
+    def packed(self, site: Site) -> QuantizedBlocks | None:
+        """A finished site as it will be written: with its rows scaled where a later matrix's factors ask for it."""
+        stored = self.stored(site)
+        if stored is None:
+            return None
+        packed = stored.packed
+        for other in self.source.sites:
+            fold = self.fold(other)
+            if fold is None or fold.rows is None or fold.rows[0] != site:
+                continue
+            after = self.stored(other)
+            if after is not None and after.factors is not None:
+                _, first, count = fold.rows
+                factors = _unshared(after.factors, fold, count)
+                scales = packed.scales.copy()
+                scales[first : first + count] /= factors[:, None]
+                packed = replace(packed, scales=_half(scales) if self.choices[site].half_scales else scales)
+                break
+        return packed
+
+    def vectors(self) -> dict[str, NDArray[np.float32]]:
+        """Norms' weights that are not those of the float model any more."""
+        changed = {}
+        for site in self.source.sites:
+            fold, stored = self.fold(site), self.stored(site)
+            if fold is not None and stored is not None and stored.factors is not None:
+                for name in fold.vectors:
+                    tensor = self.source.model.graph.initializers[name]
+                    changed[name] = (tensor.array().astype(np.float32) / stored.factors).astype(np.float32)
+        return changed
+
+    def effective(self, site: Site) -> NDArray[np.float32] | None:
+        """The matrix that stands for a finished site in the float graph, whose norms are as they were."""
+        packed = self.packed(site)
+        if packed is None:
+            return None
+        matrix = dequantize_blocks(packed)
+        stored, fold = self.stored(site), self.fold(site)
+        if stored is not None and stored.factors is not None and (fold is None or fold.rows is None):
+            matrix /= stored.factors
+        return matrix
+
+    def during(self, site: Site) -> NDArray[np.float32] | None:
+        """As `effective`, while what comes after may not be finished: nothing is scaled for it yet."""
+        stored = self.stored(site)
+        if stored is None:
+            return None
+        matrix = dequantize_blocks(stored.packed)
+        if stored.factors is not None:
+            matrix /= stored.factors
+        return matrix
+
+    # The run
+
+    def without_data(self) -> None:
+        """All sites, in order."""
+        for site in self.source.sites:
+            self._finish(site, None)
+
+    def with_data(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
+        """All sites, stage by stage, each with the inputs that the quantised layers before it give."""
+        crossed = any(self.choices[use.site].method == "distill" for use in decoder.uses)
+        batches = batches_of(text.tokens)
+        self._tied(decoder, text)
+        flow, exact = Flow(batches), Flow(batches) if crossed else None
+        for stage in decoder.stages:
+            for site in stage.lookups:
+                self._finish(site, None)
+            for value, sites in _by_input(stage).items():
+                self._finish_group(decoder, stage, value, sites, flow, exact)
+            if stage is not decoder.stages[-1]:
+                flow.advance(decoder, stage, instead=self.during)
+                if exact is not None:
+                    exact.advance(decoder, stage)
+
+    def _tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
+        """Matrices that are looked up before they are multiplied with: the float model says with what."""
+        tied = [site for site in self.source.sites if site.lookups and site.products and self._waits(site)]
+        tied = [site for site in tied if METHODS[self.choices[site].method].needs != "nothing"]
+        if not tied:
+            return
+        flow = Flow(batches_of(text.tokens))
+        for stage in decoder.stages:
+            for value, sites in _by_input(stage).items():
+                if wanted := [site for site in sites if site in tied]:
+                    found = gather(decoder, stage, [value], flow, None, gram=True)[value]
+                    for site in wanted:
+                        self._finish(site, _as_table(found))
+            if stage is not decoder.stages[-1]:
+                flow.advance(decoder, stage)
+
+    def _waits(self, site: Site) -> bool:
+        return bool(self.choices[site].bits) and self.stored(site) is None
+
+    def _finish_group(
+        self,
+        decoder: StreamedDecoder,
+        stage: ProgramStage,
+        value: str,
+        sites: Sequence[Site],
+        flow: Flow,
+        exact: Flow | None,
+    ) -> None:
+        waiting = [site for site in sites if self._waits(site)]
+        if not waiting:
+            for site in sites:
+                self._finish(site, None)
+            return
+        needs = {METHODS[self.choices[site].method].needs for site in waiting}
+        if needs == {"nothing"}:
+            for site in sites:
+                self._finish(site, None)
+            return
+        found = gather(
+            decoder, stage, [value], flow, exact, gram="gram" in needs, instead=self.during
+        )[value]  # fmt: skip
+        factors = self._factors(sites, replace(found, cross=None))
+        for site in sites:
+            self._finish(site, found, *factors)
+
+    def _factors(
+        self, sites: Sequence[Site], inputs: InputStatistics
+    ) -> tuple[NDArray[np.float32] | None, Mapping[str, Any]]:
+        """By which the columns of some matrices with one input are multiplied first, and notes."""
+        fold = self.fold(sites[0])
+        if fold is None:
+            wanted = any(self._choice_folds(site) for site in sites)
+            return None, {"folded": "nowhere: others read the same input"} if wanted else {}
+        done = [stored.factors for site in sites if (stored := self.stored(site)) is not None]
+        if done:  # of the same group, in an interrupted run
+            return done[0], {}
+        weights = [self.source.weight(site) for site in sites]
+        grids = [self.choices[site].grid for site in sites]
+        factors, notes = find_factors(weights, grids, inputs, sharing=fold.sharing)
+        return factors.astype(np.float32), notes
+
+    def _finish(
+        self, site: Site, inputs: InputStatistics | None, factors: NDArray[np.float32] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Quantise a site, unless that is done."""
+        choice = self.choices[site]
+        if self._waits(site):
+            start = time.perf_counter()
+            method = METHODS[choice.method]
+            if inputs is None and method.needs != "nothing":
+                method = METHODS["search"]  # a table whose rows are only looked up: nothing is multiplied with it
+                notes = {**(notes or {}), "method": "search"}
+            weight = self.source.weight(site)
+            try:
+                result = _quantized(weight, choice, method, inputs, factors)
+            except QuantizationError as error:
+                raise InputError(f"{site.name}: {error}", f"method {method.name}", "choose another method") from error
+            packed = choice.grid.packed(result.blocks)
+            said = {**result.notes, **(notes or {}), **_errors(weight, packed, factors, inputs)}
+            self.workspace.put(self._prefix + site.name, Stored(packed, factors, said, time.perf_counter() - start))
+            self.source.release(site.name)
+            self._progress(site)
+
+
+def _quantized(
+    weight: NDArray[np.float32], choice: FormatChoice, method: Method, inputs: InputStatistics | None,
+    factors: NDArray[np.float32] | None,
+) -> MethodResult:  # fmt: skip
+    if factors is None:
+        return method.quantize(weight, choice.grid, inputs)
+    scaled = None if inputs is None else inputs.scaled(1 / factors.astype(np.float64))
+    return method.quantize(weight * factors, choice.grid, scaled)
+
+
+def _errors(
+    weight: NDArray[np.float32], packed: QuantizedBlocks, factors: NDArray[np.float32] | None,
+    inputs: InputStatistics | None,
+) -> dict[str, float]:  # fmt: skip
+    """Relative squared errors of the weights, and of the outputs where inputs are known."""
+    stored = dequantize_blocks(packed)
+    if factors is not None:
+        stored /= factors
+    difference, total = 0.0, 0.0
+    for first in range(0, len(stored), 4096):
+        exact = np.asarray(weight[first : first + 4096], np.float32)
+        difference += float(np.square(exact - stored[first : first + 4096], dtype=np.float64).sum())
+        total += float(np.square(exact, dtype=np.float64).sum())
+    found = {"weight_error": difference / total if total else 0.0}
+    if inputs is not None:
+        found["output_error"] = output_error(weight, stored, inputs)
+    return found
+
+
+def _as_table(inputs: InputStatistics) -> InputStatistics:
+    """For a head that is a table as well: what its rows are in themselves counts as much as their products."""
+    mean = float(inputs.squares.mean())
+    gram = None if inputs.gram is None else inputs.gram + np.eye(len(inputs.gram)) * mean
+    return InputStatistics(inputs.count, inputs.squares + mean, gram)
+
+
+def _by_input(stage: ProgramStage) -> dict[str, list[Site]]:
+    """The sites that a stage multiplies with, by the value that they are multiplied with, in order."""
+    found: dict[str, list[Site]] = {}
+    for use in stage.uses:
+        sites = found.setdefault(use.value, [])
+        if use.site not in sites:
+            sites.append(use.site)
+    return found
+
+
+def _unshared(factors: NDArray[np.float32], fold: Fold, count: int) -> NDArray[np.float32]:
+    """Factors of rows, from those of the columns that read them."""
+    if fold.sharing is None:
+        return factors
+    rows = np.empty(count, np.float32)
+    rows[fold.sharing] = factors
+    return rows

@@ -1,0 +1,292 @@
+"""The float model that is quantised, one matrix at a time: a Hugging Face checkpoint, or a decoder folder.
+
+Both become a graph whose large matrices are holes: address space without memory behind it, which tells shapes and types
+to whoever compiles the graph. What belongs there is made when it is asked for, from the mapped files, and forgotten.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.large import ReservedMemory
+from genai.kernels.reference.weights import dequantize_weight
+
+from ..builder.build import plan_build
+from ..builder.checkpoint import is_checkpoint
+from ..builder.folder import write_model_folder
+from ..builder.graph_writer import HollowFile
+from ..builder.options import ExportOptions
+from ..errors import InputError, UnsupportedModelError
+from ..graph.ir import DataType, Graph, Node, OnnxTensor, make_node
+from ..graph.shapes import infer_shapes
+from ..model.config import Config
+from ..model.decoder_graph import read_decoder_file, whole_number
+from ..model.folders import folder_errors
+from ..ops.products import BLOCK_PRODUCT
+from ..ops.rules import find_stored_weights
+from .sites import FLOATS, LEAST_ELEMENTS, Site, find_sites
+
+Loader = Callable[[], NDArray[np.float32]]
+# Rows that are dequantised at once.
+_PART_ROWS = 4096
+
+
+class FloatModel(AbstractContextManager["FloatModel"]):
+    """A decoder in floats.
+
+    Args:
+        source: a Hugging Face checkpoint folder, or a model folder.
+        requantize: weights that are quantised already are taken for what they stand for.
+
+    Attributes:
+        source: as given.
+        folder: a model folder with its configuration and tokenizer.
+        config: of it.
+        model: the graph as exported, with holes; see `stored`.
+        sites: the matrices.
+        remarks: what a user should be told.
+        requantized: how many matrices were quantised already.
+
+    Raises:
+        ModelFolderError, ConfigError, InputError, GraphError: it cannot be read.
+        InputError: it is quantised already, and `requantize` is not set.
+        UnsupportedModelError: there is nothing to quantise, or mixtures of experts.
+    """
+
+    def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
+        self.source = Path(source).expanduser()
+        self.remarks: list[str] = []
+        self._cleanup = ExitStack()
+        self._loaders: dict[str, Loader] = {}
+        self._memory: list[ReservedMemory] = []
+        self.requantized = 0
+        try:
+            self._open(requantize)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, requantize: bool) -> None:
+        self.folder = self._hollow_folder() if is_checkpoint(self.source) else self.source
+        self.config = Config(self.folder)
+        with folder_errors(self.folder):
+            self.model = read_decoder_file(self.config)
+            infer_shapes(self.model)
+        graph = self.model.graph
+        if quantized := [node for node in graph.nodes if find_stored_weights(node.op_type).packed]:
+            self._dequantize(quantized, requantize)
+        self._widen()
+        infer_shapes(self.model)
+        _refuse_experts(graph)
+        self.sites = find_sites(graph, self.config.model.decoder.names)
+        if not self.sites:
+            raise UnsupportedModelError(
+                f"{self.source}: no matrix of floats that can be quantised",
+                "products with constant matrices and token embeddings are looked for",
+                "give a float decoder, or a Hugging Face checkpoint",
+            )
+
+    def _hollow_folder(self) -> Path:
+        """The folder that `genai build --precision fp32` writes, with holes in place of large tensors."""
+        place = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
+        plan = plan_build(self.source, ExportOptions(precision="fp32"))
+        self.remarks += plan.remarks
+        files: list[HollowFile] = []
+
+        def opened(path: Path) -> HollowFile:
+            files.append(HollowFile(path))
+            return files[0]
+
+        folder = write_model_folder(
+            place / "model", plan.spec, plan.options, plan.weights,
+            tokenizer_dir=plan.checkpoint.folder, search=plan.search, open_data=opened,
+        )  # fmt: skip
+        for name, chunks in files[0].hollow.items():
+            self._loaders[name] = lambda chunks=chunks: np.concatenate(list(chunks))  # type: ignore[misc]
+        return folder
+
+    def stored(self, name: str) -> NDArray[np.float32]:
+        """A matrix as its initializer has it, float32."""
+        loader, tensor = self._loaders.get(name), self.model.graph.initializers[name]
+        if loader is not None:
+            return loader().reshape(tensor.shape)
+        array = tensor.array()
+        return array if array.dtype == np.float32 else array.astype(np.float32)
+
+    def weight(self, site: Site) -> NDArray[np.float32]:
+        """A site's matrix, float32 [rows, columns]; perhaps a view.
+
+        Raises:
+            InputError: NaN or infinity; the message names the row and the block of 32.
+        """
+        stored = self.stored(site.name)
+        matrix = stored.T if site.inputs_first else stored
+        for first in range(0, site.rows, _PART_ROWS):
+            bad = ~np.isfinite(matrix[first : first + _PART_ROWS])
+            if bad.any():
+                row, column = np.argwhere(bad)[0].tolist()
+                raise InputError(
+                    f"{site.name} has NaN or infinity in row {first + row}, column {column} "
+                    f"(block {column // 32} of 32)",
+                    "every token would come out wrong",
+                    "check the training run or the download that made these weights",
+                )
+        return matrix
+
+    def hollow(self) -> list[str]:
+        """Initializers whose elements are made when they are asked for."""
+        return list(self._loaders)
+
+    def release(self, name: str) -> None:
+        """The pages of a matrix are not needed for now."""
+        self.model.graph.initializers[name].release_pages()
+
+    def close(self) -> None:
+        """Remove temporary files and address space."""
+        self._loaders.clear()
+        self._cleanup.close()
+        for memory in self._memory:
+            memory.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _hollow(self, name: str, shape: tuple[int, ...], loader: Loader) -> OnnxTensor:
+        memory = ReservedMemory(4 * int(np.prod(shape, dtype=np.int64)))
+        self._memory.append(memory)
+        self._loaders[name] = loader
+        return OnnxTensor.from_array(name, memory.bytes.view(np.float32).reshape(shape))
+
+    def _widen(self) -> None:
+        """Matrices of narrow floats that a Cast widens become holes of float32; the Cast goes."""
+        graph = self.model.graph
+        for node in [node for node in graph.nodes if node.op_type == "Cast"]:
+            tensor = graph.initializers.get(node.input(0))
+            if tensor is None or tensor.dtype not in FLOATS or tensor.num_elements < LEAST_ELEMENTS:
+                continue
+            if node.attribute("to") != DataType.FLOAT:
+                continue
+            name = node.output(0)
+            graph.remove_nodes([node])
+            graph.add_initializer(self._hollow(name, tensor.shape, lambda tensor=tensor: _wide(tensor)))  # type: ignore[misc]
+            if not graph.is_used(tensor.name):
+                graph.remove_initializer(tensor.name)
+
+    def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
+        kinds = sorted({node.op_type for node in nodes})
+        if not requantize:
+            raise InputError(
+                f"{self.source} is quantised already: {len(nodes)} nodes ({', '.join(kinds)})",
+                "what quantisation has lost does not come back, and a second loses more on top",
+                "give the float model; or --requantize, and the report says what it costs against this model",
+            )
+        if unknown := [kind for kind in kinds if kind not in (BLOCK_PRODUCT, "GatherBlockQuantized")]:
+            raise UnsupportedModelError(
+                f"{self.source} has weights in {', '.join(unknown)}",
+                f"--requantize reads {BLOCK_PRODUCT} and GatherBlockQuantized",
+                "give the float model",
+            )
+        self.remarks.append(
+            f"{self.source} is quantised already: its {len(nodes)} matrices count as the float model, and what they "
+            "have lost before is not measured"
+        )
+        self.requantized = len(nodes)
+        made: dict[str, str] = {}
+        for node in nodes:
+            self._replace_packed(node, made)
+
+    def _replace_packed(self, node: Node, made: dict[str, str]) -> None:
+        graph, is_product = self.model.graph, node.op_type == BLOCK_PRODUCT
+        data, scales, points = (1, 2, 3) if is_product else (0, 2, 3)
+        tensor = _packed_source(graph, node.input(data))
+        side = [graph.constant_tensor(node.input(index)) if node.input(index) else None for index in (scales, points)]
+        if tensor is None or side[0] is None:
+            raise UnsupportedModelError(
+                f"{node.op_type} {node.name!r}: its weights are no initializers", "they are read from the file",
+                "give the float model",
+            )  # fmt: skip
+        bits = whole_number(node, "bits", 4)
+        block = whole_number(node, "block_size", 32)
+        rows = whole_number(node, "N", 1) if is_product else tensor.shape[0]
+        columns = whole_number(node, "K", 1) if is_product else tensor.nbytes // rows * 8 // bits
+        if tensor.name not in made:
+            name = graph.fresh_name(tensor.name.removesuffix(f"_Q{bits}"))
+            made[tensor.name] = name
+
+            def load() -> NDArray[np.float32]:
+                arrays = [None if one is None else one.array() for one in side]
+                assert arrays[0] is not None
+                return _dequantized(tensor, arrays[0], arrays[1], rows, columns, bits, block)
+
+            graph.add_initializer(self._hollow(name, (columns, rows), load))
+        name = made[tensor.name]
+        if is_product:
+            product = [make_node("MatMul", [node.input(0), name], node.outputs, name=node.name)]
+            if node.input(5):
+                plain = graph.fresh_name(f"{node.output(0)}/product")
+                product = [
+                    make_node("MatMul", [node.input(0), name], [plain], name=node.name),
+                    make_node("Add", [plain, node.input(5)], node.outputs, name=f"{node.name}/bias"),
+                ]
+            graph.replace_node(node, *product)
+            return
+        turned = graph.fresh_name(f"{name}/turned")
+        graph.replace_node(
+            node,
+            make_node("Transpose", [name], [turned], name=turned, perm=[1, 0]),
+            make_node("Gather", [turned, node.input(1)], node.outputs, name=node.name, axis=0),
+        )
+
+
+def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
+    """The initializer of packed bytes, through a Reshape."""
+    while (tensor := graph.initializers.get(name)) is None:
+        node = graph.producer(name)
+        if node is None or node.op_type != "Reshape":
+            return None
+        name = node.input(0)
+    return tensor
+
+
+def _dequantized(
+    tensor: OnnxTensor,
+    scales: NDArray[Any],
+    points: NDArray[Any] | None,
+    rows: int,
+    columns: int,
+    bits: int,
+    block: int,
+) -> NDArray[np.float32]:
+    """float32 [columns, rows]."""
+    data, result = tensor.raw().reshape(rows, -1), np.empty((columns, rows), np.float32)
+    scales = scales.reshape(rows, -1)
+    points = None if points is None else points.reshape(rows, -1)
+    for first in range(0, rows, _PART_ROWS):
+        part = slice(first, min(first + _PART_ROWS, rows))
+        result[:, part] = dequantize_weight(
+            data[part], scales[part], None if points is None else points[part],
+            n=part.stop - first, k=columns, bits=bits, block_size=block,
+        ).T  # fmt: skip
+    return result
+
+
+def _wide(tensor: OnnxTensor) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = tensor.array().astype(np.float32)
+    return result
+
+
+def _refuse_experts(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op_type in ("MoE", "QMoE"):
+            raise UnsupportedModelError(
+                f"{node.op_type} {node.name!r}: mixtures of experts are not quantised by this command yet",
+                "most of their weights would stay in floats",
+                "genai build quantises them by rounding to nearest",
+            )

@@ -1,0 +1,138 @@
+"""Choices that meet a target: sensitivities are measured, and bits spent where they buy the most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.blocks import dequantize_blocks
+from genai.quant.methods import METHODS
+
+from ..errors import OptionError
+from .allocation import Candidate, Candidates, cheapest, smallest, total_bytes, total_loss
+from .choices import FormatChoice
+from .options import QuantizeOptions
+from .quality import Evaluation
+from .sites import Site
+from .source import FloatModel
+from .streaming import Override
+from .workspace import FinishedMatrices
+
+_REMEMBERED = "sensitivity"
+
+
+def candidate_choices(options: QuantizeOptions) -> dict[str, FormatChoice]:
+    """The ways to store a matrix, by label, the smallest first."""
+    start = options.choice
+    forms = [(4, 128), (4, 64), (4, 32), (4, 16), (8, 128), (8, 32)]
+    choices = [replace(start, bits=bits, block_size=size) for bits, size in forms]
+    return {f"{choice.bits} bits/{choice.block_size}": choice for choice in choices}
+
+
+def measured(
+    source: FloatModel, options: QuantizeOptions, evaluation: Evaluation, workspace: FinishedMatrices,
+    progress: Callable[[], None] = lambda: None,
+) -> Candidates:  # fmt: skip
+    """Per matrix its candidates with what each costs; those measured before an interrupt are not measured again."""
+    known: dict[str, dict[str, float]] = workspace.remembered(_REMEMBERED) or {}
+    choices = candidate_choices(options)
+
+    def trials(site: Site) -> Iterator[tuple[str, Override]]:
+        done = known.get(site.name, {})
+        progress()
+        if len(done) < len(choices):
+            for label, choice in choices.items():
+                yield label, _only(site, _rounded(source, site, choice))
+
+    for site, label, loss in evaluation.sensitivities(trials):
+        known.setdefault(site.name, {})[label] = loss
+        if len(known[site.name]) == len(choices):
+            workspace.remember(_REMEMBERED, known)
+    return {
+        site.name: [Candidate(label, choice.nbytes(site), known[site.name][label]) for label, choice in choices.items()]
+        for site in source.sites
+    }
+
+
+def _rounded(source: FloatModel, site: Site, choice: FormatChoice) -> NDArray[np.float32]:
+    """With searched scales, whatever the method will be: it takes no data, and orders matrices alike."""
+    blocks = METHODS["search"].quantize(source.weight(site), choice.grid, None).blocks
+    return dequantize_blocks(choice.grid.packed(blocks))
+
+
+def _only(site: Site, matrix: NDArray[np.float32]) -> Override:
+    return lambda other: matrix if other == site else None
+
+
+def choose(
+    source: FloatModel, options: QuantizeOptions, candidates: Candidates, *, loss_factor: float = 1.0
+) -> dict[Site, FormatChoice]:
+    """Choices that meet the target.
+
+    Args:
+        loss_factor: what the whole model's divergence was found to be, over the sum of those measured one by one.
+
+    Raises:
+        OptionError: none do; the message says the nearest that can be met.
+    """
+    choices = candidate_choices(options)
+    beside, weights = beside_bytes(source), sum(site.elements for site in source.sites)
+    least = sum(min(one.nbytes for one in some) for some in candidates.values()) + beside
+    if options.target_kld is not None:
+        found = smallest(candidates, options.target_kld / loss_factor)
+        best = total_loss({name: min(some, key=lambda one: one.loss) for name, some in candidates.items()})
+        if found is None:
+            raise OptionError(
+                f"target_kld is {options.target_kld:g}",
+                f"the most bits that there are give about {best * loss_factor:.3g} nats per token",
+                f"give --target-kld {best * loss_factor * 1.05:.3g} or more",
+            )
+    else:
+        most = options.target_size if options.target_size is not None else int((options.target_bits or 0) * weights / 8)
+        found = cheapest(candidates, most - beside)
+        if found is None:
+            nearest = (
+                f"--target-size {-(-least // 10**4) / 100:.2f}MB"
+                if options.target_size is not None
+                else f"--target-bits {-(-least * 8 * 1000 // weights) / 1000:.3f}"
+            )
+            raise OptionError(
+                f"target_size is {most} bytes"
+                if options.target_size is not None
+                else f"target_bits is {options.target_bits}",
+                f"the fewest bits that there are take {least} bytes, {least * 8 / weights:.3f} bits per weight",
+                f"give {nearest} or more",
+            )
+    return {site: choices[found[site.name].label] for site in source.sites}
+
+
+def beside_bytes(source: FloatModel) -> int:
+    """Bytes of what is not quantised: norms, biases, tables."""
+    names = {site.name for site in source.sites}
+    return sum(tensor.nbytes for name, tensor in source.model.graph.initializers.items() if name not in names)
+
+
+def curve(candidates: Candidates, source: FloatModel, points: int = 24) -> list[tuple[float, float]]:
+    """Bits per weight and predicted divergence of the best choices, from the smallest to the largest."""
+    weights, beside = sum(site.elements for site in source.sites), beside_bytes(source)
+    low = sum(min(one.nbytes for one in some) for some in candidates.values())
+    high = sum(max(one.nbytes for one in some) for some in candidates.values())
+    found = [cheapest(candidates, int(most)) for most in np.linspace(low, high, points)]
+    return [((total_bytes(one) + beside) * 8 / weights, total_loss(one)) for one in found if one is not None]
+
+
+def sensitivity_table(candidates: Candidates) -> dict[str, dict[str, Any]]:
+    """For the report: per matrix what each candidate costs."""
+    return {name: {one.label: one.loss for one in some} for name, some in candidates.items()}
+
+
+def predicted(candidates: Candidates, choices: Mapping[Site, FormatChoice], options: QuantizeOptions) -> float:
+    """The sum of what choices cost, one by one."""
+    labels = {choice: label for label, choice in candidate_choices(options).items()}
+    return sum(
+        one.loss for site, choice in choices.items() for one in candidates[site.name] if one.label == labels[choice]
+    )

@@ -1,0 +1,76 @@
+"""AWQ: columns whose inputs are large are scaled up before they are rounded, and the inputs scaled down as much.
+
+Lin et al. 2023 (arXiv 2306.00978). The factors are the inputs' root mean squares to a power between 0 and 1, searched
+for the least error of the outputs. Whoever calls this divides the inputs: in the weight of the norm before, or in the
+rows of the projection before. Matrices that read the same inputs share the factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..grids import CodeGrid
+from .base import Float64, InputStatistics, Method, MethodResult, output_error, required, required_gram
+from .rtn import round_to_nearest
+from .search import importance
+
+_POWERS = tuple(step / 20 for step in range(20))
+
+
+def find_factors(
+    weights: Sequence[NDArray[Any]],
+    grids: Sequence[CodeGrid],
+    inputs: InputStatistics,
+    *,
+    sharing: NDArray[np.int64] | None = None,
+) -> tuple[Float64, dict[str, float]]:
+    """Factors [columns] for matrices [rows, columns] that read the same inputs, and what to say about them.
+
+    Args:
+        sharing: int64 [columns], which columns have one factor in common: with grouped queries a head of values stands
+            for several parts of the columns, which cannot be scaled apart. None = each column has its own.
+
+    Raises:
+        QuantizationError: the statistics do not fit.
+    """
+    columns = weights[0].shape[1]
+    required_gram(inputs, "awq", columns)
+    squares = required(inputs, "awq", columns).squares
+    if sharing is not None:
+        squares = (np.bincount(sharing, squares) / np.bincount(sharing))[sharing]
+    size = np.sqrt(squares)
+    size = np.maximum(size, max(float(size.max()), 1e-30) * 1e-4)
+    best: Float64 = np.ones(columns)
+    least, chosen, first = np.inf, 0.0, 0.0
+    for power in _POWERS:
+        factors = size**power
+        factors /= np.sqrt(factors.max() * factors.min())
+        error = sum(_scaled_error(weight, grid, inputs, factors) for weight, grid in zip(weights, grids, strict=True))
+        if power == 0:
+            first = error
+        if error < least:
+            best, least, chosen = factors, error, float(power)
+    return best, {"power": chosen, "error": least / len(weights), "error_unscaled": first / len(weights)}
+
+
+def _scaled_error(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics, factors: Float64) -> float:
+    scaled = np.asarray(weight, np.float32) * factors.astype(np.float32)
+    stored = round_to_nearest(scaled, grid).blocks.values(grid)
+    stored /= factors.astype(np.float32)
+    return output_error(weight, stored, inputs)
+
+
+def rounded(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
+    """What is done with the scaled matrix: scales are searched, weighed by the scaled inputs (AWQ's clipping).
+
+    Raises:
+        QuantizationError: no statistics.
+    """
+    return importance(weight, grid, inputs)
+
+
+METHOD = Method("awq", "gram", rounded, "columns with large inputs are scaled up first, their inputs down", folds=True)

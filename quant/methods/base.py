@@ -1,0 +1,114 @@
+"""What every method of quantisation takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..blocks import QuantizationError
+from ..grids import CodedBlocks, CodeGrid
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class InputStatistics:
+    """What a matrix is multiplied with, over the tokens of a calibration text.
+
+    Attributes:
+        count: vectors x that were seen.
+        squares: float64 [columns], mean of x ** 2.
+        gram: float64 [columns, columns], mean of outer(x, x); None where the method does not need it.
+        cross: float64 [columns, columns], mean of outer(y, x), where y is what the float model has in place of x, the
+            input in the quantised model; None = the same as gram.
+    """
+
+    count: int
+    squares: Float64
+    gram: Float64 | None = None
+    cross: Float64 | None = None
+
+    def scaled(self, factors: NDArray[Any]) -> InputStatistics:
+        """Those of x * factors [columns]."""
+        outer = np.multiply.outer(factors, factors)
+        return InputStatistics(
+            self.count,
+            self.squares * factors**2,
+            None if self.gram is None else self.gram * outer,
+            None if self.cross is None else self.cross * outer,
+        )
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """A matrix as a method left it.
+
+    Attributes:
+        blocks: what is to be stored.
+        notes: what a report should say, such as a damping that had to be raised.
+    """
+
+    blocks: CodedBlocks
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to choose codes.
+
+    Attributes:
+        name: as users say it.
+        needs: "nothing", "squares" or "gram": which statistics of the inputs.
+        quantize: called with the matrix [rows, columns], the grid, and the statistics (None if nothing is needed).
+        summary: in one line.
+        folds: whether columns may be scaled first, where the graph can undo it (AWQ).
+    """
+
+    name: str
+    needs: str
+    quantize: Callable[[NDArray[Any], CodeGrid, InputStatistics | None], MethodResult]
+    summary: str
+    folds: bool = False
+
+
+def required(inputs: InputStatistics | None, method: str, columns: int) -> InputStatistics:
+    """The statistics, if they are there and fit.
+
+    Raises:
+        QuantizationError: they are not.
+    """
+    if inputs is None:
+        raise QuantizationError(f"{method} needs statistics of the inputs, and none were given")
+    if inputs.squares.shape != (columns,):
+        raise QuantizationError(
+            f"{method}: statistics are of {inputs.squares.shape[0]} inputs, the matrix has {columns} columns"
+        )
+    if not np.isfinite(inputs.squares).all():
+        raise QuantizationError(f"{method}: the statistics of the inputs hold NaN or infinity")
+    return inputs
+
+
+def required_gram(inputs: InputStatistics | None, method: str, columns: int) -> Float64:
+    """The inputs' products with each other [columns, columns]; raises as `required` does."""
+    gram = required(inputs, method, columns).gram
+    if gram is None or gram.shape != (columns, columns):
+        raise QuantizationError(f"{method} needs the inputs' products with each other, float64 [{columns}, {columns}]")
+    return gram
+
+
+def output_error(weight: NDArray[Any], stored: NDArray[Any], inputs: InputStatistics) -> float:
+    """Mean squared error of the outputs over that of the float weight's: ||(W - V) X|| ** 2 / ||W X|| ** 2.
+
+    Without the inputs' products with each other, inputs count as independent.
+    """
+    exact = np.asarray(weight, np.float64)
+    difference = exact - stored
+    if inputs.gram is None:
+        error, total = ((part**2 @ inputs.squares).sum() for part in (difference, exact))
+    else:
+        error, total = (np.einsum("ij,ij->", part @ inputs.gram, part) for part in (difference, exact))
+    return float(error / total) if total else 0.0

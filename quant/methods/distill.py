@@ -1,0 +1,174 @@
+"""Scale distillation: scales and codes trained until the outputs are those of the float matrix, as close as they come.
+
+The loss of a matrix is the squared error of its outputs, L = tr((V - W) G (V - W).T), G the mean of outer(x, x) over
+the inputs, damped as in GPTQ; its gradient is 2 (V - W) G. V = s (q - z), so dL/ds of a block is the sum of q - z times
+the gradient over its columns. Two steps alternate, of which neither can make L larger:
+
+- Scales, codes fixed. L is quadratic in a row's scales; conjugate gradients (Hestenes & Stiefel 1952) find its minimum
+  without a rate to choose, for all rows at once. (DWQ of mlx-lm and OmniQuant, arXiv 2308.13137, train scales, too, by
+  Adam.)
+- Codes, scales fixed. Column by column each code becomes the best one given all others (coordinate descent; QuantEase,
+  Behdin et al. 2023, arXiv 2309.01885).
+
+It begins with GPTQ's result, and each row keeps the best that it has had as it would be stored: it is never worse than
+GPTQ in this loss.
+
+Where the float model has other inputs y than the quantised model's x (layers before lost something already), W is
+replaced by the matrix that gives the float model's outputs best from x: W C inv(G), C the mean of outer(y, x).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..grids import CodedBlocks, CodeGrid, Float32, in_blocks, reciprocal
+from .base import InputStatistics, Method, MethodResult, required, required_gram
+from .gptq import DAMPING, gptq
+
+ROUNDS, _GRADIENTS = 4, 12
+# Damping of G where it is inverted for the aim: so much of the float matrix itself stays in it.
+_PULL = 0.05
+_PANEL = 128
+
+
+def distill(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
+    """See the module.
+
+    Raises:
+        QuantizationError: no products of the inputs.
+    """
+    columns = weight.shape[1]
+    gram = required_gram(inputs, "distill", columns)
+    statistics = required(inputs, "distill", columns)
+    target = aimed(weight, statistics)
+    start = gptq(target, grid, statistics)
+    damped = gram + np.diag(np.full(columns, DAMPING * float(np.diag(gram).mean())))
+    training = _Training(target, damped.astype(np.float32), grid, start.blocks)
+    for _ in range(ROUNDS):
+        training.fit_scales()
+        training.fit_codes()
+    return MethodResult(training.best, {**start.notes, **training.notes})
+
+
+def aimed(weight: NDArray[Any], inputs: InputStatistics) -> Float32:
+    """The float matrix whose outputs from the quantised model's inputs are closest to the float model's."""
+    exact = np.asarray(weight, np.float32)
+    if inputs.cross is None or inputs.gram is None:
+        return exact
+    pull = np.eye(len(inputs.gram)) * _PULL * float(np.diag(inputs.gram).mean())
+    turned = np.linalg.solve((inputs.gram + pull).T, (inputs.cross + pull).T).T  # cross @ inv(gram), damped
+    return exact @ turned.astype(np.float32)
+
+
+class _Training:
+    """One matrix's.
+
+    Attributes:
+        best: what was best so far, row by row.
+        notes: the loss before and after, as parts of what the outputs' squares are.
+    """
+
+    def __init__(self, target: Float32, gram: Float32, grid: CodeGrid, start: CodedBlocks) -> None:
+        self._target, self._gram, self._grid, self._columns = target, gram, grid, target.shape[1]
+        self._scales, self._zeros, self._codes = start.scales.copy(), start.zeros, start.codes.copy()
+        self.best = start
+        self._losses = self._loss(self._stored())[0]
+        self._total = float(np.einsum("ij,ij->", target @ gram, target)) or 1.0
+        self.notes: dict[str, float] = {"loss_before": float(self._losses.sum()) / self._total}
+
+    def fit_scales(self) -> None:
+        """The scales of least loss for the codes."""
+        offsets = self._offsets()
+        _, gradient = self._loss(self._flat(offsets * self._scales[..., None]))
+        remaining = -self._by_scale(gradient, offsets)
+        # Blocks whose weights are of one size converge together: each scale is counted in what its block weighs.
+        weights = np.einsum("rbi,bi->rb", offsets**2, in_blocks(np.diag(self._gram)[None], self._grid.block_size)[0])
+        inverse = reciprocal(weights)
+        move = np.zeros_like(self._scales)
+        prepared = remaining * inverse
+        direction, power = prepared.copy(), _dot(remaining, prepared)
+        for _ in range(_GRADIENTS):
+            curved = self._by_scale(self._flat(offsets * direction[..., None]) @ self._gram, offsets)
+            length = _ratio(power, _dot(direction, curved))
+            move += length[:, None] * direction
+            remaining -= length[:, None] * curved
+            prepared = remaining * inverse
+            after = _dot(remaining, prepared)
+            direction = prepared + _ratio(after, power)[:, None] * direction
+            power = after
+        self._scales, _ = self._grid.settled(self._scales + move, self._zeros)
+        self._keep()
+
+    def fit_codes(self) -> None:
+        """Each code the best one, given all others and the scales."""
+        stored, size = self._stored(), self._grid.block_size
+        gradient = np.ascontiguousarray(self._loss(stored)[1].T)  # [columns, rows]
+        values, codes = np.ascontiguousarray(stored.T), self._codes.reshape(len(stored), -1)
+        inverse, points = reciprocal(self._scales), self._grid.points
+        for first in range(0, self._columns, _PANEL):
+            last = min(first + _PANEL, self._columns)
+            inside, moved = gradient[first:last].copy(), np.empty((last - first, len(stored)), np.float32)
+            for j in range(first, last):
+                block, place = j // size, j - first
+                wanted = values[j] - inside[place] / self._gram[j, j]
+                found = self._grid.codes(wanted * inverse[:, block] + self._zeros[:, block])
+                new = (points[found] - self._zeros[:, block]) * self._scales[:, block]
+                moved[place] = new - values[j]
+                codes[:, j] = found
+                inside += self._gram[first:last, j, None] * moved[place]
+            gradient += self._gram[:, first:last] @ moved
+        self._keep()
+
+    def _keep(self) -> None:
+        """Rows that are better than ever are kept."""
+        losses, _ = self._loss(self._stored())
+        better = losses < self._losses
+        self._losses = np.where(better, losses, self._losses)
+        rows = better[:, None]
+        self.best = CodedBlocks(
+            np.where(rows[..., None], self._codes, self.best.codes),
+            np.where(rows, self._scales, self.best.scales),
+            self._zeros,
+            self._columns,
+        )
+        self.notes["loss_after"] = float(self._losses.sum()) / self._total
+
+    def _offsets(self) -> Float32:
+        """Points less zeros, [rows, blocks, block_size]; 0 past the last column."""
+        offsets = self._grid.points[self._codes] - self._zeros[..., None]
+        offsets.reshape(len(offsets), -1)[:, self._columns :] = 0
+        return offsets
+
+    def _stored(self) -> Float32:
+        return self._flat(self._offsets() * self._scales[..., None])
+
+    def _flat(self, blocks: Float32) -> Float32:
+        return blocks.reshape(len(blocks), -1)[:, : self._columns]
+
+    def _by_scale(self, gradient: Float32, offsets: Float32) -> Float32:
+        """Half the derivative by each scale, from half that by each weight."""
+        result: Float32 = np.einsum("rbi,rbi->rb", in_blocks(gradient, self._grid.block_size), offsets)
+        return result
+
+    def _loss(self, stored: Float32) -> tuple[Float32, Float32]:
+        """Per row the squared error of its outputs, and half its gradient by each weight."""
+        difference = stored - self._target
+        gradient: Float32 = np.matmul(difference, self._gram, dtype=np.float32)
+        losses: Float32 = np.einsum("ij,ij->i", gradient, difference)
+        return losses, gradient
+
+
+def _dot(a: Float32, b: Float32) -> Float32:
+    result: Float32 = np.einsum("rb,rb->r", a, b)
+    return result
+
+
+def _ratio(above: Float32, below: Float32) -> Float32:
+    """above / below; 0 where there is nothing left to do."""
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+METHOD = Method("distill", "gram", distill, "scales and codes trained on the float matrix's outputs, from GPTQ's on")

@@ -1,0 +1,132 @@
+"""GPTQ: columns are rounded one after the other, and what each loses is made good by those not rounded yet.
+
+Frantar et al. 2022 (arXiv 2210.17323). With H the mean of outer(x, x) over the inputs and U upper triangular with
+inv(H) = U.T @ U, column j loses e = (w - q) / U[j, j], and every later column l is changed by -e U[j, l]. Columns come
+in the order of their inputs' squares (act-order), block by block, so that blocks stay as they are stored; a block's
+scales are searched when its turn comes, in what the columns before have made of it, each error weighed by
+1 / U[j, j] ** 2, which is what it costs.
+
+H is damped by a hundredth of its mean diagonal; where its Cholesky factorisation in float64 fails even so, ten times
+as much is tried, and said in the notes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..blocks import QuantizationError
+from ..grids import CodedBlocks, CodeGrid, Float32, coded, in_blocks, reciprocal
+from .base import Float64, InputStatistics, Method, MethodResult, required_gram
+from .search import BlockSearch
+
+DAMPING = 0.01
+_MOST_DAMPING = 10.0
+# Columns whose losses reach the rest of the matrix by one product.
+_PANEL = 128
+# Rows whose scales are searched at once.
+_SEARCH_ROWS = 1024
+
+
+def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
+    """See the module.
+
+    Raises:
+        QuantizationError: no products of the inputs, or they cannot be factorised.
+    """
+    rows, columns = weight.shape
+    gram = required_gram(inputs, "gptq", columns)
+    size = grid.block_size
+    in_blocks(weight, size)  # finite
+    order = block_order(np.diag(gram), size)
+    upper, damping = inverse_factor(gram[np.ix_(order, order)], DAMPING)
+    left = np.ascontiguousarray(np.asarray(weight, np.float32).T[order])  # [columns, rows], in the order of rounding
+    blocks = -(-columns // size)
+    scales, zeros = np.zeros((2, rows, blocks), np.float32)
+    codes = np.empty((rows, blocks * size), np.uint8)
+    costs = (1 / np.diag(upper) ** 2).astype(np.float32)
+    upper32 = upper.astype(np.float32)
+    for first, last in panels(order, size):
+        lost = np.empty((last - first, rows), np.float32)
+        for j in range(first, last):
+            block = order[j] // size
+            if j == first or order[j - 1] // size != block:
+                inside = slice(j, j + np.count_nonzero(order[j:last] // size == block))
+                scales[:, block], zeros[:, block] = _block_scales(left[inside], costs[inside], grid)
+                inverse = reciprocal(scales[:, block])
+            places = left[j] * inverse + zeros[:, block]
+            found = grid.codes(places)
+            codes[:, order[j]] = found
+            stored = (grid.points[found] - zeros[:, block]) * scales[:, block]
+            lost[j - first] = (left[j] - stored) / upper32[j, j]
+            left[j + 1 : last] -= upper32[j, j + 1 : last, None] * lost[j - first]
+        left[last:] -= upper32[first:last, last:].T @ lost
+    if columns < blocks * size:
+        padding = np.zeros((rows, 1, 1), np.float32)
+        codes[:, columns:] = coded(padding, scales[:, -1:], zeros[:, -1:], grid)[:, 0]
+    result = CodedBlocks(codes.reshape(rows, blocks, size), scales, zeros, columns)
+    return MethodResult(result, {"damping": damping} if damping != DAMPING else {})
+
+
+def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:
+    """Columns block by block, the block with the largest mean square first, and inside it the largest first."""
+    columns = len(squares)
+    starts = np.arange(0, columns, block_size)
+    means = np.add.reduceat(squares, starts) / np.diff(np.append(starts, columns))
+    order = [
+        start + np.argsort(-squares[start : start + block_size], kind="stable")
+        for start in starts[np.argsort(-means, kind="stable")]
+    ]
+    return np.concatenate(order)
+
+
+def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
+    """Places in the order from which to which a panel goes: whole blocks, about _PANEL columns."""
+    changes = np.flatnonzero(np.diff(order // block_size)) + 1
+    result, first = [], 0
+    for end in [*changes.tolist(), len(order)]:
+        if end - first >= _PANEL or end == len(order):
+            result.append((first, end))
+            first = end
+    return result
+
+
+def inverse_factor(gram: Float64, damping: float) -> tuple[Float64, float]:
+    """U upper triangular with inv(gram + damping * mean(diag) * I) = U.T @ U, and the damping that it took.
+
+    Inputs that were never seen count as independent of all others.
+
+    Raises:
+        QuantizationError: the matrix holds NaN or infinity, or is not positive even when damped much.
+    """
+    if not np.isfinite(gram).all():
+        raise QuantizationError("the inputs' products with each other hold NaN or infinity")
+    mean = float(np.diag(gram).mean()) or 1.0
+    while damping <= _MOST_DAMPING:
+        damped = gram + np.diag(np.full(len(gram), damping * mean))
+        try:
+            # Cholesky from the last row to the first: damped = R @ R.T with R upper, so inv(R) is what is wanted.
+            factor = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+            return np.linalg.inv(factor), damping
+        except np.linalg.LinAlgError:
+            damping *= 10
+    raise QuantizationError(
+        f"the inputs' products with each other cannot be factorised, even damped by {_MOST_DAMPING}"
+    )
+
+
+def _block_scales(columns: Float32, costs: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
+    """Scales and zeros [rows] for columns [up to block_size, rows] that make a block, in any order."""
+    rows = columns.shape[1]
+    scales, zeros = np.empty((2, rows), np.float32)
+    weights = costs / costs.mean()
+    for first in range(0, rows, _SEARCH_ROWS):
+        part = slice(first, first + _SEARCH_ROWS)
+        best = BlockSearch(np.ascontiguousarray(columns[:, part].T)[:, None], weights, grid).run()
+        scales[part], zeros[part] = best.scales[:, 0], best.zeros[:, 0]
+    return scales, zeros
+
+
+METHOD = Method("gptq", "gram", gptq, "what a column loses is made good by the columns after it")

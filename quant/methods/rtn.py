@@ -1,0 +1,60 @@
+"""Rounding to nearest: a block's scale is that of its extreme values. onnxruntime's default, integer for integer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, in_blocks, in_parallel, row_slices
+from .base import InputStatistics, Method, MethodResult
+
+
+def extreme_scales(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
+    """Scales and zeros [...] for blocks of values [..., block_size], as they are stored.
+
+    Without zeros the value of largest magnitude becomes the lowest point, with its sign; with zeros the block's range,
+    widened to hold 0, is spread over all points.
+    """
+    low, high = values.min(axis=-1), values.max(axis=-1)
+    points = grid.points
+    if not grid.has_zeros:
+        extreme = np.where(np.abs(high) > np.abs(low), high, low)
+        scales = extreme / np.float32(points[0] - grid.centre)
+        return grid.settled(scales, np.full_like(scales, grid.centre))
+    low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
+    scales, _ = grid.settled((high - low) / np.float32(points[-1] - points[0]), np.zeros_like(low))
+    return grid.settled(scales, range_zeros(low, scales, grid))
+
+
+def range_zeros(low: Float32, scales: Float32, grid: CodeGrid) -> Float32:
+    """Zeros that put the lowest value of a block on the lowest point."""
+    start = np.full_like(low, grid.points[0])
+    result: Float32 = start - np.divide(low, scales, out=np.zeros_like(low), where=scales != 0)
+    return result
+
+
+def round_to_nearest(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None = None) -> MethodResult:
+    """See the module."""
+    rows, columns = weight.shape
+    result = empty_blocks(rows, columns, grid.block_size)
+
+    def work(part: slice) -> None:
+        values = in_blocks(weight[part], grid.block_size, first_row=part.start)
+        scales, zeros = extreme_scales(values, grid)
+        result.scales[part], result.zeros[part] = scales, zeros
+        result.codes[part] = coded(values, scales, zeros, grid)
+
+    for _ in in_parallel(work, row_slices(rows, columns)):
+        pass
+    return MethodResult(result)
+
+
+def with_scales(weight: NDArray[Any], scales: Float32, zeros: Float32, grid: CodeGrid) -> CodedBlocks:
+    """The closest codes of a matrix, given scales and zeros of its blocks."""
+    blocks = in_blocks(weight, grid.block_size)
+    return CodedBlocks(coded(blocks, scales, zeros, grid), scales, zeros, weight.shape[1])
+
+
+METHOD = Method("rtn", "nothing", round_to_nearest, "round to nearest, scales of the extreme values")

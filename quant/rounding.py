@@ -1,0 +1,177 @@
+"""Plain rounding to any form: each block gets the scale of its extreme values, each weight the nearest value.
+
+The methods that search, learn or use data begin where this ends; they share `nearest_codes`.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.weight_formats import ROW, WeightFormat, repeated
+
+from .blocks import QuantizationError
+from .formats import QuantizedWeight, uniform_grid
+
+Float32 = NDArray[np.float32]
+# Floats per chunk of rows: a chunk and its temporaries stay inside a core's cache.
+_CHUNK_FLOATS = 1 << 16
+# Below, float16 has fewer than four bits. What is lost above is made up for by the integers that follow.
+_SMALLEST_HALF, _LARGEST_HALF = 2.0**-21, 65504.0
+
+
+def round_to_nearest(
+    weight: NDArray[Any], form: WeightFormat, grid: Float32 | None = None, *, half_scales: bool = True
+) -> QuantizedWeight:
+    """Quantise a matrix [n, k] without looking at any data.
+
+    Without offsets a block's value of largest magnitude becomes the grid's; with offsets its range, widened to hold 0,
+    is spread over the grid. Scales of groups come from the largest of their blocks'.
+
+    Args:
+        weight: any float type, [n, k].
+        grid: float32 [2 ** bits]; None = integers, around zero without offsets and from 0 on with them.
+        half_scales: scales are rounded to float16 before the weights are, where it holds them; those of whole rows
+            stay float32.
+
+    Raises:
+        QuantizationError: not a matrix, NaN or infinity in it, or a grid that does not fit.
+    """
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise QuantizationError(f"weight has shape {list(weight.shape)}, expected a matrix with at least one element")
+    half_scales = half_scales and form.group_size != ROW
+    grid = uniform_grid(form.bits, centred=not form.offset_bits) if grid is None else np.asarray(grid, np.float32)
+    if grid.shape != (1 << form.bits,) or not np.isfinite(grid).all() or not grid.any():
+        raise QuantizationError(f"grid is {list(grid.shape)}, expected {1 << form.bits} finite numbers, not all zero")
+    if form.offset_bits and grid.min() != 0:
+        raise QuantizationError(f"grid begins at {grid.min()}, expected 0: offsets take away, and never add")
+    n, k = weight.shape
+    step = max(1, _CHUNK_FLOATS // form.padded(k))
+    firsts = range(0, n, step)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        parts = list(pool.map(lambda at: _rounded_rows(weight[at : at + step], at, form, grid, half_scales), firsts))
+    columns = (np.concatenate(arrays) if arrays[0] is not None else None for arrays in zip(*parts, strict=True))
+    codes, scales, multipliers, offset_scales, offsets = columns
+    if form.offset_bits and not form.multiplier_bits:
+        offset_scales = scales
+    assert codes is not None and scales is not None
+    return QuantizedWeight.of_codes(form, codes[:, :k], grid, scales, multipliers, offset_scales, offsets)
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """Of some rows: floats [rows, groups], integers [rows, blocks]; see QuantizedWeight."""
+
+    scales: Float32
+    multipliers: NDArray[np.int16] | None = None
+    offset_scales: Float32 | None = None
+    offsets: NDArray[np.uint8] | None = None
+
+
+def _rounded_rows(
+    weight: NDArray[Any], first: int, form: WeightFormat, grid: Float32, half_scales: bool
+) -> tuple[NDArray[Any] | None, ...]:
+    rows, k = weight.shape
+    values = np.zeros((rows, form.padded(k)), np.float32)
+    with np.errstate(over="ignore"):
+        values[:, :k] = weight
+    blocks = form.blocks(k)
+    cut = values.reshape(rows, blocks, -1)
+    low, high = cut.min(axis=2), cut.max(axis=2)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        row, block = np.argwhere(~(np.isfinite(low) & np.isfinite(high)))[0]
+        raise QuantizationError(f"weight has NaN or infinite values in row {first + row}, block {block}")
+    found = _factors(low, high, form, grid, form.groups(k), half_scales)
+    codes = nearest_codes(
+        values, grid, factors(found.scales, found.multipliers, blocks),
+        None if found.offsets is None else factors(_or(found.offset_scales, found.scales), found.offsets, blocks),
+    )  # fmt: skip
+    return codes, found.scales, found.multipliers, found.offset_scales, found.offsets
+
+
+def _or(first: Float32 | None, second: Float32) -> Float32:
+    return second if first is None else first
+
+
+def factors(floats: Float32, integers: NDArray[Any] | None, blocks: int) -> Float32:
+    """Numbers of groups [rows, groups] times those of blocks [rows, blocks] (None = 1): float32 [rows, blocks]."""
+    spread = repeated(floats, blocks)
+    return spread if integers is None else (spread * integers.astype(np.float32)).astype(np.float32)
+
+
+def nearest_codes(values: Float32, grid: Float32, scales: Float32, offsets: Float32 | None = None) -> NDArray[np.uint8]:
+    """The codes of the nearest values that weights can have: scale * grid[code] - offset.
+
+    Args:
+        values: float32 [rows, padded columns].
+        grid: float32 [2 ** bits], in any order.
+        scales, offsets: float32 [rows, blocks], what blocks are multiplied by and what is taken away, see `factors`.
+            Where a scale is 0 every code is as good, and the one nearest to 0 is taken.
+    """
+    rows, width = values.shape
+    cut = values.reshape(rows, scales.shape[1], -1)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scales
+    inverse[~np.isfinite(inverse)] = 0
+    moved = cut if offsets is None else cut + offsets[:, :, None]
+    order = np.argsort(grid, kind="stable")
+    middles = (grid[order][1:] + grid[order][:-1]) / 2
+    ordered = (moved * inverse[:, :, None]).reshape(rows, width)
+    steps = np.diff(grid[order])
+    if np.all(steps == 1):  # integers: rounding is much faster than a search
+        places = np.clip(np.floor(ordered - grid[order][0] + np.float32(0.5)), 0, len(grid) - 1).astype(np.uint8)
+    else:
+        places = np.searchsorted(middles, ordered).astype(np.uint8)
+    codes: NDArray[np.uint8] = order.astype(np.uint8)[places]
+    return codes
+
+
+def _factors(low: Float32, high: Float32, form: WeightFormat, grid: Float32, groups: int, half: bool) -> _Factors:
+    """Of blocks whose smallest and largest values these are, [rows, blocks]."""
+    if form.offset_bits:
+        low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
+        with np.errstate(over="ignore"):
+            exact = (high - low) / (grid.max() - grid.min())
+        minima = exact * grid.min() - low
+    else:
+        reach = grid[np.argmax(np.abs(grid))]
+        exact = np.where(np.abs(high) > np.abs(low), high, low) / reach
+        if form.multiplier_bits and not form.signed:
+            exact = np.abs(exact)
+    if not form.multiplier_bits:
+        scales = _half(exact) if half else exact
+        if not form.offset_bits:
+            return _Factors(scales)
+        most = (1 << form.offset_bits) - 1
+        points = np.divide(minima, scales, out=np.zeros_like(minima), where=scales != 0)
+        return _Factors(scales, None, None, np.floor(np.clip(points, 0, most) + np.float32(0.5)).astype(np.uint8))
+    most = (1 << form.multiplier_bits) - 1 - form.multiplier_zero
+    scales, multipliers = _integers(exact, groups, most, half)
+    if not form.offset_bits:
+        return _Factors(scales, multipliers.astype(np.int16))
+    offset_scales, offsets = _integers(minima, groups, (1 << form.offset_bits) - 1, half)
+    return _Factors(scales, multipliers.astype(np.int16), offset_scales, offsets.astype(np.uint8))
+
+
+def _integers(exact: Float32, groups: int, most: int, half: bool) -> tuple[Float32, Float32]:
+    """Numbers of blocks as integers up to `most` times a float per group, that of the group's largest."""
+    rows, blocks = exact.shape
+    cut = exact.reshape(rows, groups, -1)
+    floats = np.abs(cut).max(axis=2) / np.float32(most)
+    floats = _half(floats) if half else floats
+    spread = repeated(floats, blocks)
+    quotient = np.divide(exact, spread, out=np.zeros_like(exact), where=spread != 0)
+    return floats, np.clip(np.rint(quotient), -most, most)
+
+
+def _half(scales: Float32) -> Float32:
+    """Rounded to float16, but for those that it holds with few bits or not at all."""
+    magnitudes = np.abs(scales)
+    inside = (magnitudes == 0) | ((magnitudes >= _SMALLEST_HALF) & (magnitudes <= _LARGEST_HALF))
+    with np.errstate(over="ignore"):
+        return np.where(inside, scales.astype(np.float16).astype(np.float32), scales)

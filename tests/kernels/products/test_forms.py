@@ -1,0 +1,204 @@
+"""Products and look-ups of weights of every form against float64; the same to the last bit in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kernels.cpu.arrays import block_rows
+from genai.kernels.cpu.products.calls import Affine
+from genai.kernels.cpu.products.forms import grid_of, pack_form
+from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.formats import BlockMatrix, FormatError
+from genai.kernels.weight_formats import ROW, WeightFormat
+from genai.quant import formats
+from genai.quant.formats import GRIDS, QuantizedWeight, row_scaled_format, uniform_format, uniform_grid
+from genai.quant.rounding import round_to_nearest
+from tests.instructions import other_instructions
+
+Multiply = Callable[..., np.ndarray]
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
+TWO_BITS = np.array([-31, -13, 1, 17], np.float32)
+THREE_BITS = np.array([-63, -40, -23, -10, 1, 13, 28, 47], np.float32)
+
+# Name -> form, grid (None = integers); those that every run has, then those that are drawn.
+CORE: dict[str, tuple[WeightFormat, Any]] = {
+    "2 by 32": (uniform_format(2, 32), None),
+    "3 by 64": (uniform_format(3, 64), None),
+    "5 by 16": (uniform_format(5, 16), None),
+    "6 by row": (uniform_format(6, ROW), None),
+    "3 by 32 with zero points": (uniform_format(3, 32, zero_points=True), None),
+    "Q2_K": (formats.Q2_K, None),
+    "Q3_K": (formats.Q3_K, None),
+    "Q4_K": (formats.Q4_K, None),
+    "IQ4_XS": (formats.IQ4_XS, GRIDS["iq4"]),
+    "MXFP4": (formats.MXFP4, GRIDS["mxfp4"]),
+    "NF4": (uniform_format(4, 64), GRIDS["nf4"]),
+    "4 bits by rows": (row_scaled_format(4, 32), GRIDS["iq4"]),
+    "2 bits by rows": (row_scaled_format(2, 16, 4), TWO_BITS),
+}
+OTHERS: dict[str, tuple[WeightFormat, Any]] = {
+    **{
+        f"uniform {bits} by {size or 'row'}{' with zero points' * points}": (
+            uniform_format(bits, size, zero_points=points), None
+        )
+        for bits in (2, 3, 4, 5, 6, 8) for size in (16, 32, 128, 256, ROW) for points in (False, True)
+    },
+    "Q5_K": (formats.Q5_K, None),
+    "Q6_K": (formats.Q6_K, None),
+    "IQ4_NL": (formats.IQ4_NL, GRIDS["iq4"]),
+    "FP4": (uniform_format(4, 128), GRIDS["fp4"]),
+    "3 bits by rows": (row_scaled_format(3, 32), THREE_BITS),
+    "offsets of rows": (WeightFormat(4, 32, ROW, 8, False, 8), None),
+    "a row of one block": (WeightFormat(3, ROW, ROW, 8, True), THREE_BITS),
+    "groups of 64": (WeightFormat(2, 16, 64, 6, True), TWO_BITS),
+}  # fmt: skip
+FORMS = {**CORE, **OTHERS}
+NAMES = [*CORE, *(pytest.param(name, marks=DRAWN) for name in OTHERS)]
+
+
+def made(name: str, normal: Callable[..., np.ndarray], n: int, k: int) -> QuantizedWeight:
+    """Ordinary rows, one of zeros, one of one sign, one with outliers; MXFP4 has powers of two."""
+    form, grid = FORMS[name]
+    weight = normal(n, k)
+    weight[3], weight[4] = 0, np.abs(weight[4])
+    weight[5, ::50] *= 40
+    found = round_to_nearest(weight, form, grid)
+    if name == "MXFP4":
+        scales = np.exp2(np.round(np.log2(np.maximum(np.abs(found.scales), 2.0**-20)))).astype(np.float32)
+        found = QuantizedWeight.of_codes(form, found.codes, found.grid, scales)
+    return found
+
+
+def as_bytes(weight: QuantizedWeight) -> np.ndarray:
+    """The weights as products with rounded activations see them: values of a grid are whole numbers of its unit."""
+    grid = grid_of(weight.grid)
+    if grid.zero is not None:
+        return weight.dequantise().astype(np.float64)
+    steps = np.rint(grid.values[: len(weight.grid)])
+    assert np.abs(steps * grid.unit - weight.grid).max() <= np.abs(weight.grid).max() / 128
+    arrays = weight.arrays
+    whole = (steps.astype(np.float64) * grid.unit).astype(np.float32)
+    return QuantizedWeight(
+        arrays.form, weight.n, weight.k, weight.data, whole, weight.scales, weight.multipliers
+    ).dequantise().astype(np.float64)  # fmt: skip
+
+
+def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
+    """x as 8-bit activations stand for it, in float64."""
+    result = np.zeros(x.shape)
+    for first in range(0, x.shape[1], block_size):
+        block = x[:, first : first + block_size]
+        largest = np.abs(block).max(axis=1, keepdims=True)
+        scale = (largest / np.float32(127)).astype(np.float64)
+        result[:, first : first + block_size] = np.rint(block * (np.float32(127) / largest)) * scale
+    return result
+
+
+def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 2e-6) -> None:
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n, k", [(70, 500), (16, 1)])
+def test_tables_hold_what_was_packed(name: str, n: int, k: int, normal: Callable[..., np.ndarray]) -> None:
+    weight = made(name, normal, n, k)
+    found, expected = block_rows(np.arange(n), pack_form(weight.arrays)), weight.dequantise()
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_products_against_float64(name: str, normal: Callable[..., np.ndarray], multiply: Multiply) -> None:
+    """Any number of rows are each what they are alone, with a bias and rows of addends, to the last bit."""
+    weight = made(name, normal, 70, 700)
+    matrix, x = pack_form(weight.arrays), normal(23, 700)
+    x[:, ::31] *= 20
+    bias = normal(70)
+    for quantized in (True, False):
+        seen = rounded(x, matrix.layout.block_size) if quantized else x.astype(np.float64)
+        values = as_bytes(weight) if quantized else weight.dequantise().astype(np.float64)
+        out = multiply(x, matrix, quantized=quantized, bias=bias)
+        close(out, seen @ values.T + bias)
+        for first, rows in ((0, 1), (1, 2), (3, 3), (6, 5), (11, 8)):
+            some = multiply(x[first : first + rows], matrix, quantized=quantized, bias=bias)
+            np.testing.assert_array_equal(some.view(np.uint32), out[first : first + rows].view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["3 by 64", "Q4_K", "4 bits by rows"])
+def test_gates(name: str, normal: Callable[..., np.ndarray], multiply: Multiply) -> None:
+    """Each of the two matrices has its own grid and row scales."""
+    gate, up = made(name, normal, 40, 512), made(name, normal, 40, 512)
+    if gate.format.group_size == ROW:
+        changed = (np.float32(-1) * up.grid)[::-1].copy()
+        up = QuantizedWeight(up.format, 40, 512, up.data, changed, up.scales, up.multipliers)
+    x = normal(11, 512)
+    matrices = pack_form(gate.arrays), pack_form(up.arrays)
+    out = multiply(x, matrices[0], quantized=True, gate="silu", gated=Affine(matrices[1]))
+    seen = rounded(x, matrices[0].layout.block_size)
+    g, u = (seen @ weight.dequantise().astype(np.float64).T for weight in (gate, up))
+    close(out, g / (1 + np.exp(-g)) * u, 1e-5)
+
+
+def test_bytes_that_a_weight_takes(normal: Callable[..., np.ndarray]) -> None:
+    """What products read is at most 6 % more than what is stored, multipliers of fewer bits as bytes."""
+    for name in CORE:
+        weight = made(name, normal, 64, 2048)
+        packed: BlockMatrix = pack_form(weight.arrays)
+        stored = weight.bits_per_weight
+        if weight.format.multiplier_bits and not weight.format.offset_bits:
+            bits = 8 - weight.format.multiplier_bits
+            stored += bits * weight.format.blocks(2048) / 2048
+        assert 8 * packed.nbytes <= 1.06 * stored * 64 * 2048, name
+
+
+def test_scales_are_powers_of_two_where_all_are(normal: Callable[..., np.ndarray]) -> None:
+    matrix = pack_form(made("MXFP4", normal, 16, 64).arrays)
+    assert matrix.layout.factors == "exponent"
+    small = made("MXFP4", normal, 16, 64)
+    scales = np.full_like(small.scales, 2.0**-127)
+    tiny = QuantizedWeight.of_codes(small.format, small.codes, small.grid, scales)
+    np.testing.assert_allclose(block_rows(np.arange(16), pack_form(tiny.arrays)), tiny.dequantise(), atol=2.0**-149)
+
+
+def test_threads_pack_the_same(normal: Callable[..., np.ndarray], threads: Threads) -> None:
+    weight = made("5 by 16", normal, 700, 96).arrays
+    np.testing.assert_array_equal(pack_form(weight).data, pack_form(weight, threads=threads).data)
+
+
+@pytest.mark.parametrize(
+    ("form", "grid", "message"),
+    [
+        (WeightFormat(4, 32, 256, 6, False, 6), GRIDS["iq4"], "no kernel adds offsets"),
+        (uniform_format(6, 32), np.arange(64, dtype=np.float32) ** 2, "at most 16"),
+        (WeightFormat(4, 32, 256, 6, True), uniform_grid(4, centred=False), "a grid from 0 on"),
+        (WeightFormat(4, 32, ROW, 6, True), uniform_grid(4, centred=False), "a grid from 0 on"),
+        (WeightFormat(4, 32, 256, 6, False, 6), uniform_grid(4), "from 0 on with offsets"),
+    ],
+)
+def test_refused(form: WeightFormat, grid: Any, message: str, normal: Callable[..., np.ndarray]) -> None:
+    weight = round_to_nearest(normal(16, 256), form, None if form.offset_bits else grid)
+    with pytest.raises(FormatError, match=message):
+        pack_form(replace(weight, grid=grid).arrays)
+
+
+def test_offsets_without_a_scale_are_refused(normal: Callable[..., np.ndarray]) -> None:
+    weight = round_to_nearest(normal(16, 64), uniform_format(4, 32, zero_points=True))
+    scales = weight.scales.copy()
+    scales[7, 1] = 0
+    codes = weight.codes
+    bad = QuantizedWeight.of_codes(
+        weight.format, codes, weight.grid, scales, None, np.ones_like(scales), np.maximum(weight.offsets, 1)
+    )
+    with pytest.raises(FormatError, match="row 7, block 1 has a scale of 0 and an offset"):
+        pack_form(bad.arrays)
+
+
+@other_instructions
+def test_other_instruction_sets(name: str, with_instructions: Callable[..., None]) -> None:
+    """This file again, with the kernels of another instruction set (where the machine has it)."""
+    with_instructions(name, __file__)

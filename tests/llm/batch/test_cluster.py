@@ -1,0 +1,95 @@
+"""Batches on a cluster of two workers on this machine, one of which is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genai.errors import MissingPackageError, OptionError, StateError
+from genai.llm.batch.lines import open_lines
+from genai.llm.batch.run import BatchProgress, run_batch
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:
+    from genai.llm.batch.cluster import Cluster
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingPackageError, match="Ray") as caught:
+        Cluster(bundled_folder)
+    assert "[ray]" in caught.value.fix
+
+
+@pytest.mark.slow
+def test_no_cluster(bundled_folder: Path) -> None:
+    pytest.importorskip("ray")
+    from genai.llm.batch.cluster import Cluster
+
+    with pytest.raises(StateError, match="no cluster at 127"):
+        Cluster(bundled_folder, "127.0.0.1:1")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, bundled_folder: Path) -> None:
+    pytest.importorskip("ray")
+    from genai.llm.batch.cluster import Cluster
+
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    with source.open("w") as file:
+        for number in range(2000):
+            messages = [{"role": "user", "content": f"What is {number % 90} + 7?"}]
+            wrong = {"top_p": 2} if number % 500 == 77 else {}
+            file.write(json.dumps({"custom_id": f"q{number}", "messages": messages, **wrong}) + "\n")
+    killed: list[int] = []
+    with Cluster(bundled_folder, "local", workers=2, threads=1, quiet=True) as cluster:
+        before = cluster.processes
+        assert len(set(before)) == 2
+
+        def kill(progress: BatchProgress) -> None:
+            if progress.figures.done > 300 and not killed:
+                killed.append(before[0])
+                os.kill(before[0], signal.SIGKILL)
+
+        report = run_batch(cluster, open_lines(source), output, progress=kill)
+        after = cluster.processes
+        with pytest.raises(OptionError, match="top_p = 2"):
+            cluster.params(top_p=2)
+        ordered = [one.index for one in cluster.map(["Once"] * 200, lambda item: item, max_tokens=1)]
+    assert killed and before[0] not in after and before[1] in after, "another one took its place"
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(lines) == len(found) == 2000 and report.figures.failed == 4
+    assert found["q77"]["error"]["code"] == "OptionError"
+    assert found["q5"]["response"]["body"]["choices"][0]["message"]["content"] == "12"
+    assert ordered == list(range(200))
+
+
+@pytest.mark.slow
+def test_items_that_kill_workers_end_the_run(bundled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from genai.llm.batch import cluster as module
+
+    class Deadly(module.NodeEngine):
+        def answers(self, items: object, options: object) -> None:  # type: ignore[override]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(module, "NodeEngine", Deadly)
+    with module.Cluster(bundled_folder, "local", workers=1, threads=1, quiet=True) as cluster:
+        with pytest.raises(StateError, match="3 workers died with items 1 to 2"):
+            list(cluster.map(["a", "b"], lambda item: item))
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "in.txt").write_text("What is 12 + 7?\n" * 5)
+    command = [sys.executable, "-m", "genai", "batch", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out"), "--chat"]
+    done = subprocess.run([*command, "--ray", "local"], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [one["response"]["body"]["choices"][0]["message"]["content"] for one in lines] == ["19"] * 5

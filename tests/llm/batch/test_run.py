@@ -1,0 +1,260 @@
+"""Runs of batches, killed and begun again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import genai
+from genai.errors import InputError, OptionError
+from genai.llm.batch.asking import Asking, PromptTemplate
+from genai.llm.batch.lines import open_lines
+from genai.llm.batch.page import page, write_page
+from genai.llm.batch.run import BatchProgress, run_batch
+
+FAKE = Path(__file__).with_name("conftest.py")
+
+
+def write_input(path: Path, count: int, *, wrong: int = 0) -> None:
+    """Lines with ids 0 to count - 1; each `wrong`th one is no JSON."""
+    with path.open("w") as file:
+        for number in range(count):
+            if wrong and number % wrong == wrong - 1:
+                file.write("not json\n")
+            else:
+                file.write(json.dumps({"custom_id": f"id-{number}", "prompt": f"prompt {number}"}) + "\n")
+
+
+def read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def text(line: Any) -> str:
+    return str(line["response"]["body"]["choices"][0]["text"])
+
+
+def test_every_line_is_answered(tmp_path: Path, fake: Any) -> None:
+    write_input(tmp_path / "in.jsonl", 100, wrong=10)
+    heard: list[BatchProgress] = []
+    report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", progress=heard.append)
+    lines = read(tmp_path / "out")
+    assert len(lines) == 100 and len({line["custom_id"] for line in lines}) == 100
+    for line in lines:
+        number = int(line["custom_id"].split("-")[1])
+        if line["error"] is None:
+            assert text(line) == f"prompt {number}"[::-1]
+        else:
+            assert number % 10 == 0 and line["custom_id"] == f"line-{number}" and "not JSON" in line["error"]["message"]
+    assert (sum(report.errors.values()), report.finished["stop"], report.kept) == (10, 90, 0)
+    assert heard[-1].total == (tmp_path / "in.jsonl").stat().st_size and heard[-1].done <= heard[-1].total
+
+
+def test_in_order(tmp_path: Path, fake: Any) -> None:
+    write_input(tmp_path / "in.jsonl", 95)
+    numbers = {}
+    for in_order in (False, True):
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="force", in_order=in_order)
+        numbers[in_order] = [int(line["custom_id"].split("-")[1]) for line in read(tmp_path / "out")]
+    assert numbers[True] == list(range(95)) != numbers[False] and sorted(numbers[False]) == numbers[True]
+    kept = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out").write_bytes(b"".join(kept[:50]) + kept[50][:9])
+    run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", in_order=True)
+    assert [int(line["custom_id"].split("-")[1]) for line in read(tmp_path / "out")] == list(range(95))
+    (tmp_path / "out").write_bytes(b"".join([*kept[:5], *kept[6:9]]))
+    with pytest.raises(OptionError, match="in_order"):
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", in_order=True)
+
+
+def test_errors_are_tried_again(tmp_path: Path, fake: Any) -> None:
+    """Also where the lines were corrected meanwhile: only those that stay must be what they were."""
+    write_input(tmp_path / "in.jsonl", 40, wrong=4)
+    first = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
+    assert first.figures.done == 40 and sum(first.errors.values()) == 10
+    again = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
+    assert (again.kept, again.figures.done) == (40, 0)
+    write_input(tmp_path / "in.jsonl", 40)
+    retried = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="retry")
+    assert (retried.kept, retried.figures.done) == (30, 10)
+    lines = read(tmp_path / "out")
+    assert len({line["custom_id"] for line in lines}) == len(lines) == 40 and not any(line["error"] for line in lines)
+
+
+def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -> None:
+    write_input(tmp_path / "in.jsonl", 30)
+    run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
+    before = (tmp_path / "out").read_bytes()
+    (tmp_path / "other.jsonl").write_text((tmp_path / "in.jsonl").read_text().replace("prompt 7", "prompt X"))
+    (tmp_path / "short.jsonl").write_text("".join((tmp_path / "in.jsonl").read_text().splitlines(keepends=True)[:29]))
+    for name in ("other.jsonl", "short.jsonl"):
+        with pytest.raises(InputError, match="does not belong to this input") as caught:
+            run_batch(fake, open_lines(tmp_path / name), tmp_path / "out", begin="resume")
+        assert caught.value.why and caught.value.fix
+    for arguments in (
+        {"max_tokens": 3},
+        {"asking": Asking(PromptTemplate("{prompt}"))},
+        {"asking": Asking(as_chat=True)},
+    ):
+        with pytest.raises(InputError, match="other options"):
+            run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", **arguments)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="begin = 'again'"):
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="again")
+    assert (tmp_path / "out").read_bytes() == before
+    with (tmp_path / "in.jsonl").open("a") as more:  # lines that come behind are further ones
+        more.write('{"prompt": "more"}\n')
+    report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
+    assert (report.kept, report.figures.done) == (30, 1)
+
+
+def test_an_input_that_changes_stops_the_run(tmp_path: Path, fake: Any) -> None:
+    write_input(tmp_path / "in.jsonl", 5000)
+
+    def change(progress: BatchProgress) -> None:
+        if progress.figures.done == 100:
+            with (tmp_path / "in.jsonl").open("a") as more:
+                more.write('{"prompt": "more"}\n')
+
+    with pytest.raises(InputError, match="changed while it was read"):
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", progress=change)
+    done = len(read(tmp_path / "out"))
+    assert 90 <= done < 5000
+    report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
+    assert (report.kept, len(read(tmp_path / "out"))) == (done, 5001)
+
+
+def run_fake(source: Path, output: Path, begin: str = "resume", limit: int = 0) -> subprocess.Popen[bytes]:
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(FAKE), str(source), str(output), begin],
+        env=environment,
+        stderr=subprocess.PIPE,
+        preexec_fn=limited if limit else None,
+    )
+
+
+def test_killed_at_any_moment_each_id_comes_once(tmp_path: Path) -> None:
+    """SIGKILL while a process writes, cut in the middle of a line or not, also while it drops errors."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    write_input(source, 20_000, wrong=50)
+    order = random.Random(5)
+    kills = kept = 0
+    while kills < 12:
+        process = run_fake(source, output, order.choice(["resume", "resume", "retry"]))
+        deadline = time.monotonic() + 30
+        size = output.stat().st_size if output.exists() else 0
+        while process.poll() is None and time.monotonic() < deadline:
+            if output.exists() and output.stat().st_size != size:
+                break
+        time.sleep(order.uniform(0, 0.03))
+        process.kill()
+        assert process.stderr is not None
+        stderr = process.stderr.read()
+        process.stderr.close()
+        assert process.wait() in (-signal.SIGKILL, 0), stderr
+        kills += process.returncode == -signal.SIGKILL
+        kept = max(kept, output.read_bytes().count(b"\n"))
+        if process.returncode == 0:
+            break
+        if order.random() < 0.5:  # what a machine that loses its power may do besides
+            os.truncate(output, max(output.stat().st_size - order.randrange(200), 0))
+    assert kills >= 3 and kept > 0
+    last = run_fake(source, output)
+    assert last.communicate() and last.returncode == 0
+    ids = [line["custom_id"] for line in read(output)]
+    assert len(ids) == len(set(ids)) == 20_000
+
+
+def test_a_full_disk_stops_the_run_and_it_goes_on(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    write_input(source, 500)
+    process = run_fake(source, output, "new", limit=100_000)
+    _, stderr = process.communicate()
+    assert process.returncode == 1 and b"cannot be written" in stderr and b"File too large" in stderr
+    assert output.read_bytes().endswith(b"}\n") and 50_000 < output.stat().st_size <= 100_000
+    again = run_fake(source, output)
+    again.communicate()
+    assert again.returncode == 0 and len({line["custom_id"] for line in read(output)}) == 500
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path: Path, fake: Any) -> None:
+    peaks = []
+    for count in (2_000, 20_000):
+        write_input(tmp_path / "in.jsonl", count)
+        tracemalloc.start()
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="force")
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 200_000, "the lines take thirty times as much"
+
+
+def test_the_page(tmp_path: Path, fake: Any) -> None:
+    (tmp_path / "in.txt").write_text("<script>alert(1)</script>\n" * 300)
+    report = run_batch(fake, open_lines(tmp_path / "in.txt"), tmp_path / "out")
+    report.input = "<b>in</b>"
+    shown = page(report)
+    assert "<script>" not in shown and "<b>in" not in shown and "&lt;" in shown
+    assert "300, of which 0 failed" in shown and "<polyline" in shown and "<rect" in shown
+    assert len(report.moments) <= 240 and len(report.answers) == 20
+    write_page(report, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == shown
+    with pytest.raises(InputError, match="cannot be written"):
+        write_page(report, tmp_path)
+
+
+def test_the_bundled_model(llm: genai.LLM, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    with source.open("w") as file:
+        for number in range(40):
+            messages = [{"role": "user", "content": f"What is {number} + 7?"}]
+            body = {"model": "other", "messages": messages, "max_completion_tokens": 8}
+            line = {"custom_id": f"q{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+    report = run_batch(llm, open_lines(source), tmp_path / "out", in_order=True)
+    answers = [line["response"]["body"]["choices"][0]["message"]["content"] for line in read(tmp_path / "out")]
+    expected = llm.generate([llm.render(f"What is {number} + 7?") for number in range(40)])
+    assert answers == [one.text for one in expected]
+    assert report.other_models == {"other"} and report.figures.generated_tokens > 40
+    table = tmp_path / "table.csv"
+    table.write_text("a,b\n3,4\n5,6\n")
+    asking = Asking(PromptTemplate("What is {a} + {b}?"), as_chat=True)
+    run_batch(llm, open_lines(table), tmp_path / "sums", asking, in_order=True)
+    sums = [line["response"]["body"]["choices"][0]["message"]["content"] for line in read(tmp_path / "sums")]
+    assert sums == ["7", "11"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_lines_killed_fifty_times(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    with source.open("w") as file:
+        for number in range(10_000):
+            body = {"messages": [{"role": "user", "content": f"What is {number % 97} + {number % 89}?"}]}
+            file.write(json.dumps({"custom_id": f"q{number}", "body": body}) + "\n")
+    command = [sys.executable, "-m", "genai", "batch", str(source), "-o", str(output), "--resume", "-q"]
+    order, kills = random.Random(1), 0
+    while kills < 50:
+        process = subprocess.Popen(command)
+        size = output.stat().st_size if output.exists() else 0
+        while process.poll() is None and (not output.exists() or output.stat().st_size <= size):
+            time.sleep(0.001)
+        time.sleep(order.uniform(0, 0.15))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "it was done before it was killed so often"
+        kills += 1
+    assert subprocess.run(command, check=False).returncode == 0
+    ids = [line["custom_id"] for line in read(output)]
+    assert len(ids) == len(set(ids)) == 10_000

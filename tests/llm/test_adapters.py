@@ -1,0 +1,287 @@
+"""Adapters of requests: many in one batch, each as alone, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import genai
+from genai import LLM, Model, OptionError, StateError
+from genai.model.adapters.parameters import read_adapter
+
+SIZES = {"q_proj": (256, 256), "k_proj": (256, 64), "v_proj": (256, 64), "o_proj": (256, 256),
+         "gate_proj": (256, 640), "up_proj": (256, 640), "down_proj": (640, 256)}  # fmt: skip
+LAYERS = 6
+
+
+def write_adapter(folder: Path, seed: int, rank: int = 4, targets: Any = tuple(SIZES), size: float = 0.1) -> Path:
+    """A random adapter of the bundled model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng, tensors = np.random.default_rng(seed), {}
+    for layer in range(LAYERS):
+        for name in targets:
+            columns, rows = SIZES[name]
+            block = "mlp" if columns == 640 or rows == 640 else "self_attn"
+            module = f"base_model.model.model.layers.{layer}.{block}.{name}"
+            tensors[f"{module}.lora_A.weight"] = rng.standard_normal((rank, columns), np.float32) * size
+            tensors[f"{module}.lora_B.weight"] = rng.standard_normal((rows, rank), np.float32) * size
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": rank}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    root = tmp_path_factory.mktemp("adapters")
+
+    def make(seed: int, **options: Any) -> Path:
+        folder = root / f"{seed}-{sorted(options.items())}".replace("'", "").replace(" ", "")
+        return folder if folder.exists() else write_adapter(folder, seed, **options)
+
+    return make
+
+
+NAMES = {"a": {"rank": 4}, "b": {"rank": 16}, "c": {"rank": 3, "targets": ("q_proj", "down_proj")}, "d": {"rank": 33}}
+
+
+@pytest.fixture
+def llm(bundled_folder: Path, adapter_folder: Callable[..., Path]) -> Iterator[LLM]:
+    with LLM(bundled_folder, threads=2) as found:
+        for seed, (name, options) in enumerate(NAMES.items()):
+            found.load_adapter(adapter_folder(seed, **options), name)
+        yield found
+
+
+def requests(count: int, seed: int) -> list[tuple[list[int], Any]]:
+    """Random prompts, short and long, some with a common beginning, with no adapter, one, or two weighted ones."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(3, 1500, 70).tolist()
+    made = []
+    for _ in range(count):
+        tokens = rng.integers(3, 1500, rng.integers(1, 60)).tolist()
+        first, second = rng.choice(list(NAMES), 2, replace=False).tolist()
+        choice: Any = [None, first, {first: float(rng.uniform(-1, 1.5)), second: 0.5}][rng.integers(3)]
+        made.append((common + tokens if rng.random() < 0.3 else tokens, choice))
+    return made
+
+
+def tokens_of(completions: list[genai.Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
+
+
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12, "ignore_eos": True}
+
+
+def test_sixty_four_requests_give_what_each_gives_alone(llm: LLM) -> None:
+    asked = requests(64, 1)
+    together = llm.generate([p for p, _ in asked], adapter=[a for _, a in asked], logprobs=2, **OPTIONS)
+    for (prompt, adapter), completion in zip(asked, together, strict=True):
+        (alone,) = llm.generate([prompt], adapter=adapter, logprobs=2, **OPTIONS)
+        assert alone.token_ids == completion.token_ids
+        assert alone.logprobs == completion.logprobs
+    assert len({completion.token_ids for completion in together}) > 50
+
+
+def test_adapters_make_a_difference_and_none_makes_none(llm: LLM, bundled: Model) -> None:
+    prompt = llm.encode(llm.render("What is 12 + 7?"))
+    with LLM(bundled) as plain:
+        base = plain.generate([prompt], logprobs=3, max_tokens=3, ignore_eos=True)[0].logprobs
+    by = {name: llm.generate([prompt], adapter=name, logprobs=3, max_tokens=3, ignore_eos=True)[0].logprobs
+          for name in (None, *NAMES)}  # fmt: skip
+    assert by[None] == base
+    assert len({str(found) for found in by.values()}) == len(NAMES) + 1
+
+
+@pytest.mark.parametrize("blocks", [9, 30])
+def test_preempted_sequences_go_on_as_if_nothing_happened(
+    blocks: int, bundled_folder: Path, adapter_folder: Callable[..., Path], llm: LLM
+) -> None:
+    """A cache that holds a part of the batch."""
+    asked = requests(12, 2)
+    per_block = llm.model.decoder.storage.layout.bytes_per_block  # type: ignore[attr-defined]
+    with LLM(bundled_folder, threads=2, cache_bytes=blocks * per_block, context_size=192) as small:
+        for seed, (name, options) in enumerate(NAMES.items()):
+            small.load_adapter(adapter_folder(seed, **options), name)
+        found = small.generate([p for p, _ in asked], adapter=[a for _, a in asked], **{**OPTIONS, "max_tokens": 40})
+        pool = small.model.decoder.pool
+        assert pool is not None
+        assert pool.num_free == pool.num_blocks
+    wanted = [llm.generate([p], adapter=a, **{**OPTIONS, "max_tokens": 40})[0] for p, a in asked]
+    assert tokens_of(found) == tokens_of(wanted)
+
+
+def test_the_prefix_cache_knows_adapters(llm: LLM) -> None:
+    prompt = np.random.default_rng(4).integers(3, 1500, 200).tolist()
+
+    def cached(adapter: Any) -> int:
+        return llm.generate([prompt], adapter=adapter, max_tokens=1)[0].cached_tokens
+
+    for adapter in (None, "a", {"a": 0.5}, {"a": 0.5, "b": 1.0}):
+        assert cached(adapter) == 0
+        assert cached(adapter) == 192
+    assert cached({"a": 1.0}) == 192
+    assert cached({"b": 1.0, "a": 0.5}) == 192
+    assert cached({"a": 0.0}) == 192
+    # By what an adapter holds, not by its name.
+    llm.load_adapter(llm.adapters.info("a")["source"], "again")
+    assert cached("again") == 192
+    llm.load_adapter(llm.adapters.info("a")["source"], "half", 0.5)
+    assert cached("half") == 0
+
+
+def test_samples_and_chunks_and_streams(llm: LLM) -> None:
+    prompt = np.random.default_rng(5).integers(3, 1500, 300).tolist()
+    several = llm.generate([prompt], adapter="b", n=3, **OPTIONS)
+    assert len({one.token_ids for one in several}) == 3
+    again = llm.generate([prompt], adapter="b", n=3, **OPTIONS)
+    assert tokens_of(several) == tokens_of(again)
+    with llm.stream(prompt, adapter="b", **OPTIONS) as stream:
+        for _ in stream:
+            pass
+    assert stream.completion.token_ids == several[0].token_ids
+
+
+def test_unloading_in_use(llm: LLM) -> None:
+    prompt = llm.encode(llm.render("Tell me a story about Luna and Tom."))
+    (wanted,) = llm.generate([prompt], adapter="a", max_tokens=60, ignore_eos=True)
+    stream = llm.stream(prompt, adapter="a", max_tokens=60, ignore_eos=True)
+    next(stream)
+    with pytest.raises(StateError, match="Adapter still in use: a"):
+        llm.adapters.unload("a")
+    llm.unload_adapter("a")
+    with pytest.raises(OptionError, match="Adapter not found: a"):
+        llm.generate([prompt], adapter="a")
+    for _ in stream:
+        pass
+    assert stream.completion.token_ids == wanted.token_ids
+    assert llm.adapters.names == ["b", "c", "d"]
+
+
+def test_adapters_within_a_budget(bundled_folder: Path, adapter_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folders = {name: adapter_folder(20 + index) for index, name in enumerate("stuvw")}
+    with LLM(bundled_folder, threads=2) as free:
+        free.load_adapter(folders["s"], "s")
+        one = free.adapters.nbytes
+        prompts = [free.encode(f"Spell {name}") for name in folders]
+        for name, folder in list(folders.items())[1:]:
+            free.load_adapter(folder, name)
+        wanted = tokens_of(free.generate(prompts, adapter=list(folders), **OPTIONS))
+    with LLM(bundled_folder, threads=2, max_adapter_bytes=2 * one) as llm:
+        for name, folder in folders.items():
+            llm.load_adapter(folder, name)
+            assert llm.adapters.nbytes <= 2 * one
+        assert [llm.adapters.info(name)["in_memory"] for name in folders] == [False, False, False, True, True]
+        found = [llm.generate([p], adapter=name, **OPTIONS)[0] for p, name in zip(prompts, folders, strict=True)]
+        assert tokens_of(found) == wanted
+        assert llm.adapters.nbytes <= 2 * one
+        with pytest.raises(genai.CacheCapacityError, match="max_bytes allows"):
+            llm.generate(prompts, adapter=list(folders), **OPTIONS)
+        # Dropped from memory, and other files since.
+        changed = write_adapter(tmp_path / "x", 30)
+        llm.load_adapter(changed, "x")
+        for name in "st":
+            llm.generate(prompts[:1], adapter=name, max_tokens=1)
+        write_adapter(changed, 31)
+        with pytest.raises(genai.InputError, match="is not the one that was loaded"):
+            llm.generate(prompts[:1], adapter="x")
+    with LLM(bundled_folder, threads=2, max_adapter_bytes=one // 2) as llm:
+        with pytest.raises(genai.CacheCapacityError, match="max_bytes allows"):
+            llm.load_adapter(folders["s"], "s")
+    with pytest.raises(OptionError, match="max_bytes = 0"):
+        LLM(bundled_folder, max_adapter_bytes=0)
+
+
+def churn(llm: LLM, adapter_folder: Callable[..., Path], rounds: int, seed: int) -> None:
+    """Batches while adapters come and go and requests are cancelled; each that ends gives what it gives alone."""
+    rng = np.random.default_rng(seed)
+    alone: dict[str, tuple[int, ...]] = {}
+    for round_ in range(rounds):
+        asked = requests(6, int(rng.integers(8)))
+        streams = [llm.stream(prompt, adapter=adapter, **OPTIONS) for prompt, adapter in asked]
+        name = f"x{round_}"
+        llm.load_adapter(adapter_folder(int(rng.integers(40, 44))), name)
+        dropped = set(rng.choice(6, 2, replace=False).tolist())
+        for index in dropped:
+            streams[index].close()
+        if rng.random() < 0.5:
+            streams.append(llm.stream(asked[0][0], adapter=name, **OPTIONS))
+        llm.unload_adapter(name)
+        for index, stream in enumerate(streams):
+            for _ in stream:
+                pass
+            if index < 6 and index not in dropped:
+                key = str(asked[index])
+                if key not in alone:
+                    (one,) = llm.generate([asked[index][0]], adapter=asked[index][1], **OPTIONS)
+                    alone[key] = one.token_ids
+                assert stream.completion.token_ids == alone[key]
+    pool = llm.model.decoder.pool
+    assert pool is not None
+    assert pool.num_free == pool.num_blocks
+    assert llm.adapters.names == list(NAMES)
+
+
+def test_adapters_come_and_go(llm: LLM, adapter_folder: Callable[..., Path]) -> None:
+    churn(llm, adapter_folder, 8, 0)
+
+
+@pytest.mark.slow
+def test_ten_minutes_of_it(llm: LLM, adapter_folder: Callable[..., Path]) -> None:
+    import resource
+    import time
+
+    end, seed, sizes = time.monotonic() + 600, 0, []
+    while time.monotonic() < end:
+        churn(llm, adapter_folder, 20, seed)
+        seed += 1
+        sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert sizes[-1] < 1.02 * sizes[len(sizes) // 3]
+
+
+def test_choices_that_mean_nothing(llm: LLM) -> None:
+    for choice, message in (
+        ("q", "Adapter not found: q"),
+        ({"q": 1.0}, "Adapter not found: q"),
+        ({"a": float("nan")}, "weight of adapter 'a' = nan"),
+        ({"a": float("inf")}, "weight of adapter 'a' = inf"),
+        ({"a": "1"}, "weight of adapter 'a' = '1'"),
+        (7, "adapter = 7"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            llm.generate(["x"], adapter=choice)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="2 adapters for 1 prompts"):
+        llm.generate(["x"], adapter=["a", "b"])
+    with pytest.raises(OptionError, match="Adapter already loaded: a"):
+        llm.load_adapter(llm.adapters.info("a")["source"], "a")
+    for scale in (float("nan"), float("inf"), True, "2"):
+        with pytest.raises(OptionError, match="scale of adapter 'z'"):
+            llm.load_adapter(llm.adapters.info("a")["source"], "z", scale)  # type: ignore[arg-type]
+    for name in ("", 3, "x" * 300):
+        with pytest.raises(OptionError, match="an adapter's name is"):
+            llm.load_adapter(llm.adapters.info("a")["source"], name)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="lora = 1"):
+        Model(llm.model.folder, lora=1)  # type: ignore[arg-type]
+    assert read_adapter(llm.adapters.info("a")["source"]).ranks == [4]
+
+
+def test_a_chat_with_adapters(llm: LLM, adapter_folder: Callable[..., Path]) -> None:
+    from genai.llm.chat import ChatSession
+
+    llm.load_adapter(adapter_folder(9, rank=8, size=0.3), "loud")
+    chat = ChatSession(llm, max_tokens=8)
+    base = chat.ask("Hello!").text
+    chat.clear()
+    chat.use_adapter("loud")
+    other = chat.ask("Hello!").text
+    chat.clear()
+    chat.use_adapter(None)
+    assert chat.ask("Hello!").text == base != other
+    with pytest.raises(OptionError, match="Adapter not found"):
+        chat.use_adapter("nobody")
+    assert llm.chat("Hello!", adapter="loud", max_tokens=8).text == other

@@ -1,0 +1,356 @@
+"""Adapters on disk: PEFT's folders and onnxruntime's files, written and read, and everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import genai
+from genai import AdapterFormat, InputError, LoraAdapter, Model, ModelFolderError, OrtValue, StateError
+from genai.model.adapters.bind import bind
+from genai.model.adapters.names import Module, module_of
+from genai.model.adapters.parameters import AdapterParameters, input_names, read_adapter, write_onnx_adapter
+from genai.model.adapters.peft import write_peft
+from genai.model.adapters.store import base_identity
+from genai.model.folders import bundled_adapter
+
+RANK = 4
+MODULE = "model.layers.{}.self_attn.q_proj"
+
+
+def tensors(layers: Any = (0, 1), rank: int = RANK, a: Any = None, b: Any = None) -> dict[str, np.ndarray]:
+    rng, found = np.random.default_rng(0), {}
+    for layer in layers:
+        name = f"base_model.model.{MODULE.format(layer)}"
+        found[f"{name}.lora_A.weight"] = rng.standard_normal(a or (rank, 256)).astype(np.float32)
+        found[f"{name}.lora_B.weight"] = rng.standard_normal(b or (256, rank)).astype(np.float32)
+    return found
+
+
+@pytest.fixture
+def peft_folder(tmp_path: Path) -> Callable[..., Path]:
+    def make(arrays: dict[str, np.ndarray] | None = None, **config: Any) -> Path:
+        folder = tmp_path / "adapter"
+        folder.mkdir(exist_ok=True)
+        given = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, **config}
+        (folder / "adapter_config.json").write_text(json.dumps(given))
+        save_file(tensors() if arrays is None else arrays, str(folder / "adapter_model.safetensors"))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def places(bundled: Model) -> Any:
+    return bundled.adapter_places()
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("model.layers.3.self_attn.q_proj", Module(3, "q_proj")),
+        ("/model/layers.3/attn/q_proj/MatMul/output_0", Module(3, "q_proj")),
+        ("model.layers.12.mlp.down_proj", Module(12, "down_proj")),
+        ("model.layers.0.attn.qkv_proj", Module(0, "qkv_proj")),
+        ("transformer.h.7.attn.c_proj", Module(7, "o_proj")),
+        ("transformer.h.7.mlp.c_proj", Module(7, "down_proj")),
+        ("transformer.h.7.attn.c_attn", Module(7, "qkv_proj")),
+        ("model.layers.1.self_attn.dense", Module(1, "o_proj")),
+        ("gpt_neox.layers.2.mlp.dense_h_to_4h", Module(2, "up_proj")),
+        ("model.layers.1.feed_forward.w2", Module(1, "down_proj")),
+        ("model.layers.1.mlp.shared_expert.up_proj", Module(1, "shared_expert.up_proj")),
+        ("model.layers.1.mlp.experts.3.up_proj", None),
+        ("model.layers.1.block_sparse_moe.experts.0.w1", None),
+        ("/model/layers.0/attn/q_proj/lora_A/MatMul", None),
+        ("model.layers.1.input_layernorm", None),
+        ("lm_head", None),
+        ("model.layers.99999999999.self_attn.q_proj", None),
+        ("", None),
+    ],
+)
+def test_names_of_projections(name: str, module: Module | None) -> None:
+    assert module_of(name) == module
+
+
+# --- PEFT ------------------------------------------------------------------------------------------------------------
+
+
+def test_scales(peft_folder: Callable[..., Path]) -> None:
+    first, second = MODULE.format(0), MODULE.format(1)
+    for config, scales in (
+        ({}, (2.0, 2.0)),
+        ({"use_rslora": True}, (4.0, 4.0)),
+        ({"lora_alpha": 2, "alpha_pattern": {"layers.1.self_attn.q_proj": 6}}, (0.5, 1.5)),
+        ({"alpha_pattern": {".*q_proj": 1}}, (0.25, 0.25)),
+    ):
+        pairs = read_adapter(peft_folder(**config)).pairs
+        assert (pairs[first].scale, pairs[second].scale) == scales
+    arrays = tensors((0,)) | tensors((1,), rank=2)
+    pairs = read_adapter(peft_folder(arrays, rank_pattern={"layers.1.self_attn.q_proj": 2})).pairs
+    assert (pairs[first].scale, pairs[second].scale) == (2.0, 4.0)
+
+
+def test_an_adapter_trained_on_another_base(peft_folder: Callable[..., Path], bundled: Model) -> None:
+    adapters = genai.Adapters(bundled)
+    adapters.load(peft_folder(genai_base_sha256=base_identity(bundled.folder)), "same")
+    with pytest.raises(InputError, match="was trained on another base"):
+        adapters.load(peft_folder(genai_base_sha256="0" * 64), "other")
+    assert adapters.names == ["same"]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"use_dora": True}, "use_dora is True"),
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+    ({"bias": "all"}, "bias is 'all'"),
+    ({"lora_bias": True}, "lora_bias is True"),
+    ({"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
+    ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+    ({"target_parameters": ["x"]}, "target_parameters"),
+    ({"r": 5}, "has rank 4, adapter_config.json says 5"),
+    ({"r": 0}, "r is 0"),
+    ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
+    ({"lora_alpha": math.nan}, "lora_alpha is nan"),
+    ({"lora_alpha": True}, "lora_alpha is True"),
+    ({"rank_pattern": []}, ""),
+    ({"rank_pattern": [1]}, "rank_pattern is"),
+    ({"alpha_pattern": {"(": 1}}, "it is no pattern"),
+    ({"alpha_pattern": {"a" * 2000: 1}}, "longer than 1000"),
+    ({"alpha_pattern": {".*": "x"}}, "'x'"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED, ids=[str(index) for index in range(len(REFUSED))])
+def test_configs_that_are_refused(peft_folder: Callable[..., Path], config: dict[str, Any], message: str) -> None:
+    folder = peft_folder(**config)
+    if not message:
+        read_adapter(folder)
+        return
+    with pytest.raises(InputError, match=message) as caught:
+        read_adapter(folder)
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_a_pattern_that_would_take_for_ever(peft_folder: Callable[..., Path]) -> None:
+    read_adapter(peft_folder(alpha_pattern={"(a+)+" * 20 + "b": 1}))
+
+
+def renamed(old: str, new: str) -> dict[str, np.ndarray]:
+    return {name.replace(old, new): array for name, array in tensors().items()}
+
+
+TENSORS: list[tuple[dict[str, np.ndarray], str]] = [
+    ({}, "holds no factors"),
+    (renamed("lora_A", "lora_embedding_A"), "the embedding was adapted"),
+    (tensors() | {"base_model.model.x.lora_magnitude_vector": np.zeros(3, np.float32)}, "DoRA"),
+    (tensors() | {"base_model.model.lm_head.modules_to_save.weight": np.zeros(3, np.float32)}, "whole modules"),
+    (tensors() | {"strange": np.zeros(3, np.float32)}, "neither lora_A nor lora_B"),
+    ({name: array for name, array in tensors().items() if "lora_B" not in name}, "has no factor B"),
+    ({name: array for name, array in tensors().items() if "0.self_attn.q_proj.lora_A" not in name}, "has no factor A"),
+    (tensors(b=(256, 3)), "of one rank"),
+    (tensors(a=(4, 256, 1)), "A is .rank, inputs."),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), TENSORS, ids=[str(index) for index in range(len(TENSORS))])
+def test_tensors_that_are_refused(
+    peft_folder: Callable[..., Path], arrays: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read_adapter(peft_folder(arrays))
+
+
+def test_folders_that_are_none(tmp_path: Path, peft_folder: Callable[..., Path]) -> None:
+    with pytest.raises(ModelFolderError):
+        read_adapter(tmp_path / "nowhere")
+    with pytest.raises(ModelFolderError, match=r"no adapter_config\.json"):
+        read_adapter(tmp_path)
+    folder = peft_folder()
+    whole = (folder / "adapter_model.safetensors").read_bytes()
+    for length in (0, 5, 100, len(whole) - 1):
+        (folder / "adapter_model.safetensors").write_bytes(whole[:length])
+        with pytest.raises(InputError, match="sound safetensors"):
+            read_adapter(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelFolderError, match=r"no adapter_model\.safetensors"):
+        read_adapter(folder)
+    (folder / "adapter_model.bin").write_bytes(b"\x80\x04N.")
+    with pytest.raises(ModelFolderError, match="is a pickle"):
+        read_adapter(folder)
+    (folder / "adapter_config.json").write_text("[1]")
+    with pytest.raises(InputError, match="holds a list"):
+        read_adapter(folder)
+
+
+# --- fitting a base --------------------------------------------------------------------------------------------------
+
+
+def adapted(name: str, a: Any = (4, 256), b: Any = (256, 4), value: float = 0.1) -> AdapterParameters:
+    from genai.model.adapters.parameters import Pair
+
+    pair = Pair(np.full(a, value, np.float32), np.full(b, value, np.float32))
+    return AdapterParameters(Path("here"), {name: pair}, "peft")
+
+
+def test_what_does_not_fit_the_base(places: Any) -> None:
+    good = MODULE.format(0)
+    assert sum(map(len, bind(adapted(good), places))) == 1
+    for given, message in (
+        (adapted(good, b=(255, 4)), "256 inputs and 256 outputs"),
+        (adapted(good, a=(4, 128)), "256 inputs and 256 outputs"),
+        (adapted(good, a=(0, 256), b=(256, 0)), "has rank 0"),
+        (adapted(good, a=(1025, 256), b=(256, 1025)), "has rank 1025"),
+        (adapted(good, value=math.nan), "not finite"),
+        (adapted(good, value=math.inf), "not finite"),
+        (adapted("model.layers.0.self_attn.x_proj"), "no projection of the base"),
+        (adapted("model.layers.77.self_attn.q_proj"), "did you mean 'layers.[0-9]+.q_proj'"),
+        (adapted("lm_head"), "lm_head has no place"),
+        (adapted("model.layers.0.mlp.experts.1.w1"), "experts have no places"),
+        (AdapterParameters(Path("here"), {}, "peft"), "nothing to add"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            bind(given, places)
+        assert caught.value.fix
+    both = adapted(good)
+    twice = AdapterParameters(Path("h"), {**both.pairs, "model.layers.0.attn.q_proj": both.pairs[good]}, "peft")
+    with pytest.raises(InputError, match=r"are both layers\.0\.q_proj"):
+        bind(twice, places)
+
+
+def test_large_numbers_stay_what_they_are(places: Any) -> None:
+    """Beyond float16, factors are float32."""
+    large = adapted(MODULE.format(0), value=1e5)
+    assert {one.a.dtype for place in bind(large, places) for one in place} == {np.dtype(np.float32)}
+    small = adapted(MODULE.format(0))
+    assert {one.a.dtype for place in bind(small, places) for one in place} == {np.dtype(np.float16)}
+
+
+def test_a_model_without_places(bundled: Model) -> None:
+    with pytest.raises(InputError, match="Adapters needs a Model, not str"):
+        genai.Adapters("pebble")  # type: ignore[arg-type]
+    adapters = genai.Adapters(bundled)
+    with pytest.raises(StateError):
+        __import__("copy").copy(adapters)
+    assert repr(adapters) == "Adapters()"
+
+
+# --- onnxruntime's files ---------------------------------------------------------------------------------------------
+
+
+def test_written_and_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    arrays = {
+        f"n{index}": rng.standard_normal((index + 1, 3)).astype(dtype)
+        for index, dtype in enumerate((np.float32, np.float16, np.float64))
+    } | {"empty": np.zeros((4, 0), np.float32), "whole": np.arange(5)}
+    made = AdapterFormat()
+    made.set_adapter_version(7)
+    made.set_model_version(-9)
+    made.set_parameters({name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    path = tmp_path / "x.onnx_adapter"
+    made.export_adapter(path)
+    again = AdapterFormat.read_adapter(path)
+    assert (again.get_format_version(), again.get_adapter_version(), again.get_model_version()) == (1, 7, -9)
+    assert set(again.get_parameters()) == set(arrays)
+    for name, value in again.get_parameters().items():
+        np.testing.assert_array_equal(value.numpy(), arrays[name])
+        assert value.numpy().dtype == arrays[name].dtype
+    for version in (2**31, "1", True, 1.5):
+        with pytest.raises(InputError, match="fits 32 bits"):
+            made.set_adapter_version(version)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="cannot be written"):
+        made.export_adapter(tmp_path / "no" / "folder")
+
+
+@pytest.mark.oracle
+def test_onnxruntime_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(1)
+    arrays = {f"layer.{index}.lora_A": rng.standard_normal((index, 5)).astype(np.float32) for index in range(9)}
+    AdapterFormat.of(arrays, 3, 4).export_adapter(tmp_path / "ours.onnx_adapter")
+    theirs = ort.AdapterFormat.read_adapter(str(tmp_path / "ours.onnx_adapter"))
+    assert (theirs.get_adapter_version(), theirs.get_model_version()) == (3, 4)
+    found = {name: value.numpy() for name, value in theirs.get_parameters().items()}
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    made = ort.AdapterFormat()
+    made.set_adapter_version(5)
+    made.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    made.export_adapter(str(tmp_path / "theirs.onnx_adapter"))
+    read = AdapterFormat.read_adapter(tmp_path / "theirs.onnx_adapter")
+    assert read.get_adapter_version() == 5
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read.arrays[name], array)
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    """Cut anywhere, or with any byte changed, a file is read or refused, by an error of ours."""
+    path = tmp_path / "x.onnx_adapter"
+    AdapterFormat.of({"a.lora_A": np.ones((2, 3), np.float32), "b": np.ones(4, np.float16)}).export_adapter(path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(InputError):
+            AdapterFormat.read_adapter(path)
+    read = refused = 0
+    for place in range(len(whole)):
+        for value in (0, 1, 127, 255):
+            path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            try:
+                AdapterFormat.read_adapter(path)
+                read += 1
+            except InputError as error:
+                assert error.why
+                refused += 1
+    assert read > 100
+    assert refused > 100
+    for missing in (tmp_path / "none.onnx_adapter", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            AdapterFormat.read_adapter(missing)
+    (tmp_path / "t.onnx_adapter").write_bytes(b"nothing of the kind")
+    with pytest.raises(InputError, match="is no adapter file"):
+        LoraAdapter().Load(tmp_path / "t.onnx_adapter")
+
+
+def test_factors_in_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.onnx_adapter"
+
+    def read(arrays: dict[str, np.ndarray]) -> AdapterParameters:
+        AdapterFormat.of(arrays).export_adapter(path)
+        return read_adapter(path)
+
+    with pytest.raises(InputError, match="has one factor"):
+        read({"model.layers.0.attn.q_proj.lora_A.MatMul.weight": np.ones((3, 2), np.float32)})
+    with pytest.raises(InputError, match="is quantised"):
+        read({"model.layers.0.attn.q_proj.lora_A.quant.weight": np.ones((3, 2), np.uint8)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_conversion_there_and_back(tmp_path: Path, bundled: Model, dtype: str) -> None:
+    source = read_adapter(bundled_adapter("pirate"))
+    names = input_names(source)
+    assert names["model.layers.0.self_attn.q_proj"] == "model.layers.0.attn.q_proj"
+    write_onnx_adapter(source, tmp_path / "x.onnx_adapter", dtype, names=names)
+    middle = read_adapter(tmp_path / "x.onnx_adapter")
+    write_peft(middle, tmp_path / "back", dtype)
+    back, places = read_adapter(tmp_path / "back"), bundled.adapter_places()
+    for one in (middle, back):
+        for first, second in zip(bind(source, places), bind(one, places), strict=True):
+            for x, y in zip(first, second, strict=True):
+                np.testing.assert_allclose(x.b.astype(np.float32) @ x.a, y.b.astype(np.float32) @ y.a, atol=2e-3)
+    with pytest.raises(InputError, match="is no factor of a product"):
+        write_peft(AdapterParameters(Path("h"), {}, "onnx_adapter", {"v": np.ones(2)}), tmp_path / "no", dtype)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_peft(source, tmp_path / "file", dtype)

@@ -1,0 +1,198 @@
+"""Quantised weights as nodes: onnxruntime runs what is written, by its operators or by the functions of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from genai.graph.own_functions import own_functions
+from genai.graph.reader import read_model
+from genai.ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
+from genai.quant import formats
+from genai.quant.formats import GRIDS, ROW, QuantizedWeight, row_scaled_format, uniform_format
+from genai.quant.rounding import round_to_nearest
+from genai.session.inference_session import InferenceSession
+
+ROWS, COLUMNS, OPSET = 70, 384, 22
+OURS, MS = "genai", "com.microsoft"
+FORMS: dict[str, tuple[Any, Any, str, str]] = {
+    "2 by 32": (uniform_format(2, 32), None, "MatMulNBits", "QuantizedGather"),
+    "2 by 64 with zero points": (uniform_format(2, 64, zero_points=True), None, "MatMulNBits", "QuantizedGather"),
+    "4 by 128": (uniform_format(4, 128), None, "MatMulNBits", "GatherBlockQuantized"),
+    "4 by 32 with zero points": (uniform_format(4, 32, zero_points=True), None, "MatMulNBits", "GatherBlockQuantized"),
+    "8 by 16": (uniform_format(8, 16), None, "MatMulNBits", "GatherBlockQuantized"),
+    "3 by 32": (uniform_format(3, 32), None, "QuantizedMatMul", "QuantizedGather"),
+    "5 by 64 with zero points": (uniform_format(5, 64, zero_points=True), None, "QuantizedMatMul", "QuantizedGather"),
+    "6 by row": (uniform_format(6, ROW), None, "QuantizedMatMul", "QuantizedGather"),
+    "4 by row with zero points": (
+        uniform_format(4, ROW, zero_points=True), None, "QuantizedMatMul", "QuantizedGather",
+    ),
+    "Q2_K": (formats.Q2_K, None, "QuantizedMatMul", "QuantizedGather"),
+    "Q3_K": (formats.Q3_K, None, "QuantizedMatMul", "QuantizedGather"),
+    "Q4_K": (formats.Q4_K, None, "QuantizedMatMul", "QuantizedGather"),
+    "Q5_K": (formats.Q5_K, None, "QuantizedMatMul", "QuantizedGather"),
+    "Q6_K": (formats.Q6_K, None, "QuantizedMatMul", "QuantizedGather"),
+    "IQ4_XS": (formats.IQ4_XS, GRIDS["iq4"], "QuantizedMatMul", "QuantizedGather"),
+    "IQ4_NL": (formats.IQ4_NL, GRIDS["iq4"], "QuantizedMatMul", "QuantizedGather"),
+    "MXFP4": (formats.MXFP4, GRIDS["mxfp4"], "QuantizedMatMul", "QuantizedGather"),
+    "NF4": (uniform_format(4, 64), GRIDS["nf4"], "MatMulBnb4", "QuantizedGather"),
+    "FP4": (uniform_format(4, 128), GRIDS["fp4"], "MatMulBnb4", "QuantizedGather"),
+    "4 bits by rows": (row_scaled_format(4, 32), GRIDS["iq4"], "QuantizedMatMul", "QuantizedGather"),
+    "2 bits by rows": (
+        row_scaled_format(2, 32, 4), np.array([-31, -13, 1, 17], np.float32), "QuantizedMatMul", "QuantizedGather",
+    ),
+}  # fmt: skip
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(list(shape)).standard_normal(shape).astype(np.float32)
+
+
+def made(name: str) -> QuantizedWeight:
+    form, grid, *_ = FORMS[name]
+    return round_to_nearest(numbers(ROWS, COLUMNS), form, grid)
+
+
+def model_of(spelling: WeightSpelling, given: np.ndarray, *, functions: Any = None) -> onnx.ModelProto:
+    """A graph of one node from `given` to y."""
+    node = helper.make_node(
+        spelling.op_type, spelling.inputs("given", {name: name for name in spelling.arrays}), ["y"],
+        domain=spelling.domain, **spelling.attributes,
+    )  # fmt: skip
+    kind = helper.np_dtype_to_tensor_dtype(given.dtype)
+    graph = helper.make_graph(
+        [node], "one", [helper.make_tensor_value_info("given", kind, ["b", *given.shape[1:]])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * (given.ndim + spelling.computed))],
+        [numpy_helper.from_array(array, name) for name, array in spelling.arrays.items()],
+    )  # fmt: skip
+    if functions is None and spelling.domain == OURS:
+        functions = own_functions(OPSET)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(spelling.domain, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions or ())
+
+
+def by_onnxruntime(model: onnx.ModelProto, given: np.ndarray) -> np.ndarray:
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {"given": given})
+    return np.asarray(result)
+
+
+def here(model: onnx.ModelProto, given: np.ndarray) -> np.ndarray:
+    return np.asarray(InferenceSession(model.SerializeToString()).run(None, {"given": given})[0])
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", FORMS)
+def test_onnxruntime_multiplies_the_same(name: str) -> None:
+    weight, x = made(name), numbers(3, 7, COLUMNS)
+    spelling = spell_product(weight, accuracy_level=0)
+    assert spelling.op_type == FORMS[name][2]
+    model = model_of(spelling, x)
+    onnx.checker.check_model(model)
+    ours, theirs = here(model, x), by_onnxruntime(model, x)
+    exact = x.astype(np.float64) @ weight.dequantise().astype(np.float64).T
+    for found in (ours, theirs):
+        assert np.abs(found - exact).max() < 2e-6 * np.abs(exact).max()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", FORMS)
+def test_onnxruntime_looks_up_the_same(name: str) -> None:
+    weight, ids = made(name), np.array([[3, 0, ROWS - 1], [7, 7, 1]])
+    spelling = spell_lookup(weight)
+    assert spelling.op_type == FORMS[name][3]
+    model = model_of(spelling, ids)
+    ours, theirs, exact = here(model, ids), by_onnxruntime(model, ids), weight.dequantise()[ids]
+    tolerance = 1e-6 * np.abs(exact).max()
+    np.testing.assert_allclose(theirs, exact, rtol=1e-6, atol=tolerance)
+    np.testing.assert_allclose(ours, exact, rtol=1e-6, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["3 by 32", "Q4_K", "4 bits by rows"])
+def test_rounded_activations_are_near(name: str) -> None:
+    """accuracy_level 4: what 8 bits per block of activations cost."""
+    weight, x = made(name), numbers(5, COLUMNS)
+    exact = x.astype(np.float64) @ weight.dequantise().astype(np.float64).T
+    found = here(model_of(spell_product(weight), x), x)
+    assert 0 < np.linalg.norm(found - exact) < 0.01 * np.linalg.norm(exact)
+
+
+def test_functions_of_other_meaning_are_expanded() -> None:
+    """Kernels serve the operator only while the model means the same by its name."""
+    weight, x = made("3 by 32"), numbers(2, COLUMNS)
+    functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in own_functions(OPSET)]
+    product = next(function for function in functions if function.name == "QuantizedMatMul")
+    product.node.append(helper.make_node("Neg", ["y"], ["negative"]))
+    product.output[:] = ["negative"]
+    spelling = spell_product(weight, accuracy_level=0)
+    changed = model_of(spelling, x, functions=functions)
+    assert not any(function.known for function in read_model(changed).functions.values())
+    usual = model_of(spelling, x)
+    assert all(function.known for function in read_model(usual).functions.values())
+    np.testing.assert_allclose(here(changed, x), -here(usual, x), rtol=1e-4, atol=1e-3)
+
+
+def test_a_model_that_is_written_again_keeps_its_functions(tmp_path: Any) -> None:
+    weight, x = made("Q3_K"), numbers(2, COLUMNS)
+    path, again = tmp_path / "model.onnx", tmp_path / "again.onnx"
+    onnx.save(model_of(spell_product(weight), x), path)
+    from genai.session.options import SessionOptions
+
+    options = SessionOptions()
+    options.optimized_model_filepath = str(again)
+    first = InferenceSession(str(path), options).run(None, {"given": x})[0]
+    assert {function.name for function in onnx.load(again).functions} >= {"QuantizedMatMul", "DequantizeWeight"}
+    np.testing.assert_array_equal(InferenceSession(str(again)).run(None, {"given": x})[0], first)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "arrays", "message"),
+    [
+        ("3 by 32", {"bits": 7}, {}, "bits is 7"),
+        ("3 by 32", {"bits": 0}, {}, "bits is 0"),
+        ("3 by 32", {"block_size": 48}, {}, "block_size is 48"),
+        ("3 by 32", {"block_size": -1}, {}, "block_size -1"),
+        ("3 by 32", {"K": 10**12}, {}, "codes is uint8"),
+        ("3 by 32", {"N": 3}, {}, "codes is uint8"),
+        ("3 by 32", {}, {"scales": np.ones((3, 12), np.float32)}, r"scales is float32 \[3, 12\]"),
+        ("3 by 32", {}, {"scales": np.ones((3, 0), np.float32)}, r"scales \[3, 0\]"),
+        ("3 by 32", {}, {"grid": np.ones(3, np.float32)}, r"grid is float32 \[3\]"),
+        ("3 by 32", {}, {"codes": np.ones((70, 144), np.int8)}, r"codes is int8"),
+        ("Q4_K", {"multiplier_zero": 5}, {}, "multiplier_zero is 5"),
+        ("Q4_K", {}, {"multipliers": np.ones((70, 5), np.uint8)}, r"multipliers is uint8 \[70, 5\]"),
+        ("NF4", {"quant_type": 2}, {}, "quant_type 2"),
+        ("NF4", {"block_size": 48}, {}, "blocks of 48"),
+        ("NF4", {"block_size": 256}, {}, "whole blocks in a row"),
+        ("NF4", {}, {"scales": np.ones(5, np.float32)}, "420 scales"),
+    ],
+)
+def test_refused(name: str, attributes: dict[str, int], arrays: dict[str, Any], message: str) -> None:
+    """What, why and what to do, before anything of such a size is made."""
+    x, spelling = numbers(2, COLUMNS), spell_product(made(name))
+    changed = WeightSpelling(
+        spelling.domain, spelling.op_type, {**spelling.attributes, **attributes}, {**spelling.arrays, **arrays}, 0
+    )
+    with pytest.raises(Exception, match=message) as caught:
+        InferenceSession(model_of(changed, x).SerializeToString())
+    assert caught.value.why and caught.value.fix  # type: ignore[attr-defined]
+
+
+def test_a_row_outside_the_table() -> None:
+    model = model_of(spell_lookup(made("3 by 32")), np.array([0]))
+    with pytest.raises(Exception, match="70"):
+        InferenceSession(model.SerializeToString()).run(None, {"given": np.array([70])})
+
+
+def test_no_nodes_without_functions_that_are_unknown() -> None:
+    """An operator of ours without its functions is still known here."""
+    weight, x = made("Q6_K"), numbers(2, COLUMNS)
+    bare = model_of(spell_product(weight, accuracy_level=0), x, functions=())
+    exact = x.astype(np.float64) @ weight.dequantise().astype(np.float64).T
+    np.testing.assert_allclose(here(bare, x), exact, atol=1e-4)

@@ -1,0 +1,265 @@
+"""Methods against their definitions, written down separately in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from numpy.typing import NDArray
+
+from genai.kernels.reference.weights import dequantize_weight
+from genai.quant.blocks import QuantizationError, QuantizedBlocks, dequantize_blocks, quantize_blocks
+from genai.quant.grids import UniformGrid, coded, in_blocks
+from genai.quant.methods import METHODS, InputStatistics, method
+from genai.quant.methods.awq import find_factors
+from genai.quant.methods.base import output_error
+from genai.quant.methods.distill import aimed
+from genai.quant.methods.gptq import DAMPING, block_order, inverse_factor
+
+Array = NDArray[Any]
+GRIDS = [
+    UniformGrid(4, 32, True), UniformGrid(4, 32, False), UniformGrid(4, 16, True, False), UniformGrid(8, 64, True),
+    UniformGrid(8, 32, False), UniformGrid(4, 256, False),
+]  # fmt: skip
+
+
+def matrix(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal((rows, columns)) * np.exp(rng.standard_normal((rows, 1)))).astype(np.float32)
+
+
+def statistics(columns: int, seed: int = 1, tokens: int = 600) -> InputStatistics:
+    """Of inputs that depend on each other, and whose sizes differ."""
+    rng = np.random.default_rng(seed)
+    mixed = np.eye(columns) + 0.4 * rng.standard_normal((columns, columns)) / np.sqrt(columns)
+    x = rng.standard_normal((tokens, columns)) * np.exp(rng.standard_normal(columns)) @ mixed
+    return InputStatistics(tokens, (x**2).mean(axis=0), x.T @ x / tokens)
+
+
+def unpacked(packed: QuantizedBlocks) -> Array:
+    return dequantize_weight(
+        packed.data, packed.scales, packed.zero_points, n=packed.n, k=packed.k, bits=packed.bits,
+        block_size=packed.block_size,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_what_is_packed_is_what_the_blocks_say(name: str, grid: UniformGrid) -> None:
+    weight, inputs = matrix(24, 150), statistics(150)  # 150: no block size divides it
+    blocks = METHODS[name].quantize(weight, grid, inputs).blocks
+    packed = grid.packed(blocks)
+    values = blocks.values(grid)
+    np.testing.assert_array_equal(unpacked(packed).astype(np.float32), values)
+    np.testing.assert_array_equal(dequantize_blocks(packed), values)
+    if grid.half_scales:
+        np.testing.assert_array_equal(packed.scales.astype(np.float16).astype(np.float32), packed.scales)
+    assert output_error(weight, values, inputs) < {4: 0.1, 8: 0.001}[grid.bits]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_rounding_to_nearest_is_that_of_the_builder(grid: UniformGrid) -> None:
+    weight = matrix(40, 200)
+    packed = grid.packed(METHODS["rtn"].quantize(weight, grid, None).blocks)
+    wanted = quantize_blocks(
+        weight, bits=grid.bits, block_size=grid.block_size, symmetric=grid.symmetric, half_scales=grid.half_scales
+    )
+    np.testing.assert_array_equal(packed.data, wanted.data)
+    np.testing.assert_array_equal(packed.scales, wanted.scales)
+    if wanted.zero_points is not None:
+        np.testing.assert_array_equal(packed.zero_points, wanted.zero_points)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(GRIDS), st.booleans())
+def test_searched_scales_are_never_worse_in_any_block(seed: int, grid: UniformGrid, weighted: bool) -> None:
+    rng = np.random.default_rng(seed)
+    weight = (rng.standard_normal((5, 96)) ** rng.integers(1, 4)).astype(np.float32)
+    weight[0, :32] = 0
+    inputs = InputStatistics(1, np.exp(2 * rng.standard_normal(96)))
+    weights = inputs.squares if weighted else np.ones(96)
+    found = METHODS["importance" if weighted else "search"].quantize(weight, grid, inputs).blocks.values(grid)
+    plain = METHODS["rtn"].quantize(weight, grid, None).blocks.values(grid)
+
+    def errors(values: Array) -> Array:
+        lost = (weight.astype(np.float64) - values) ** 2 * weights
+        padded = np.zeros((5, -(-96 // grid.block_size) * grid.block_size))
+        padded[:, :96] = lost
+        return padded.reshape(5, -1, grid.block_size).sum(axis=2)
+
+    assert (errors(found) <= errors(plain) * (1 + 1e-4) + 1e-12).all()
+    assert (found[0, :32] == 0).all()
+
+
+def test_searched_scales_are_nearly_the_best_of_all() -> None:
+    """Against every scale of a fine row, with both signs."""
+    grid, weight = UniformGrid(4, 32, True, False), matrix(6, 32, 3)
+    found = METHODS["search"].quantize(weight, grid, None).blocks.values(grid)
+    for row in range(6):
+        exact = weight[row].astype(np.float64)
+        scales = np.concatenate([sign * np.linspace(0.6, 1.4, 4000) * np.abs(exact).max() / 8 for sign in (1, -1)])
+        codes = np.clip(np.round(exact / scales[:, None]), -8, 7)
+        best = ((exact - codes * scales[:, None]) ** 2).sum(axis=1).min()
+        assert ((exact - found[row]) ** 2).sum() < 1.02 * best
+
+
+@pytest.mark.parametrize(("grid", "most"), [(UniformGrid(4, 32, True), 0.99), (UniformGrid(4, 16, False), 0.98)])
+def test_hqq_lowers_the_norm_that_it_is_about(grid: UniformGrid, most: float) -> None:
+    """Without zeros it can move scales alone, and gains less."""
+    weight = matrix(64, 128, 5)
+    weight[::7, ::13] *= 6  # outliers
+
+    def error(name: str) -> float:
+        values = METHODS[name].quantize(weight, grid, None).blocks.values(grid)
+        return float((np.abs(weight - values) ** 0.7).sum())
+
+    assert error("hqq") < most * error("rtn")
+
+
+def naive_gptq(weight: Array, gram: Array, scales: Array, zeros: Array, block_size: int, most: int) -> Array:
+    """Column by column, with the inverse of what is left computed anew each time (Frantar et al. 2022, equation 2)."""
+    left, columns = weight.astype(np.float64), weight.shape[1]
+    codes = np.zeros(weight.shape, np.uint8)
+    damped = gram + DAMPING * np.diag(gram).mean() * np.eye(columns)
+    order = block_order(np.diag(gram), block_size).tolist()
+    for place, j in enumerate(order):
+        rest = order[place:]
+        inverse = np.linalg.inv(damped[np.ix_(rest, rest)])
+        scale, zero = scales[:, j // block_size], zeros[:, j // block_size]
+        codes[:, j] = np.clip(np.floor(left[:, j] / scale + zero + 0.5), 0, most)
+        lost = (left[:, j] - (codes[:, j] - zero) * scale) / inverse[0, 0]
+        left[:, rest] -= np.outer(lost, inverse[0])
+    return codes
+
+
+@pytest.mark.parametrize("grid", [UniformGrid(4, 32, True), UniformGrid(4, 16, False), UniformGrid(8, 32)], ids=str)
+def test_gptq_is_the_naive_one(grid: UniformGrid) -> None:
+    columns = 200  # more than a panel, and no whole blocks
+    weight, inputs = matrix(40, columns, 7), statistics(columns)
+    blocks = METHODS["gptq"].quantize(weight, grid, inputs).blocks
+    assert inputs.gram is not None
+    wanted = naive_gptq(
+        weight, inputs.gram, blocks.scales.astype(float), blocks.zeros.astype(float), grid.block_size, 2**grid.bits - 1
+    )
+    found = blocks.codes.reshape(40, -1)[:, :columns]
+    # float32 rounds a number that lies halfway to the other side, and what follows in that row differs, too.
+    assert (found == wanted).mean() > 0.99
+    assert (found == wanted).all(axis=1).mean() > 0.6
+
+
+def test_gptq_and_distillation_lower_the_error_of_the_outputs() -> None:
+    weight, inputs, grid = matrix(96, 128, 9), statistics(128), UniformGrid(4, 32)
+    error = {}
+    for name in ("rtn", "importance", "gptq", "distill"):
+        result = METHODS[name].quantize(weight, grid, inputs)
+        error[name] = output_error(weight, result.blocks.values(grid), inputs)
+    assert error["distill"] < error["gptq"] < error["importance"] < error["rtn"]
+    notes = METHODS["distill"].quantize(weight, grid, inputs).notes
+    assert notes["loss_after"] <= notes["loss_before"]
+
+
+def test_distillation_aims_at_what_the_float_model_gives() -> None:
+    """Where the quantised model's inputs are off, the aim makes that good."""
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((2000, 32))
+    seen = exact @ (np.eye(32) + 0.1 * rng.standard_normal((32, 32))) + 0.05 * rng.standard_normal((2000, 32))
+    weight = matrix(16, 32, 11)
+    inputs = InputStatistics(2000, (seen**2).mean(0), seen.T @ seen / 2000, exact.T @ seen / 2000)
+    wanted = exact @ weight.T
+    aim = aimed(weight, inputs)
+    before, after = (((wanted - seen @ one.T) ** 2).sum() for one in (weight, aim))
+    # The least squares solution itself, without the pull towards the float matrix.
+    best = ((wanted - seen @ np.linalg.lstsq(seen, wanted, rcond=None)[0]) ** 2).sum()
+    assert best <= after < 0.5 * before
+
+
+def test_awq_finds_factors_that_lower_the_error() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((800, 64))
+    x[:, :4] *= 30  # a few channels are large: what AWQ is about
+    inputs, grid = InputStatistics(800, (x**2).mean(0), x.T @ x / 800), UniformGrid(4, 32)
+    weight = matrix(48, 64, 13)
+    factors, notes = find_factors([weight], [grid], inputs)
+    assert notes["power"] > 0
+    assert notes["error"] < 0.7 * notes["error_unscaled"]
+    assert factors[:4].min() > factors[4:].max()
+    shared, _ = find_factors([weight], [grid], inputs, sharing=np.arange(64) // 32 * 16 + np.arange(64) % 16)
+    np.testing.assert_array_equal(shared[:16], shared[16:32])
+
+
+def test_the_factor_of_the_inverse() -> None:
+    gram = statistics(40).gram
+    assert gram is not None
+    upper, damping = inverse_factor(gram, DAMPING)
+    damped = gram + DAMPING * np.diag(gram).mean() * np.eye(40)
+    np.testing.assert_allclose(upper.T @ upper, np.linalg.inv(damped), rtol=1e-8, atol=1e-10)
+    assert damping == DAMPING and np.array_equal(upper, np.triu(upper))
+
+
+def test_a_raised_damping_is_said() -> None:
+    inputs = statistics(32)
+    assert inputs.gram is not None
+    values, vectors = np.linalg.eigh(inputs.gram)
+    values[0] = -0.05 * np.diag(inputs.gram).mean()  # what rounding may leave of a small one
+    broken = InputStatistics(inputs.count, inputs.squares, (vectors * values) @ vectors.T)
+    assert METHODS["gptq"].quantize(matrix(4, 32), UniformGrid(), broken).notes["damping"] == pytest.approx(0.1)
+    assert "damping" not in METHODS["gptq"].quantize(matrix(4, 32), UniformGrid(), inputs).notes
+
+
+def test_inputs_that_were_never_seen_are_no_harm() -> None:
+    weight, inputs = matrix(8, 64), statistics(64)
+    assert inputs.gram is not None
+    inputs.gram[:, 5] = inputs.gram[5] = inputs.squares[5] = 0
+    for name, one in METHODS.items():
+        values = one.quantize(weight, UniformGrid(), inputs).blocks.values(UniformGrid())
+        assert np.isfinite(values).all() and np.abs(values - weight).max() < 2 * np.abs(weight).max(), name
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bad_input(name: str) -> None:
+    grid, weight, inputs = UniformGrid(), matrix(6, 64), statistics(64)
+    broken = weight.copy()
+    broken[3, 40] = np.inf
+    with pytest.raises(QuantizationError, match="row 3, block 1"):
+        METHODS[name].quantize(broken, grid, inputs)
+    if METHODS[name].needs != "nothing":
+        with pytest.raises(QuantizationError, match="needs statistics"):
+            METHODS[name].quantize(weight, grid, None)
+        with pytest.raises(QuantizationError, match="are of 32 inputs"):
+            METHODS[name].quantize(weight, grid, statistics(32))
+    if METHODS[name].needs == "gram" and name != "awq":
+        with pytest.raises(QuantizationError, match="products with each other"):
+            METHODS[name].quantize(weight, grid, InputStatistics(9, inputs.squares))
+
+
+def test_unusable_statistics() -> None:
+    inputs = statistics(32)
+    assert inputs.gram is not None
+    for bad in (inputs.gram * np.nan, -100 * inputs.gram):
+        with pytest.raises(QuantizationError, match=r"NaN or infinity|cannot be factorised"):
+            METHODS["gptq"].quantize(matrix(4, 32), UniformGrid(), InputStatistics(1, inputs.squares, bad))
+    with pytest.raises(QuantizationError, match="hold NaN"):
+        METHODS["importance"].quantize(matrix(4, 32), UniformGrid(), InputStatistics(1, inputs.squares * np.nan))
+
+
+def test_unknown_names_and_formats() -> None:
+    with pytest.raises(QuantizationError, match="'gtpq', expected one of"):
+        method("gtpq")
+    with pytest.raises(QuantizationError, match="bits is 7"):
+        UniformGrid(7, 32)
+    with pytest.raises(QuantizationError, match="block_size is 48"):
+        UniformGrid(4, 48)
+
+
+def test_codes_are_the_closest() -> None:
+    grid = UniformGrid(4, 16, False)
+    values = matrix(3, 32, 4)
+    result = METHODS["search"].quantize(values, grid, None).blocks
+    again = coded(in_blocks(values, 16), result.scales, result.zeros, grid)
+    np.testing.assert_array_equal(again, result.codes)
+    every = (np.arange(16)[:, None, None, None] - result.zeros[..., None]) * result.scales[..., None]
+    distance = np.abs(every - in_blocks(values, 16)).min(axis=0)
+    stored = result.values(grid).reshape(3, 2, 16)
+    np.testing.assert_allclose(np.abs(stored - in_blocks(values, 16)), distance, atol=1e-6)

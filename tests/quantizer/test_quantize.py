@@ -1,0 +1,439 @@
+"""Whole runs: what they write, that they go on where they were, and what they refuse."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai import Model
+from genai.errors import InputError, ModelFolderError, OptionError, StateError
+from genai.measure.evaluation.prediction import kl_rows, log_softmax, normalizers
+from genai.model.folders import bundled_model
+from genai.quant.methods import METHODS
+from genai.quantizer import Report, quantize_model
+from genai.quantizer.calibration import written_text
+from genai.quantizer.options import QuantizeOptions, parse_size
+from genai.quantizer.report import read_report
+from genai.quantizer.source import FloatModel
+from genai.quantizer.streaming import StreamedDecoder
+from genai.quantizer.workspace import FinishedMatrices
+from genai.text.tokenizer import Tokenizer
+
+from .conftest import CHECKPOINT, quick, small_folder
+from .test_float_models import engine_logits
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Of what runs; reports tell times."""
+    files = [path for path in folder.iterdir() if not path.name.startswith("quantization_report")]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def divergence_of_folders(float_folder: Path, folder: Path) -> float:
+    """What the engine gives for both, with the text that the report's figures come from."""
+    with FloatModel(float_folder) as source:
+        text = written_text(StreamedDecoder(source, 1), Tokenizer(float_folder), count=4, length=32, seed=1)
+    logits = [engine_logits(one, text.tokens)[:, :-1].reshape(4 * 31, -1) for one in (float_folder, folder)]
+    p, q = (log_softmax(one, normalizers(one)) for one in logits)
+    return float(kl_rows(p, q).mean())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_makes_a_model_that_runs(name: str, small: Path, tmp_path: Path) -> None:
+    """The folder's own logits have the divergence that the report says, with zero points and without."""
+    report = quantize_model(small, tmp_path / "out", quick(method=name, symmetric=name != "awq"))
+    assert report.quality is not None and 0 < report.quality.kld < 0.2
+    assert report.quality.kld == pytest.approx(divergence_of_folders(small, tmp_path / "out"), rel=0.02)
+    assert {row.stored for row in report.matrices} == {
+        f"4 bits, blocks of 32{', zero points' if name == 'awq' else ''}, {name}"
+    }
+    assert any("power" in row.notes for row in report.matrices) == METHODS[name].folds
+
+
+@pytest.mark.parametrize(("bits", "block_size"), [(4, 16), (4, 128), (4, 256), (8, 32), (8, 256)])
+def test_what_is_measured_is_what_is_written(bits: int, block_size: int, small: Path, tmp_path: Path) -> None:
+    """96 and 160 columns fill no block of 128."""
+    report = quantize_model(small, tmp_path / "out", quick(bits=bits, block_size=block_size, method="gptq"))
+    assert report.quality is not None
+    found = divergence_of_folders(small, tmp_path / "out")
+    assert report.quality.kld == pytest.approx(found, rel=0.02, abs=1e-7)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("tied", "method"), [(True, "search"), (False, "awq")])
+def test_onnxruntime_genai_reads_it(tied: bool, method: str, tmp_path: Path, tokens: np.ndarray) -> None:
+    og = pytest.importorskip("onnxruntime_genai")
+    folder = small_folder(tmp_path / "float", tie_word_embeddings=tied)
+    quantize_model(folder, tmp_path / "out", quick(method=method, accuracy_level=1))
+    model = og.Model(str(tmp_path / "out"))
+    params = og.GeneratorParams(model)
+    params.set_search_options(max_length=100)
+    generator = og.Generator(model, params)
+    generator.append_tokens(tokens[:1].astype(np.int32))
+    theirs = np.asarray(generator.get_output("logits"))[0, -1]
+    ours = engine_logits(tmp_path / "out", tokens[:1])[0, -1]
+    np.testing.assert_allclose(ours, theirs, atol=2e-4 * np.abs(theirs).max())
+
+
+@pytest.mark.slow
+def test_the_order_of_methods_on_the_bundled_model(tmp_path: Path) -> None:
+    """At 4 bits GPTQ, AWQ and distillation are no worse than rounding to nearest; INT8 is nearly the float model."""
+    kld = {}
+    for name in ("rtn", "search", "awq", "gptq", "distill"):
+        report = quantize_model(CHECKPOINT, tmp_path / name, quick(method=name, samples=48, length=96, eval_samples=60))
+        assert report.quality is not None
+        kld[name] = report.quality.kld
+    assert kld["awq"] <= kld["rtn"] and kld["gptq"] < kld["rtn"] and kld["distill"] < kld["rtn"]
+    assert kld["distill"] < kld["gptq"] < 0.7 * kld["rtn"]
+    report = quantize_model(CHECKPOINT, tmp_path / "int8", quick(bits=8, method="search", length=96, eval_samples=12))
+    assert report.quality is not None and report.quality.kld < 1e-3
+    assert report.quality.perplexity == pytest.approx(report.quality.base_perplexity, rel=1e-3)
+
+
+def test_a_llama_shape_takes_few_bits(tmp_path: Path) -> None:
+    """Untied, with the proportions of Llama-3.1-8B, whose embedding the builder leaves in floats."""
+    folder = small_folder(tmp_path / "float", hidden_size=256, intermediate_size=896, num_layers=4)
+    report = quantize_model(folder, tmp_path / "half", quick(evaluate=False))
+    wide = quantize_model(folder, tmp_path / "wide", quick(evaluate=False, half_scales=False))
+    beside = report.parts["norms and tables"]["bits_per_weight"]  # of no weight in a large model
+    assert report.bits_per_weight - beside == pytest.approx(4.5)
+    assert wide.bits_per_weight - wide.parts["norms and tables"]["bits_per_weight"] == pytest.approx(5.0)
+    assert {row.part for row in report.matrices} == {"embedding", "head", "attention", "feed-forward"}
+    assert report.weights == sum(row.rows * row.columns for row in report.matrices)
+
+
+def test_the_same_run_gives_the_same_bytes(small: Path, tmp_path: Path) -> None:
+    for name, threads in (("one", 1), ("two", 2)):
+        quantize_model(small, tmp_path / name, quick(method="gptq", threads=threads))
+    assert digest(tmp_path / "one") == digest(tmp_path / "two")
+
+
+class Stop(Exception):
+    """An interrupt of our own."""
+
+
+@pytest.mark.parametrize("method", ["search", "gptq", "awq", "distill"])
+def test_an_interrupted_run_goes_on(method: str, small: Path, tmp_path: Path) -> None:
+    """Stopped after every third matrix: the same bytes as in one go, and nothing is done twice."""
+    options = quick(method=method)
+    quantize_model(small, tmp_path / "whole", options)
+    seen: list[float] = []
+
+    def stop(phase: str, done: float, total: float) -> None:
+        if phase == "Quantising":
+            seen.append(done)
+            if len(seen) % 3 == 0:
+                raise Stop
+
+    for _ in range(20):
+        try:
+            report = quantize_model(small, tmp_path / "parts", options, progress=stop)
+            break
+        except Stop:
+            assert not (tmp_path / "parts").exists()
+    assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
+    assert len(seen) == 12 and any("finished by an interrupted run" in remark for remark in report.remarks)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_killed_run_goes_on(small: Path, tmp_path: Path) -> None:
+    """SIGKILL at moments that nobody chose."""
+    quantize_model(small, tmp_path / "whole", quick(method="gptq"))
+    arguments = ["--method", "gptq", "--samples", "8", "--length", "32", "--eval-samples", "4", "-t", "1"]
+    command = [sys.executable, "-m", "genai", "quantize", str(small), "-o", str(tmp_path / "parts"), *arguments]
+    workspace = tmp_path / ".parts.quantizing"
+    for least in (1, 4, 9):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            for _ in range(3000):
+                if process.poll() is not None or len(list(workspace.glob("*.done.json"))) >= least:
+                    break
+                time.sleep(0.01)
+            process.kill()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
+
+
+def test_other_options_begin_anew(small: Path, tmp_path: Path) -> None:
+    def stop(phase: str, done: float, total: float) -> None:
+        if phase == "Quantising":
+            raise Stop
+
+    with pytest.raises(Stop):
+        quantize_model(small, tmp_path / "out", quick(block_size=16), progress=stop)
+    report = quantize_model(small, tmp_path / "out", quick(block_size=64))
+    assert not any("interrupted" in remark for remark in report.remarks)
+    assert {row.stored for row in report.matrices} == {"4 bits, blocks of 64, search"}
+
+
+def test_two_at_once_are_refused(small: Path, tmp_path: Path) -> None:
+    with FinishedMatrices(tmp_path / "out", {}):
+        with pytest.raises(StateError, match="is in use"):
+            quantize_model(small, tmp_path / "out", quick())
+
+
+def test_a_full_disk(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the work where it is foreseen; in the middle what is finished is kept."""
+    usage = namedtuple("usage", "total used free")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
+        with pytest.raises(ModelFolderError, match=r"0.00 MB free, and .* MB are needed"):
+            quantize_model(small, tmp_path / "out", quick())
+    saved, count = np.save, 0
+
+    def full(*arguments: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        saved(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(ModelFolderError, match="the disk is full") as caught:
+            quantize_model(small, tmp_path / "out", quick())
+    assert "finished matrices are kept" in str(caught.value) and not (tmp_path / "out").exists()
+    report = quantize_model(small, tmp_path / "out", quick())
+    assert any(remark.startswith("3 matrices were finished") for remark in report.remarks)
+
+
+def test_places_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match="exists already"):
+        quantize_model(small, tmp_path, quick())
+    with pytest.raises(ModelFolderError, match="is no folder"):
+        quantize_model(small, tmp_path / "none" / "out", quick())
+    with pytest.raises(ModelFolderError):
+        quantize_model(tmp_path / "missing", tmp_path / "out", quick())
+
+
+def test_a_recipe(small: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        'default: {block_size: 64, method: rtn}\nrules:\n  - {match: "*down_proj*", bits: 8}\n'
+        '  - {match: "lm_head*", bits: 0}\n  - {match: "*proj*", symmetric: false}\n'
+    )
+    report = quantize_model(small, tmp_path / "out", quick(recipe=recipe))
+    stored = {row.name: row.stored for row in report.matrices}
+    assert stored["model.layers.0.mlp.down_proj.MatMul.weight"] == "8 bits, blocks of 64, rtn"
+    assert stored["lm_head.MatMul.weight"] == "floats"
+    assert stored["model.layers.1.mlp.up_proj.MatMul.weight"] == "4 bits, blocks of 64, zero points, rtn"
+    assert stored["model.embed_tokens.weight"] == "4 bits, blocks of 64, rtn"
+    with Model(tmp_path / "out", quiet=True, threads=1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rules:\n  - {match: '*gate_prj*', bits: 8}", "'.*gate_prj.*' names nothing"),
+        ("rules:\n  - {mach: '*'}", "unknown key 'mach'"),
+        ("rules:\n  - {match: '*', bits: 7}", "bits is 7"),
+        ("rules:\n  - {match: '*', method: gtpq}", "method is 'gtpq'"),
+        ("rules:\n  - {bits: 8}", "has no pattern"),
+        ("rules: 3", "rules is a int"),
+        ("- 1", "is no recipe"),
+        ("default: [", "is not YAML"),
+        ("default: !!python/object/apply:os.system ['true']", "is not YAML"),
+    ],
+)
+def test_bad_recipes(text: str, message: str, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises((InputError, OptionError), match=message) as caught:
+        quantize_model(small, tmp_path / "out", quick(recipe=tmp_path / "recipe.yaml"))
+    if "names nothing" in message:
+        assert "gate_proj" in str(caught.value)
+    assert "fix:" in str(caught.value)
+
+
+def test_targets(tmp_path: Path) -> None:
+    """Bits per weight and size are kept and used; bits go where they help."""
+    folder = small_folder(tmp_path / "float", hidden_size=128, intermediate_size=256)
+    by_bits = quantize_model(folder, tmp_path / "bits", quick(target_bits=8.0, method="rtn"))
+    assert 7.5 < by_bits.bits_per_weight <= 8.0
+    assert len({row.stored for row in by_bits.matrices}) > 1
+    assert all(len(row.sensitivity) == 6 for row in by_bits.matrices)
+    assert [point.kind for point in by_bits.curve].count("predicted") > 10
+    size = 5 * by_bits.nbytes // 6
+    by_size = quantize_model(folder, tmp_path / "size", quick(target_size=size, method="rtn"))
+    assert 0.95 * size < by_size.nbytes <= size
+    assert by_size.quality is not None and by_bits.quality is not None
+    assert by_size.quality.kld > by_bits.quality.kld
+    middle = 0.5 * (by_size.quality.kld + by_bits.quality.kld)
+    by_kld = quantize_model(folder, tmp_path / "kld", quick(target_kld=middle, method="rtn"))
+    assert by_kld.quality is not None and by_kld.quality.kld <= middle
+    assert by_kld.nbytes < by_bits.nbytes
+
+
+@pytest.mark.parametrize(
+    ("options", "nearest"),
+    [
+        ({"target_bits": 3.0}, "--target-bits"),
+        ({"target_size": 50_000}, "--target-size"),
+        ({"target_kld": 1e-12}, "--target-kld"),
+    ],
+    ids=str,
+)
+def test_targets_that_cannot_be_met_name_the_nearest(
+    options: dict[str, Any], nearest: str, small: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))) as caught:
+        quantize_model(small, tmp_path / "out", quick(**options))
+    value = str(caught.value).split(f"{nearest} ")[1].split()[0]
+    name = next(iter(options))
+    wanted = parse_size(value) if name == "target_size" else float(value)
+    quantize_model(small, tmp_path / "out", quick(**{name: wanted}))
+
+
+def test_texts(small: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("What is 12 + 7? It is 19. " * 200)
+    report = quantize_model(small, tmp_path / "one", quick(method="gptq", calib=text))
+    assert report.calibration is not None and str(text) in report.calibration
+    assert report.evaluation is not None and "not calibrated with" in report.evaluation
+    chats = tmp_path / "chats.jsonl"
+    lines = [
+        {"messages": [{"role": "user", "content": f"{i} + 1?"}, {"role": "assistant", "content": str(i + 1)}]}
+        for i in range(60)
+    ]
+    lines += [{"text": "some text " * 20}, {"prompt": "one and ", "completion": "two"}]
+    chats.write_text("\n".join(json.dumps(line) for line in lines))
+    report = quantize_model(small, tmp_path / "two", quick(method="importance", calib=chats, eval_file=text))
+    assert report.evaluation is not None and "text.txt" in report.evaluation
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "", "there is no text"),
+        ("a.txt", "Short.", "at least 160 are needed, and 384 are wanted"),
+        ("a.jsonl", "{}", "line 1: not a text"),
+        ("a.jsonl", "[1]", "line 1: not a text"),
+        ("a.jsonl", '{"messages": 3}', "line 1: not a text"),
+        ("a.txt", b"\xff\xfe", "is not UTF-8"),
+        ("b.txt", None, "no such file"),
+    ],
+)
+def test_bad_texts(name: str, content: str | bytes | None, message: str, small: Path, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message):
+        quantize_model(small, tmp_path / "out", quick(method="gptq", calib=tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 5}, "bits is 5"),
+        ({"block_size": 48}, "block_size is 48"),
+        ({"method": "gtpq"}, "gptq"),
+        ({"samples": 0}, "samples is 0"),
+        ({"length": 1}, "length is 1"),
+        ({"accuracy_level": 9}, "accuracy_level is 9"),
+        ({"target_bits": 4.0, "target_kld": 0.1}, "target_bits and target_kld"),
+        ({"target_bits": float("nan")}, "target_bits is nan"),
+        ({"target_size": 0}, "target_size is 0"),
+        ({"target_bits": 5.0, "recipe": Path("x")}, "recipe and target_bits"),
+        ({"evaluate": False, "eval_file": Path("x")}, "nothing is evaluated"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        QuantizeOptions(**options)
+
+
+def test_a_calibration_text_that_nothing_needs(small: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("What is 12 + 7? It is 19. " * 200)
+    with pytest.raises(OptionError, match="no method in use needs data"):
+        quantize_model(small, tmp_path / "out", quick(method="search", calib=text, evaluate=False))
+    report = quantize_model(small, tmp_path / "out", quick(method="search", calib=text))
+    assert report.calibration is None and report.evaluation is not None and str(text) in report.evaluation
+
+
+def test_parameters_are_counted_without_scales(small: Path, tmp_path: Path) -> None:
+    report = quantize_model(small, tmp_path / "out", quick(evaluate=False))
+    with Model(small, quiet=True, threads=1) as exact, Model(tmp_path / "out", quiet=True, threads=1) as model:
+        assert model.info.parameters == exact.info.parameters
+        assert model.info.weight_bytes == report.nbytes
+
+
+def test_head_and_embedding(small: Path, tmp_path: Path) -> None:
+    report = quantize_model(small, tmp_path / "out", quick(head_bits=8, embedding_bits=0, evaluate=False))
+    stored = {row.part: row.stored for row in report.matrices if row.layer is None}
+    assert stored == {"embedding": "floats", "head": "8 bits, blocks of 32, search"}
+    tied = small_folder(tmp_path / "tied", tie_word_embeddings=True)
+    with pytest.raises(OptionError, match="are one matrix"):
+        quantize_model(tied, tmp_path / "no", quick(head_bits=8, embedding_bits=4))
+
+
+def test_requantising_says_what_it_means(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="quantised already"):
+        quantize_model(bundled_model(), tmp_path / "out", quick())
+    report = quantize_model(bundled_model(), tmp_path / "out", quick(bits=8, requantize=True))
+    assert any("what they have lost before is not measured" in remark for remark in report.remarks)
+    assert report.quality is not None and report.quality.kld < 1e-3
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("2GB", "1.5 GiB", "700m", "123")] == [2 * 10**9, 3 * 2**29, 700 * 10**6, 123]
+    for bad in ("", "GB", "-1GB", "1TB", "1e9"):
+        with pytest.raises(OptionError, match="is no size"):
+            parse_size(bad)
+
+
+def test_the_report(small: Path, tmp_path: Path) -> None:
+    report: Report = quantize_model(small, tmp_path / "out", quick(method="gptq"), command="genai quantize <x> & y")
+    plain = read_report(tmp_path / "out")
+    assert plain["quality"]["kld"] == report.quality.kld if report.quality else False
+    assert plain["command"] == "genai quantize <x> & y"
+    weights = sum(part["weights"] for part in plain["parts"].values())
+    assert sum(part["nbytes"] for part in plain["parts"].values()) == plain["nbytes"]
+    assert plain["bits_per_weight"] == pytest.approx(plain["nbytes"] * 8 / weights)
+    assert {point["kind"] for point in plain["curve"]} == {"this output", "measured"}
+    assert set(plain["seconds"]) >= {"reading", "texts", "quantising", "evaluation", "writing"}
+    for row in plain["matrices"]:
+        assert 0 < row["weight_error"] < 0.1
+        assert (row["output_error"] is None) == (row["part"] == "embedding")
+    page = (tmp_path / "out" / "quantization_report.html").read_text()
+    assert "<script" not in page and "genai quantize &lt;x&gt; &amp; y" in page
+    assert page.count("<svg") == 4
+    text = (tmp_path / "out" / "quantization_report.md").read_text()
+    assert "mean KLD" in text and "model.layers.1.mlp.down_proj" in text
+
+
+def test_signals_keep_what_is_finished(small: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "genai",
+        "quantize",
+        str(small),
+        "-o",
+        str(tmp_path / "out"),
+        "-m",
+        "distill",
+        "-t",
+        "1",
+    ]
+    workspace = tmp_path / ".out.quantizing"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for _ in range(6000):
+            if process.poll() is not None or len(list(workspace.glob("*.done.json"))) >= 1:
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "finished matrices are kept" in said
+    assert list(workspace.glob("*.done.json")) and not (tmp_path / "out").exists()
