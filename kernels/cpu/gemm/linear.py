@@ -202,7 +202,8 @@ class IntegerMatMul:
         a = np.ascontiguousarray(a)
         a_moved = a_zero - (HALF if a.dtype == np.uint8 else 0)
         b_moved = b_zero + (HALF if b.dtype == np.int8 else 0)
-        column_terms = (b.sum(axis=1, dtype=np.int32) - np.int32(terms * b_zero)) * np.int32(-a_moved)
+        sums = np.ascontiguousarray(b.sum(axis=1, dtype=np.int32))  # of a view, sum() may keep the order of its axes
+        column_terms = (sums - np.int32(terms * b_zero)) * np.int32(-a_moved)
         program, panels = self._programs.get(self._made, a.shape, columns, a.dtype, b.dtype, dtype, point)
         source = own_memory("source", b.size + _SLACK)
         source[: b.size].view(b.dtype).reshape(b.shape)[...] = b
