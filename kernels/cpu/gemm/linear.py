@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...checks import Float32
 from ..arguments import Binding
-from ..program.kept import Kept, NodeProgram
+from ..program.kept import Kept, NodeProgram, first_element
 from ..program.pool import Threads, own_memory
 from ..rowwise.elementwise import check_function
 from .micro import VECTOR_BYTES, WORD_BYTES, floats, integers
@@ -64,7 +64,7 @@ class Linear:
             program = self._programs.get(self._made, count, x.strides[0], addend is not None)
             added = None if addend is None else addend[first:]
             left = own_memory("left", count * words * WORD_BYTES)
-            program.run(self._threads, x=x[first:], out=out[first:], left=left, addend=added)
+            program.run(self._threads, x=first_element(x[first:]), out=out[first:], left=left, addend=added)
         return out
 
     def _made(self, rows: int, stride: int, has_addend: bool) -> NodeProgram:

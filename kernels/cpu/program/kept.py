@@ -34,7 +34,7 @@ class NodeProgram:
         Args:
             threads: None = the calling thread alone.
             tokens: rows of the step; 0: nothing depends on a step.
-            given: an array for its first element, an address, None for nothing (0).
+            given: an array in one piece for its first element, an address, None for nothing (0).
         """
         self.run_bound(addresses_of(given), threads, tokens, self._nanoseconds + self._per_token * tokens)
 
@@ -63,6 +63,11 @@ def addresses_of(given: Mapping[str, NDArray[Any] | int | None]) -> dict[str, in
 def _address_of(name: str, array: NDArray[Any]) -> int:
     if not array.flags.c_contiguous:
         raise ValueError(f"{name}: strides {array.strides} of shape {array.shape}, expected one piece in order")
+    return first_element(array)
+
+
+def first_element(array: NDArray[Any]) -> int:
+    """The address of an array for an operator that is told its strides; somebody else keeps the array."""
     return int(array.__array_interface__["data"][0])
 
 
