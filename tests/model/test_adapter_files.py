@@ -353,4 +353,4 @@ def test_conversion_there_and_back(tmp_path: Path, bundled: Model, dtype: str) -
         write_peft(AdapterParameters(Path("h"), {}, "onnx_adapter", {"v": np.ones(2)}), tmp_path / "no", dtype)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        write_peft(source, tmp_path / "file", dtype)
+        write_peft(source, tmp_path / "file" / "x", dtype)
