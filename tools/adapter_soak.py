@@ -255,10 +255,10 @@ def main() -> None:
     options = {"kv_dtype": given.kv_type, **({"kv_dtype_force": True} if given.kv_type == "int4" else {})}
     found, problems, sizes = soak(given.minutes, given.seed, given.model, **options)
     print(f"{len(sizes)} rounds: " + ", ".join(f"{count} {what}" for what, count in sorted(found.items())))
-    first, last = sizes[len(sizes) // 3], sizes[-1]
-    print(f"private memory: {first >> 10} KiB after a third, {last >> 10} KiB at the end")
-    if last > GROWTH * first:
-        problems.append(f"memory grew by {last / first - 1:.1%}")
+    shown = sizes[:: max(1, len(sizes) // 12)]
+    print("private memory, MiB: " + ", ".join(f"{size / 2**20:.1f}" for size in (*shown, sizes[-1])))
+    if sizes[-1] > GROWTH * sizes[len(sizes) // 3]:
+        problems.append(f"memory grew by {sizes[-1] / sizes[len(sizes) // 3] - 1:.1%}")
     for problem in problems[:20]:
         print(f"WRONG: {problem}")
     sys.exit(bool(problems))

@@ -161,12 +161,14 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             del self._entries[name]
 
     def info(self, name: str) -> dict[str, Any]:
-        """What is known of an adapter: source, scale, ranks, modules, bytes, whether it is in memory, and its users."""
+        """What is known of an adapter: source, scale, the hash of its numbers and scale, ranks, how many modules it
+        changes, bytes, whether it is in memory, and how many requests use it."""
         entry = self._entry(name)
         return {
             "name": name,
             "source": str(entry.source),
             "scale": entry.scale,
+            "key": entry.key.hex(),
             "ranks": entry.ranks,
             "modules": len(entry.modules),
             "bytes": entry.nbytes,
