@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from genai.kernels.executor import DeviceAdapter, Factors
 from genai.kernels.forks import renew_locks
 from genai.kvcache.budget import available_memory, format_bytes
@@ -351,8 +353,11 @@ def _check_name(name: Any) -> None:
         raise OptionError(f"an adapter's name is {name!r:.80}", "a text of 1 to 256 characters is expected", "pass one")
 
 
+_NUMBERS: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
+
+
 def _number(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e6:  # NaN is no number
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not abs(value) <= 1e6:  # NaN is no number
         raise OptionError(f"{what} = {value!r:.40}", "a finite number, at most a million, is expected", "pass one")
     return float(value)
 
