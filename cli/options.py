@@ -112,8 +112,11 @@ class EngineFlags(ModelFlags):
         Where nothing else is going on (`alone`), Ctrl-C may end the process. `options` are further ones of LLM.
         """
         from genai.llm.llm import LLM
+        from genai.model.adapters.parameters import adapter_path
 
         given = [read_lora(text) for text in self.lora or ()]
+        for _, path, _ in given:
+            adapter_path(path)  # what is mistyped is said before the model is loaded
         folder = model_folder(folder, build=self.build) if folder else None
         with interrupts_end_the_process() if alone else nullcontext():
             llm = LLM(folder, context_size=self.ctx_size, quiet=self.quiet, lora=bool(given), **self.options, **options)
@@ -140,18 +143,30 @@ class TextFlags(EngineFlags):
 
 def read_lora(text: str) -> tuple[str, Path, float]:
     """Name, path and scale of NAME=PATH[:SCALE]; a path that itself ends in a colon and a number wants a scale, too."""
-    name, separator, rest = text.partition("=")
-    if not separator or not name or not rest:
+    name, _, rest = text.partition("=")
+    path, colon, number = rest.rpartition(":")
+    scale = _scale(number) if colon else None
+    place = rest if scale is None else path
+    if not name or not place:
         raise OptionError(
             f"--lora {text!r:.80}",
             "NAME=PATH or NAME=PATH:SCALE is expected",
             "such as --lora pirate=adapters/pirate:0.8",
         )
-    path, colon, number = rest.rpartition(":")
+    if name == _NO_ADAPTER:
+        raise OptionError(f"--lora {text!r:.80}", f"/lora {name} goes on without adapters", "choose another name")
+    return name, Path(place).expanduser(), 1.0 if scale is None else scale
+
+
+_NO_ADAPTER = "off"
+
+
+def _scale(text: str) -> float | None:
+    """A number as people write it down; None where it is none, so that it belongs to the path."""
     try:
-        return (name, Path(path), float(number)) if colon else (name, Path(rest), 1.0)
+        return None if "_" in text or text != text.strip() else float(text)
     except ValueError:
-        return name, Path(rest), 1.0
+        return None
 
 
 CommandFunction = Callable[..., None]

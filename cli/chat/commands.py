@@ -151,7 +151,7 @@ def _lora(loop: Loop, argument: str) -> None:
         session.use_adapter(None)
     elif "=" in argument:
         name, path, scale = read_lora(argument)
-        session.llm.load_adapter(path.expanduser(), name, scale)
+        session.llm.load_adapter(path, name, scale)
         session.use_adapter(name)
     elif argument:
         session.use_adapter(argument)

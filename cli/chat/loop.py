@@ -58,7 +58,9 @@ class Loop:
         self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
         self.pending = self.sent = ""
         self.running = True
-        self._editor = LineEditor(tuple(COMMANDS), FILE_COMMANDS, setting_values(), voice)
+        self._editor = LineEditor(
+            tuple(COMMANDS), FILE_COMMANDS, setting_values(), lambda: ["off", *self.session.llm.adapters.names], voice
+        )
 
     def run(self) -> None:
         """Until /bye, Ctrl-D, or Ctrl-C twice."""

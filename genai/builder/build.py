@@ -68,8 +68,11 @@ def plan_build(
         UnsupportedModelError: an architecture or a part of one that is not known.
         TokenizerError: the tokenizer cannot be used.
     """
-    checkpoint = MergedCheckpoint(checkpoint_dir, *merge) if merge else Checkpoint(checkpoint_dir)
+    checkpoint = Checkpoint(checkpoint_dir)
     architecture = find(checkpoint.config.model_type)
+    if merge:  # as PEFT does: what lies there counts, not what the adapter says of it
+        adapter = replace(merge[0], fan_in_fan_out=architecture.stores_transposed)
+        checkpoint = MergedCheckpoint(checkpoint_dir, adapter, merge[1])
     spec = architecture.describe(checkpoint.config)
     remarks = check_tokenizer(checkpoint.folder, spec.vocab_size)
     if unread := checkpoint.config.unread:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, ModelFolderError
 from ..model.adapters.bind import check_mergeable, delta
-from ..model.adapters.parameters import AdapterParameters
+from ..model.adapters.parameters import AdapterParameters, checkpoint_name
 from ..model.folders import folder_json, readable
 from ..model.safetensors_file import SafetensorsFile
 from .hf_config import HFConfig
@@ -81,7 +81,9 @@ class MergedCheckpoint(Checkpoint):
     def __init__(self, folder: str | Path, adapter: AdapterParameters, weight: float = 1.0) -> None:
         super().__init__(folder)
         self._adapter, self._weight = adapter, weight
-        self._changed = {f"{module}.weight": module for module in adapter.pairs}
+        # An adapter from a graph calls modules as the graph does.
+        names = {module: module if f"{module}.weight" in self else checkpoint_name(module) for module in adapter.pairs}
+        self._changed = {f"{name}.weight": module for module, name in names.items()}
         for name, module in self._changed.items():
             shape = self.shape(name) if name in self else None
             check_mergeable(adapter, module, shape, self)

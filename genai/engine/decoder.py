@@ -24,12 +24,16 @@ class DecoderSequence:
     """One growing token sequence and its cached state.
 
     `num_computed` of its `tokens` are in the cache.
+
+    Attributes:
+        adapters: what its tokens go through from now on (see Decoder.adapt); those that are computed stay as they are.
     """
 
     num_computed: int
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.adapters: AdapterMix | None = None
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.

@@ -39,7 +39,6 @@ class PagedSequence(DecoderSequence):
     def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
         super().__init__()
         self.table, self._rope_threshold = table, rope_threshold
-        self._adapters: AdapterMix | None = None
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
@@ -57,18 +56,9 @@ class PagedSequence(DecoderSequence):
         return int(self._rope_threshold is not None and len(self.tokens) > self._rope_threshold)
 
     @property
-    def adapters(self) -> AdapterMix | None:
-        """What its tokens go through from now on; those that are computed stay as they are."""
-        return self._adapters
-
-    def adapt(self, adapters: AdapterMix | None) -> None:
-        """See Decoder.adapt."""
-        self._adapters = adapters
-
-    @property
     def _origin(self) -> tuple[int, bytes]:
         """What its keys and values depend on besides tokens and numerics."""
-        return self.rope_table, b"" if self._adapters is None else self._adapters.key
+        return self.rope_table, b"" if self.adapters is None else self.adapters.key
 
     def pending(self) -> Run:
         first, total = self.table.length, len(self.tokens)
@@ -156,7 +146,7 @@ class PagedDecoder(Decoder):
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
-        other.adapt(sequence.adapters)
+        other.adapters = sequence.adapters
         return other
 
     def step(
@@ -179,7 +169,7 @@ class PagedDecoder(Decoder):
             self.program, self.run = program, run
 
     def adapt(self, sequence: PagedSequence, adapters: AdapterMix | None) -> None:
-        sequence.adapt(adapters)
+        sequence.adapters = adapters
 
     def reuse(self, sequence: PagedSequence) -> int:
         return sequence.reuse()
