@@ -10,13 +10,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from genai.quant.blocks import dequantize_blocks
 from genai.quant.methods import METHODS
 
 from ..builder.folder import require_absent, unfinished_folder
@@ -37,7 +36,7 @@ from .targets import beside_bytes, choose, curve, measured, predicted, sensitivi
 from .workspace import FinishedMatrices
 
 # Raised when the same options give other bytes.
-_VERSION = 1
+_VERSION = 2
 # Of a text that serves for both, one part in so many is kept for the evaluation.
 _HELD_OUT = 8
 # A target of divergence is met by trying, so many times at most.
@@ -159,7 +158,7 @@ class _Run:
                     f"in {self.source_path} head and embedding are one matrix, {site.name}",
                     "give both the same bits, or one of them",
                 )
-            choices[site] = replace(choices[site], bits=int(wanted.pop() or 0))
+            choices[site] = choices[site].changed({"bits": int(wanted.pop() or 0)})
 
     def _check_finite(self) -> None:
         """Bad weights are better known before the long work."""
@@ -277,7 +276,7 @@ class _Run:
             target = self.options.target_kld
             if target is None:
                 return tried[0]
-            expected = predicted(self._candidates, chosen, self.options)
+            expected = predicted(self._candidates, chosen)
             factor = max(factor, 1e-6) if expected <= 0 else quality.kld / expected
             if quality.kld <= target and quality.kld >= 0.8 * target:
                 break
@@ -361,7 +360,7 @@ class _Run:
             folder_bytes=on_disk,
             bits_per_weight=bits,
             parts=_parts(rows, nbytes),
-            readers=("this toolkit", "onnxruntime", "onnxruntime-genai"),
+            readers=_readers(rows),
             calibration=None if self._calib_text is None else self._calib_text.origin,
             evaluation=None if quality is None or self._eval_text is None else self._eval_text.origin,
             quality=quality,
@@ -376,18 +375,19 @@ class _Run:
         choice, stored = quantising.choices[site], quantising.stored(site)
         notes = {} if stored is None else dict(stored.notes)
         nbytes = choice.nbytes(site)
+        by = "onnxruntime" if choice.has_foreign_kernel(site) else "functions"
         return MatrixRow(
             site.base_name, site.part, site.layer, site.rows, site.columns, choice.label(),
             nbytes * 8 / site.elements, nbytes,
             notes.pop("weight_error", 0.0), notes.pop("output_error", None), sensitivity, notes,
-            0.0 if stored is None else stored.seconds,
+            0.0 if stored is None else stored.seconds, by,
         )  # fmt: skip
 
     def _curve_points(self, evaluation: Evaluation, beside: int, weights: int) -> list[Point]:
         points = []
         for number, (bits, size) in enumerate(_CURVE):
             self.progress("Measuring others", number, len(_CURVE))
-            choice = replace(self.options.choice, bits=bits, block_size=size, method="rtn")
+            choice = FormatChoice(bits=bits, block_size=size, method="rtn", half_scales=self.options.half_scales)
             nbytes = beside + sum(choice.nbytes(site) for site in self._source.sites)
             kld = evaluation.measure(self._rounded(choice)).kld
             points.append(Point(f"rtn {bits}/{size}", nbytes * 8 / weights, kld, "measured"))
@@ -395,8 +395,8 @@ class _Run:
 
     def _rounded(self, choice: FormatChoice) -> Override:
         def instead(site: Site) -> Any:
-            blocks = METHODS["rtn"].quantize(self._source.weight(site), choice.grid, None).blocks
-            return dequantize_blocks(choice.grid.packed(blocks))
+            weight = self._source.weight(site)
+            return METHODS["rtn"].quantize(weight, choice.grid(site.columns), None).packed.dequantise()
 
         return instead
 
@@ -407,6 +407,16 @@ class _Run:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _readers(rows: list[MatrixRow]) -> tuple[str, ...]:
+    """Which runtimes read it, and how."""
+    wide = [row for row in rows if row.computed_by == "functions"]
+    if not wide:
+        return ("this toolkit", "onnxruntime", "onnxruntime-genai")
+    size = size_text(4 * sum(row.rows * row.columns for row in wide))
+    how = f"by the model's functions, which make float32 ({size}) of {len(wide)} matrices"
+    return ("this toolkit", f"onnxruntime and onnxruntime-genai {how}")
 
 
 def _parts(rows: list[MatrixRow], nbytes: int) -> dict[str, dict[str, float]]:

@@ -31,7 +31,7 @@ from ..model.decoder_graph import read_decoder_file, whole_number
 from ..model.folders import folder_errors
 from ..ops.products import BLOCK_PRODUCT
 from ..ops.rules import find_stored_weights
-from .sites import FLOATS, LEAST_ELEMENTS, Site, find_sites
+from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, Site, find_sites
 
 Loader = Callable[[], NDArray[np.float32]]
 # Rows that are dequantised at once.
@@ -57,7 +57,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     Raises:
         ModelFolderError, ConfigError, InputError, GraphError: it cannot be read.
         InputError: it is quantised already, and `requantize` is not set.
-        UnsupportedModelError: there is nothing to quantise, or mixtures of experts.
+        UnsupportedModelError: there is nothing to quantise, or mixtures of experts that QMoE does not compute.
     """
 
     def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
@@ -127,7 +127,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             InputError: NaN or infinity; the message names the row and the block of 32.
         """
         stored = self.stored(site.name)
-        matrix = stored.T if site.inputs_first else stored
+        matrix = stored.T if site.inputs_first else stored.reshape(site.rows, site.columns)
         for first in range(0, site.rows, _PART_ROWS):
             bad = ~np.isfinite(matrix[first : first + _PART_ROWS])
             if bad.any():
@@ -283,10 +283,11 @@ def _wide(tensor: OnnxTensor) -> NDArray[np.float32]:
 
 
 def _refuse_experts(graph: Graph) -> None:
+    """QMoE gives the chosen experts shares that sum to 1, and knows gate and up as one matrix."""
     for node in graph.nodes:
-        if node.op_type in ("MoE", "QMoE"):
+        if node.key == MIXTURE and not (int(node.attribute("normalize_routing_weights", 0)) and not node.input(6)):
             raise UnsupportedModelError(
-                f"{node.op_type} {node.name!r}: mixtures of experts are not quantised by this command yet",
-                "most of their weights would stay in floats",
-                "genai build quantises them by rounding to nearest",
+                f"{node.op_type} {node.name!r}: experts whose shares do not sum to 1, or that have a third matrix",
+                "QMoE, the operator for quantised experts, does not compute them",
+                "export the model by genai build, which writes mixtures in the form that it takes",
             )
