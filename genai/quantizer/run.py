@@ -108,6 +108,7 @@ class _Run:
                 recipe = self.options.read_recipe()
                 choices = recipe.choices(self._source.sites)
                 self._apply_ends(choices)
+                self._check_experts(choices)
                 self._check_finite()
             self._require_room(choices)
             self._workspace = stack.enter_context(FinishedMatrices(self.output, self._plan(recipe.text)))
@@ -159,6 +160,25 @@ class _Run:
                     "give both the same bits, or one of them",
                 )
             choices[site] = choices[site].changed({"bits": int(wanted.pop() or 0)})
+
+    def _check_experts(self, choices: Mapping[Site, FormatChoice]) -> None:
+        """QMoE has uniform blocks of 2, 4 and 8 bits, of one size for both matrices."""
+        sizes: dict[str, FormatChoice] = {}
+        for site, choice in choices.items():
+            if site.mixture is None:
+                continue
+            if not (choice.bits and choice.has_foreign_kernel(site)) or choice.qdq or not choice.block_size:
+                raise OptionError(
+                    f"the experts {site.base_name}: {choice.label()}", "QMoE has blocks of 2, 4 and 8 bits",
+                    "choose one of them, for the experts alone by a recipe's rule",
+                )  # fmt: skip
+            other = sizes.setdefault(site.mixture.output(0), choice)
+            if (choice.block_size, choice.symmetric) != (other.block_size, other.symmetric):
+                raise OptionError(
+                    f"the experts {site.base_name}: blocks of {other.block_size} and of {choice.block_size}",
+                    "both matrices of a mixture have one block size, and both zero points or none",
+                    "give both the same",
+                )
 
     def _check_finite(self) -> None:
         """Bad weights are better known before the long work."""

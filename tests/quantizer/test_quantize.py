@@ -206,7 +206,7 @@ def test_a_full_disk(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             quantize_model(small, tmp_path / "out", quick())
     assert "finished matrices are kept" in str(caught.value) and not (tmp_path / "out").exists()
     report = quantize_model(small, tmp_path / "out", quick())
-    assert any(remark.startswith("3 matrices were finished") for remark in report.remarks)
+    assert any(remark.startswith("2 matrices were finished") for remark in report.remarks)
 
 
 def test_places_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_targets(tmp_path: Path) -> None:
     by_bits = quantize_model(folder, tmp_path / "bits", quick(target_bits=8.0, method="rtn"))
     assert 7.5 < by_bits.bits_per_weight <= 8.0
     assert len({row.stored for row in by_bits.matrices}) > 1
-    assert all(len(row.sensitivity) == 6 for row in by_bits.matrices)
+    assert {len(row.sensitivity) for row in by_bits.matrices} == {6, 8}  # onnxruntime looks no 2 bits up
     assert [point.kind for point in by_bits.curve].count("predicted") > 10
     size = 5 * by_bits.nbytes // 6
     by_size = quantize_model(folder, tmp_path / "size", quick(target_size=size, method="rtn"))
@@ -279,7 +279,7 @@ def test_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "nearest"),
     [
-        ({"target_bits": 3.0}, "--target-bits"),
+        ({"target_bits": 2.0}, "--target-bits"),
         ({"target_size": 50_000}, "--target-size"),
         ({"target_kld": 1e-12}, "--target-kld"),
     ],
