@@ -28,12 +28,12 @@ from .choices import FormatChoice
 from .options import QuantizeOptions
 from .quality import Evaluation, Quality
 from .quantising import Quantising
-from .report import MatrixRow, Point, Report, size_text
+from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
 from .sites import Site
 from .source import FloatModel
 from .streaming import Override, StreamedDecoder
 from .targets import beside_bytes, choose, curve, measured, predicted, sensitivity_table
-from .workspace import FinishedMatrices
+from .workspace import FinishedMatrices, workspace_folder
 
 # Raised when the same options give other bytes.
 _VERSION = 2
@@ -41,6 +41,8 @@ _VERSION = 2
 _HELD_OUT = 8
 # A target of divergence is met by trying, so many times at most.
 _MOST_ROUNDS = 5
+# More than a report takes, with one line per matrix.
+_REPORT_BYTES = 1 << 20
 # What else is on the curve: bits and block sizes, rounded to nearest.
 _CURVE = ((4, 128), (4, 32), (8, 32))
 
@@ -77,14 +79,27 @@ def quantize_model(
     try:
         return run.all()
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise ModelFolderError(
-            f"cannot write {output}: {error.strerror or error}",
-            "the disk is full" if full else "the system refused it",
-            "free some space and run the same command again: finished matrices are kept"
-            if full
-            else "check that the parent folder exists and can be written",
-        ) from error
+        raise _unwritable(output, error) from error
+    except ModelFolderError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
+            raise _unwritable(output, error.__cause__) from error
+        raise
+
+
+# What the system says when it has no room for a file, and why that is.
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of this user is used up",
+    errno.EFBIG: "files of this process, or on this disk, may not be so large (ulimit -f)",
+}
+
+
+def _unwritable(output: str | Path, error: OSError) -> ModelFolderError:
+    fix = "make room and run the same command again: finished matrices are kept"
+    if error.errno not in _NO_ROOM:
+        fix = "check that the parent folder exists and can be written"
+    why = _NO_ROOM.get(error.errno or 0, "the system refused it")
+    return ModelFolderError(f"cannot write {output}: {error.strerror or error}", why, fix)
 
 
 @dataclass
@@ -96,6 +111,8 @@ class _Run:
     command: str
 
     def all(self) -> Report:
+        if (self.output / f"{REPORT}.json").exists():  # all was done when a run was killed
+            shutil.rmtree(workspace_folder(self.output), ignore_errors=True)
         require_absent(self.output)
         if not self.output.parent.is_dir():
             raise ModelFolderError(
@@ -188,8 +205,11 @@ class _Run:
             self.progress("Checking weights", index + 1, len(self._source.sites))
 
     def _require_room(self, choices: Mapping[Site, FormatChoice]) -> None:
-        # Once in the workspace, once in the output.
-        needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source)
+        # Once in the workspace, once in the output, beside the tokenizer's files and the report.
+        other = sum(path.stat().st_size for path in self._source.folder.glob("*.json")) + _REPORT_BYTES
+        needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source) + other
+        done = workspace_folder(self.output)  # by an interrupted run, of which this may go on
+        needed -= sum(path.stat().st_size for path in done.glob("*.npy")) if done.is_dir() else 0
         free = shutil.disk_usage(self.output.parent).free
         if free < needed:
             raise ModelFolderError(

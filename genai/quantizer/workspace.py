@@ -42,6 +42,21 @@ class Stored:
     seconds: float = 0.0
 
 
+def workspace_folder(target: Path) -> Path:
+    """The hidden folder beside a model folder that is being made."""
+    return target.parent / f".{target.name}.quantizing"
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """A file that NumPy writes to by `write`, whose errors are the system's."""
+
+    file: Any
+
+    def write(self, data: bytes) -> int:
+        return int(self.file.write(data))
+
+
 class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
     """A folder of finished matrices.
 
@@ -57,7 +72,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
     """
 
     def __init__(self, target: Path, plan: Mapping[str, Any]) -> None:
-        self.folder = target.parent / f".{target.name}.quantizing"
+        self.folder = workspace_folder(target)
         self._stack = ExitStack()
         self._identity = hashlib.sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()
         self.folder.mkdir(exist_ok=True)
@@ -105,7 +120,8 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         for part, array in present.items():
             path = self.folder / f"{_file(name)}.{part}.npy"
             with _replacing(path) as file:
-                np.save(file, array, allow_pickle=False)
+                # Not to the file itself: of a full disk NumPy would say no more than how much was written.
+                np.save(_Writer(file), array, allow_pickle=False)
         record = {
             "name": name,
             "arrays": list(present),

@@ -209,6 +209,30 @@ def test_a_full_disk(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert any(remark.startswith("2 matrices were finished") for remark in report.remarks)
 
 
+def test_files_that_may_not_be_so_large(small: Path, tmp_path: Path) -> None:
+    """What the system itself refuses: while a matrix is kept, and while the model is written."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (50_000, 200_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(ModelFolderError, match="may not be so large") as caught:
+                quantize_model(small, tmp_path / "out", quick(evaluate=False))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert "finished matrices are kept" in str(caught.value) and not (tmp_path / "out").exists()
+    report = quantize_model(small, tmp_path / "out", quick(evaluate=False))
+    assert "12 matrices were finished by an interrupted run" in report.remarks
+
+
+def test_what_a_run_left_that_was_killed_at_its_end_goes(small: Path, tmp_path: Path) -> None:
+    quantize_model(small, tmp_path / "out", quick(evaluate=False))
+    (tmp_path / ".out.quantizing").mkdir()
+    with pytest.raises(ModelFolderError, match="exists already"):
+        quantize_model(small, tmp_path / "out", quick(evaluate=False))
+    assert not (tmp_path / ".out.quantizing").exists()
+
+
 def test_places_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="exists already"):
         quantize_model(small, tmp_path, quick())
@@ -335,7 +359,7 @@ def test_bad_texts(name: str, content: str | bytes | None, message: str, small: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 5}, "bits is 5"),
+        ({"bits": 7}, "bits is 7"),
         ({"block_size": 48}, "block_size is 48"),
         ({"method": "gtpq"}, "gptq"),
         ({"samples": 0}, "samples is 0"),
@@ -346,6 +370,10 @@ def test_bad_texts(name: str, content: str | bytes | None, message: str, small: 
         ({"target_size": 0}, "target_size is 0"),
         ({"target_bits": 5.0, "recipe": Path("x")}, "recipe and target_bits"),
         ({"evaluate": False, "eval_file": Path("x")}, "nothing is evaluated"),
+        ({"target_bits": 5.0, "bits": 8}, "a target chooses them"),
+        ({"target_kld": 0.1, "form": "q4_k"}, "a target chooses them"),
+        ({"target_runtime": "any"}, "there is no target"),
+        ({"target_bits": 5.0, "target_runtime": "onnx"}, "target_runtime is 'onnx'"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
