@@ -41,7 +41,7 @@ def quantize(
     ] = "search",
     float_scales: Annotated[bool, typer.Option("--float-scales", help="Store scales as float32.")] = False,
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head [default: --bits].")] = None,
-    embedding_bits: Annotated[int | None, typer.Option(help="Bits of the token embedding [default: --bits].")] = None,
+    embedding_bits: Annotated[int | None, typer.Option(help="Bits of the token embedding [default: 8; --bits if it is the head].")] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file: choices by patterns over names.")] = None,
     target_bits: Annotated[
         float | None, typer.Option(help="Bits per weight of the file to spend where they help.")

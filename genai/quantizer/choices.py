@@ -19,6 +19,8 @@ from ..model.reading import read_text_file
 from .sites import Site
 
 UNIFORM = "uniform"
+# A row of a table is read per token, whatever its size: exactness costs memory only, and a fifteenth of an 8B shape.
+TABLE_FORM: Mapping[str, Any] = {"form": UNIFORM, "bits": 8, "block_size": 32}
 FORMS = (UNIFORM, *NAMED_FORMS)
 # What onnxruntime has kernels for: bits of its products and experts, and of its tables.
 _PRODUCT_BITS, _TABLE_BITS = (2, 4, 8), (4, 8)

@@ -21,8 +21,9 @@ class QuantizeOptions:
     Attributes:
         form, bits, block_size, symmetric, method, half_scales, qdq: of every matrix that nothing else is said of; see
             FormatChoice.
-        head_bits, embedding_bits: of the head and the token embedding; None = as all others, 0 = floats. Where both are
-            one matrix they must agree.
+        head_bits, embedding_bits: of the head and the token embedding; 0 = floats, None = as all others, but 8 bits for
+            an embedding that is not the head, too, and of which no recipe or target says more. Where both are one
+            matrix they must agree.
         recipe: YAML file of choices by patterns over names (docs/quantisation.md).
         target_bits: bits per weight of the whole file that the matrices' bits are chosen for.
         target_size: bytes of the whole weights, likewise.

@@ -24,7 +24,7 @@ from ..text.tokenizer import Tokenizer
 from .allocation import Candidates
 from .assemble import write_folder
 from .calibration import CalibrationText, read_text, written_text
-from .choices import FormatChoice
+from .choices import TABLE_FORM, FormatChoice
 from .options import QuantizeOptions
 from .quality import Evaluation, Quality
 from .quantising import Quantising
@@ -162,8 +162,12 @@ class _Run:
     # Before
 
     def _apply_ends(self, choices: dict[Site, FormatChoice]) -> None:
-        """head_bits and embedding_bits."""
+        """head_bits and embedding_bits; a table that is only looked up has 8 bits unless something is said of it."""
         head, embedding = self.options.head_bits, self.options.embedding_bits
+        if self.options.recipe is None and embedding is None:
+            for site in choices:
+                if site.is_table and choices[site].bits:
+                    choices[site] = choices[site].changed({**TABLE_FORM, "qdq": False})
         if head is None and embedding is None:
             return
         for site in choices:

@@ -53,6 +53,11 @@ class Site:
         return layer_of(self.name)
 
     @property
+    def is_table(self) -> bool:
+        """Whether it is only looked up."""
+        return bool(self.lookups) and not self.products
+
+    @property
     def part(self) -> str:
         """What it is, for tables: embedding, head, attention, experts, feed-forward, or other."""
         if self.layer is None:

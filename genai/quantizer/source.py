@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.large import ReservedMemory
-from genai.kernels.reference.weights import dequantize_weight
+from genai.kernels.weight_formats import from_stored
+from genai.quant.formats import uniform_format, uniform_grid
 
 from ..builder.build import plan_build
 from ..builder.checkpoint import is_checkpoint
@@ -80,7 +81,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             self.model = read_decoder_file(self.config)
             infer_shapes(self.model)
         graph = self.model.graph
-        if quantized := [node for node in graph.nodes if find_stored_weights(node.op_type).packed]:
+        if quantized := [node for node in graph.nodes if _is_quantized(graph, node)]:
             self._dequantize(quantized, requantize)
         self._widen()
         infer_shapes(self.model)
@@ -206,7 +207,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         graph, is_product = self.model.graph, node.op_type == BLOCK_PRODUCT
         data, scales, points = (1, 2, 3) if is_product else (0, 2, 3)
         tensor = _packed_source(graph, node.input(data))
-        side = [graph.constant_tensor(node.input(index)) if node.input(index) else None for index in (scales, points)]
+        side = [_behind_cast(graph, node.input(index)) if node.input(index) else None for index in (scales, points)]
         if tensor is None or side[0] is None:
             raise UnsupportedModelError(
                 f"{node.op_type} {node.name!r}: its weights are no initializers", "they are read from the file",
@@ -245,6 +246,14 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         )
 
 
+def _is_quantized(graph: Graph, node: Node) -> bool:
+    """Whether a node reads a matrix of integers, packed or behind DequantizeLinear."""
+    if node.op_type == "DequantizeLinear":
+        tensor = graph.initializers.get(node.input(0))
+        return tensor is not None and len(tensor.shape) > 1
+    return bool(find_stored_weights(node.op_type).packed)
+
+
 def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
     """The initializer of packed bytes, through a Reshape."""
     while (tensor := graph.initializers.get(name)) is None:
@@ -253,6 +262,13 @@ def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
             return None
         name = node.input(0)
     return tensor
+
+
+def _behind_cast(graph: Graph, name: str) -> OnnxTensor | None:
+    """A constant as it is stored: narrow scales may be widened by a Cast."""
+    if (node := graph.producer(name)) is not None and node.op_type == "Cast":
+        name = node.input(0)
+    return graph.constant_tensor(name)
 
 
 def _dequantized(
@@ -265,15 +281,15 @@ def _dequantized(
     block: int,
 ) -> NDArray[np.float32]:
     """float32 [columns, rows]."""
-    data, result = tensor.raw().reshape(rows, -1), np.empty((columns, rows), np.float32)
-    scales = scales.reshape(rows, -1)
-    points = None if points is None else points.reshape(rows, -1)
+    form = uniform_format(bits, block, zero_points=points is not None)
+    data, scales = tensor.raw().reshape(rows, -1), scales.reshape(rows, -1)
+    grid = uniform_grid(bits, centred=points is None)
+    zeros = (None, None) if points is None else (scales, points.reshape(rows, -1))
+    arrays = from_stored(form, rows, columns, data, grid, scales, None, *zeros)
+    result = np.empty((columns, rows), np.float32)
     for first in range(0, rows, _PART_ROWS):
         part = slice(first, min(first + _PART_ROWS, rows))
-        result[:, part] = dequantize_weight(
-            data[part], scales[part], None if points is None else points[part],
-            n=part.stop - first, k=columns, bits=bits, block_size=block,
-        ).T  # fmt: skip
+        result[:, part] = arrays.dequantized(rows=part).T
     return result
 
 

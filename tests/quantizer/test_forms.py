@@ -22,25 +22,26 @@ from .test_quantize import divergence_of_folders
 OWN, OWN_TABLE, TABLE = "genai::QuantizedMatMul", "genai::QuantizedGather", "com.microsoft::GatherBlockQuantized"
 # Options, what a product and the table become, and whether onnxruntime has kernels for both.
 CASES: dict[str, tuple[dict[str, Any], str, str, bool]] = {
-    "2 bits": ({"bits": 2}, "com.microsoft::MatMulNBits", OWN_TABLE, False),
+    "2 bits": ({"bits": 2}, "com.microsoft::MatMulNBits", TABLE, True),
+    "2 bits, table of 2": ({"bits": 2, "embedding_bits": 2}, "com.microsoft::MatMulNBits", OWN_TABLE, False),
     "2 bits, table of 4": ({"bits": 2, "embedding_bits": 4}, "com.microsoft::MatMulNBits", TABLE, True),
     "2 bits by 16, zero points": (
-        {"bits": 2, "block_size": 16, "symmetric": False, "embedding_bits": 8}, "com.microsoft::MatMulNBits", TABLE, True
+        {"bits": 2, "block_size": 16, "symmetric": False}, "com.microsoft::MatMulNBits", TABLE, True
     ),
-    "3 bits": ({"bits": 3, "method": "gptq"}, OWN, OWN_TABLE, False),
+    "3 bits": ({"bits": 3, "method": "gptq", "embedding_bits": 3}, OWN, OWN_TABLE, False),
     "4 bits by 128, zero points": (
         {"block_size": 128, "symmetric": False, "method": "hqq"}, "com.microsoft::MatMulNBits", TABLE, True
     ),
-    "4 bits by row": ({"block_size": 0, "method": "distill"}, OWN, OWN_TABLE, False),
-    "5 bits, zero points": ({"bits": 5, "symmetric": False}, OWN, OWN_TABLE, False),
-    "6 bits by 256": ({"bits": 6, "block_size": 256}, OWN, OWN_TABLE, False),
+    "4 bits by row": ({"block_size": 0, "method": "distill", "embedding_bits": 4}, OWN, OWN_TABLE, False),
+    "5 bits, zero points": ({"bits": 5, "symmetric": False, "embedding_bits": 5}, OWN, OWN_TABLE, False),
+    "6 bits by 256": ({"bits": 6, "block_size": 256}, OWN, TABLE, False),
     "8 bits by 16": ({"bits": 8, "block_size": 16}, "com.microsoft::MatMulNBits", TABLE, True),
-    "NF4": ({"form": "nf4", "block_size": 32, "embedding_bits": 8}, "com.microsoft::MatMulBnb4", TABLE, True),
-    "FP4 in blocks that do not fill rows": ({"form": "fp4"}, OWN, OWN_TABLE, False),
+    "NF4": ({"form": "nf4", "block_size": 32}, "com.microsoft::MatMulBnb4", TABLE, True),
+    "FP4 in blocks that do not fill rows": ({"form": "fp4"}, OWN, TABLE, False),
     "QDQ": ({"qdq": True, "method": "gptq"}, "::MatMul", TABLE, True),
     "QDQ of 8 bits, zero points": ({"qdq": True, "bits": 8, "symmetric": False}, "::MatMul", TABLE, True),
     "QDQ by row": ({"qdq": True, "bits": 8, "block_size": 0, "embedding_bits": 0}, "::MatMul", "::Gather", True),
-    **{name: ({"form": name}, OWN, OWN_TABLE, False) for name in FORMS[1:] if name not in ("nf4", "fp4")},
+    **{name: ({"form": name}, OWN, TABLE, False) for name in FORMS[1:] if name not in ("nf4", "fp4")},
 }  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def test_head_and_embedding_in_one_are_stored_once(name: str, tied: Path, tmp_pa
     agree(tmp_path / "out", tokens)
 
 
-@pytest.mark.parametrize("form", ["NF4", "q6_k", "2 bits, table of 4"])
+@pytest.mark.parametrize("form", ["NF4", "q6_k", "2 bits, table of 2"])
 def test_what_is_measured_is_what_is_written(form: str, small: Path, tmp_path: Path) -> None:
     report = quantize_model(small, tmp_path / "out", quick(**CASES[form][0]))
     assert report.quality is not None
