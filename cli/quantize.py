@@ -41,7 +41,9 @@ def quantize(
     ] = "search",
     float_scales: Annotated[bool, typer.Option("--float-scales", help="Store scales as float32.")] = False,
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head [default: --bits].")] = None,
-    embedding_bits: Annotated[int | None, typer.Option(help="Bits of the token embedding [default: 8; --bits if it is the head].")] = None,
+    embedding_bits: Annotated[
+        int | None, typer.Option(help="Bits of the token embedding [default: 8; --bits if it is the head].")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file: choices by patterns over names.")] = None,
     target_bits: Annotated[
         float | None, typer.Option(help="Bits per weight of the file to spend where they help.")
@@ -61,7 +63,8 @@ def quantize(
     accuracy_level: Annotated[int, typer.Option(help="Activations in products: 4 = int8, 1 = fp32.")] = 4,
     requantize: Annotated[bool, typer.Option("--requantize", help="Take a quantised model for a float one.")] = False,
     compare: Annotated[
-        str | None, typer.Option(help='Make several, "method/bits/block,…" or "default", and say which to take.')
+        str | None,
+        typer.Option(help='Make several, "method/bits/block,method/form,…" or "default", and say which to take.'),
     ] = None,
     max_kld: Annotated[float, typer.Option(help="Mean KLD that --compare allows in what it says to take.")] = 0.02,
     threads: Annotated[
