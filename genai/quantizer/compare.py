@@ -20,7 +20,17 @@ from .run import Progress, quantize_model
 DEFAULT_VARIANTS = "rtn/4/128,rtn/4/32,search/4/32,gptq/4/128,gptq/4/32,distill/4/32,search/8/32"
 # Below it, two models answer alike but for rare tokens.
 MOST_KLD = 0.02
-_HEADS = ["output", "bits per weight", "size", "mean KLD", "99 % KLD", "same top token", "perplexity", "quantised in", "in onnxruntime"]
+_HEADS = [
+    "output",
+    "bits per weight",
+    "size",
+    "mean KLD",
+    "99 % KLD",
+    "same top token",
+    "perplexity",
+    "quantised in",
+    "in onnxruntime",
+]
 
 
 @dataclass(frozen=True)
