@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from genai import Model
-from genai.errors import InputError, ModelFolderError, OptionError, StateError
+from genai.errors import InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError
 from genai.measure.evaluation.prediction import kl_rows, log_softmax, normalizers
 from genai.model.folders import bundled_model
 from genai.quant.methods import METHODS
@@ -155,8 +155,21 @@ def test_an_interrupted_run_goes_on(method: str, small: Path, tmp_path: Path) ->
 
 def test_a_killed_run_goes_on(small: Path, tmp_path: Path) -> None:
     """SIGKILL at moments that nobody chose."""
-    quantize_model(small, tmp_path / "whole", quick(method="gptq"))
-    arguments = ["--method", "gptq", "--samples", "8", "--length", "32", "--eval-samples", "4", "-t", "1"]
+    quantize_model(small, tmp_path / "whole", quick(method="gptq", form="nl3"))
+    arguments = [
+        "--method",
+        "gptq",
+        "--form",
+        "nl3",
+        "--samples",
+        "8",
+        "--length",
+        "32",
+        "--eval-samples",
+        "4",
+        "-t",
+        "1",
+    ]
     command = [sys.executable, "-m", "genai", "quantize", str(small), "-o", str(tmp_path / "parts"), *arguments]
     workspace = tmp_path / ".parts.quantizing"
     for least in (1, 4, 9):
@@ -416,6 +429,26 @@ def test_requantising_says_what_it_means(tmp_path: Path) -> None:
     report = quantize_model(bundled_model(), tmp_path / "out", quick(bits=8, requantize=True))
     assert any("what they have lost before is not measured" in remark for remark in report.remarks)
     assert report.quality is not None and report.quality.kld < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("form", "reads"),
+    [({}, True), ({"bits": 2, "symmetric": False}, True), ({"qdq": True}, False), ({"form": "nl3"}, False)],
+    ids=str,
+)
+def test_what_was_written_here_is_quantised(form: dict[str, Any], reads: bool, small: Path, tmp_path: Path) -> None:
+    """Scales that a Cast widens are read as well, and weights behind DequantizeLinear are known for what they are."""
+    quantize_model(small, tmp_path / "once", quick(evaluate=False, embedding_bits=0, **form))
+    with pytest.raises(InputError, match="quantised already: 11 nodes"):
+        quantize_model(tmp_path / "once", tmp_path / "out", quick())
+    again = quick(bits=8, requantize=True)
+    if not reads:
+        with pytest.raises(UnsupportedModelError, match="--requantize reads MatMulNBits"):
+            quantize_model(tmp_path / "once", tmp_path / "out", again)
+        return
+    report = quantize_model(tmp_path / "once", tmp_path / "out", again)
+    assert report.quality is not None and report.quality.kld < 1e-3
+    assert divergence_of_folders(tmp_path / "once", tmp_path / "out") < 1e-3
 
 
 def test_sizes() -> None:
