@@ -230,6 +230,12 @@ def packed_bytes(count: int, bits: int) -> int:
 
 def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     """Unsigned integers below 2 ** bits [..., count] to rows of bits, uint8 [..., ceil(count * bits / 8)]."""
+    if 8 % bits == 0 and numbers.shape[-1] * bits % 8 == 0:
+        small = np.ascontiguousarray(numbers, np.uint8)
+        packed = small[..., :: 8 // bits].copy()
+        for place in range(1, 8 // bits):
+            packed |= small[..., place :: 8 // bits] << np.uint8(bits * place)
+        return packed
     single = np.unpackbits(np.ascontiguousarray(numbers, np.uint8)[..., None], axis=-1, count=bits, bitorder="little")
     return np.packbits(single.reshape(*numbers.shape[:-1], -1), axis=-1, bitorder="little")
 
@@ -238,6 +244,10 @@ def unpack_bits(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.
     """Rows of bits to their first `count` numbers, uint8 [..., count]."""
     if bits == 8:
         return packed[..., :count]
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        apart = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+        return apart.reshape(*packed.shape[:-1], -1)[..., :count]
     single = np.unpackbits(packed, axis=-1, count=count * bits, bitorder="little")
     numbers = np.packbits(single.reshape(*packed.shape[:-1], count, bits), axis=-1, bitorder="little")
     return numbers[..., 0]
