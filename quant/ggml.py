@@ -359,6 +359,26 @@ def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
     return QuantizedWeight(form, rows, columns, made.codes, kind.grid, *made[1:])
 
 
+def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
+    """The same blocks, but those whose scales are infinite or no numbers stand for zeros; itself if there are none."""
+    kind = type_of(blocks)
+    assert kind is not None
+    matrix = blocks.reshape(-1, blocks.shape[-1])
+    bad = np.zeros(matrix.shape, np.bool_)
+    step = max(1, _CHUNK_WEIGHTS // (matrix.shape[1] * kind.columns))
+    for first in range(0, len(matrix), step):
+        part = slice(first, first + step)
+        found = kind.read(np.ascontiguousarray(matrix[part])[kind.name])
+        for floats in (found.scales, found.offset_scales):
+            if floats is not None:
+                bad[part] |= ~np.isfinite(floats).all(axis=-1)
+    if not bad.any():
+        return blocks
+    mended = matrix.copy()
+    mended[bad] = np.zeros((), kind.dtype)  # of every type a block of zeros stands for zeros
+    return mended.reshape(blocks.shape)
+
+
 def _empty(form: WeightFormat, rows: int, columns: int) -> Parts:
     """Arrays of a weight, to be filled; codes as rows of bits."""
     groups, blocks = (rows, form.groups(columns)), (rows, form.blocks(columns))

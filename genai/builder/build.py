@@ -15,9 +15,10 @@ from ..engine.sampling.params import model_defaults
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError
 from ..model.adapters.parameters import AdapterParameters
+from ..model.gguf_file import is_gguf
 from ..text.files import generation_defaults
-from .architectures import find
 from .checkpoint import GENERATION_CONFIG, Checkpoint, MergedCheckpoint, is_checkpoint
+from .gguf.checkpoint import GgufCheckpoint
 from .folder import check_tokenizer, locked, tokenizer_files, write_model_folder
 from .options import ExportOptions
 from .rope_scaling import LongRope
@@ -57,8 +58,8 @@ def plan_build(
     """Read headers and configuration, and check all that can be checked before anything is written.
 
     Args:
-        checkpoint_dir: folder with config.json, *.safetensors and a tokenizer.
-        options: None means INT4 in blocks of 32.
+        checkpoint_dir: folder with config.json, *.safetensors and a tokenizer; or a GGUF file.
+        options: None means INT4 in blocks of 32; of a GGUF file, the weights as it has them.
         force: NaN and infinity among the weights become 0.
         progress: told the bytes of every tensor that is read.
         merge: an adapter to add to the weights before they are stored, and a factor on it.
@@ -68,22 +69,27 @@ def plan_build(
         UnsupportedModelError: an architecture or a part of one that is not known.
         TokenizerError: the tokenizer cannot be used.
     """
-    checkpoint = MergedCheckpoint(checkpoint_dir, *merge) if merge else Checkpoint(checkpoint_dir)
-    architecture = find(checkpoint.config.model_type)
+    checkpoint = MergedCheckpoint(checkpoint_dir, *merge) if merge else open_checkpoint(checkpoint_dir)
+    architecture = checkpoint.architecture
     spec = architecture.describe(checkpoint.config)
-    remarks = check_tokenizer(checkpoint.folder, spec.vocab_size)
+    remarks = [*checkpoint.remarks, *check_tokenizer(checkpoint.folder, spec.vocab_size)]
     if unread := checkpoint.config.unread:
         remarks.append(f"config.json has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
-    options = options or ExportOptions()
+    options = options or ExportOptions(precision=checkpoint.precision)
     # Tables that change with the length are known inside the operator only.
     fits = spec.rotary_size % _ROTATED_TOGETHER == 0 or isinstance(spec.rope_scaling, LongRope)
     if options.fused_rope and not fits:  # onnxruntime cannot rotate inside the attention operator
         options = replace(options, fused_rope=False)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
-    written = folder_bytes(spec, options) + copied
+    written = folder_bytes(spec, options, weights.kind) + copied
     search = _search(checkpoint, spec.vocab_size)
     return BuildPlan(checkpoint, spec, options, weights, search, weights.total_bytes, written, remarks)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """A Hugging Face checkpoint folder, or a GGUF file; raises as plan_build does."""
+    return GgufCheckpoint(path) if is_gguf(Path(path).expanduser()) else Checkpoint(path)
 
 
 def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:

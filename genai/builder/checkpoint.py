@@ -12,8 +12,12 @@ from ..errors import InputError, ModelFolderError
 from ..model.adapters.bind import check_mergeable, delta
 from ..model.adapters.parameters import AdapterParameters
 from ..model.folders import folder_json, readable
+from ..model.gguf_file import is_gguf
 from ..model.safetensors_file import SafetensorsFile
+from .architectures import find
+from .architectures.common import Architecture
 from .hf_config import HFConfig
+from .options import Precision
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -22,8 +26,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder looks like a Hugging Face checkpoint, and not like a model folder of ours."""
+    """Whether a path is a GGUF file, or a folder that looks like a Hugging Face checkpoint and not like ours."""
     with readable(folder):
+        if is_gguf(folder):
+            return True
         return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
 
 
@@ -31,14 +37,19 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
     """Tensors by their names in the files; each look-up maps memory and copies nothing.
 
     Attributes:
-        folder: where it lies. config: config.json, with generation_config.json's special tokens.
+        source: what was given. folder: where the tokenizer's files lie.
+        config: config.json, with generation_config.json's special tokens.
+        remarks: what a user should be told. precision: in which weights are stored unless another is asked for.
 
     Raises:
         ModelFolderError: a file is missing. InputError: a file is malformed.
     """
 
+    precision: Precision = "int4"
+
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.source = self.folder = Path(folder)
+        self.remarks: list[str] = []
         has_more = (self.folder / GENERATION_CONFIG).is_file()
         generation = read_json(self.folder, GENERATION_CONFIG) if has_more else {}
         self.config = HFConfig(read_json(self.folder, CONFIG), generation)
@@ -53,6 +64,11 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
                         "download the checkpoint again",
                     )
                 self._places[name] = file
+
+    @property
+    def architecture(self) -> Architecture:
+        """What it is, and where its tensors lie; UnsupportedModelError if it is not known."""
+        return find(self.config.model_type)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._places[name].read(name)
