@@ -304,9 +304,7 @@ _TYPES = (
     GgmlType("Q6_K", 14, _SUPER, 210, formats.Q6_K, uniform_grid(6), _q6_k),
     GgmlType("IQ2_XXS", 16, _SUPER, 66, _vectors(3, 32, 5), _LEVELS_2, _iq2_xxs),
     GgmlType("IQ2_XS", 17, _SUPER, 74, _vectors(3, 16, 5), _LEVELS_2, _iq2_xs),
-    GgmlType(
-        "IQ3_XXS", 18, _SUPER, 98, _vectors(4, 32, 5), _both(4, 12, 20, 28, 36, 44, 52, 62, divisor=4), _iq3_xxs
-    ),
+    GgmlType("IQ3_XXS", 18, _SUPER, 98, _vectors(4, 32, 5), _both(4, 12, 20, 28, 36, 44, 52, 62, divisor=4), _iq3_xxs),
     GgmlType("IQ1_S", 19, _SUPER, 50, _vectors(3, 32, 4), _LEVELS_1, _iq1_s),
     GgmlType("IQ4_NL", 20, 32, 18, formats.IQ4_NL, GRIDS["iq4"], _iq4_nl),
     GgmlType("IQ3_S", 21, _SUPER, 110, _vectors(4, 32, 5), _both(1, 3, 5, 7, 9, 11, 13, 15, divisor=1), _iq3_s),

@@ -8,8 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..errors import InputError, ModelFolderError
+from ..errors import InputError, ModelFolderError, UnsupportedModelError
 from ..model.adapters.bind import check_mergeable, delta
+from ..model.adapters.gguf_adapter import in_our_order
 from ..model.adapters.parameters import AdapterParameters
 from ..model.folders import folder_json, readable
 from ..model.gguf_file import is_gguf
@@ -95,7 +96,14 @@ class MergedCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: str | Path, adapter: AdapterParameters, weight: float = 1.0) -> None:
+        if is_gguf(Path(folder)):
+            raise UnsupportedModelError(
+                f"{folder}: adapters are not merged into GGUF files", "its weights are quantised already",
+                f"use it beside the model, with --lora NAME={adapter.source}; or merge it into the float checkpoint",
+            )  # fmt: skip
         super().__init__(folder)
+        spec = self.architecture.describe(self.config)
+        adapter = in_our_order(adapter, spec.num_attention_heads, spec.num_key_value_heads)
         self._adapter, self._weight = adapter, weight
         self._changed = {f"{module}.weight": module for module in adapter.pairs}
         for name, module in self._changed.items():

@@ -30,7 +30,7 @@ def as_stored(export: Export, projection: Projection, precision: Precision) -> P
     if precision != "kept":
         return precision
     kinds = export.weights.kinds(f"{prefix}.weight" for prefix in projection.weights)
-    if len(kinds) == 1 and (kind := next(iter(kinds))).names:
+    if len(kinds) == 1 and next(iter(kinds)).names:
         return "blocks"
     return "fp16" if kinds == {np.dtype(np.float16)} else "fp32"
 
@@ -49,9 +49,7 @@ class KeptMatrix:
     names: dict[str, str]
 
 
-def write_kept_product(
-    export: Export, projection: Projection, root: str, dims: Dims, output: str | None = None
-) -> str:
+def write_kept_product(export: Export, projection: Projection, root: str, dims: Dims, output: str | None = None) -> str:
     """Multiply with a projection of blocks; returns the name of the result."""
     kept, path = _write_matrix(export, projection), projection.path
     name = f"{path}/MatMul_Q{kept.product.attributes['bits']}"
@@ -86,7 +84,9 @@ def _write_matrix(export: Export, projection: Projection) -> KeptMatrix:
         product = spell_product(weight, accuracy_level=export.options.accuracy_level)
         lookup = spell_lookup(weight)
         names = {part: export.graph.array(f"{name}_{part}", array) for part, array in product.arrays.items()}
-        export.kept[name] = KeptMatrix(*(replace(one, arrays=dict.fromkeys(one.arrays)) for one in (product, lookup)), names)  # type: ignore[arg-type]
+        export.kept[name] = KeptMatrix(
+            *(replace(one, arrays=dict.fromkeys(one.arrays)) for one in (product, lookup)), names
+        )  # type: ignore[arg-type]
     return export.kept[name]
 
 
@@ -104,7 +104,9 @@ _BITS, _MIDDLE = 8, 128
 def expert_block(kinds: Iterable[np.dtype[Any]]) -> int:
     """Columns that share a scale where experts of these types become integers of 8 bits."""
     types = [type_of(np.empty(0, kind)) for kind in kinds]
-    return min((kind.form.block_size for kind in types if kind is not None and 0 < kind.form.block_size <= 32), default=32)
+    return min(
+        (kind.form.block_size for kind in types if kind is not None and 0 < kind.form.block_size <= 32), default=32
+    )
 
 
 def expert_integers(
@@ -141,9 +143,12 @@ def _whole_numbers(
     grid = (weight.grid / np.float32(unit)).astype(np.int16) + _MIDDLE
     if grid.max() >= 1 << _BITS:
         return None
-    scales = weight.scales if weight.multipliers is None else np.repeat(
-        weight.scales, weight.multipliers.shape[1] // weight.scales.shape[1], 1
-    ) * weight.multipliers.astype(np.float32)
+    scales = (
+        weight.scales
+        if weight.multipliers is None
+        else np.repeat(weight.scales, weight.multipliers.shape[1] // weight.scales.shape[1], 1)
+        * weight.multipliers.astype(np.float32)
+    )
     width = weight.format.padded(weight.k) // scales.shape[1]
     if width % block_size:
         return None

@@ -102,7 +102,9 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
         kind: the type of a tensor by its name; it decides how those are written that are kept.
     """
     weights = sum(
-        _kept_bytes(name, kind(name), shape) if options.precision == "kept" else _tensor_bytes(spec, options, name, shape)
+        _kept_bytes(name, kind(name), shape)
+        if options.precision == "kept"
+        else _tensor_bytes(spec, options, name, shape)
         for name, shape in tensor_shapes(spec).items()
     )
     tables = 2 * 4 * spec.context_length * (spec.rotary_size // 2)

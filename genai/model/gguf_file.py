@@ -145,7 +145,7 @@ class _Cursor:
 
     def value(self, kind: int, key: str) -> Any:
         if kind == _STRING:
-            return self._bytes_as_text(key)
+            return self._texts(1, key)[0]
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _NUMBERS:
@@ -157,17 +157,25 @@ class _Cursor:
         kind = self.number("<I")
         if kind == _STRING:
             count = self.count(8, _MOST_STRINGS, f"strings in {key!r:.100}")
-            return [self._bytes_as_text(key) for _ in range(count)]
+            return self._texts(count, key)
         if kind not in _NUMBERS:
             self.fail(f"key {key!r:.100} has an array of type {kind}; arrays of numbers and of strings are read")
         dtype = np.dtype(_NUMBERS[kind])
         count = self.count(dtype.itemsize, len(self._data), f"numbers in {key!r:.100}")
         return np.frombuffer(self.take(count * dtype.itemsize, key), dtype)
 
-    def _bytes_as_text(self, key: str) -> str:
-        """Vocabularies may hold pieces of characters: bytes that are not UTF-8 are kept as surrogates."""
-        raw = self.take(self.count(1, _MOST_TEXT, f"bytes in {key!r:.100}"), key)
-        return str(raw, "utf-8", "surrogateescape")
+    def _texts(self, count: int, key: str) -> list[str]:
+        """Several texts, one behind the other. Bytes that are not UTF-8 are kept as surrogates."""
+        data, place, end, texts = self._data, self.place, len(self._data), []
+        for _ in range(count):
+            first = place + 8
+            size = int.from_bytes(data[place:first], "little")
+            place = first + size
+            if place > end or size > _MOST_TEXT:
+                self.fail(f"a text in {key!r:.100} has {size} bytes, the file has {max(end - first, 0)} more")
+            texts.append(str(data[first:place], "utf-8", "surrogateescape"))
+        self.place = place
+        return texts
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
@@ -230,7 +238,6 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
     return {name: tensors[name] for name in entries}
 
 
-
 def _sized(
     cursor: _Cursor, name: str, kind: int, shape: tuple[int, ...]
 ) -> tuple[str, np.dtype[Any], tuple[int, ...], int]:
@@ -264,7 +271,7 @@ class GgufModel(Mapping[str, NDArray[Any]]):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.files = [GgufFile(part) for part in _parts(self.path)]
+        self.files = [GgufFile(part) for part in gguf_parts(self.path)]
         self.metadata = self.files[0].metadata
         self._places: dict[str, GgufFile] = {}
         for number, file in enumerate(self.files):
@@ -324,7 +331,7 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def _parts(path: Path) -> list[Path]:
+def gguf_parts(path: Path) -> list[Path]:
     """The files of a model by the name of one of them: those of NAME-00001-of-00003.gguf, or that file alone."""
     match = _PART_NAME.fullmatch(path.name)
     if match is None:

@@ -32,8 +32,8 @@ ROPE_TENSORS = (ROPE_FREQS, ROPE_LONG, ROPE_SHORT)
 _HARMLESS = (
     "vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.group_norm_groups", "expert_group_count",
     "expert_group_used_count", "rope.scaling.yarn_log_multiplier", "expert_shared_count", "attention.value_length",
-    "attention.max_alibi_bias", "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm",
-    "sampling", "interleave_moe_layer_step",
+    "attention.max_alibi_bias", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+    "expert_weights_norm", "sampling", "interleave_moe_layer_step",
 )  # fmt: skip
 
 
@@ -367,8 +367,7 @@ _PACKED_QKV = (
 )
 _PARTS = ("gate", "up", "down")
 _EXPERTS = tuple(
-    Rule(rf"mlp\.experts\.(\d+)\.{part}_proj", f"ffn_{part}_exps", lambda spec, x, expert: x[expert])
-    for part in _PARTS
+    Rule(rf"mlp\.experts\.(\d+)\.{part}_proj", f"ffn_{part}_exps", lambda spec, x, expert: x[expert]) for part in _PARTS
 )
 # As the first files with experts have them.
 _EXPERTS_APART = tuple(Rule(rf"mlp\.experts\.(\d+)\.{part}_proj", rf"ffn_{part}.\1") for part in _PARTS)

@@ -31,9 +31,7 @@ class Metadata:
     @property
     def unread(self) -> list[str]:
         """Keys of the architecture that nobody asked for so far."""
-        return sorted(
-            key for key in self.values if key.startswith(f"{self.architecture}.") and key not in self._asked
-        )
+        return sorted(key for key in self.values if key.startswith(f"{self.architecture}.") and key not in self._asked)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A positive whole number; of a list with one per layer, which must be the same for all."""

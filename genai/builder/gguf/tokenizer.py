@@ -84,9 +84,7 @@ class Vocabulary:
             self.types = [PieceType(int(number)) for number in types]
 
     def _fail(self, what: str, why: str) -> NoReturn:
-        raise TokenizerError(
-            f"{self._path}: {what}", why, "convert the model again, or build it from its checkpoint"
-        )
+        raise TokenizerError(f"{self._path}: {what}", why, "convert the model again, or build it from its checkpoint")
 
     def _text(self, name: str, default: str) -> str:
         value = self._values.get(_KEY + name, default)
@@ -206,7 +204,11 @@ def write_tokenizer(model: GgufModel, size: int, folder: Path) -> Json:
     config: Json = {role: vocabulary.tokens[id_] for role, id_ in roles.items()}
     config |= {"clean_up_tokenization_spaces": False, **_templates(model)}
     ids: Json = {"eos_token_id": vocabulary.ends}
-    ids |= {name: roles[role] for role, name in (("bos_token", "bos_token_id"), ("pad_token", "pad_token_id")) if role in roles}
+    ids |= {
+        name: roles[role]
+        for role, name in (("bos_token", "bos_token_id"), ("pad_token", "pad_token_id"))
+        if role in roles
+    }
     generation = {**ids, **_sampling(model.metadata)}
     contents = {"tokenizer.json": text, "tokenizer_config.json": config, "generation_config.json": generation}
     for name, content in contents.items():
@@ -222,7 +224,11 @@ def _templates(model: GgufModel) -> Json:
     keys = {"default": "tokenizer.chat_template", **{name: f"tokenizer.chat_template.{name}" for name in names}}
     found = {name: model.metadata[key] for name, key in keys.items() if key in model.metadata}
     for name, template in found.items():
-        if not isinstance(template, str) or len(template) > _MOST_TEMPLATE or "\udc80" <= max(template, default="") <= "\udcff":
+        if (
+            not isinstance(template, str)
+            or len(template) > _MOST_TEMPLATE
+            or "\udc80" <= max(template, default="") <= "\udcff"
+        ):
             raise ChatTemplateError(
                 f"{model.path}: {keys[name]} is {template!r:.60}", f"at most {_MOST_TEMPLATE} characters are expected",
                 "convert the model again",
@@ -252,9 +258,7 @@ def _surrounded(vocabulary: Vocabulary, before: Sequence[str], after: Sequence[s
     single = [*special(before), {"Sequence": {"id": "A", "type_id": 0}}, *special(after)]
     if len(single) == 1:
         return None
-    listed = {
-        token: {"id": token, "ids": [ids[name]], "tokens": [token]} for name, token in tokens.items()
-    }
+    listed = {token: {"id": token, "ids": [ids[name]], "tokens": [token]} for name, token in tokens.items()}
     pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": listed}
 

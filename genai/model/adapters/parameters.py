@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ...session.adapter_format import AdapterFormat
+from ..gguf_file import is_gguf
 from .names import module_of
 
 SUFFIX = ".onnx_adapter"
@@ -44,8 +45,9 @@ class AdapterParameters:
         values: other arrays, by the name of the graph's input whose default they replace.
         base: what the files say of the model that it was trained on; "" = nothing.
         base_hash: the identity of that model, if the files say it; see `base_identity`.
-        kind: "peft" or "onnx_adapter".
+        kind: "peft", "onnx_adapter" or "gguf".
         fan_in_fan_out: whether the base stores its weights as [inputs, outputs], as GPT-2 does: for merging.
+        permuted: rows of queries and keys are in the order of ggml; see `gguf_adapter`.
     """
 
     source: Path
@@ -55,6 +57,7 @@ class AdapterParameters:
     base: str = ""
     base_hash: str = ""
     fan_in_fan_out: bool = False
+    permuted: bool = False
 
     @cached_property
     def content_hash(self) -> bytes:
@@ -85,14 +88,17 @@ class AdapterParameters:
 
 
 def read_adapter(source: str | Path) -> AdapterParameters:
-    """An adapter from a PEFT folder or an `.onnx_adapter` file.
+    """An adapter from a PEFT folder, an `.onnx_adapter` file or a GGUF file.
 
     Raises:
         ModelFolderError, InputError: there is none, it is damaged, or of a kind that cannot be run beside its base.
     """
+    from .gguf_adapter import read_gguf_adapter
     from .peft import read_peft
 
     path = Path(source)
+    if is_gguf(path):
+        return read_gguf_adapter(path)
     return read_peft(path) if path.is_dir() or path.suffix != SUFFIX else read_onnx_adapter(path)
 
 
