@@ -97,7 +97,8 @@ def _runs(low: Bytes, bits: int, run: int) -> Bytes:
 def _each(packed: NDArray[Any], shifts: range, mask: int) -> NDArray[Any]:
     """Several numbers out of each integer [..., count], side by side: [..., count * len(shifts)]."""
     steps = np.array(shifts, packed.dtype)
-    return (packed[..., None] >> steps & packed.dtype.type(mask)).reshape(*packed.shape[:-1], -1)
+    numbers: NDArray[Any] = packed[..., None] >> steps & packed.dtype.type(mask)
+    return numbers.reshape(*packed.shape[:-1], -1)
 
 
 def _single_bits(packed: Bytes) -> Bytes:
@@ -212,8 +213,9 @@ def _eight_signs(seven: NDArray[Any]) -> Bytes:
 
 def _signed(table: str, index: NDArray[Any], signs: Bytes, blocks: Bytes) -> Bytes:
     """Codes of vectors from a table: the level of each number, and its sign above it."""
-    levels = level_table(table)[index]
-    return _flat(levels, blocks) | _flat(signs, blocks) << np.uint8(3 if table.startswith("IQ3") else 2)
+    levels, shift = level_table(table)[index], np.uint8(3 if table.startswith("IQ3") else 2)
+    codes: Bytes = _flat(levels, blocks) | _flat(signs, blocks) << shift
+    return codes
 
 
 def _odd(scales: NDArray[Any]) -> NDArray[np.uint8]:

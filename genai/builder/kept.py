@@ -53,9 +53,10 @@ def write_kept_product(export: Export, projection: Projection, root: str, dims: 
     """Multiply with a projection of blocks; returns the name of the result."""
     kept, path = _write_matrix(export, projection), projection.path
     name = f"{path}/MatMul_Q{kept.product.attributes['bits']}"
+    attributes: dict[str, Any] = dict(kept.product.attributes)
     return export.graph.node(
         kept.product.op_type, kept.product.inputs(root, kept.names), name, dims,
-        output=output or f"{path}/MatMul/output_0", domain=kept.product.domain, **kept.product.attributes,
+        output=output or f"{path}/MatMul/output_0", domain=kept.product.domain, **attributes,
     )  # fmt: skip
 
 
@@ -67,9 +68,10 @@ def write_kept_lookup(export: Export, projection: Projection, ids: str, path: st
         shape = [projection.outputs, projection.columns * lookup.attributes["bits"] // 8]
         inputs = [names["codes"], graph.int64(shape)]
         names["codes"] = graph.node("Reshape", inputs, f"{path}/Reshape", shape, element=UINT8)
+    attributes: dict[str, Any] = dict(lookup.attributes)
     return graph.node(
         lookup.op_type, lookup.inputs(ids, names), f"{path}/{lookup.op_type}", hidden_dims(projection.columns),
-        domain=lookup.domain, **lookup.attributes,
+        domain=lookup.domain, **attributes,
     )  # fmt: skip
 
 
@@ -84,9 +86,9 @@ def _write_matrix(export: Export, projection: Projection) -> KeptMatrix:
         product = spell_product(weight, accuracy_level=export.options.accuracy_level)
         lookup = spell_lookup(weight)
         names = {part: export.graph.array(f"{name}_{part}", array) for part, array in product.arrays.items()}
-        export.kept[name] = KeptMatrix(
-            *(replace(one, arrays=dict.fromkeys(one.arrays)) for one in (product, lookup)), names
-        )  # type: ignore[arg-type]
+        nothing = np.empty(0, np.uint8)
+        product, lookup = (replace(one, arrays=dict.fromkeys(one.arrays, nothing)) for one in (product, lookup))
+        export.kept[name] = KeptMatrix(product, lookup, names)
     return export.kept[name]
 
 

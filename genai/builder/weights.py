@@ -47,8 +47,9 @@ class Weights:
     def kinds(self, names: Iterable[str]) -> set[np.dtype[Any]]:
         """The types in which tensors are stored."""
         tensors = self._tensors
-        known = isinstance(tensors, CheckpointWeights)
-        return {tensors.kind(name) if known else np.asarray(tensors[name]).dtype for name in names}
+        if isinstance(tensors, CheckpointWeights):
+            return {tensors.kind(name) for name in names}
+        return {np.asarray(tensors[name]).dtype for name in names}
 
     @property
     def rounded(self) -> dict[str, tuple[float, float]]:

@@ -109,7 +109,7 @@ class _Cursor:
     """Reads a header from its beginning on; never beyond the file."""
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
-        self.path, self._data, self.place = path, memoryview(data), 0
+        self.path, self._data, self.place = path, memoryview(data.data), 0
 
     @property
     def left(self) -> int:
