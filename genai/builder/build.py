@@ -84,7 +84,8 @@ def plan_build(
     spec = architecture.describe(checkpoint.config)
     remarks = [*checkpoint.remarks, *check_tokenizer(checkpoint.folder, spec.vocab_size)]
     if unread := checkpoint.config.unread:
-        remarks.append(f"config.json has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
+        named = "config.json" if checkpoint.source == checkpoint.folder else checkpoint.source.name
+        remarks.append(f"{named} has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
     options = options or ExportOptions(precision=checkpoint.precision)
     # Tables that change with the length are known inside the operator only.

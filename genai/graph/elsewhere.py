@@ -22,7 +22,7 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
         there = path.exists()
         return ModelFolderError(
             f"{text}: a GGUF file is not {expected}",
-            "it becomes a model folder first" if there else "and there is no such GGUF file",
+            "GGUF becomes a model folder first" if there else "and there is no such GGUF file",
             ("" if there else "check the path; ") + _BUILD.format(text).replace("of a checkpoint", "of it"),
         )
     if path.exists() or path.suffix.lower() == ".onnx":

@@ -79,7 +79,7 @@ def test_folders_nearby(here: Path) -> None:
         Config("deep")
     (here / "gguf").mkdir()
     (here / "gguf/a.gguf").touch()
-    with pytest.raises(ModelFolderError, match="it becomes a model folder first"):
+    with pytest.raises(ModelFolderError, match="GGUF becomes a model folder first"):
         Config("gguf")
 
 

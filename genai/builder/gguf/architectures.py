@@ -228,7 +228,9 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     if form.model_type == "gpt2":  # nothing is rotated
         del values["partial_rotary_factor"]
     known = tuple(f"{model.architecture}.{key}" for key in _HARMLESS)
-    return HFConfig(values), [key for key in data.unread if not key.startswith(known)]
+    config = HFConfig(values)
+    assert config.model_type  # read, though nobody else asks for it here
+    return config, [key for key in data.unread if not key.startswith(known)]
 
 
 def _pattern(data: Metadata) -> Values:

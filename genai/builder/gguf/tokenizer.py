@@ -318,7 +318,7 @@ def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
     )
     model = SentencePieceModel(pieces, kind, trainer, normalizer)
     # llama.cpp puts a space behind every special token, too.
-    made = json.loads(tokenizer_json(model, prefix_everywhere=is_bpe))
+    made = json.loads(tokenizer_json(model, prefix_everywhere=True))
     made["post_processor"] = _ends_of_texts(vocabulary, bos=is_bpe, eos=not is_bpe)
     return json.dumps(made, ensure_ascii=False)
 
