@@ -88,7 +88,7 @@ SHAPES: dict[str, Shape] = {
         "gemma3", {"attention.sliding_window": 16, "rope.freq_base_swa": 5000.0},
         layers=7, tied=True, post=True, qk="head",
     ),
-    "phi2": Shape("phi2", kv_heads=4, rotated=32, one_norm=True, **{**_ALL_BIASES, "bias": ("qkv", "o", "mlp", "head")}),
+    "phi2": Shape("phi2", kv_heads=4, rotated=32, one_norm=True, bias=("qkv", "o", "mlp", "head"), **_LAYER_NORM),
     "phi3": Shape("phi3", kv_heads=4, packed=True, gate_in_up=True),
     "phi3_long": Shape(
         "phi3", _LONG, kv_heads=4, packed=True, gate_in_up=True, divisors=("rope_factors_short", "rope_factors_long")

@@ -186,7 +186,7 @@ def test_split_files(sound: Path, write: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it says that it is file 0 of 2"):
         GgufModel(parts[0])
     parts[1].unlink()
-    with pytest.raises(ModelFolderError, match="of 2 files 1 are missing, first m-00002-of-00002.gguf"):
+    with pytest.raises(ModelFolderError, match=r"of 2 files 1 are missing, first m-00002-of-00002.gguf"):
         GgufModel(parts[0])
     with pytest.raises(InputError, match="file 00003 of 00002"):
         GgufModel(parts[0].rename(tmp_path / "m-00003-of-00002.gguf"))
@@ -199,10 +199,10 @@ def test_a_tensor_in_two_files(write: Any) -> None:
     for number in range(2):
         keys = (key("split.no", 2, struct.pack("<H", number)), key("split.count", 2, struct.pack("<H", 2)))
         path = write(file_of(keys, (tensor("t", (8,), F32, 0),)), f"m-0000{number + 1}-of-00002.gguf")
-    with pytest.raises(InputError, match="'t' is in m-00001-of-00002.gguf and in m-00002"):
+    with pytest.raises(InputError, match=r"'t' is in m-00001-of-00002.gguf and in m-00002"):
         GgufModel(path)
 
 
 def test_no_architecture(write: Any) -> None:
-    with pytest.raises(InputError, match="general.architecture is None"):
+    with pytest.raises(InputError, match=r"general\.architecture is None"):
         _ = GgufModel(write(file_of())).architecture

@@ -69,7 +69,7 @@ def test_scales_that_are_no_numbers(name: str, monkeypatch: pytest.MonkeyPatch) 
         raw[3, 1, 49::2] = raw[3, 1, 49::2] & 15 | np.array([0, 0, 0xC0, 0x70], np.uint8)
     else:
         raw[3, 1, :2] = np.array([np.inf], np.float16).view(np.uint8)
-    with pytest.raises(QuantizationError, match="row 3 .* infinite"):
+    with pytest.raises(QuantizationError, match=r"row 3 .* infinite"):
         weight_of(blocks)
     monkeypatch.setattr(ggml, "_CHUNK_WEIGHTS", 2 * COLUMNS)
     mended = dequantise(without_gaps(blocks)).reshape(ROWS, -1, kind.columns)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,8 @@ class GgufCheckpoint(Checkpoint):
                 f"use it with the model that it belongs to: --lora NAME={path}",
             )  # fmt: skip
         form_of(model)
-        self._temporary = tempfile.TemporaryDirectory(prefix="genai-gguf-")
-        self.folder = Path(self._temporary.name)
+        self.folder = Path(tempfile.mkdtemp(prefix="genai-gguf-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         rows = model.info(TABLE).shape[0] if TABLE in model else 0
         tokens = write_tokenizer(model, rows, self.folder) if rows else {}
         self.config, unread = config_of(model, tokens)

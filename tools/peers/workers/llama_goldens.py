@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,16 +72,14 @@ def ids(api: Any, path: str, texts: list[str]) -> list[list[int]]:
 
 def main() -> None:
     """Read the job, write the result."""
-    with open(sys.argv[1], encoding="utf-8") as file:
-        job = json.load(file)
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     api = bindings()
     api.llama_backend_init()
     result = {
         "logits": {name: logits(api, *files, job["tokens"]) for name, files in job["logits"].items()},
         "ids": {name: ids(api, path, job["texts"]) for name, path in job["ids"].items()},
     }
-    with open(sys.argv[2], "w", encoding="utf-8") as file:
-        json.dump(result, file)
+    Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":
