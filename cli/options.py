@@ -29,7 +29,9 @@ output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
 ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder; without it, the bundled model.")]
 Build = Annotated[
     bool,
-    model_option("--build/--no-build", help="If MODEL is a Hugging Face checkpoint, build a model from it once."),
+    model_option(
+        "--build/--no-build", help="If MODEL is a Hugging Face checkpoint or a GGUF file, build a model from it once."
+    ),
 ]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]

@@ -19,10 +19,11 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
     hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
     name = _HUB.sub("", text.replace(":/", "://", 1) if hub else text, count=1).strip("/")
     if path.suffix.lower() == ".gguf":
+        there = path.exists()
         return ModelFolderError(
             f"{text}: a GGUF file is not {expected}",
-            "this version does not read GGUF",
-            f"get the model's original checkpoint (config.json and *.safetensors); {_BUILD.format('CHECKPOINT')}",
+            "GGUF becomes a model folder first" if there else "and there is no such GGUF file",
+            ("" if there else "check the path; ") + _BUILD.format(text).replace("of a checkpoint", "of it"),
         )
     if path.exists() or path.suffix.lower() == ".onnx":
         return None

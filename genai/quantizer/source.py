@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from genai.kernels.large import ReservedMemory
 from genai.kernels.weight_formats import from_stored
 from genai.quant.formats import uniform_format, uniform_grid
+from genai.quant.ggml import type_of
 
 from ..builder.build import plan_build
 from ..builder.checkpoint import is_checkpoint
@@ -75,7 +76,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             raise
 
     def _open(self, requantize: bool) -> None:
-        self.folder = self._hollow_folder() if is_checkpoint(self.source) else self.source
+        self.folder = self._hollow_folder(requantize) if is_checkpoint(self.source) else self.source
         self.config = Config(self.folder)
         with folder_errors(self.folder):
             self.model = read_decoder_file(self.config)
@@ -94,10 +95,12 @@ class FloatModel(AbstractContextManager["FloatModel"]):
                 "give a float decoder, or a Hugging Face checkpoint",
             )
 
-    def _hollow_folder(self) -> Path:
+    def _hollow_folder(self, requantize: bool) -> Path:
         """The folder that `genai build --precision fp32` writes, with holes in place of large tensors."""
         place = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
         plan = plan_build(self.source, ExportOptions(precision="fp32"))
+        if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
+            self._refuse_quantized(f"weights in {', '.join(sorted(quantized))}", requantize)
         self.remarks += plan.remarks
         files: list[HollowFile] = []
 
@@ -180,14 +183,17 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             if not graph.is_used(tensor.name):
                 graph.remove_initializer(tensor.name)
 
-    def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
-        kinds = sorted({node.op_type for node in nodes})
+    def _refuse_quantized(self, what: str, requantize: bool) -> None:
         if not requantize:
             raise InputError(
-                f"{self.source} is quantised already: {len(nodes)} nodes ({', '.join(kinds)})",
+                f"{self.source} is quantised already: {what}",
                 "what quantisation has lost does not come back, and a second loses more on top",
                 "give the float model; or --requantize, and the report says what it costs against this model",
             )
+
+    def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
+        kinds = sorted({node.op_type for node in nodes})
+        self._refuse_quantized(f"{len(nodes)} nodes ({', '.join(kinds)})", requantize)
         if unknown := [kind for kind in kinds if kind not in (BLOCK_PRODUCT, "GatherBlockQuantized")]:
             raise UnsupportedModelError(
                 f"{self.source} has weights in {', '.join(unknown)}",

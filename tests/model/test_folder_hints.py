@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("meta-llama/Llama-3.2-1B", ["name on Hugging Face", "`hf download meta-llama/Llama-3.2-1B --local-dir"]),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`"]),
         ("hf.co/Qwen/Qwen3-0.6B", ["hf download Qwen/Qwen3-0.6B"]),
-        ("models/phi-3.Q4_K_M.gguf", ["GGUF", "*.safetensors"]),
+        ("models/phi-3.Q4_K_M.gguf", ["no such GGUF file", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"]),
         ("model.onnx", [".onnx file is not a model folder", "no such file"]),
         ("llama3", ["not known by names", 'genai chat -p "…"']),
         ("llama3:8b", ["not known by names"]),
@@ -79,7 +79,7 @@ def test_folders_nearby(here: Path) -> None:
         Config("deep")
     (here / "gguf").mkdir()
     (here / "gguf/a.gguf").touch()
-    with pytest.raises(ModelFolderError, match="does not read GGUF"):
+    with pytest.raises(ModelFolderError, match="GGUF becomes a model folder first"):
         Config("gguf")
 
 
