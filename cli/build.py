@@ -15,6 +15,7 @@ import typer
 
 from genai.kernels.messages import ProgressLine
 
+from .pulling import Pulling
 from .terminal import emit, say
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def build(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer; or org/name.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
     precision: Annotated[str, typer.Option(help="Store weights as int4, int8, fp16 or fp32.")] = "int4",
     block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
@@ -47,6 +50,7 @@ def build(
         **values,
     )
     report: list[Any] = []
+    checkpoint = checkpoint_of(checkpoint)
     start = time.monotonic()
     plan = plan_build(checkpoint, options, force=force, progress=lambda count: report[0](count))
     report.append(watch(plan))
@@ -59,12 +63,22 @@ def build(
     emit(str(folder), "\n")
 
 
-def model_folder(path: Path, *, build: bool = True) -> Path:
-    """A model folder as it is; a Hugging Face checkpoint built into the cache, asking first on a terminal."""
-    from genai.builder.build import resolve_model_folder
+def model_folder(path: Path, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
+    """A model folder as it is; a checkpoint built into the cache, and a name pulled, asking first on a terminal."""
+    from genai.builder.references import BuildHooks, resolve_model
 
-    with interruptible():
-        return resolve_model_folder(path, build=build, ask=ask, watch=watch, waiting=waiting)
+    pulling = Pulling(yes=yes, precision=precision)
+    building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watch, waiting)
+    with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
+        return resolve_model(path, pulling.hooks, building, precision)
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Where a command makes something of a model: the path as it is, or what is pulled by that name, after asking."""
+    from genai.builder.references import source_of
+
+    with interruptible("genai: interrupted; what was downloaded is kept"):
+        return source_of(path, Pulling().hooks)
 
 
 @contextmanager
