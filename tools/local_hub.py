@@ -11,6 +11,7 @@ $HF_ENDPOINT leads there. Files of more than 1 KB lie behind a redirection to an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -39,7 +40,10 @@ class Repository:
     @property
     def commit(self) -> str:
         """Changes with the files."""
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+        contents = hashlib.sha1()
+        for path, data in sorted(self.files.items()):
+            contents.update(f"{path}\0{len(data)}\0".encode() + data)
+        return contents.hexdigest()
 
     def listing(self) -> list[dict[str, Any]]:
         """The files as the hub lists them."""
@@ -48,12 +52,21 @@ class Repository:
 
 @dataclass(frozen=True)
 class Fault:
-    """How one request is answered instead: with a status, with other bytes, or cut off after so many of them."""
+    """How one request is answered instead.
+
+    Attributes:
+        status: nothing else than this, with `headers` and `body`.
+        body: other bytes than the file's.
+        cut: the connection ends after so many bytes.
+        pause: before half of the body, seconds.
+        ignores_ranges: the whole file comes whatever was asked for.
+    """
 
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     cut: int | None = None
+    pause: float = 0.0
     ignores_ranges: bool = False
 
 
@@ -81,6 +94,7 @@ class LocalHub:
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.plain_files: dict[str, bytes] = {}
         self.lock = threading.Lock()
+        self.stop = threading.Event()
         hub = self
 
         class Handler(_Handler):
@@ -115,6 +129,7 @@ class LocalHub:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -149,10 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _describe(self, path: str, headers: Mapping[str, str], fault: Fault) -> None:
         name, _, revision = path.partition("/revision/")
-        for new, repository in self.hub.repositories.items():
-            if repository.moved_from == name:
-                self._answer(307, b"", {"location": f"/api/models/{new}?blobs=true"})
-                return
+        if new := self._moved_to(name):
+            self._answer(307, b"", {"location": f"/api/models/{new}?blobs=true"})
+            return
         found = self.hub.repositories.get(name)
         if found is None:
             self._answer(401, b"", {"x-error-code": "RepoNotFound", "x-error-message": "Repository not found"})
@@ -165,6 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, body, {"content-type": "application/json"})
 
     def _resolve(self, name: str, commit: str, path: str, headers: Mapping[str, str], fault: Fault) -> None:
+        if new := self._moved_to(name):
+            self._answer(307, b"", {"location": f"/{new}/resolve/{commit}/{path}"})
+            return
         found = self.hub.repositories.get(name)
         if found is None or path not in found.files or commit not in ("main", found.commit):
             self._answer(404, b"", {"x-error-code": "EntryNotFound"})
@@ -182,6 +199,10 @@ class _Handler(BaseHTTPRequestHandler):
         digest = hashlib.sha256(data).hexdigest()
         self._answer(302, b"", {"location": f"{self.hub.elsewhere}/cdn/{digest}?signature=abc"})
 
+    def _moved_to(self, name: str) -> str:
+        found = (new for new, one in self.hub.repositories.items() if one.moved_from == name)
+        return next(found, "")
+
     def _send_blob(self, digest: str, headers: Mapping[str, str], fault: Fault) -> None:
         for repository in self.hub.repositories.values():
             for data in repository.files.values():
@@ -198,21 +219,26 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(416, b"", {"content-range": f"bytes */{len(data)}"})
             return
         part = {"content-range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
-        self._answer(206 if begin else 200, data[begin:], {"accept-ranges": "bytes", **part}, fault.cut)
+        self._answer(206 if begin else 200, data[begin:], {"accept-ranges": "bytes", **part}, fault.cut, fault.pause)
 
-    def _answer(self, status: int, body: bytes, headers: Mapping[str, str], cut: int | None = None) -> None:
+    def _answer(
+        self, status: int, body: bytes, headers: Mapping[str, str], cut: int | None = None, pause: float = 0.0
+    ) -> None:
         self.send_response(status)
         for name, value in {"content-length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         try:
-            self.wfile.write(body if cut is None else body[:cut])
+            sent = body if cut is None else body[:cut]
+            half = len(sent) // 2 if pause else 0
+            self.wfile.write(sent[:half])
+            self.wfile.flush()
+            self.hub.stop.wait(pause)
+            self.wfile.write(sent[half:])
             self.wfile.flush()
         except OSError:
             cut = 0
         if cut is not None:
             self.close_connection = True
-            try:
+            with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass

@@ -69,10 +69,8 @@ def find_or_pull(given: str | Path, pulling: PullHooks | None, *, quantised: boo
     if not reference.explicit and (path.exists() or Path(str(given).split("/")[0]).is_dir()):
         return path
     known = [model.name for model in models()]
-    check = pulling.check
-    hooks = replace(pulling, check=lambda kind, folder: (check(kind, folder), _check(kind, folder))[0])
     try:
-        return pull_model(reference, hooks, quantised=quantised)
+        return pull_model(reference, replace(pulling, check=_check), quantised=quantised)
     except (ModelFolderError, DownloadError) as error:
         if near := did_you_mean(reference.name, known):
             raise type(error)(error.what, error.why, f"{error.fix}; of those in the cache, {near}") from error

@@ -92,7 +92,7 @@ def _named(listing: Listing, part: str) -> Choice:
     name = listing.reference.name
     if several := [*named, *inside]:
         raise DownloadError(f"{name}: several fit", _shown(several), f"name one whole, such as :{several[0]}")
-    if _PICKLES.fullmatch(part) or not (ggufs or folders or not listing.reference.url):
+    if any(file.path == part for file in listing.files):
         raise DownloadError(
             f"{name}: one file of a model that is several",
             "a model can be fetched as one GGUF file, or by the name of its repository",

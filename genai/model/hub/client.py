@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...errors import AccessError, DownloadError, GenaiError
 from .references import HUB, endpoint, offline
@@ -21,6 +21,7 @@ _LONGEST_WAIT = 60.0
 _MOST_ANSWERS = 64 << 20  # bytes of an answer that is read whole
 _TOKENS = "https://huggingface.co/settings/tokens"
 
+T = TypeVar("T")
 Notice = Callable[[str], None]
 """Told in a few words what is being waited for."""
 
@@ -29,10 +30,14 @@ class Response(Protocol):
     """What is used of an answer of httpx, whose version huggingface_hub chooses."""
 
     status_code: int
-    headers: Mapping[str, str]
 
-    def iter_bytes(self, chunk_size: int) -> Iterator[bytes]:
-        """The body, piece by piece."""
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By name, in any case."""
+        ...
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """The body, in pieces as they come."""
         ...
 
 
@@ -61,7 +66,7 @@ class Client:
         def once() -> bytes:
             found = bytearray()
             with self.open(url) as response:
-                for piece in response.iter_bytes(1 << 16):
+                for piece in response.iter_bytes():
                     found += piece
                     if len(found) > _MOST_ANSWERS:
                         raise DownloadError(
@@ -73,15 +78,16 @@ class Client:
 
         return self.patiently(once)
 
-    def patiently(self, attempt: Callable[[], Any], progressed: Callable[[], bool] = lambda: False) -> Any:
-        """What `attempt` returns; it is called again where it raises Broken, and anew where it `progressed` before."""
-        waits = iter(_WAITS)
+    def patiently(self, attempt: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
+        """What `attempt` returns. Where it raises Broken it is called again, a few times, and as often as it came further
+        than ever before, which `reached` says in bytes."""
+        waits, furthest = iter(_WAITS), reached()
         while True:
             try:
                 return attempt()
             except Broken as error:
-                if progressed():
-                    waits = iter(_WAITS)
+                if (now := reached()) > furthest:
+                    waits, furthest = iter(_WAITS), now
                 wait = next(waits, None)
                 if wait is None or (error.wait or 0) > _LONGEST_WAIT:
                     raise self._given_up(error) from error

@@ -86,16 +86,7 @@ def fetch_file(client: Client, listing: Listing, file: RemoteFile, folder: Path,
 def _download(client: Client, file: RemoteFile, part: Path, progress: Progress) -> str:
     """The file's SHA-256, when it is whole; a wrong checksum is given one more chance, from the beginning."""
     for again in (True, False):
-        came: list[int] = []
-
-        def attempt(came: list[int] = came) -> _Checksum:
-            return _continue(client, file, part, progress, came)
-
-        def progressed(came: list[int] = came) -> bool:
-            found, came[:] = bool(came), []
-            return found
-
-        checksum: _Checksum = client.patiently(attempt, progressed)
+        checksum = client.patiently(lambda: _continue(client, file, part, progress), lambda: _size(part))
         if checksum.fits:
             return checksum.sha256
         part.unlink()
@@ -108,7 +99,7 @@ def _download(client: Client, file: RemoteFile, part: Path, progress: Progress) 
     )
 
 
-def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress, came: list[int]) -> _Checksum:
+def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) -> _Checksum:
     """Fetch what is missing behind the bytes that are there. Raises Broken: it ended too early."""
     checksum = _Checksum(file)
     with part.open("a+b") as output:
@@ -124,7 +115,7 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress, 
                 if response.status_code != 200:
                     raise Broken(f"{response.status_code}: it cannot go on at byte {begin:,}")
                 checksum, begin = _Checksum(file), 0
-            for piece in response.iter_bytes(_PIECE):
+            for piece in response.iter_bytes():
                 begin += len(piece)
                 if begin > file.size:
                     output.truncate(0)
@@ -135,7 +126,6 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress, 
                     )
                 output.write(piece)
                 checksum.update(piece)
-                came.append(len(piece))
                 progress(len(piece))
     if begin < file.size:
         raise Broken(f"{file.path} ended after {begin:,} of {file.size:,} bytes")

@@ -111,9 +111,9 @@ def _digest(kind: str, value: Any, digits: int) -> str:
 
 
 def _license(facts: Mapping[str, Any]) -> str:
-    card = facts.get("cardData") if isinstance(facts.get("cardData"), dict) else {}
+    card, tags = facts.get("cardData"), facts.get("tags")
+    card, tags = card if isinstance(card, dict) else {}, tags if isinstance(tags, list) else []
     name, own = card.get("license"), card.get("license_name")
-    tags = facts.get("tags") if isinstance(facts.get("tags"), list) else []
     tagged = [tag.removeprefix(_LICENSE_TAG) for tag in tags if isinstance(tag, str) and tag.startswith(_LICENSE_TAG)]
     names = [name, own] if name != "other" or not isinstance(own, str) else [own]
     found = next((text for text in (*names, *tagged) if isinstance(text, str) and text), "")

@@ -164,9 +164,7 @@ def read_record(folder: Path) -> PulledModel:
     text = file_text(folder / RECORD, ModelFolderError, ModelFolderError)
     facts = json_object(text or "", folder / RECORD, ModelFolderError)
     names = ("name", "kind", "root", "source", "revision", "license", "pulled")
-    values = [facts.get(name) for name in names]
-    listed = facts.get("files")
-    sound = all(isinstance(value, str) for value in values) and isinstance(listed, list)
+    sound = all(isinstance(facts.get(name), str) for name in names) and isinstance(facts.get("files"), list)
     if not sound or not _is_believable(facts) or folder_name(facts["name"]) != folder.name:
         raise ModelFolderError(
             f"{folder / RECORD}: is damaged",
@@ -174,7 +172,7 @@ def read_record(folder: Path) -> PulledModel:
             f"`genai rm {folder.name}` removes it; then pull it again",
         )
     files = tuple(PulledFile(one["path"], one["size"], one["sha256"]) for one in facts["files"])
-    return PulledModel(*(str(value) for value in values), files, folder)
+    return PulledModel(**{name: facts[name] for name in names}, files=files, folder=folder)
 
 
 def _is_believable(facts: dict[str, Any]) -> bool:
