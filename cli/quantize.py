@@ -12,7 +12,7 @@ import typer
 
 from genai.kernels.messages import ProgressLine
 
-from .build import interruptible
+from .build import checkpoint_of, interruptible
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def quantize(
     from genai.quantizer.report import figures
     from genai.quantizer.run import quantize_model
 
+    model = checkpoint_of(model)
     options = QuantizeOptions(
         bits=bits, block_size=block_size, symmetric=not asymmetric, method=method, half_scales=not float_scales,
         head_bits=head_bits, embedding_bits=embedding_bits, recipe=recipe, target_bits=target_bits,

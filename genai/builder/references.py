@@ -12,7 +12,7 @@ from genai.kernels.messages import ProgressLine, tell
 from ..errors import DownloadError, ModelFolderError, NotSupportedYetError, OptionError, did_you_mean
 from ..model.config import Config
 from ..model.hub.choosing import CHECKPOINT, GGUF, ONNX
-from ..model.hub.local import pulled_model
+from ..model.hub.local import exists, pulled_model
 from ..model.hub.pull import PullHooks, PullPlan, pull_model
 from ..model.hub.references import parse
 from ..model.hub.store import PulledModel, models
@@ -48,10 +48,12 @@ def resolve_model(
         GenaiError: see `pull_model` and `resolve_model_folder`.
     """
     options = ExportOptions(precision=precision) if precision else None  # type: ignore[arg-type]  # checked there
+    if pulling is not None and options is not None:
+        pulling = replace(pulling, ask=partial(_ask_about_weights, pulling.ask))
     source = find_or_pull(given, pulling, quantised=precision is not None)
     if isinstance(source, PulledModel):
         return _folder_of(source, building, options)
-    if options is not None and source.exists() and not is_checkpoint(source):
+    if options is not None and exists(source) and not is_checkpoint(source):
         raise _built_already(str(given))
     return resolve_model_folder(
         source, options=options, build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting
@@ -66,7 +68,7 @@ def find_or_pull(given: str | Path, pulling: PullHooks | None, *, quantised: boo
     if reference is None or pulling is None:
         return path
     # "models/phi" with a folder models/ here is a path with a typo, not a name of somebody called models.
-    if not reference.explicit and (path.exists() or Path(str(given).split("/")[0]).is_dir()):
+    if not reference.explicit and (exists(path) or Path(str(given).split("/")[0]).is_dir()):
         return path
     known = [model.name for model in models()]
     try:
@@ -96,6 +98,13 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
         model.path, options=options, into=model.built_folder,
         build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting,
     )  # fmt: skip
+
+
+def _ask_about_weights(ask: Callable[[PullPlan], bool], plan: PullPlan) -> bool:
+    """Refuse before it is fetched what cannot be quantised as asked."""
+    if plan.choice.kind == ONNX:
+        raise _built_already(plan.name)
+    return ask(plan)
 
 
 def import_gguf(file: Path, into: Path, building: BuildHooks, options: ExportOptions | None) -> Path:
@@ -157,7 +166,7 @@ def source_path(found: Path | PulledModel, given: str | Path) -> Path:
     """Where it lies. Raises ModelFolderError: it is neither there nor the name of anything."""
     if isinstance(found, PulledModel):
         return found.path
-    if not found.exists():
+    if not exists(found):
         known = [model.name for model in models()]
         raise ModelFolderError(
             f"{str(given)!r:.120}: no name of a model",
@@ -179,16 +188,17 @@ def quiet_or_shown(quiet: bool) -> PullHooks:
     """Hooks of a program: nothing is asked; a line on stderr says what comes."""
     if quiet:
         return PullHooks()
-    say = partial(tell)
     return PullHooks(
-        watch=pull_bar, notice=say, waiting=lambda folder: say(f"genai: waiting for another pull ({folder})")
+        watch=pull_bar,
+        notice=lambda text: tell(f"genai: {text}"),
+        waiting=lambda folder: tell(f"genai: waiting for another pull ({folder})"),
     )
 
 
 def pull_bar(plan: PullPlan) -> Progress:
     """A bar for terminals, with the time left."""
-    line = ProgressLine("Pulling", plan.missing_bytes, amount=lambda count: f"{count / 1e9:.2f} GB")
-    return line.add
+    unit, name = (1e9, "GB") if plan.missing_bytes >= 1e9 else (1e6, "MB")
+    return ProgressLine("Pulling", plan.missing_bytes, amount=lambda count: f"{count / unit:.2f} {name}").add
 
 
 def _say(question: str) -> bool:

@@ -38,7 +38,7 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
 
 
 def _hub_name(name: str, what: str) -> ModelFolderError:
-    if there := _downloaded(name):
+    if there := downloaded(name):
         return ModelFolderError(
             what,
             "it was not pulled, but Hugging Face's cache has it",
@@ -53,7 +53,7 @@ def _hub_name(name: str, what: str) -> ModelFolderError:
     )
 
 
-def _downloaded(name: str) -> Path | None:
+def downloaded(name: str) -> Path | None:
     """The newest snapshot of a model in Hugging Face's cache."""
     snapshots = [
         one for one in huggingface_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*") if one.is_dir()

@@ -80,7 +80,9 @@ def test_a_repository_that_moved(hub: LocalHub, checkpoint: dict[str, bytes]) ->
     assert (pull("old/name") / "config.json").is_file()
 
 
-def test_without_a_network(hub: LocalHub, checkpoint: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network(
+    hub: LocalHub, checkpoint: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add("org/name", checkpoint)
     place = pull()
     asked = len(hub.requests)
@@ -89,6 +91,11 @@ def test_without_a_network(hub: LocalHub, checkpoint: dict[str, bytes], monkeypa
     with pytest.raises(DownloadError, match="not in the cache") as caught:
         pull("org/other")
     assert "HF_HUB_OFFLINE" in caught.value.why
+    snapshot = tmp_path / "hf/hub/models--org--other/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    with pytest.raises(DownloadError) as caught:
+        pull("org/other")
+    assert str(snapshot) in caught.value.fix
     assert len(hub.requests) == asked
 
 

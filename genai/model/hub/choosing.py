@@ -46,7 +46,7 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Choice:
+class FileChoice:
     """The files of one model.
 
     Attributes:
@@ -62,7 +62,7 @@ class Choice:
     why: str
 
 
-def choose(listing: Listing, *, quantised: bool = False) -> Choice:
+def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
     """The files of a listing that its reference means; `quantised`: weights are to be quantised as somebody asked.
 
     Raises:
@@ -78,7 +78,7 @@ def choose(listing: Listing, *, quantised: bool = False) -> Choice:
     raise _nothing(listing)
 
 
-def _named(listing: Listing, part: str) -> Choice:
+def _named(listing: Listing, part: str) -> FileChoice:
     """The choice that stands behind the colon: a GGUF file, its quantisation, or an ONNX folder's path or last name."""
     ggufs, folders = _ggufs(listing), _onnx_folders(listing)
     wanted = part.lower()
@@ -103,7 +103,7 @@ def _named(listing: Listing, part: str) -> Choice:
     raise DownloadError(f"{name}: it has no {part!r}", why, did_you_mean(part, known, "leave it out, or name another"))
 
 
-def _checkpoint(listing: Listing) -> Choice | None:
+def _checkpoint(listing: Listing) -> FileChoice | None:
     present = {file.path for file in listing.files}
     if CONFIG not in present:
         return None
@@ -115,7 +115,7 @@ def _checkpoint(listing: Listing) -> Choice | None:
         return None
     files = [file for file in listing.files if file.path in weights or _BESIDE.fullmatch(file.path)]
     shards = sum(name.endswith(".safetensors") for name in weights)
-    return Choice(CHECKPOINT, "", tuple(files), f"safetensors ({shards} {'file' if shards == 1 else 'files'})")
+    return FileChoice(CHECKPOINT, "", tuple(files), f"safetensors ({shards} {'file' if shards == 1 else 'files'})")
 
 
 def _is_shard(name: str) -> bool:
@@ -145,7 +145,7 @@ def _words(folder: str) -> set[str]:
     return set(re.split(r"[/\-_. ]+", folder.lower()))
 
 
-def _best_onnx(listing: Listing) -> Choice | None:
+def _best_onnx(listing: Listing) -> FileChoice | None:
     folders = [folder for folder in _onnx_folders(listing) if not _words(folder) & _OTHER_DEVICES]
     if not folders:
         return None
@@ -153,7 +153,7 @@ def _best_onnx(listing: Listing) -> Choice | None:
     return _onnx(listing, folders[0], f"the ONNX folder {folders[0] or 'at its root'}, written for CPUs{others}")
 
 
-def _onnx(listing: Listing, folder: str, why: str) -> Choice:
+def _onnx(listing: Listing, folder: str, why: str) -> FileChoice:
     def needed(path: str) -> bool:
         inside = path[len(folder) + 1 :] if folder else path
         if not path.startswith(f"{folder}/" if folder else ""):
@@ -161,7 +161,7 @@ def _onnx(listing: Listing, folder: str, why: str) -> Choice:
         templates = re.fullmatch(r"additional_chat_templates/[^/]+\.jinja", inside)
         return bool(templates) or ("/" not in inside and not _NOT_OF_ONNX.fullmatch(inside))
 
-    return Choice(ONNX, folder, tuple(file for file in listing.files if needed(file.path)), why)
+    return FileChoice(ONNX, folder, tuple(file for file in listing.files if needed(file.path)), why)
 
 
 def _ggufs(listing: Listing) -> dict[str, list[RemoteFile]]:
@@ -177,7 +177,7 @@ def _ggufs(listing: Listing) -> dict[str, list[RemoteFile]]:
     return found
 
 
-def _best_gguf(listing: Listing) -> Choice | None:
+def _best_gguf(listing: Listing) -> FileChoice | None:
     ggufs = _ggufs(listing)
     if not ggufs:
         return None
@@ -193,7 +193,7 @@ def _best_gguf(listing: Listing) -> Choice | None:
     raise DownloadError(f"{name}: several GGUF files", _shown(list(ggufs)), f"name one, such as {name}:{min(ggufs)}")
 
 
-def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> Choice:
+def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoice:
     files = ggufs[first]
     if split := _SPLIT.fullmatch(first):
         numbers = sorted(int(found[2]) for file in files if (found := _SPLIT.fullmatch(file.path)))
@@ -203,7 +203,7 @@ def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> Choice:
                 "a model needs all of them",
                 "choose another file behind a colon",
             )
-    return Choice(GGUF, first, tuple(files), why)
+    return FileChoice(GGUF, first, tuple(files), why)
 
 
 def _quantisation(name: str) -> str:

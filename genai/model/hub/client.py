@@ -79,8 +79,8 @@ class Client:
         return self.patiently(once)
 
     def patiently(self, attempt: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
-        """What `attempt` returns. Where it raises Broken it is called again, a few times, and as often as it came further
-        than ever before, which `reached` says in bytes."""
+        """What `attempt` returns. Where it raises Broken it is called again: a few times, counted anew whenever it came
+        further than ever before, which `reached` says in bytes."""
         waits, furthest = iter(_WAITS), reached()
         while True:
             try:

@@ -19,7 +19,7 @@ def pulled_model(given: str | Path) -> PulledModel | None:
     """
     text = str(given)
     reference = parse(text)
-    if (reference is None or not reference.explicit) and _exists(Path(text)):
+    if (reference is None or not reference.explicit) and exists(Path(text)):
         return None
     if "\0" in text or (reference is None and Path(text).name != text):
         return None
@@ -46,7 +46,8 @@ def model_folder_of(given: str | Path) -> Path:
     )
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Whether there is such a path; what the system refuses to look for does not exist."""
     with suppress(OSError, ValueError, RuntimeError):
         return path.expanduser().exists()
     return False

@@ -11,9 +11,10 @@ from pathlib import Path
 from genai.kernels.interrupts import InterruptsDeferred
 
 from ...errors import DownloadError, GenaiError, ModelFolderError
+from ...graph.elsewhere import downloaded
 from ..locks import locked
 from . import store
-from .choosing import Choice, choose
+from .choosing import FileChoice, choose
 from .client import Client, Notice
 from .download import Progress, fetch_file, missing_bytes, remove_strangers
 from .listing import Listing, RemoteFile, read_listing
@@ -35,7 +36,7 @@ class PullPlan:
     """
 
     listing: Listing
-    choice: Choice
+    choice: FileChoice
     folder: Path
     total_bytes: int
     missing_bytes: int
@@ -72,10 +73,12 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
         AccessError, DownloadError: it cannot be seen, or there is nothing in it that runs here.
     """
     if offline():
+        there = downloaded(reference.repo) if reference.repo else None
         raise DownloadError(
             f"{reference.name}: is not in the cache",
             "HF_HUB_OFFLINE forbids the network",
-            f"unset it, and run `genai pull {reference.name}` once",
+            f"unset it, and run `genai pull {reference.name}` once"
+            + (f"; or use what Hugging Face's library downloaded: {there}" if there else ""),
         )
     listing = read_listing(reference, notice)
     choice = choose(listing, quantised=quantised)
@@ -144,7 +147,7 @@ def _is_description(file: RemoteFile) -> bool:
     return file.size <= _SMALL and file.path.endswith((".json", ".jinja", ".txt"))
 
 
-def _check(choice: Choice, folder: Path, hooks: PullHooks) -> None:
+def _check(choice: FileChoice, folder: Path, hooks: PullHooks) -> None:
     """A model that cannot be run is not fetched, and what has come of it goes."""
     try:
         hooks.check(choice.kind, folder / choice.root)
