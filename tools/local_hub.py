@@ -147,6 +147,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        """As the hub's own library asks before it fetches."""
+        self.do_GET()
+
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -198,11 +202,14 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return
         data = found.files[path]
-        if len(data) <= _LARGE:
-            self._send(data, headers, fault)
+        listed = _listed(path, data)
+        facts = {"x-repo-commit": found.commit, "etag": f'"{listed["blobId"]}"'}
+        if "lfs" not in listed:
+            self._send(data, headers, fault, facts)
             return
-        digest = hashlib.sha256(data).hexdigest()
-        self._answer(302, b"", {"location": f"{self.hub.elsewhere}/cdn/{digest}?signature=abc"})
+        digest = listed["lfs"]["sha256"]
+        facts |= {"x-linked-size": str(len(data)), "x-linked-etag": f'"{digest}"'}
+        self._answer(302, b"", {**facts, "location": f"{self.hub.elsewhere}/cdn/{digest}?signature=abc"})
 
     def _moved_to(self, name: str) -> str:
         found = (new for new, one in self.hub.repositories.items() if one.moved_from == name)
@@ -216,7 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
                     return
         self._answer(404, b"", {})
 
-    def _send(self, data: bytes, headers: Mapping[str, str], fault: Fault) -> None:
+    def _send(
+        self, data: bytes, headers: Mapping[str, str], fault: Fault, facts: Mapping[str, str] | None = None
+    ) -> None:
         data = data if fault.body is None else fault.body
         asked = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))
         begin = int(asked[1]) if asked and not fault.ignores_ranges else 0
@@ -224,7 +233,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(416, b"", {"content-range": f"bytes */{len(data)}"})
             return
         part = {"content-range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
-        self._answer(206 if begin else 200, data[begin:], {"accept-ranges": "bytes", **part}, fault.cut, fault.pause)
+        self._answer(
+            206 if begin else 200,
+            data[begin:],
+            {"accept-ranges": "bytes", **part, **(facts or {})},
+            fault.cut,
+            fault.pause,
+        )
 
     def _answer(
         self, status: int, body: bytes, headers: Mapping[str, str], cut: int | None = None, pause: float = 0.0
@@ -234,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         try:
-            sent = body if cut is None else body[:cut]
+            sent = b"" if self.command == "HEAD" else body if cut is None else body[:cut]
             half = len(sent) // 2 if pause else 0
             self.wfile.write(sent[:half])
             self.wfile.flush()

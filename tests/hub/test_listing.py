@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 import genai
 from genai.errors import DownloadError
-from genai.model.hub.listing import is_safe, listing_of
-from genai.model.hub.references import Reference
+from genai.model.hub.listing import is_safe, listing_of, read_listing
+from genai.model.hub.references import Reference, parse
 from tools.local_hub import Fault, LocalHub
 
 COMMIT = "a" * 40
@@ -98,3 +100,29 @@ def test_a_huge_listing_is_read(hub: LocalHub, checkpoint: dict[str, bytes], cac
     hub.add("org/name", {**checkpoint, **{f"evals/run-{i}.txt": b"x" for i in range(20_000)}})
     assert (genai.pull("org/name", quiet=True) / "config.json").is_file()
     assert len(hub.requests) == 1 + len(checkpoint) + 3  # three of the files are large ones, behind a redirection
+
+
+def test_the_hub_here_is_one_to_its_own_library(hub: LocalHub, checkpoint: dict[str, bytes], tmp_path: Path) -> None:
+    """What the other tests talk to speaks the protocol: huggingface_hub itself lists and fetches from it."""
+    from huggingface_hub import HfApi
+
+    hub.add("org/name", checkpoint, gated=True, token="hf_good", facts={"cardData": {"license": "mit"}})
+    api = HfApi(endpoint=hub.url, token="hf_good")
+    info = api.model_info("org/name", files_metadata=True)
+    found = parse("org/name")
+    assert found is not None and info.siblings is not None
+    ours = read_listing(found, lambda text: None)
+    theirs = {
+        one.rfilename: (one.size, f"sha256:{one.lfs.sha256}" if one.lfs else f"git:{one.blob_id}")
+        for one in info.siblings
+    }
+    assert {file.path: (file.size, file.digest) for file in ours.files} == theirs
+    assert (ours.commit, ours.gated, ours.license) == (info.sha, bool(info.gated), "mit")
+    for path, data in checkpoint.items():
+        assert Path(api.hf_hub_download("org/name", path, local_dir=tmp_path / "theirs")).read_bytes() == data
+    with pytest.raises(GatedRepoError):
+        HfApi(endpoint=hub.url).hf_hub_download("org/name", "config.json", local_dir=tmp_path / "other")
+    with pytest.raises(RepositoryNotFoundError):
+        api.model_info("org/none")
+    with pytest.raises(RevisionNotFoundError):
+        api.model_info("org/name", revision="none")

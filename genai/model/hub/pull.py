@@ -13,8 +13,9 @@ from genai.kernels.interrupts import InterruptsDeferred
 from ...errors import DownloadError, GenaiError, ModelFolderError
 from ...graph.elsewhere import downloaded
 from ..locks import locked
+from ..reading import file_text, json_object
 from . import store
-from .choosing import FileChoice, choose
+from .choosing import INDEX, FileChoice, choose
 from .client import Client, Notice
 from .download import Progress, fetch_file, missing_bytes, remove_strangers
 from .listing import Listing, RemoteFile, read_listing
@@ -23,8 +24,8 @@ from .store import PulledModel
 
 # Kept free beside what is downloaded.
 _MARGIN = 64 << 20
-# Files up to so many bytes come first, and are looked at before the rest.
-_SMALL = 16 << 20
+# Files that say what a model is, how it reads text, and where its weights are. They come before these.
+_DESCRIPTIONS = (".json", ".jinja", ".txt", ".model", ".v3", ".tiktoken")
 
 
 @dataclass(frozen=True)
@@ -143,17 +144,33 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
 
 
 def _is_description(file: RemoteFile) -> bool:
-    """Whether a file says what the model is, and is small enough to come before the rest."""
-    return file.size <= _SMALL and file.path.endswith((".json", ".jinja", ".txt"))
+    return file.path.endswith(_DESCRIPTIONS)
 
 
 def _check(choice: FileChoice, folder: Path, hooks: PullHooks) -> None:
     """A model that cannot be run is not fetched, and what has come of it goes."""
     try:
+        _check_index(choice, folder)
         hooks.check(choice.kind, folder / choice.root)
     except GenaiError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _check_index(choice: FileChoice, folder: Path) -> None:
+    """The shards that an index names are all there, or the rest would come for nothing."""
+    present = {file.path for file in choice.files}
+    if INDEX not in present:
+        return
+    places = json_object(file_text(folder / INDEX, DownloadError, DownloadError) or "", INDEX, DownloadError)
+    listed = places.get("weight_map")
+    named = set(map(str, listed.values())) if isinstance(listed, dict) else set()
+    if missing := sorted(named - present):
+        raise DownloadError(
+            f"{INDEX} names {len(missing)} files that the repository has not: {', '.join(missing[:3])}",
+            "without them the model is not whole",
+            "look at its page for another revision, or for a copy of it",
+        )
 
 
 def _require_room(plan: PullPlan) -> None:
