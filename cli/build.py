@@ -15,6 +15,7 @@ import typer
 
 from genai.kernels.messages import ProgressLine
 
+from .pulling import Pulling
 from .terminal import emit, say
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def build(
     checkpoint: Annotated[
-        Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer; or a GGUF file.")
+        Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer; a GGUF file; or org/name.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
     precision: Annotated[
@@ -56,6 +57,7 @@ def build(
         **values,
     )
     report: list[Any] = []
+    checkpoint = checkpoint_of(checkpoint)
     start = time.monotonic()
     plan = plan_build(checkpoint, options, force=force, progress=lambda count: report[0](count))
     report.append(watch(plan))
@@ -70,9 +72,9 @@ def build(
     emit(str(folder), "\n")
 
 
-def model_folder(path: Path, *, build: bool = True) -> Path:
-    """A model folder as it is; a checkpoint or a GGUF file built into the cache, asking first on a terminal."""
-    from genai.builder.build import resolve_model_folder
+def model_folder(path: Path, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
+    """A model folder as it is; a checkpoint or a GGUF file built into the cache, and a name pulled, asking first."""
+    from genai.builder.references import BuildHooks, resolve_model
 
     begun: list[BuildPlan] = []
 
@@ -80,13 +82,23 @@ def model_folder(path: Path, *, build: bool = True) -> Path:
         begun.append(plan)
         return watch(plan)
 
-    with interruptible():
-        folder = resolve_model_folder(path, build=build, ask=ask, watch=watched, waiting=waiting)
+    pulling = Pulling(yes=yes, precision=precision)
+    building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
+    with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
+        folder = resolve_model(path, pulling.hooks, building, precision)
     for plan in begun:
         for remark in plan.rounded:
             say(f"genai: {remark}")
         say(f"genai: stored in {folder}, from which it starts from now on; remove that folder to have the room back")
     return folder
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Where a command makes something of a model: the path as it is, or what is pulled by that name, after asking."""
+    from genai.builder.references import source_of
+
+    with interruptible("genai: interrupted; what was downloaded is kept"):
+        return source_of(path, Pulling().hooks)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import typer
 from genai.errors import OptionError
 
 from . import options as opt
-from .build import interruptible, watch
+from .build import checkpoint_of, interruptible, watch
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def merge(
     read = _finite(weight, adapter)
     options = ExportOptions(precision=precision, block_size=block_size)  # type: ignore[arg-type]  # checked there
     report: list[Any] = []
-    plan = plan_build(checkpoint, options, progress=lambda count: report[0](count), merge=(read, weight))
+    plan = plan_build(checkpoint_of(checkpoint), options, progress=lambda count: report[0](count), merge=(read, weight))
     report.append(watch(plan))
     with interruptible():
         emit(str(execute(plan, output)), "\n")

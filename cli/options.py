@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
 model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
 output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
-ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder; without it, the bundled model.")]
+ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder, or org/name; without it, the bundled model.")]
 Build = Annotated[
     bool,
     model_option(
         "--build/--no-build", help="If MODEL is a Hugging Face checkpoint or a GGUF file, build a model from it once."
     ),
 ]
+Precision = Annotated[
+    str | None, model_option(help="Build MODEL's checkpoint with weights of int4, int8, fp16 or fp32 [default: int4].")
+]
+Yes = Annotated[bool, model_option("--yes", help="If MODEL has to be downloaded, do not ask.")]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
 Device = Annotated[str, model_option(help='"cpu", or "reference": plain NumPy, slow, to compare with.')]
@@ -81,11 +85,15 @@ class ModelFlags:
         }
 
 
-def folder_of(given: Path | None, *, build: bool = True) -> Path:
-    """The model folder that MODEL stands for: built from a checkpoint if need be, or that of the bundled model."""
+def folder_of(given: Path | None, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
+    """The model folder that MODEL stands for: pulled and built if need be, or that of the bundled model."""
     from genai.model.folders import bundled_model
 
-    return model_folder(given, build=build) if given else bundled_model()
+    if given is None and precision is not None:
+        raise OptionError(
+            f"--precision {precision} without MODEL", "the bundled model is built already", "name a checkpoint"
+        )
+    return model_folder(given, build=build, precision=precision, yes=yes) if given else bundled_model()
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,8 @@ class EngineFlags(ModelFlags):
 
     ctx_size: CtxSize = None
     build: Build = True
+    precision: Precision = None
+    yes: Yes = False
     lora: Lora = None
     quiet: Quiet = False
     verbose: Verbose = False
@@ -108,6 +118,10 @@ class EngineFlags(ModelFlags):
         """What is said besides the text."""
         return Voice(quiet=self.quiet, verbose=self.verbose)
 
+    def folder_of(self, given: Path | None) -> Path:
+        """The model folder that MODEL stands for."""
+        return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
+
     def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:
         """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
 
@@ -119,7 +133,7 @@ class EngineFlags(ModelFlags):
         given = [read_lora(text) for text in self.lora or ()]
         for _, path, _ in given:
             adapter_path(path)  # what is mistyped is said before the model is loaded
-        folder = model_folder(folder, build=self.build) if folder else None
+        folder = self.folder_of(folder)
         with interrupts_end_the_process() if alone else nullcontext():
             llm = LLM(folder, context_size=self.ctx_size, quiet=self.quiet, lora=bool(given), **self.options, **options)
         try:

@@ -12,7 +12,7 @@ import typer
 
 from genai.kernels.messages import ProgressLine
 
-from .build import interruptible
+from .build import checkpoint_of, interruptible
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def quantize(
     from genai.quantizer.report import figures
     from genai.quantizer.run import quantize_model
 
+    model = checkpoint_of(model)
     options = QuantizeOptions(
         form=form, bits=bits, block_size=block_size, qdq=qdq, symmetric=not asymmetric, method=method,
         half_scales=not float_scales,

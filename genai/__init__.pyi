@@ -1,12 +1,15 @@
 """The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
 
+from .builder.references import pull as pull
 from .engine.sampling.params import SamplingOptions as SamplingOptions, SamplingParams as SamplingParams
 from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (
+    AccessError as AccessError,
     CacheCapacityError as CacheCapacityError,
     ChatTemplateError as ChatTemplateError,
     ConfigError as ConfigError,
     ContextOverflowError as ContextOverflowError,
+    DownloadError as DownloadError,
     ExternalDataError as ExternalDataError,
     GenaiError as GenaiError,
     GraphError as GraphError,

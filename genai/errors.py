@@ -105,6 +105,14 @@ class VocabularyMismatchError(InputError):
     """Two models whose probabilities are compared do not have the same tokens."""
 
 
+class DownloadError(GenaiError):
+    """A model cannot be fetched: no connection, no such name or file, a wrong checksum, a full disk."""
+
+
+class AccessError(DownloadError):
+    """A model cannot be fetched without a token, or before its licence is accepted."""
+
+
 class MissingPackageError(GenaiError):
     """A comparison needs a package that is not installed."""
 

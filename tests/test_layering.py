@@ -32,7 +32,7 @@ PURE_POLICY = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py
 RUN_TIME_STRANGERS = {"torch", "onnxruntime", "onnxruntime_genai", "transformers"}
 # The rooms inside genai/, from the bottom to the top; graph and ops know each other. errors is a file.
 FLOORS = (
-    "errors graph+ops runtime session quantization engine model text ort_genai llm builder measure quantizer".split()
+    "errors graph+ops runtime session quantization engine model text ort_genai builder llm measure quantizer".split()
 )
 FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor.split("+")}
 MOST_ENTRIES = 14

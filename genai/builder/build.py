@@ -172,6 +172,7 @@ def resolve_model_folder(
     watch: Callable[[BuildPlan], Progress] = lambda plan: lambda count: None,
     waiting: Callable[[Path], None] = lambda folder: None,
     options: ExportOptions | None = None,
+    into: Path | None = None,
 ) -> Path:
     """The model folder that a path stands for.
 
@@ -184,6 +185,7 @@ def resolve_model_folder(
         watch: called when a build begins; what it returns is told the bytes of every tensor that is read.
         waiting: called with the cache folder, while another process builds there; one build runs at a time.
         options: None means INT4 in blocks of 32; of a GGUF file, the weights as it has them.
+        into: the folder to build into instead; names in it say the precision.
 
     Raises:
         ModelFolderError: it is not built, and is not to be; or see plan_build.
@@ -196,7 +198,11 @@ def resolve_model_folder(
     is_file = is_gguf(source)
     options = options or ExportOptions(precision="kept" if is_file else "int4")
     name = source.resolve().name.removesuffix(SUFFIX) if is_file else source.resolve().name
-    target = cache_root() / "models" / f"{name}-{_identity(source, options)}"
+    identity = _identity(source, options)
+    if into is not None:
+        target = into / f"{name}-{options.precision}-{identity}"
+    else:
+        target = cache_root() / "models" / f"{name}-{identity}"
     if (target / "genai_config.json").is_file():
         return target
     if not build:

@@ -52,7 +52,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     same time shares the steps of one engine, and gives the same tokens as alone.
 
     Args:
-        model: a model folder, a Config or a loaded Model; None = the bundled model.
+        model: a model folder, a Config or a loaded Model; the name of a model that was pulled, whose checkpoint is
+            built at the first use; None = the bundled model.
+        pull: fetch a model that is not here, named as in `genai.pull`; otherwise nothing is ever fetched.
+        precision: how the weights of a checkpoint are stored where it is built: "int4", "int8", "fp16" or "fp32";
+            None = as it was built last, else "int4".
         max_sequences: sequences that run side by side; more wait.
         max_adapter_bytes: most memory for adapters; see genai.Adapters.
         model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
@@ -72,6 +76,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self,
         model: str | Path | Config | Model | None = None,
         *,
+        pull: bool = False,
+        precision: str | None = None,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_adapter_bytes: int | None = None,
         **model_options: Unpack[ModelOptions],
@@ -83,7 +89,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         with contextlib.suppress(ChatTemplateError):  # told to whoever renders a conversation
             SHARED.start()  # ready by the time the model is
         self._owns_model = not isinstance(model, Model)
-        self.model = loaded = _loaded(model, model_options)
+        self.model = loaded = _loaded(model, model_options, pull=pull, precision=precision)
         self.tokenizer = Tokenizer(loaded)
         self.parser = get_parser(detect(self.tokenizer.chat_template))
         try:
@@ -527,7 +533,9 @@ def rendering(
     return {"messages": messages, "tools": tools or None, "variables": variables}
 
 
-def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) -> Model:
+def _loaded(
+    model: str | Path | Config | Model | None, options: ModelOptions, *, pull: bool, precision: str | None
+) -> Model:
     if model is not None and not isinstance(model, (str, Path, Config, Model)):
         raise InputError(
             f"model is a {type(model).__name__}", "a folder, a Config or a Model is expected", "pass the model's folder"
@@ -537,10 +545,21 @@ def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) ->
         if name not in known:
             raise OptionError(
                 f"unknown option {name!r} = {value!r:.80}",
-                f"an LLM takes max_sequences, max_adapter_bytes, {', '.join(known)}; options of sampling go to "
-                "generate, stream or chat",
-                did_you_mean(name, [*known, "max_sequences", "max_adapter_bytes"], "leave it out"),
+                f"an LLM takes pull, precision, max_sequences, max_adapter_bytes, {', '.join(known)}; options of "
+                "sampling go to generate, stream or chat",
+                did_you_mean(name, [*known, "pull", "precision", "max_sequences", "max_adapter_bytes"], "leave it out"),
             )
+    if isinstance(model, (str, Path)):
+        from ..builder.references import loadable
+
+        folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
+        return Model(folder, **options)
+    if pull or precision is not None:
+        raise OptionError(
+            "pull or precision without a name",
+            "they say how a model that is named comes here",
+            "give the model's name, or leave them out",
+        )
     if not isinstance(model, Model):
         return Model(bundled_model() if model is None else model, **options)
     if options:
