@@ -1,12 +1,12 @@
 """A folder on disk that keeps published blocks, within a limit of bytes, for this process and others, now and later.
 
-    FOLDER/<2 digits>/<62>   a block: 8 bytes "genai-kv", 4 bytes length of its note, the note, the block, and SHA-256 of
+    FOLDER/<2 digits>/<62>   a block: 8 bytes "genai-kv", 4 bytes length of its note, the note, the block, SHA-256 of
                              these. Its name is the SHA-256 of what it depends on and of its key
     FOLDER/lock              held by who changes the sum of all sizes, which it holds
 
 A block is written beside its place and renamed, so that it is whole or absent. One that a power cut damaged has another
-digest: it counts as absent. Whoever finds a block makes it the youngest; when the sum exceeds the limit, the blocks that
-were not used for longest are removed.
+digest: it counts as absent. Whoever finds a block makes it the youngest; when the sum exceeds the limit, the blocks
+that were not used for longest are removed.
 """
 
 from __future__ import annotations

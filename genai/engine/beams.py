@@ -46,8 +46,8 @@ class BeamOptions:
                 raise OptionError(f"{name} = {value!r:.40}", f"allowed: 1 to {said}", "choose one of these")
         penalty = self.length_penalty
         is_number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
-        if not is_number or not math.isfinite(penalty) or abs(penalty) > 100:
-            raise OptionError(f"length_penalty = {penalty!r:.40}", "a number, at most 100, is expected", "use 1.0")
+        if not is_number or not math.isfinite(penalty) or abs(penalty) > 50:
+            raise OptionError(f"length_penalty = {penalty!r:.40}", "a number from -50 to 50 is expected", "use 1.0")
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise OptionError(
                 f"early_stopping = {self.early_stopping!r:.40}",
@@ -137,7 +137,7 @@ class BeamPolicy(Generic[T]):
         del self.finished[self.options.num_beams :]
 
     def _divided(self, score: float, length: int) -> float:
-        return score / float(length) ** self.options.length_penalty
+        return score / math.pow(length, self.options.length_penalty)
 
 
 class TransformersBeams(BeamPolicy[T]):

@@ -159,7 +159,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
         3
         """
-        return self._completed(self._requests.batch(prompts, params, options, adapter=adapter), options, progress)
+        return self._completed(
+            self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True), options, progress
+        )
 
     def _completed(
         self, jobs: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
@@ -192,7 +194,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
         ['15', '19']
         """
-        jobs = self._requests.batch(prompts, params, options, adapter=adapter)
+        jobs = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
         terms, _ = split_terms(options)
         if terms.beams is not None:
             return await await_beams(self.model, jobs, terms, self._max_sequences)
@@ -249,7 +251,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
-        self.params(params, **options)
+        self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
         def prepare(group: Sequence[T]) -> list[Asked | GenaiError]:
@@ -516,8 +518,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> llm.params(top_p=0.9).temperature
         1.0
         """
-        terms, sampling = split_terms(options)
-        return self._requests.check(self._requests.params(params, sampling, terms))
+        return self._requests.check(self._requests.params(params, options))
 
     @property
     def context_size(self) -> int:

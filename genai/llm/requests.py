@@ -64,6 +64,11 @@ class RequestBuilder:
         self._check_least(0, params)
         return params
 
+    def check_all(self, params: SamplingParams | None, options: Mapping[str, Any]) -> None:
+        """Raise the error that requests with these options would be, whatever their prompts."""
+        _, sampling = _terms_of(options)
+        self.check(self.params(params, sampling))
+
     def batch(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -71,12 +76,14 @@ class RequestBuilder:
         options: Mapping[str, Any],
         keep: Sequence[str] = (),
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        *,
+        with_beams: bool = False,
     ) -> list[Generation]:
         """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
 
         Their text shows the special tokens `keep`. Of `options` it takes what is of SamplingParams, and the terms.
         """
-        terms, options = split_terms(options)
+        terms, options = _terms_of(options, with_beams=with_beams)
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
         choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
         if len(choices) != len(rows):
@@ -111,13 +118,7 @@ class RequestBuilder:
         adapter: AdapterChoice = None,
     ) -> list[Generation]:
         """The job of one prompt and one sample, in a list; its text shows the special tokens `keep`."""
-        terms, options = split_terms(options)
-        if terms.beams is not None:
-            raise OptionError(
-                f"num_beams = {terms.beams.num_beams}",
-                "the outputs of a beam search are known when it ends: there is nothing to stream",
-                "use generate",
-            )
+        terms, options = _terms_of(options)
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
@@ -246,6 +247,23 @@ class RequestBuilder:
             )
 
         return make(0, [make(sample) for sample in range(1, plan.params.n)])
+
+
+def _terms_of(options: Mapping[str, Any], *, with_beams: bool = False) -> tuple[Terms, dict[str, Any]]:
+    """See split_terms; beams are refused where their outputs have no place."""
+    terms, sampling = split_terms(options)
+    if terms.beams is not None and not with_beams:
+        raise OptionError(
+            f"num_beams = {terms.beams.num_beams}",
+            "this call runs generations of one output each, whose tokens are known as they come; beams are known "
+            "when the search ends",
+            "use LLM.generate",
+        )
+    if terms.beams is not None and terms.keep_state:
+        raise OptionError(
+            "keep_state with num_beams", "the sequences of a beam search end with it", "leave one of them out"
+        )
+    return terms, sampling
 
 
 def _as_list(prompts: Any) -> Sequence[Prompt]:

@@ -125,7 +125,7 @@ class State(Single, AbstractContextManager["State"]):
 
     def _jobs(self, prompts: Any, params: SamplingParams | None, options: RequestOptions) -> list[Generation]:
         rows = [self._after(prompt) for prompt in self._llm._requests.listed(prompts)]
-        return self._from_here(self._llm._requests.batch(rows, params, options, adapter=self.adapter))
+        return self._from_here(self._llm._requests.batch(rows, params, options, adapter=self.adapter, with_beams=True))
 
     def _from_here(self, jobs: list[Generation]) -> list[Generation]:
         for job in jobs:

@@ -190,12 +190,12 @@ class Model(Single, AbstractContextManager["Model"]):
         """
         from .loading import keep_prefixes
 
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, Integral) or max_bytes < 1:
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
             raise OptionError(
                 f"prefix cache of {max_bytes!r:.40} bytes", "a whole number of at least 1 is expected", "leave it out"
             )
         identity = self.identity()
-        keep_prefixes(self.decoder, self.info, Path(folder).expanduser(), int(max_bytes), identity)
+        keep_prefixes(self.decoder, self.info, Path(folder).expanduser(), max_bytes, identity)
 
     @property
     def threads(self) -> int:
