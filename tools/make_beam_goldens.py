@@ -94,7 +94,9 @@ def main() -> None:
                 **options,
             )
         outputs = [row[len(case["prompt"]) :].tolist() for row in found.sequences]
-        stops = [next((i + 1 for i, token in enumerate(row) if token in case["eos_token_id"]), len(row)) for row in outputs]
+        stops = [
+            next((i + 1 for i, token in enumerate(row) if token in case["eos_token_id"]), len(row)) for row in outputs
+        ]
         case["outputs"] = [row[:stop] for row, stop in zip(outputs, stops, strict=True)]
         case["scores"] = [round(score, 5) for score in found.sequences_scores.tolist()]
         cases.append(case)

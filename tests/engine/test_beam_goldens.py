@@ -1,4 +1,4 @@
-"""Beam search against transformers: 200 random cases (tools/make_beam_goldens.py), on a float folder of the same weights."""
+"""Beam search against transformers: 200 random cases (tools/make_beam_goldens.py), on a folder of the same weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def beam_llm(tmp_path_factory: pytest.TempPathFactory, bundled_folder: Path) -> 
 
 
 def options_of(case: dict[str, Any]) -> dict[str, Any]:
-    same = "num_beams num_return_sequences length_penalty early_stopping repetition_penalty no_repeat_ngram_size".split()
+    same = (
+        "num_beams num_return_sequences length_penalty early_stopping repetition_penalty no_repeat_ngram_size".split()
+    )
     stops = [token for token in case["eos_token_id"] if token != EOS]
     return {
         **{name: case[name] for name in same},

@@ -20,13 +20,16 @@ from genai.engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions
 from genai.errors import OptionError
 from genai.llm.chat import ChatSession
 from genai.llm.llm import LLM, ChatOptions
+from genai.llm.states import State
+from genai.llm.terms import RequestOptions
 from genai.model.model import Model, ModelOptions
 from genai.ort_genai.generator import GeneratorParams
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {
     LLM.__init__: ModelOptions,
-    **dict.fromkeys((LLM.generate, LLM.agenerate, LLM.stream, LLM.astream, LLM.stream_tokens), SamplingOptions),
+    **dict.fromkeys((LLM.generate, LLM.agenerate, LLM.stream, LLM.astream, LLM.stream_tokens), RequestOptions),
+    **dict.fromkeys((State.generate, State.stream, State.resume), RequestOptions),
     **dict.fromkeys(
         (LLM.params, SamplingParams.replace, ChatSession.__init__, ChatSession.set_options), SamplingOptions
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.errors import ContextOverflowError, InputError, NotSupportedYetError, OptionError, StateError
 from tools.make_beam_goldens import SPEC
 from tools.random_weights import RandomWeights
 
