@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SamplingError
-from .beams import BeamPolicy, Candidate
+from .beams import BeamPolicy, Continuation
 from .decoder import Decoder, Logits, compute
 from .sampling.batch import Normalizer, TokenLogprob, processed, token_logprobs
 from .sampling.plan import RowSampler, SamplingPlan
@@ -64,7 +64,7 @@ class BeamSearch:
         row = RowSampler(self.plan, sequence.tokens, seed=0, prompt_length=self.policy.prompt_length)
         return Beam(sequence, row, score, logprobs)
 
-    def advance(self, logits: NDArray[np.float32]) -> list[Candidate]:
+    def advance(self, logits: NDArray[np.float32]) -> list[Continuation]:
         """One step: from the logits after each running beam [beams, V] to the beams that run then, or to the end.
 
         Raises:
@@ -131,22 +131,22 @@ class BeamSearch:
                 row[_repeating(tokens, params.no_repeat_ngram_size)] = -np.inf
         return result
 
-    def _candidates(self, scores: NDArray[np.float64], best: NDArray[np.int64]) -> list[Candidate]:
+    def _candidates(self, scores: NDArray[np.float64], best: NDArray[np.int64]) -> list[Continuation]:
         """The best continuations of all beams; among equals those of earlier beams, then of lower ids."""
         total = scores + np.array([beam.score for beam in self.beams])[:, None]
         beams = np.broadcast_to(np.arange(len(total))[:, None], total.shape)
         order = np.lexsort((best.ravel(), beams.ravel(), -total.ravel()))[: self.policy.num_candidates]
-        found = [Candidate(float(total.flat[i]), int(beams.flat[i]), int(best.flat[i])) for i in order.tolist()]
+        found = [Continuation(float(total.flat[i]), int(beams.flat[i]), int(best.flat[i])) for i in order.tolist()]
         return [one for one in found if one.score > -np.inf]
 
-    def _output(self, one: Candidate, logits: NDArray[np.float32]) -> BeamOutput:
+    def _output(self, one: Continuation, logits: NDArray[np.float32]) -> BeamOutput:
         beam, stops = self.beams[one.beam], one.token in self.policy.stop_ids
         tokens = tuple(beam.row.tokens[self.policy.prompt_length :])
         if stops:
             return BeamOutput(tokens, tuple(beam.logprobs), one.token)
         return BeamOutput((*tokens, one.token), (*beam.logprobs, *self._logprobs([one], logits)), None)
 
-    def _logprobs(self, chosen: Sequence[Candidate], logits: NDArray[np.float32]) -> list[TokenLogprob]:
+    def _logprobs(self, chosen: Sequence[Continuation], logits: NDArray[np.float32]) -> list[TokenLogprob]:
         """Of tokens in the model's own distribution; none where nobody asked."""
         top = self.plan.params.logprobs
         if top is None:
@@ -154,7 +154,7 @@ class BeamSearch:
         tokens, rows = [one.token for one in chosen], [one.beam for one in chosen]
         return token_logprobs(logits, tokens, top, rows=rows, sampler=self._sampler)
 
-    def _fork(self, chosen: Sequence[Candidate], logits: NDArray[np.float32]) -> None:
+    def _fork(self, chosen: Sequence[Continuation], logits: NDArray[np.float32]) -> None:
         """Go on with the chosen beams: the first of each parent in its place, the others as forks of it."""
         before, sequences, used = self.beams, [], set()
         for one in chosen:
@@ -190,7 +190,7 @@ class BeamSearch:
 
 def advance_all(
     decoder: Decoder, searches: Sequence[BeamSearch], token_budget: int | None = None
-) -> list[list[Candidate]]:
+) -> list[list[Continuation]]:
     """One step of all searches that are not done, computed together; what runs then, per search."""
     live = [search for search in searches if not search.policy.is_done]
     rows: list[Logits] = compute(

@@ -73,7 +73,7 @@ class BeamOptions:
         return None
 
 
-class Candidate(NamedTuple):
+class Continuation(NamedTuple):
     """A token that a running beam could go on with, and the sum of log-probabilities that the beam would have then."""
 
     score: float
@@ -110,7 +110,9 @@ class BeamPolicy(Generic[T]):
         """How many of the best continuations a step looks at: enough that num_beams of them do not end."""
         return max(2, 1 + len(self.stop_ids)) * self.options.num_beams
 
-    def advance(self, candidates: Sequence[Candidate], output: Callable[[Candidate], T]) -> Sequence[Candidate]:
+    def advance(
+        self, candidates: Sequence[Continuation], output: Callable[[Continuation], T]
+    ) -> Sequence[Continuation]:
         """One step.
 
         Args:
@@ -143,7 +145,9 @@ class BeamPolicy(Generic[T]):
 class TransformersBeams(BeamPolicy[T]):
     """As transformers: a length is that of the output, its stop token included."""
 
-    def advance(self, candidates: Sequence[Candidate], output: Callable[[Candidate], T]) -> Sequence[Candidate]:
+    def advance(
+        self, candidates: Sequence[Continuation], output: Callable[[Continuation], T]
+    ) -> Sequence[Continuation]:
         count, early = self.options.num_beams, self.options.early_stopping
         self.length += 1
         generated, is_last = self.length - self.prompt_length, self.length >= self.max_length
@@ -169,9 +173,11 @@ class OrtGenaiBeams(BeamPolicy[T]):
 
     processes_logits = True
 
-    def advance(self, candidates: Sequence[Candidate], output: Callable[[Candidate], T]) -> Sequence[Candidate]:
+    def advance(
+        self, candidates: Sequence[Continuation], output: Callable[[Continuation], T]
+    ) -> Sequence[Continuation]:
         count = self.options.num_beams
-        running: list[Candidate] = []
+        running: list[Continuation] = []
         for rank, one in enumerate(candidates):
             if one.token not in self.stop_ids:
                 running.append(one)

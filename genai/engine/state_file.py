@@ -18,23 +18,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-
-from genai.kernels.interrupts import InterruptsDeferred
 
 from ..errors import CacheCapacityError, StateFileError, StateMismatchError
 from .decoder import Decoder
 from .mix import AdapterMix
 from .sampling.state import SamplerState
 from .stored import StoredArray, StoredTokens
+from .whole_files import replacing
 
 FORMAT = 1
 _MAGIC = b"genai-st"
@@ -106,14 +104,21 @@ def write_state(path: Path, decoder: Decoder, sequence: Any, identity: Identity,
             f"at most {_MOST_HEADER} are read back",
             "save fewer options or notes",
         )
-    with _replacing(path) as put:
-        put(_MAGIC + _LENGTH.pack(len(text)) + text)
-        put(np.asarray(sequence.tokens, "<i4").tobytes())
-        put(sequence.numerics)
-        for _, pieces in arrays:
-            for piece in pieces:
-                put(piece.data)
-    return path.stat().st_size
+    beginning = _MAGIC + _LENGTH.pack(len(text)) + text + np.asarray(sequence.tokens, "<i4").tobytes()
+    digest = hashlib.sha256()
+    try:
+        with replacing(path) as file:
+            for piece in chain([beginning, sequence.numerics], *(pieces for _, pieces in arrays)):
+                digest.update(piece)
+                file.write(piece)
+            file.write(digest.digest())
+            return file.tell()
+    except OSError as error:
+        raise StateFileError(
+            f"{path}: the state cannot be saved",
+            str(error),
+            "choose another place, or make room; what was there before is as it was",
+        ) from error
 
 
 def _num_stored(decoder: Decoder, sequence: Any, arrays: list[StoredArray]) -> int:
@@ -121,78 +126,6 @@ def _num_stored(decoder: Decoder, sequence: Any, arrays: list[StoredArray]) -> i
     num_stored: int = sequence.num_computed - sequence.num_computed % decoder.block_size
     assert arrays == decoder.arrays_for(num_stored)
     return num_stored
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Callable[[Any], None]]:
-    """Writes to a file beside `path`, with a digest at its end, which then takes its place."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    digest = hashlib.sha256()
-    try:
-        _remove_abandoned(path)
-        with temporary.open("xb") as file:
-            _lock(file)
-
-            def put(content: Any) -> None:
-                digest.update(content)
-                file.write(content)
-
-            yield put
-            file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        _drop(temporary)
-        raise StateFileError(
-            f"{path}: the state cannot be saved",
-            str(error),
-            "choose another place, or make room; what was there before is as it was",
-        ) from error
-    except BaseException:
-        _drop(temporary)
-        raise
-
-
-def _drop(path: Path) -> None:
-    with InterruptsDeferred(), suppress(OSError):
-        path.unlink(missing_ok=True)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Drop what processes left behind that were killed while they wrote to this path."""
-    for left in path.parent.glob(f".{_escaped(path.name)}.*.partial"):
-        with suppress(OSError), left.open("rb") as file:
-            if _lock(file):
-                left.unlink(missing_ok=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Say that this process works on a file, until it is closed; False if another one does."""
-    try:
-        import fcntl
-    except ImportError:  # Windows removes no file that is open
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let the new name survive a power cut."""
-    with suppress(OSError):  # not every system can
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # --- reading -----------------------------------------------------------------------------------------------------

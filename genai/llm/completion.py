@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from ..engine.sampling.batch import TokenLogprob
     from ..text.parsing import Reply, ToolCall
-    from .states import State
+    from .states import TextState
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
@@ -95,7 +95,7 @@ class Completion:
     prompt_index: int = 0
     sample_index: int = 0
     score: float | None = None
-    state: State | None = field(default=None, repr=False, compare=False)
+    state: TextState | None = field(default=None, repr=False, compare=False)
 
     @property
     def usage(self) -> Usage:

@@ -22,7 +22,7 @@ from .generation import Generation
 if TYPE_CHECKING:
     import asyncio
 
-    from .states import State
+    from .states import TextState
 
 _END = None
 
@@ -76,9 +76,10 @@ class Group:
 
     def completions(self) -> list[Completion]:
         """In order of prompts and samples."""
-        error = self.error or (self._too_late if not any(one.num_output for one in self.all) else None)
-        if error is not None:
-            raise error
+        if self.error is not None:
+            raise self.error
+        if self._too_late is not None and not any(one.num_output for one in self.all):
+            raise self._too_late
         return [one.completion() for one in self.all]
 
 
@@ -194,7 +195,7 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
     """
 
     on_prompt: Progress | None = None
-    make_state: Callable[[Generation], State] | None = None
+    make_state: Callable[[Generation], TextState] | None = None
 
     def __init__(self, jobs: list[Generation], worker: Worker) -> None:
         self._pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -236,7 +237,7 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
             if is_closed:
                 return _END
 
-    def fork(self) -> State:
+    def fork(self) -> TextState:
         """The generation as it is now, sharing its blocks of the cache: `resume` goes on with it, this stream does too.
 
         Raises:

@@ -34,9 +34,9 @@ from .generation import Generation
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .questions import Questions, attempt
 from .requests import Prompt, RequestBuilder
-from .states import State, kept_state, load_state, read, running_state
+from .states import TextState, kept_state, load_state, read, running_state
 from .stats import Stats, read_stats
-from .terms import RequestOptions, split_terms
+from .terms import BeamCallOptions, CallOptions, split_terms
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
@@ -44,7 +44,7 @@ T = TypeVar("T")
 _Ask: TypeAlias = Callable[[T], Prompt | Messages | Mapping[str, Any]]
 
 
-class ChatOptions(RequestOptions, total=False):
+class ChatOptions(CallOptions, total=False):
     """What calls that answer a conversation take besides its messages."""
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -124,7 +124,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         *,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         progress: Progress | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
         """Complete one prompt or many; many run as one batch.
 
@@ -185,7 +185,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
         """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work.
 
@@ -211,7 +211,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         on_answer: Callable[[Answer[T]], object] | None = None,
         progress: Callable[[MapFigures], object] | None = None,
         adapter: AdapterChoice = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[CallOptions],
     ) -> Iterator[Answer[T]]:
         """Answer any number of items, lazily: only a window of them is read ahead of the answers.
 
@@ -266,7 +266,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | None = None,
         *,
         adapter: AdapterChoice = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[CallOptions],
     ) -> CompletionStream:
         """Complete one prompt, or answer one conversation, piece by piece.
 
@@ -301,7 +301,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | None = None,
         *,
         adapter: AdapterChoice = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[CallOptions],
     ) -> AsyncCompletionStream:
         """`stream` for async code: an async iterator. Call it where an event loop runs.
 
@@ -319,7 +319,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         )
 
     def stream_tokens(
-        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[RequestOptions]
+        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[CallOptions]
     ) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
 
@@ -339,7 +339,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     # --- states --------------------------------------------------------------------------------------------------
 
-    def read(self, prompt: Prompt, *, adapter: AdapterChoice = None, progress: Progress | None = None) -> State:
+    def read(self, prompt: Prompt, *, adapter: AdapterChoice = None, progress: Progress | None = None) -> TextState:
         """Read a text once, to go on from it many times.
 
         Args:
@@ -356,13 +356,13 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return self._read(prompt, adapter, None, progress)
 
     def _read(
-        self, prompt: Prompt, adapter: AdapterChoice, before: State | None, progress: Progress | None = None
-    ) -> State:
+        self, prompt: Prompt, adapter: AdapterChoice, before: TextState | None, progress: Progress | None = None
+    ) -> TextState:
         (job,) = self._requests.single(prompt, None, {"temperature": 0.0}, adapter=adapter)
         return read(self, job, before, progress)
 
-    def load_state(self, path: str | Path, *, adapter: AdapterChoice = None) -> State:
-        """A state that `State.save_state` wrote, as it was; see docs/states.md.
+    def load_state(self, path: str | Path, *, adapter: AdapterChoice = None) -> TextState:
+        """A state that `TextState.save_state` wrote, as it was; see docs/states.md.
 
         Args:
             adapter: the adapters that it went through, where they have other names now; None = as it was saved.
@@ -406,7 +406,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         'Your name is Nora.'
         """
         prompt, request = self._turn(messages, options)
-        (completion,) = wait_for(request, self._worker)
+        (completion,) = self._with_states(request, wait_for(request, self._worker))
         return self.parsed(prompt, completion)
 
     async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
@@ -416,7 +416,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         'Tuesday'
         """
         prompt, request = self._turn(messages, options)
-        (completion,) = await await_for(request, self._worker)
+        (completion,) = self._with_states(request, await await_for(request, self._worker))
         return self.parsed(prompt, completion)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:

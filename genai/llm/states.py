@@ -17,14 +17,14 @@ from ..runtime.single import Single
 from .completion import Completion
 from .delivery import CompletionStream, Progress, wait_for
 from .generation import Generation
-from .terms import RequestOptions
+from .requests import Prompt
+from .terms import BeamCallOptions, CallOptions
 
 if TYPE_CHECKING:
     from .llm import LLM
-    from .requests import Prompt
 
 
-class State(Single, AbstractContextManager["State"]):
+class TextState(Single, AbstractContextManager["TextState"]):
     """Tokens that a model has read, with their keys and values; made by LLM.read, LLM.load_state, or keep_state=True.
 
     It does not change: whatever goes on from it shares its blocks of the cache, which are copied where they are written
@@ -78,7 +78,7 @@ class State(Single, AbstractContextManager["State"]):
         params: SamplingParams | None = None,
         *,
         progress: Progress | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
         """Complete prompts, each as if this state's text stood before it; as LLM.generate otherwise.
 
@@ -90,13 +90,13 @@ class State(Single, AbstractContextManager["State"]):
         return self._llm._completed(self._jobs(prompts, params, options), options, progress)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[CallOptions]
     ) -> CompletionStream:
         """The same, piece by piece; see LLM.stream."""
         jobs = self._llm._requests.single(self._after(prompt), params, options, adapter=self.adapter)
         return self._llm._streamed(self._from_here(jobs))
 
-    def resume(self, **options: Unpack[RequestOptions]) -> Completion:
+    def resume(self, **options: Unpack[CallOptions]) -> Completion:
         """Go on with a generation that was kept in its middle (keep_state=True, CompletionStream.state).
 
         The tokens are those that would have come without the pause: the request's options and seed apply, unless
@@ -109,21 +109,21 @@ class State(Single, AbstractContextManager["State"]):
         (completion,) = self._llm._completed(jobs, options)
         return completion
 
-    def read(self, prompt: Prompt, progress: Progress | None = None) -> State:
+    def read(self, prompt: Prompt, progress: Progress | None = None) -> TextState:
         """The state after more text."""
         return self._llm._read(self._after(prompt), self.adapter, self, progress)
 
-    def fork(self) -> State:
+    def fork(self) -> TextState:
         """Another state with the same tokens, which shares their blocks."""
         sequence = self._llm.model.decoder.fork(self._sequence)
         kept = {"adapter": self.adapter, "mix": self._mix, "sampler": self._sampler, "notes": self.notes}
-        return State(self._llm, sequence, **kept)  # type: ignore[arg-type]
+        return TextState(self._llm, sequence, **kept)  # type: ignore[arg-type]
 
     def _after(self, prompt: Prompt) -> list[int]:
         before = list(self._sequence.tokens)
         return [*before, *self._llm._requests.ids(prompt)]
 
-    def _jobs(self, prompts: Any, params: SamplingParams | None, options: RequestOptions) -> list[Generation]:
+    def _jobs(self, prompts: Any, params: SamplingParams | None, options: Mapping[str, Any]) -> list[Generation]:
         rows = [self._after(prompt) for prompt in self._llm._requests.listed(prompts)]
         return self._from_here(self._llm._requests.batch(rows, params, options, adapter=self.adapter, with_beams=True))
 
@@ -137,7 +137,7 @@ class State(Single, AbstractContextManager["State"]):
             job.origin = self._sequence
         return jobs
 
-    def _resumed(self, options: RequestOptions) -> list[Generation]:
+    def _resumed(self, options: Mapping[str, Any]) -> list[Generation]:
         if self._sampler is None:
             raise StateError(
                 "there is nothing to resume", "this state was read, not generated", "use generate with a prompt"
@@ -178,10 +178,10 @@ class State(Single, AbstractContextManager["State"]):
         self.close()
 
     def __repr__(self) -> str:
-        return "State(closed)" if self._open is None else f"State({len(self._open.tokens)} tokens)"
+        return "TextState(closed)" if self._open is None else f"TextState({len(self._open.tokens)} tokens)"
 
 
-def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice) -> State:
+def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice) -> TextState:
     """See LLM.load_state."""
     place = Path(path).expanduser()
     chosen = adapter
@@ -196,10 +196,10 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice) -> State:
     decoder = llm.model.decoder
     sequence, saved = read_state(place, decoder, llm.model.identity(), adapters)
     decoder.publish(sequence)
-    return State(llm, sequence, adapter=chosen, mix=mixes[-1], sampler=saved.sampler, notes=saved.notes)
+    return TextState(llm, sequence, adapter=chosen, mix=mixes[-1], sampler=saved.sampler, notes=saved.notes)
 
 
-def read(llm: LLM, job: Generation, before: State | None, progress: Progress | None = None) -> State:
+def read(llm: LLM, job: Generation, before: TextState | None, progress: Progress | None = None) -> TextState:
     """Compute the prompt of a job, and nothing more."""
     job.keeps_sequence = job.reads_only = True
     if before is not None:
@@ -212,15 +212,15 @@ def read(llm: LLM, job: Generation, before: State | None, progress: Progress | N
     return state
 
 
-def kept_state(llm: LLM, job: Generation) -> State | None:
+def kept_state(llm: LLM, job: Generation) -> TextState | None:
     """What a job that is over left behind, if it was asked to."""
     if job.kept is None:
         return None
     sequence, mix = job.kept
-    return State(llm, sequence, adapter=job.adapter, mix=mix, sampler=SamplerState.of(job.row))
+    return TextState(llm, sequence, adapter=job.adapter, mix=mix, sampler=SamplerState.of(job.row))
 
 
-def running_state(llm: LLM, job: Generation) -> State:
+def running_state(llm: LLM, job: Generation) -> TextState:
     """That of a job in its middle: on the engine's thread.
 
     Raises:
@@ -236,4 +236,4 @@ def running_state(llm: LLM, job: Generation) -> State:
             "fork before the end, or ask for it with keep_state=True" if over else "fork after the first piece",
         )
     sequence = llm.model.decoder.fork(job.sequence)
-    return State(llm, sequence, adapter=job.adapter, mix=job.adapters, sampler=SamplerState.of(job.row))
+    return TextState(llm, sequence, adapter=job.adapter, mix=job.adapters, sampler=SamplerState.of(job.row))

@@ -15,12 +15,17 @@ from ..errors import OptionError
 _MOST_PRIORITY = 2**31
 
 
-class RequestOptions(SamplingOptions, total=False):
-    """Options of one request as keywords of calls: those of sampling, and `Terms`."""
+class CallOptions(SamplingOptions, total=False):
+    """Options of one request as keywords of calls: those of sampling, and those of `Terms`."""
 
     priority: int
     timeout: float | None
     keep_state: bool
+
+
+class BeamCallOptions(CallOptions, total=False):
+    """The same for calls that can search with beams, see `BeamOptions`."""
+
     num_beams: int
     length_penalty: float
     early_stopping: bool | str

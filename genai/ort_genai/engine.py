@@ -116,7 +116,7 @@ class EngineCapabilities:
     max_scheduled_tokens: int
 
 
-class Engine(Single):
+class RequestEngine(Single):
     """Runs requests of a model side by side. All calls come from the thread that made it.
 
     Args:
@@ -211,6 +211,10 @@ class Engine(Single):
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.model)
         return self._tokenizer.create_stream()
+
+
+Engine = RequestEngine
+"""Its name in that API."""
 
 
 class Request(Single):
