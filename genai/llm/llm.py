@@ -173,11 +173,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     def _with_states(self, jobs: list[Generation], completions: list[Completion]) -> list[Completion]:
         """The completions, each with what its job left behind."""
-        samples = [one for job in jobs for one in job.samples]
-        return [
-            replace(completion, state=state) if (state := kept_state(self, one)) is not None else completion
-            for one, completion in zip(samples, completions, strict=True)
-        ]
+        results = []
+        for one, completion in zip((one for job in jobs for one in job.samples), completions, strict=True):
+            state, one.kept = kept_state(self, one), None  # jobs of one call hold each other until they are collected
+            results.append(completion if state is None else replace(completion, state=state))
+        return results
 
     async def agenerate(
         self,

@@ -167,7 +167,7 @@ class RequestBuilder:
         job = Generation(
             tokens[: state.prompt_length],
             self._plan(chosen),
-            seed=state.seed,
+            seed=state.seed if chosen.seed is None or "seed" not in options else chosen.seed,
             sample=state.row,
             stream=self._tokenizer.create_stream(),
             context_size=self.context_size,

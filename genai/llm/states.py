@@ -205,7 +205,7 @@ def read(llm: LLM, job: Generation, before: TextState | None, progress: Progress
     if before is not None:
         before._from_here([job])
     wait_for([job], llm._worker, None if progress is None else lambda done, total: progress(*job.prompt_progress))
-    state = kept_state(llm, job)
+    state, job.kept = kept_state(llm, job), None
     if state is None:
         raise InputError("the text was not read", "the model was closed meanwhile", "read it again")
     state._sampler = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import signal
@@ -176,6 +177,7 @@ def refused(llm: genai.LLM, path: Path, content: bytes) -> genai.GenaiError:
     path.write_bytes(content)
     pool = llm.model.decoder.pool
     assert pool is not None
+    gc.collect()
     free = pool.num_free
     with pytest.raises(StateFileError) as raised:
         llm.load_state(path)
