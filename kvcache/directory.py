@@ -115,7 +115,7 @@ class BlockDirectory:
             return
         size = int(self._storage.blocks.shape[1])
         with self._lock:
-            if self._waiting_bytes + size > _MOST_WAITING_BYTES or size > self.max_bytes:
+            if self._waiting_bytes + size > _MOST_WAITING_BYTES:
                 self._dropped += 1
                 return
             self._waiting_bytes += size
@@ -160,6 +160,9 @@ class BlockDirectory:
         digest = hashlib.sha256(head)
         digest.update(content)
         size = len(head) + content.nbytes + _DIGEST
+        if size > self.max_bytes:
+            self._dropped += 1
+            return
         path.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = path.with_name(f"{secrets.token_hex(8)}.partial")
         try:

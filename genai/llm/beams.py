@@ -27,7 +27,8 @@ def check_beam_params(params: SamplingParams) -> None:
     """Raise OptionError if a request with beams asks for something that they cannot do."""
     neutral = {one.name: one.default for one in fields(params)}
     for name, value in params.as_dict().items():
-        if name not in _OBEYED and value != neutral[name]:
+        draws = value not in (0, 1) if name == "temperature" else name not in _OBEYED and value != neutral[name]
+        if draws:
             raise OptionError(
                 f"{name} = {value!r:.80} with beams",
                 "a beam search draws no tokens and takes none back: it keeps the most likely outputs",

@@ -11,6 +11,7 @@ import pytest
 
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.errors import ContextOverflowError, InputError, NotSupportedYetError, OptionError, StateError
 from tools.make_beam_goldens import SPEC
 from tools.random_weights import RandomWeights
 
@@ -72,3 +73,53 @@ def test_outputs_are_those_of_onnxruntime_genai(folder: Path, model: genai.Model
         assert ours[1] == expected[1], (number, options)
         if options["batch_size"] == 1:  # prompts that are done are shown with what is left of their beams there
             assert ours[0][:-1] == expected[0][:-1], (number, options)
+
+
+def test_what_beams_refuse(model: genai.Model) -> None:
+    def generator(**options: Any) -> genai.Generator:
+        params = genai.GeneratorParams(model)
+        params.set_search_options(**{"num_beams": 3, "max_length": 20, **options})
+        return genai.Generator(model, params)
+
+    for options, kind, said in (
+        ({"num_return_sequences": 4}, OptionError, "num_return_sequences = 4"),
+        ({"do_sample": True}, OptionError, "do_sample"),
+        ({"diversity_penalty": 0.5}, NotSupportedYetError, "diversity_penalty"),
+        ({"num_beams": 1, "num_return_sequences": 2}, OptionError, "num_return_sequences = 2"),
+    ):
+        with pytest.raises(kind, match=said):
+            generator(**options)
+    for name, value in (("num_beams", 257), ("num_beams", 0), ("num_beams", 2.5), ("length_penalty", 99)):
+        with pytest.raises(OptionError, match=name):
+            genai.GeneratorParams(model).set_search_options(**{name: value})
+    one = generator()
+    assert not one.is_done() and one.token_count() == 0
+    for call in (one.generate_next_token, one.get_next_tokens, lambda: one.get_sequence(0)):
+        with pytest.raises(StateError, match="no tokens"):
+            call()
+    with pytest.raises(ContextOverflowError, match="exceed max_length 20"):
+        one.append_tokens([5] * 21)
+    one.append_tokens([5, 6])
+    for refused in (
+        lambda: one.append_tokens([5]),
+        lambda: one.rewind_to(1),
+        one.get_logits,
+        lambda: one.set_logits(np.zeros(4)),
+        one.fork,
+        lambda: one.save_state("x"),
+        lambda: one.get_output("logits"),
+        lambda: one.get_input("input_ids"),
+    ):
+        with pytest.raises(StateError):
+            refused()
+    for index in (-1, 1, True, "0"):
+        with pytest.raises(InputError, match="get_sequence"):
+            one.get_sequence(index)  # type: ignore[arg-type]
+    one.generate_next_token()
+    assert one.get_next_tokens().shape == (3,)
+    assert len(one.get_sequence(0)) == 3  # ends the search, as there
+    assert one.is_done()
+    pool = model.decoder.pool
+    assert pool is not None
+    one.close()
+    assert pool.num_free == pool.num_blocks
