@@ -147,6 +147,8 @@ def read_state(
             format, type of cache, or of other adapters.
         CacheCapacityError: there is no room for it.
     """
+    if path.exists() and not path.is_file():
+        raise StateFileError(f"{path}: the state cannot be read", "it is a folder, a pipe or a device", "give a file")
     try:
         with path.open("rb") as file:
             return _read(path, file, decoder, identity, adapters)

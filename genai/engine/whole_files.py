@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +20,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     What processes left behind that were killed meanwhile is removed by the next one. A file in a place that others
     cannot read is not for them, either: what is new, only the user can read.
     """
+    path = path.resolve()  # a link stays one
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "it is a folder, a pipe or a device", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         _remove_abandoned(path)

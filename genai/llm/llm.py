@@ -350,8 +350,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             As generate.
 
         >>> document = llm.read(llm.render("What is 12 + 7?"))
-        >>> [completion.text for completion in document.generate(["1", "2"], max_tokens=1)]
-        ['9', '1']
+        >>> document.generate(["1", "2"], max_tokens=1)[0].text
+        '9'
         """
         return self._read(prompt, adapter, None, progress)
 
@@ -371,6 +371,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             StateFileError: there is none, it is damaged, or none of ours.
             StateMismatchError: it is of another model, format, type of cache, or of other adapters.
             OptionError: an adapter that is not loaded. CacheCapacityError: the cache has no room for it.
+
+        >>> llm.load_state("holiday.state")
+        Traceback (most recent call last):
+        genai.errors.StateFileError: holiday.state: the state cannot be read
+          why: [Errno 2] No such file or directory: 'holiday.state'
+          fix: check the path
         """
         return load_state(self, path, adapter)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
 import signal
 import struct
@@ -302,10 +303,16 @@ def test_functions_are_not_saved(llm: genai.LLM, tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_written(llm: genai.LLM, tmp_path: Path) -> None:
     state = llm.read("A B C")
-    for place in (tmp_path, tmp_path / "absent" / "a"):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "absent" / "a", tmp_path / "pipe"):
         with pytest.raises(StateFileError, match="cannot be saved"):
             state.save_state(place)
-    assert not list(tmp_path.iterdir())
+        with pytest.raises(StateFileError, match="cannot be read"):
+            llm.load_state(place)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    state.save_state(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and len(llm.load_state(tmp_path / "target")) == len(state)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "pipe", "target"]
 
 
 KILLED = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import genai
-from genai.errors import DeadlineError, OptionError, UnsupportedModelError
+from genai.errors import CacheCapacityError, DeadlineError, OptionError, UnsupportedModelError
 
 LONG: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
@@ -139,6 +139,22 @@ def test_beams_are_found_by_tasks_too_and_beside_other_work(llm: genai.LLM) -> N
     if document.tokens + tuple(llm.encode(" a time")) == tuple(llm.encode("Once upon a time")):
         assert [one.token_ids for one in found] == [one.token_ids for one in alone]
     assert all(one.cached_tokens for one in found)
+
+
+def test_beams_of_many_prompts_fit_a_small_cache(bundled: genai.Model, bundled_folder: Path) -> None:
+    prompts = [[5 + number] * 100 for number in range(8)]
+    options: dict[str, Any] = {"num_beams": 4, "max_tokens": 12}
+    with genai.LLM(bundled) as llm:
+        expected = [one.token_ids for one in llm.generate(prompts, **options)]
+        block = llm.model.info.kv_bytes_per_token * 32
+    with genai.LLM(bundled_folder, context_size=128, cache_bytes=11 * block, threads=1) as llm:
+        assert [one.token_ids for one in llm.generate(prompts, **options)] == expected
+        pool = llm.model.decoder.pool
+        assert pool is not None
+        held = pool.allocate(pool.num_free - 2)
+        with pytest.raises(CacheCapacityError):
+            llm.generate(prompts[0], **options)
+        pool.release(held)
 
 
 def test_a_later_process_finds_what_was_read(bundled_folder: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
     "num_beams": Option(1, rules.whole(1, f"1 to {MOST_BEAMS}", high=MOST_BEAMS)),
     "num_return_sequences": Option(1, _COUNT),
     # With one beam these cannot change tokens.
-    "length_penalty": Option(1.0, rules.number(-50, "-50 to 50", high=50)),
+    "length_penalty": Option(1.0, rules.number(-50, "a number, -50 to 50", high=50)),
     "early_stopping": Option(True, _BOOL),
     # onnxruntime-genai reads it and does nothing with it.
     "diversity_penalty": Option(0.0, _NUMBER),
