@@ -175,6 +175,8 @@ class Decoder(ABC):
             read: fills memory with the bytes of the arrays, one after the other.
             adapters: what its tokens went through, and will.
 
+        What was read is not published: nobody but this sequence and its forks goes on from it.
+
         Raises:
             CacheCapacityError: no room. What `read` raises; nothing is kept then.
         """

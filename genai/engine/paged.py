@@ -49,6 +49,8 @@ class PagedSequence(DecoderSequence):
         self._settled = 0
         # Whether its adapters changed after tokens were computed, which stay as they are.
         self.was_switched = False
+        # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
+        self.is_private = False
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
@@ -75,7 +77,7 @@ class PagedSequence(DecoderSequence):
     def resume(self, stored: StoredTokens) -> None:
         """Take tokens that were computed before, of which nothing is cached yet; how they round is settled."""
         self.tokens, self._prefill = list(stored.tokens), bytearray(stored.numerics)
-        self._settled = len(self.tokens)
+        self._settled, self.is_private = len(self.tokens), True
 
     @property
     def numerics(self) -> bytes:
@@ -101,6 +103,8 @@ class PagedSequence(DecoderSequence):
 
     def publish(self) -> None:
         """See Decoder.publish."""
+        if self.is_private:
+            return
         self.table.publish(self.tokens, self._origin, self._prefill)
 
     @property
@@ -122,6 +126,7 @@ class PagedSequence(DecoderSequence):
         self._settled = max(self._settled, self.table.length)
         self.table.truncate(min(self.table.length, length))
         self.was_switched = self.was_switched and self.table.length > 0
+        self.is_private = self.is_private and self.table.length > 0
 
 
 class PagedDecoder(Decoder):
@@ -176,6 +181,7 @@ class PagedDecoder(Decoder):
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
         other._adapters, other.was_switched = sequence.adapters, sequence.was_switched
+        other.is_private = sequence.is_private
         return other
 
     def step(

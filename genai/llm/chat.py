@@ -18,6 +18,7 @@ from ..text.parsing import Event
 from .completion import ChatReply, Completion
 from .delivery import CompletionStream, Progress
 from .llm import LLM
+from .states import load_state
 
 OVERFLOWS = ("error", "truncate", "shift")
 # Share of the context that is freed for the reply where max_tokens does not say how much it needs.
@@ -352,7 +353,7 @@ class ChatSession:
         if self.llm.model.decoder.pool is None or not place.exists():
             return
         try:
-            with self.llm.load_state(place) as state:
+            with load_state(self.llm, place, None, for_all=True) as state:
                 self._cached = list(state.tokens)
         except GenaiError as error:
             self.state_problem = error

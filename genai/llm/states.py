@@ -181,8 +181,12 @@ class TextState(Single, AbstractContextManager["TextState"]):
         return "TextState(closed)" if self._open is None else f"TextState({len(self._open.tokens)} tokens)"
 
 
-def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice) -> TextState:
-    """See LLM.load_state."""
+def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: bool = False) -> TextState:
+    """See LLM.load_state; `for_all`: whatever has the same tokens goes on from it, as from what this process computed.
+
+    Whoever asks for that must know where the file comes from: nothing in it proves that its keys and values are those
+    of its tokens.
+    """
     place = Path(path).expanduser()
     chosen = adapter
     mixes: list[AdapterMix | None] = []
@@ -195,7 +199,9 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice) -> TextState:
 
     decoder = llm.model.decoder
     sequence, saved = read_state(place, decoder, llm.model.identity(), adapters)
-    decoder.publish(sequence)
+    if for_all:
+        sequence.is_private = False
+        decoder.publish(sequence)
     return TextState(llm, sequence, adapter=chosen, mix=mixes[-1], sampler=saved.sampler, notes=saved.notes)
 
 

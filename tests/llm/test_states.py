@@ -92,7 +92,7 @@ def test_samples_and_streams_go_on_apart(llm: genai.LLM) -> None:
     whole = llm.generate(TEXT, n=3, max_tokens=30, **SAMPLED)
     parts = llm.generate(TEXT, n=3, max_tokens=11, keep_state=True, **SAMPLED)
     assert [outcome(a, a.state.resume(max_tokens=19)) for a in parts if a.state] == [outcome(one) for one in whole]
-    with llm.stream(TEXT, max_tokens=30, **SAMPLED) as stream:
+    with llm.stream(TEXT, max_tokens=30, logits_processors=[lambda ids, logits: time.sleep(0.01)], **SAMPLED) as stream:
         for number, _ in enumerate(stream):
             if number == 5:
                 state = stream.fork()
@@ -262,6 +262,26 @@ def test_damage_anywhere_is_seen(llm: genai.LLM, tmp_path: Path, saved: bytes) -
     for length in [rng.randrange(len(saved)) for _ in range(30)]:
         refused(llm, tmp_path / "a", saved[:length])
     refused(llm, tmp_path / "a", saved + b"x")
+
+
+def test_what_a_file_says_is_for_its_state_alone(bundled_folder: Path, tmp_path: Path, saved: bytes) -> None:
+    """Keys and values that are not those of the tokens, in a file that is sound otherwise."""
+    import hashlib
+
+    (length,) = struct.unpack_from("<Q", saved, 8)
+    count = json.loads(saved[16 : 16 + length])["tokens"]
+    arrays = 16 + length + 5 * count
+    body = saved[:arrays] + bytes(len(saved) - 32 - arrays)
+    (tmp_path / "a").write_bytes(body + hashlib.sha256(body).digest())
+    with genai.LLM(bundled_folder, threads=2) as llm:
+        expected = llm.generate(TEXT, max_tokens=20, **SAMPLED)[0].token_ids
+    with genai.LLM(bundled_folder, threads=2) as llm:
+        state = llm.load_state(tmp_path / "a")
+        state.resume(max_tokens=5)
+        state.generate("Tom", max_tokens=5)
+        state.read("Luna and Tom. " * 10).close()
+        state.close()
+        assert llm.generate(TEXT, max_tokens=20, **SAMPLED)[0].token_ids == expected
 
 
 def test_tokens_outside_the_vocabulary(llm: genai.LLM, tmp_path: Path, saved: bytes) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import genai
 from genai.errors import CacheCapacityError, DeadlineError, OptionError, UnsupportedModelError
+from genai.model.folders import bundled_adapter
 
 LONG: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
@@ -155,6 +156,14 @@ def test_beams_of_many_prompts_fit_a_small_cache(bundled: genai.Model, bundled_f
         with pytest.raises(CacheCapacityError):
             llm.generate(prompts[0], **options)
         pool.release(held)
+
+
+def test_beams_go_through_adapters(bundled_folder: Path) -> None:
+    with genai.LLM(bundled_folder, threads=1) as llm:
+        llm.load_adapter(bundled_adapter("words"), "words")
+        prompt = llm.render("What is 12 + 7?")
+        plain, changed = llm.generate([prompt] * 2, num_beams=3, max_tokens=12, adapter=[None, "words"])
+        assert (plain.text, changed.text) == ("19", "19, nineteen")
 
 
 def test_a_later_process_finds_what_was_read(bundled_folder: Path, tmp_path: Path) -> None:
