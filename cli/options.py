@@ -49,6 +49,13 @@ Lora = Annotated[
     list[str] | None,
     model_option("--lora", help="NAME=PATH[:SCALE]: use this adapter; may be given several times."),
 ]
+PrefixCache = Annotated[
+    Path | None,
+    model_option("--prefix-cache", help="Keep beginnings of prompts in this folder, for later runs and others."),
+]
+PrefixCacheSize = Annotated[
+    float | None, model_option("--prefix-cache-size", help="Most GiB that --prefix-cache takes [default: 4].")
+]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
 Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
 AsJson = Annotated[bool, output_option("--json", help="Print the result as JSON.")]
@@ -105,6 +112,8 @@ class EngineFlags(ModelFlags):
     precision: Precision = None
     yes: Yes = False
     lora: Lora = None
+    prefix_cache: PrefixCache = None
+    prefix_cache_size: PrefixCacheSize = None
     quiet: Quiet = False
     verbose: Verbose = False
 
@@ -112,6 +121,15 @@ class EngineFlags(ModelFlags):
     def adapter(self) -> dict[str, float] | None:
         """What requests go through: all that --lora names, or None."""
         return {name: 1.0 for name, _, _ in map(read_lora, self.lora or ())} or None
+
+    @property
+    def prefix_options(self) -> dict[str, Any]:
+        """What LLM takes of the prefix cache on disk."""
+        size = self.prefix_cache_size
+        if size is not None and not 0 < size < 2**20:
+            raise OptionError(f"--prefix-cache-size {size}", "a number of GiB above 0 is expected", "such as 4")
+        given = {"prefix_cache_dir": self.prefix_cache, "prefix_cache_bytes": size and max(1, int(size * 2**30))}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def voice(self) -> Voice:
@@ -135,7 +153,15 @@ class EngineFlags(ModelFlags):
             adapter_path(path)  # what is mistyped is said before the model is loaded
         folder = self.folder_of(folder)
         with interrupts_end_the_process() if alone else nullcontext():
-            llm = LLM(folder, context_size=self.ctx_size, quiet=self.quiet, lora=bool(given), **self.options, **options)
+            llm = LLM(
+                folder,
+                context_size=self.ctx_size,
+                quiet=self.quiet,
+                lora=bool(given),
+                **self.options,
+                **self.prefix_options,
+                **options,
+            )
         try:
             for name, path, scale in given:
                 llm.load_adapter(path, name, scale)

@@ -153,6 +153,11 @@ def need_chat_template(llm: LLM | Cluster) -> None:
         )
 
 
+def state_folder() -> Path:
+    """Where what outlives a chat is kept. Raises RuntimeError: there is no home folder."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "genai"
+
+
 def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
     """The exact text and token ids that a model is given; with pieces, also the vocabulary entry of each token."""
     ids = llm.encode(text)

@@ -89,6 +89,18 @@ class StateError(GenaiError):
     """A call came in an order that has no meaning (for example logits before any token)."""
 
 
+class StateFileError(GenaiError):
+    """A file with a saved state is missing, damaged, or cannot be written."""
+
+
+class StateMismatchError(StateFileError):
+    """A saved state is whole, but of another model, format, or type of cache than what it is loaded into."""
+
+
+class DeadlineError(GenaiError, TimeoutError):
+    """The time that a request was given was over before it had a single token."""
+
+
 class SamplingError(GenaiError):
     """No token can be chosen: the logits hold NaN or infinity, or every token is masked."""
 

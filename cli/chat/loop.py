@@ -31,7 +31,7 @@ class Loop:
     """An interactive chat.
 
     Args:
-        load: loads another model, for `/model`.
+        load: loads another model, for `/model`. kept: the file in which the conversation is kept; None = in none.
 
     Attributes:
         session: the conversation.
@@ -51,9 +51,10 @@ class Loop:
         show_stats: bool,
         markdown: bool,
         dump: bool,
+        kept: Path | None = None,
     ) -> None:
         self.session = session
-        self._load = load
+        self._load, self._kept = load, kept
         self.voice = voice
         self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
         self.pending = self.sent = ""
@@ -127,6 +128,8 @@ class Loop:
         if interrupted:
             self.voice.say("(stopped)")
         self._report(before)
+        if self._kept is not None:
+            self.session.save(self._kept, with_state=False)
 
     def _prompt_of_reply(self) -> str:
         """The prompt that the last reply answers; "" if there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from genai.kvcache.pool import BlockPool
 from ..errors import ConfigError, InputError
 from .mix import AdapterMix
 from .scheduler import Run, StepPlan, plan_step
+from .stored import StoredArray, StoredTokens
 
 Logits = NDArray[np.float32]
 
@@ -42,6 +43,11 @@ class DecoderSequence:
             together: of how many these are a part, where they are appended in pieces.
         """
         self.tokens.extend(tokens)
+
+    @property
+    def numerics(self) -> bytes:
+        """Per token 1 where it has prefill numerics, else 0; empty where there is no difference."""
+        return b""
 
     def pending(self) -> Run:
         """The next tokens that are not computed yet and go together."""
@@ -72,7 +78,10 @@ class Decoder(ABC):
         output_names: outputs that give a row per token: the logits, then others, such as hidden states.
         pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
         token_budget: in a step of so many tokens it is fastest.
+        has_numerics: whether tokens differ in how they round, see DecoderSequence.numerics.
     """
+
+    has_numerics = False
 
     pool: BlockPool | None = None
     block_size = 1
@@ -148,6 +157,38 @@ class Decoder(ABC):
 
     def publish(self, sequence: Any) -> None:  # noqa: B027 - where nothing is shared
         """Let later sequences reuse what this one has computed."""
+
+    def stored_arrays(self, sequence: Any) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+        """What of a sequence's cached state must be kept to go on with it elsewhere: arrays, and their bytes in pieces.
+
+        Tokens whose state is not part of it are computed again, which gives the same bits.
+
+        Raises:
+            StateError: parts of it were computed through other adapters than it has now, so that nothing could be
+                computed again.
+        """
+        raise NotImplementedError
+
+    def restore(
+        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+    ) -> Any:
+        """A sequence with the tokens of another one, and its state.
+
+        Args:
+            stored: its tokens, where `arrays` is what `arrays_for` says.
+            read: fills memory with the bytes of the arrays, one after the other.
+            adapters: what its tokens went through, and will.
+
+        What was read is not published: nobody but this sequence and its forks goes on from it.
+
+        Raises:
+            CacheCapacityError: no room. What `read` raises; nothing is kept then.
+        """
+        raise NotImplementedError
+
+    def arrays_for(self, num_stored: int) -> list[StoredArray]:
+        """The arrays that hold the state of so many tokens; their sizes are settled by the model alone."""
+        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 - where nothing is kept outside the sequences
         """Give all memory back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
@@ -31,6 +32,9 @@ class Job(Protocol):
         wants_prompt_logits: whether take_prompt_logits is called.
         is_watched: somebody reads its tokens as they come.
         adapters: what its tokens go through; None = none.
+        origin: a sequence that it goes on from, sharing what is cached; None = it starts empty.
+        priority: a higher one is admitted sooner. deadline: of time.monotonic(); None = it has all the time.
+        keeps_sequence: whether `keep` is called.
     """
 
     sequence: Any
@@ -39,6 +43,10 @@ class Job(Protocol):
     max_length: int
     wants_prompt_logits: bool
     adapters: AdapterMix | None
+    origin: Any
+    priority: int
+    deadline: float | None
+    keeps_sequence: bool
 
     @property
     def is_watched(self) -> bool:
@@ -66,8 +74,38 @@ class Job(Protocol):
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         """A token was chosen: append it, or take tokens back. False = the job is done."""
 
+    def expire(self) -> BaseException | None:
+        """Its deadline passed: the error with which it ends; None = what there is counts."""
+
+    def keep(self, sequence: Any) -> None:
+        """A fork of its sequence at its end, which is the job's."""
+
     def finish(self, error: BaseException | None) -> None:
         """Called once, when the job is over; its sequence is closed already."""
+
+
+@dataclass
+class EngineCounts:
+    """What an engine has done since it began; see `genai.llm.stats.Stats`."""
+
+    steps: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    preempted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+    def count(self, job: Job, error: BaseException | None) -> None:
+        """Note a job at its end."""
+        if error is not None:
+            self.failed += 1
+        elif job.cancelled:
+            self.cancelled += 1
+        else:
+            self.finished += 1
 
 
 class Engine:
@@ -87,10 +125,21 @@ class Engine:
         self._sampler = sampler
         self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
         self._pace = Pace()
+        self.counts = EngineCounts()
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        self._scheduler.submit(job)
+        self._scheduler.submit(job, priority=job.priority)
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that wait for a place."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that share the steps."""
+        return len(self._scheduler.running)
 
     @property
     def has_work(self) -> bool:
@@ -105,6 +154,7 @@ class Engine:
         self._drop_cancelled()
         self._admit()
         computed = self._compute()
+        self.counts.steps += bool(computed)
         ready = [
             (job, rows[-1])
             for job, rows in computed
@@ -130,6 +180,9 @@ class Engine:
         for job in [*self._scheduler.running, *self._scheduler.waiting]:
             if job.cancelled:
                 self._end(job, None)
+            elif job.deadline is not None and time.monotonic() >= job.deadline:
+                self.counts.expired += 1
+                self._end(job, job.expire())
 
     def _admit(self) -> None:
         while (job := self._scheduler.candidate()) is not None:
@@ -144,12 +197,15 @@ class Engine:
     def _start(self, job: Job) -> None:
         """Begin a job; one that gave its cache back has a sequence and goes on where it was."""
         if job.sequence is None:
-            sequence = self._decoder.open()
+            sequence = self._decoder.open() if job.origin is None else self._decoder.fork(job.origin)
             self._decoder.adapt(sequence, job.adapters)
             job.start(sequence)
-        if not job.wants_prompt_logits:
+            self.counts.prompt_tokens += job.num_prompt
+            self.counts.cached_tokens += sequence.num_computed
+        if not job.wants_prompt_logits and not job.sequence.num_computed:
             reused = self._decoder.reuse(job.sequence)
             if not job.row.num_generated:
+                self.counts.cached_tokens += reused
                 job.note_reused(reused)
 
     def _compute(self) -> list[tuple[Job, Logits | None]]:
@@ -211,6 +267,7 @@ class Engine:
         if job is None:
             self._end(self._scheduler.running[0], error)
         else:
+            self.counts.preempted += 1
             job.sequence.drop_cache()
 
     # --- choosing tokens -----------------------------------------------------------------------------------------
@@ -250,6 +307,7 @@ class Engine:
 
     def _give(self, job: Job, token: int, logprob: TokenLogprob | None) -> None:
         try:
+            self.counts.generated_tokens += 1
             goes_on, error = job.take(token, logprob), None
         except Exception as failure:
             goes_on, error = False, failure
@@ -258,9 +316,12 @@ class Engine:
 
     def _end(self, job: Job, error: BaseException | None) -> None:
         self._scheduler.remove(job)
+        self.counts.count(job, error)
         if job.sequence is not None:
             if error is None:
                 self._decoder.publish(job.sequence)
+                if job.keeps_sequence:
+                    job.keep(self._decoder.fork(job.sequence))
             job.sequence.close()
         job.finish(error)
         for sibling in job.take_siblings():

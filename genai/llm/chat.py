@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from ..engine.sampling.params import SamplingOptions, SamplingParams
-from ..errors import ContextOverflowError, InputError, OptionError, StateError
+from ..engine.whole_files import replacing
+from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, StateError
 from ..model.adapters.store import AdapterChoice
 from ..model.reading import json_object, read_text_file
 from ..text.parsing import Event
 from .completion import ChatReply, Completion
 from .delivery import CompletionStream, Progress
 from .llm import LLM
+from .states import load_state
 
 OVERFLOWS = ("error", "truncate", "shift")
 # Share of the context that is freed for the reply where max_tokens does not say how much it needs.
 _REPLY_SHARE = 4
 _FORMAT = "genai-chat-1"
+# Behind the name of a saved conversation: its tokens with their keys and values.
+_STATE_SUFFIX = ".state"
 
 
 class ChatSession:
@@ -40,6 +45,7 @@ class ChatSession:
 
     Attributes:
         on_prompt: told while a prompt is read how many of its tokens are computed, of how many.
+        state_problem: why the keys and values beside a loaded conversation could not be used; None = they could.
 
     Raises:
         OptionError, ContextOverflowError: an option that is refused, see LLM.params.
@@ -76,6 +82,8 @@ class ChatSession:
         self.adapter: AdapterChoice = None
         self.num_left_out = 0
         self.on_prompt: Progress | None = None
+        self.state_problem: GenaiError | None = None
+        self._cached: list[int] = []
         self._running: CompletionStream | None = None
 
     def use_adapter(self, adapter: AdapterChoice) -> None:
@@ -114,10 +122,11 @@ class ChatSession:
         """
         llm.params(**self.options)
         self.llm, self.num_left_out, self.last_reply, self.adapter = llm, 0, None, None
+        self._cached = []
 
     def clear(self) -> None:
         """Forget all messages but the system message."""
-        self.messages, self.last_reply, self.num_left_out = [], None, 0
+        self.messages, self.last_reply, self.num_left_out, self._cached = [], None, 0, []
 
     def undo(self) -> str:
         """Take back the last exchange; gives the text of its user message. Raises StateError: there is none."""
@@ -195,6 +204,7 @@ class ChatSession:
                             self._running = None
                             stream.close()
                             parts.append(stream.completion)
+                            self._cached = [*prompt, *stream.completion.token_ids]
                     prompt = self._shifted(parts)
             finally:
                 if parts:
@@ -279,11 +289,15 @@ class ChatSession:
 
     # --- files ---------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Write the conversation as JSON: messages, system message and options.
+    def save(self, path: str | Path, *, with_state: bool = True) -> None:
+        """Write the conversation as JSON: messages, system message and options; each file whole, or not at all.
+
+        Args:
+            with_state: write the keys and values of its tokens beside it (`path` with ".state" behind it), so that
+                whoever loads it need not read them again; see docs/states.md.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: the file cannot be written. StateFileError: that beside it cannot.
         """
         content = {
             "format": _FORMAT,
@@ -292,14 +306,29 @@ class ChatSession:
             "options": self.options,
             "messages": self.messages,
         }
+        place = Path(path).expanduser()
         try:
             text = json.dumps(content, ensure_ascii=False, indent=2)
-            Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+            with replacing(place) as file:
+                file.write(f"{text}\n".encode())
         except (OSError, TypeError, ValueError) as error:
             raise InputError(f"{path}: the conversation cannot be saved", str(error), "choose another file") from error
+        if with_state:
+            self._save_state(_beside(place))
+
+    def _save_state(self, place: Path) -> None:
+        known = self._cached[: self.llm.context_size - 1]
+        if not known or self.llm.model.decoder.pool is None:  # without a prefix cache nobody could use it
+            with suppress(OSError):
+                place.unlink(missing_ok=True)
+            return
+        with self.llm.read(known, adapter=self.adapter) as state:
+            state.save_state(place)
 
     def load(self, path: str | Path) -> None:
         """Read a conversation that `save` wrote; what there was is replaced.
+
+        Keys and values beside it are put into the prefix cache; `state_problem` says why, where they do not fit.
 
         Raises:
             InputError: the file cannot be read, or is none of ours; then nothing is changed.
@@ -317,6 +346,22 @@ class ChatSession:
             raise
         self.clear()
         self.messages, self.system = messages, system
+        self._load_state(_beside(Path(path).expanduser()))
+
+    def _load_state(self, place: Path) -> None:
+        self.state_problem = None
+        if self.llm.model.decoder.pool is None or not place.exists():
+            return
+        try:
+            with load_state(self.llm, place, None, for_all=True) as state:
+                self._cached = list(state.tokens)
+        except GenaiError as error:
+            self.state_problem = error
+
+
+def _beside(place: Path) -> Path:
+    """Where the keys and values of a saved conversation are."""
+    return place.with_name(place.name + _STATE_SUFFIX)
 
 
 def _joined(parts: Sequence[Completion]) -> Completion:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ..engine.sampling.batch import TokenLogprob
     from ..text.parsing import Reply, ToolCall
+    from .states import TextState
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,16 @@ class Completion:
         text: what was generated, without stop strings; whole characters.
         token_ids: the tokens behind it, without the stop token. Where a stop string ended the output, the tokens that
             hold it are included.
-        finish_reason: "stop" (EOS, a stop token or a stop string), "length" (max_tokens, or the context is full) or
-            "cancelled".
+        finish_reason: "stop" (EOS, a stop token or a stop string), "length" (max_tokens, or the context is full),
+            "cancelled", or "timeout" (the request's time was over; what there is was generated until then).
         stopped_by: the token id or the stop string of "stop"; None otherwise.
         prompt_tokens: tokens of the prompt. cached_tokens: how many of them were taken from the prefix cache.
         logprobs: one per token of token_ids, where asked for.
         prompt_logprobs: one per prompt token, None for the first, where asked for.
         timings: where the time went.
         seed: of the random numbers; with it the same request gives the same tokens again.
+        score: of a beam search, the sum of its tokens' log-probabilities by the length penalty; None otherwise.
+        state: what to go on from, where it was asked for (keep_state=True); None otherwise.
         prompt_index, sample_index: which prompt of the call, and which of its n samples.
 
     >>> (completion,) = llm.generate(llm.render("What is 20 - 5?"), logprobs=1)
@@ -91,6 +94,8 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     prompt_index: int = 0
     sample_index: int = 0
+    score: float | None = None
+    state: TextState | None = field(default=None, repr=False, compare=False)
 
     @property
     def usage(self) -> Usage:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, Unpack
 
@@ -20,17 +22,21 @@ from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.config import Config
 from ..model.folders import bundled_model
-from ..model.model import Model, ModelOptions
+from ..model.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions
 from ..runtime.single import Single
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
 from ..text.tokenizer import Tokenizer
+from .beams import await_beams, run_beams
 from .completion import ChatReply, Completion, Done
 from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 from .generation import Generation
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .questions import Questions, attempt
 from .requests import Prompt, RequestBuilder
+from .states import TextState, kept_state, load_state, read, running_state
+from .stats import Stats, read_stats
+from .terms import BeamCallOptions, CallOptions, split_terms
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
@@ -38,7 +44,7 @@ T = TypeVar("T")
 _Ask: TypeAlias = Callable[[T], Prompt | Messages | Mapping[str, Any]]
 
 
-class ChatOptions(SamplingOptions, total=False):
+class ChatOptions(CallOptions, total=False):
     """What calls that answer a conversation take besides its messages."""
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -59,6 +65,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             None = as it was built last, else "int4".
         max_sequences: sequences that run side by side; more wait.
         max_adapter_bytes: most memory for adapters; see genai.Adapters.
+        prefix_cache_dir: a folder in which beginnings of prompts are kept, for later processes and for others; it takes
+            at most prefix_cache_bytes (4 GiB). None = they are kept in memory only. See docs/states.md.
         model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
@@ -80,11 +88,19 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         precision: str | None = None,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_adapter_bytes: int | None = None,
+        prefix_cache_dir: str | Path | None = None,
+        prefix_cache_bytes: int | None = None,
         **model_options: Unpack[ModelOptions],
     ) -> None:
         if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
             raise OptionError(
                 f"max_sequences = {max_sequences!r}", "a whole number of at least 1 is expected", "leave it out"
+            )
+        if prefix_cache_dir is None and prefix_cache_bytes is not None:
+            raise OptionError(
+                f"prefix_cache_bytes = {prefix_cache_bytes!r:.40} without prefix_cache_dir",
+                "it limits that folder; memory is limited by cache_bytes",
+                "give a folder, or leave it out",
             )
         with contextlib.suppress(ChatTemplateError):  # told to whoever renders a conversation
             SHARED.start()  # ready by the time the model is
@@ -94,6 +110,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self.parser = get_parser(detect(self.tokenizer.chat_template))
         try:
             self.adapters = Adapters(loaded, max_bytes=max_adapter_bytes)
+            if prefix_cache_dir is not None:
+                most = DEFAULT_PREFIX_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
+                loaded.keep_prefixes_in(prefix_cache_dir, most)
         except BaseException:
             if self._owns_model:
                 loaded.close()
@@ -111,7 +130,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         *,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         progress: Progress | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
         """Complete one prompt or many; many run as one batch.
 
@@ -121,7 +140,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             adapter: for all prompts or one each: the name of an adapter (see load_adapter), or names with weights such
                 as {"a": 0.7, "b": 0.3}, whose sum is added; None = the model as it is.
             options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
-                `params`, or the model's defaults.
+                `params`, or the model's defaults. Besides: priority and timeout (docs/llm.md), keep_state
+                (docs/states.md); num_beams, length_penalty, early_stopping, num_return_sequences (docs/beams.md).
             progress: told every tenth of a second how many completions are done, of how many.
 
         Returns:
@@ -133,6 +153,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             ContextOverflowError: a prompt that leaves no room for an answer.
             CacheCapacityError: a sequence that the cache cannot hold even alone.
             SamplingError, LogitsProcessorError: no next token could be chosen.
+            DeadlineError: the time was over before any of them had a token.
             StateError: the LLM is closed, or came here by a fork.
 
         >>> prompts = [llm.render(question) for question in ("What is 12 + 7?", "Spell the word cat.")]
@@ -144,7 +165,25 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
         3
         """
-        return wait_for(self._requests.batch(prompts, params, options, adapter=adapter), self._worker, progress)
+        return self._completed(
+            self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True), options, progress
+        )
+
+    def _completed(
+        self, jobs: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
+    ) -> list[Completion]:
+        terms, _ = split_terms(options)
+        if terms.beams is not None:
+            return run_beams(self.model, jobs, terms, self._max_sequences, progress)
+        return self._with_states(jobs, wait_for(jobs, self._worker, progress))
+
+    def _with_states(self, jobs: list[Generation], completions: list[Completion]) -> list[Completion]:
+        """The completions, each with what its job left behind."""
+        results = []
+        for one, completion in zip((one for job in jobs for one in job.samples), completions, strict=True):
+            state, one.kept = kept_state(self, one), None  # jobs of one call hold each other until they are collected
+            results.append(completion if state is None else replace(completion, state=state))
+        return results
 
     async def agenerate(
         self,
@@ -152,7 +191,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
         """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work.
 
@@ -161,7 +200,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
         ['15', '19']
         """
-        return await await_for(self._requests.batch(prompts, params, options, adapter=adapter), self._worker)
+        jobs = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
+        terms, _ = split_terms(options)
+        if terms.beams is not None:
+            return await await_beams(self.model, jobs, terms, self._max_sequences)
+        return self._with_states(jobs, await await_for(jobs, self._worker))
 
     def map(
         self,
@@ -174,7 +217,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         on_answer: Callable[[Answer[T]], object] | None = None,
         progress: Callable[[MapFigures], object] | None = None,
         adapter: AdapterChoice = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> Iterator[Answer[T]]:
         """Answer any number of items, lazily: only a window of them is read ahead of the answers.
 
@@ -214,7 +257,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
-        self.params(params, **options)
+        self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
         def prepare(group: Sequence[T]) -> list[Asked | GenaiError]:
@@ -229,7 +272,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | None = None,
         *,
         adapter: AdapterChoice = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> CompletionStream:
         """Complete one prompt, or answer one conversation, piece by piece.
 
@@ -251,9 +294,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> stream.completion.finish_reason
         'stop'
         """
-        return CompletionStream(
-            self._requests.single(self._prompt(prompt), params, options, adapter=adapter), self._worker
-        )
+        return self._streamed(self._requests.single(self._prompt(prompt), params, options, adapter=adapter))
+
+    def _streamed(self, jobs: list[Generation]) -> CompletionStream:
+        stream = CompletionStream(jobs, self._worker)
+        stream.make_state = partial(running_state, self)
+        return stream
 
     def astream(
         self,
@@ -261,7 +307,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | None = None,
         *,
         adapter: AdapterChoice = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> AsyncCompletionStream:
         """`stream` for async code: an async iterator. Call it where an event loop runs.
 
@@ -279,16 +325,14 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         )
 
     def stream_tokens(
-        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[SamplingOptions]
+        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[CallOptions]
     ) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
 
         >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
         '15'
         """
-        return CompletionStream(
-            self._requests.single(prompt, None, options, self.parser.markers, adapter), self._worker
-        )
+        return self._streamed(self._requests.single(prompt, None, options, self.parser.markers, adapter))
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt text.
@@ -298,6 +342,57 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         ids: list[int] = self.tokenizer.encode(text).tolist()
         return ids
+
+    # --- states --------------------------------------------------------------------------------------------------
+
+    def read(self, prompt: Prompt, *, adapter: AdapterChoice = None, progress: Progress | None = None) -> TextState:
+        """Read a text once, to go on from it many times.
+
+        Args:
+            prompt: a text or token ids. adapter: as for generate.
+            progress: told every tenth of a second how many of its tokens are computed, of how many.
+
+        Raises:
+            As generate.
+
+        >>> document = llm.read(llm.render("What is 12 + 7?"))
+        >>> document.generate(["1", "2"], max_tokens=1)[0].text
+        '9'
+        """
+        return self._read(prompt, adapter, None, progress)
+
+    def _read(
+        self, prompt: Prompt, adapter: AdapterChoice, before: TextState | None, progress: Progress | None = None
+    ) -> TextState:
+        (job,) = self._requests.single(prompt, None, {"temperature": 0.0}, adapter=adapter)
+        return read(self, job, before, progress)
+
+    def load_state(self, path: str | Path, *, adapter: AdapterChoice = None) -> TextState:
+        """A state that `TextState.save_state` wrote, as it was; see docs/states.md.
+
+        Args:
+            adapter: the adapters that it went through, where they have other names now; None = as it was saved.
+
+        Raises:
+            StateFileError: there is none, it is damaged, or none of ours.
+            StateMismatchError: it is of another model, format, type of cache, or of other adapters.
+            OptionError: an adapter that is not loaded. CacheCapacityError: the cache has no room for it.
+
+        >>> llm.load_state("holiday.state")
+        Traceback (most recent call last):
+        genai.errors.StateFileError: holiday.state: the state cannot be read
+          why: [Errno 2] No such file or directory: 'holiday.state'
+          fix: check the path
+        """
+        return load_state(self, path, adapter)
+
+    def stats(self) -> Stats:
+        """What this LLM has done so far, and what it does now.
+
+        >>> llm.stats().generated_tokens > 0
+        True
+        """
+        return read_stats(self.model, self._worker.engine)
 
     # --- conversations -------------------------------------------------------------------------------------------
 
@@ -323,7 +418,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         'Your name is Nora.'
         """
         prompt, request = self._turn(messages, options)
-        (completion,) = wait_for(request, self._worker)
+        (completion,) = self._with_states(request, wait_for(request, self._worker))
         return self.parsed(prompt, completion)
 
     async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
@@ -333,7 +428,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         'Tuesday'
         """
         prompt, request = self._turn(messages, options)
-        (completion,) = await await_for(request, self._worker)
+        (completion,) = self._with_states(request, await await_for(request, self._worker))
         return self.parsed(prompt, completion)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
@@ -517,6 +612,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return f"LLM({str(self.model.folder)!r})"
 
 
+_OWN_OPTIONS = ("pull", "precision", "max_sequences", "max_adapter_bytes", "prefix_cache_dir", "prefix_cache_bytes")
+
+
 def rendering(
     messages: Messages,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -545,9 +643,9 @@ def _loaded(
         if name not in known:
             raise OptionError(
                 f"unknown option {name!r} = {value!r:.80}",
-                f"an LLM takes pull, precision, max_sequences, max_adapter_bytes, {', '.join(known)}; options of "
-                "sampling go to generate, stream or chat",
-                did_you_mean(name, [*known, "pull", "precision", "max_sequences", "max_adapter_bytes"], "leave it out"),
+                f"an LLM takes {', '.join([*_OWN_OPTIONS, *known])}; options of sampling go to "
+                "generate, stream or chat",
+                did_you_mean(name, [*known, *_OWN_OPTIONS], "leave it out"),
             )
     if isinstance(model, (str, Path)):
         from ..builder.references import loadable

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from genai.kernels import messages
 from genai.kernels.executor import Executor
+from genai.kernels.host.machine import source_key
 from genai.kernels.messages import ProgressLine, tell
 from genai.kernels.records import Ids
 from genai.kvcache import budget
@@ -16,6 +20,7 @@ from genai.kvcache.storage import PagedStorage
 from ..engine.decoder import Decoder
 from ..engine.dense import DenseDecoder, DenseInput
 from ..engine.paged import PagedDecoder
+from ..engine.state_file import Identity
 from ..errors import UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
@@ -95,6 +100,17 @@ def load_decoder(
             )
     info = replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
     return decoder, info, places
+
+
+def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: int, identity: Identity) -> None:
+    """See Model.keep_prefixes_in. Kernels of another version may round differently, so their sources count, too."""
+    if not isinstance(decoder, PagedDecoder):
+        raise UnsupportedModelError(
+            "the prefix cache cannot be kept in a folder", f"the model has no blocks: {info.reason}", "leave it out"
+        )
+    sources = source_key(Path(messages.__file__).parent, ())
+    parts = sources, identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
+    decoder.keep_blocks_in(folder, max_bytes, hashlib.sha256("\0".join(parts).encode()).digest())
 
 
 def add_places(decoder: Decoder, info: DecoderInfo) -> Places:

@@ -20,6 +20,7 @@ from .kv_quality import MEASURED, check_kv_quality
 if TYPE_CHECKING:
     from ..engine.decoder import Decoder
     from ..engine.sampling.batch import BatchSampler
+    from ..engine.state_file import Identity
     from .adapters.parameters import AdapterParameters
     from .adapters.places import Places
     from .decoder_graph import DecoderInfo
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 KV_DTYPES = ("auto", "fp16", "fp32", "int8", "int4")
 ACCURACIES = ("auto", "fp32", "int8")
 DEVICES = ("cpu", "reference")
+DEFAULT_PREFIX_BYTES = 4 * 2**30
 
 
 class Model(Single, AbstractContextManager["Model"]):
@@ -92,6 +94,7 @@ class Model(Single, AbstractContextManager["Model"]):
                 check_kv_quality(self.config)
             self._decoder, self.info, self._places = load_decoder(self.config, quiet=quiet, **options)
         self._as_exported = cast("Decoder | None", None)
+        self._identity: Identity | None = None
         self._places_lock = threading.Lock()
         renew_locks(self, "_places_lock")
 
@@ -156,6 +159,43 @@ class Model(Single, AbstractContextManager["Model"]):
             if self._as_exported is None:
                 self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy)
             return self._as_exported
+
+    def identity(self) -> Identity:
+        """What saved states of this model are known by; it reads the model's files at the first call."""
+        from ..engine.state_file import Identity
+        from ..runtime.device import instructions
+        from .identity import model_identity
+
+        with self._places_lock:
+            if self._identity is None:
+                info, computed = self.info, instructions(self.decoder.executor)
+                self._identity = Identity(
+                    model_identity(self.folder, self.config.model_data),
+                    f"{computed}, activations {self.accuracy}, keys and values {info.kv_dtype}",
+                    self.decoder.vocab_size,
+                    self.context_size,
+                )
+            return self._identity
+
+    def keep_prefixes_in(self, folder: str | Path, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
+        """Keep the blocks of the prefix cache in a folder, too, where later processes find them; see docs/states.md.
+
+        Args:
+            folder: made if there is none; several models and processes may share it.
+            max_bytes: most bytes of it; what was not used for longest is removed.
+
+        Raises:
+            OptionError: the folder cannot be used, or max_bytes is no whole number of at least 1.
+            UnsupportedModelError: the model runs sequence by sequence, without blocks.
+        """
+        from .loading import keep_prefixes
+
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+            raise OptionError(
+                f"prefix cache of {max_bytes!r:.40} bytes", "a whole number of at least 1 is expected", "leave it out"
+            )
+        identity = self.identity()
+        keep_prefixes(self.decoder, self.info, Path(folder).expanduser(), max_bytes, identity)
 
     @property
     def threads(self) -> int:

@@ -16,6 +16,11 @@ def compile_seconds() -> float:
     return LIBRARY.compile_seconds
 
 
+def instructions(executor: Executor) -> str:
+    """What an executor computes with, where that changes how results round: the device, and its instructions."""
+    return f"{executor.name} {isa()}" if isinstance(executor, CpuExecutor) else executor.name
+
+
 def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     """The executor of a device.
 

@@ -1,4 +1,4 @@
-"""What a GGUF file may say wrongly: each ends in a typed error with what, why and what to do, before anything is written."""
+"""What a GGUF file may say wrongly: each ends in a typed error with all its parts, before anything is written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from genai.builder.build import execute
 from genai.errors import ChatTemplateError, ConfigError, GenaiError, InputError, TokenizerError, UnsupportedModelError
 
 gguf = pytest.importorskip("gguf")
-from tools import gguf_models
-from tools.gguf_models import SHAPES, VOCAB, write_model
+from tools import gguf_models  # noqa: E402
+from tools.gguf_models import SHAPES, VOCAB, write_model  # noqa: E402
 
 T = "tokenizer.ggml."
 # Changes of metadata (None = the key is missing), the error, and what it says.

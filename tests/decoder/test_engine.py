@@ -388,8 +388,8 @@ def test_misuse(small: og.Model, action: Callable[[og.Generator], Any], error: t
         ({"no_repeat_ngram_size": 10**5000}, OptionError, "too long to be written"),
         ({"repetition_penalty": 1e-300}, OptionError, "1e-28"),
         ({"batch_size": 0}, OptionError, "1 or greater"),
-        ({"num_beams": 2}, NotSupportedYetError, "beam search"),
-        ({"num_return_sequences": 2}, NotSupportedYetError, "several sequences"),
+        ({"num_beams": 257}, OptionError, "1 to 256"),
+        ({"num_return_sequences": 0}, OptionError, "num_return_sequences"),
         ({"no_repeat_ngram_size": -1}, OptionError, "0 or greater"),
     ],
 )

@@ -14,7 +14,7 @@ from genai.model.adapters.gguf_adapter import in_our_order, require_our_order
 from genai.model.adapters.parameters import read_adapter
 
 gguf = pytest.importorskip("gguf")
-from tools.gguf_models import HEAD, HEADS, SHAPES, add_value, close, write_adapter
+from tools.gguf_models import HEAD, HEADS, SHAPES, add_value, close, write_adapter  # noqa: E402
 
 
 def write(path: Path, tensors: dict[str, Any], arch: str = "llama", **keys: Any) -> Path:

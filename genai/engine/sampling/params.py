@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from ...errors import OptionError, did_you_mean
+from ...errors import NotSupportedYetError, OptionError, did_you_mean
 from . import option_rules as rules
 from .search_options import SEARCH_OPTIONS, checked
 
@@ -244,6 +244,13 @@ def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
     """
     further = {name: search[name] for name in ("min_p", "typical_p") if search.get(name) is not None}
     search = {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
+    for name in ("num_beams", "num_return_sequences"):
+        if search.get(name, 1) != 1:
+            raise NotSupportedYetError(
+                f"{name} = {search[name]} as a model's default",
+                "streams and conversations have one output, so that beams are asked for per call",
+                f"set it to 1 in genai_config.json, and give {name} to LLM.generate",
+            )
     if search.get("top_k"):
         search["top_k"] = min(search["top_k"], vocab_size)
     found = _from_search(search)

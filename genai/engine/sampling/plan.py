@@ -224,6 +224,17 @@ class RowSampler:
         self._forget(length)
         self._forbidden = (length, np.asarray(sorted(forbidden), np.int32))
 
+    @property
+    def forbidden_now(self) -> tuple[int, ...]:
+        """Token ids that a rewind forbids at the next place."""
+        return tuple(self._forbidden[1].tolist()) if self._forbidden[0] == len(self.tokens) else ()
+
+    def restore(self, surprise_limit: float | None, forbidden: Collection[int]) -> None:
+        """Go on as a row did that had the same tokens: Mirostat's limit and forbidden ids of the next place."""
+        if surprise_limit is not None:
+            self._limits = [(len(self.tokens), surprise_limit)]
+        self._forbidden = (len(self.tokens), np.asarray(sorted(forbidden), np.int32))
+
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether the output ends with `token`, just chosen and not appended yet: at a stop token, or being full."""
         if token in self.plan.stop_ids:
