@@ -96,6 +96,7 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
+        self._sampler.prepare(job.row for job in self._scheduler.running)
         computed = self._compute()
         ready = [
             (job, rows[-1])

@@ -143,23 +143,33 @@ class Generation:
         self._prompt_logprobs |= dict(enumerate(found, start + 1))
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
+        goes_on = self._take(token, logprob)
+        for forced in self.row.forced() if goes_on else ():
+            goes_on = goes_on and self._take(forced, None)
+        return goes_on
+
+    def _take(self, token: int, logprob: TokenLogprob | None) -> bool:
         self._last_token, self._compiled = _now(), compile_seconds() - self._compiled_before
         if self._first_token == 0.0:
             self._first_token = self._last_token
         reason = self.row.finish_reason(token)
-        if reason != "stop":
+        is_shown = reason != "stop"
+        if is_shown:
+            # One by one, whatever their number: they have decode numerics.
             self.sequence.append([token])
             self._output.append(token)
             if logprob is not None:
                 self._logprobs.append(logprob)
             if len(self.sequence.tokens) >= self.max_length:
                 reason = "length"
-        rewind = self._read(token, reason)
+            if self.row.follow(token):
+                reason = "stop"
+        rewind = self._read(token, is_shown=is_shown, is_last=reason is not None)
         if rewind is not None:
             self._go_back(rewind)
             return True
         if reason is not None:
-            self._finish_reason, self._stopped_by = reason, token if reason == "stop" else None
+            self._finish_reason, self._stopped_by = reason, None if is_shown else token
             self._flush()
         if self._stops.found is not None:
             self._finish_reason, self._stopped_by = "stop", self._stops.found
@@ -173,11 +183,11 @@ class Generation:
 
     # --- text ----------------------------------------------------------------------------------------------------
 
-    def _read(self, token: int, reason: FinishReason | None) -> Rewind | None:
-        """The text of a token, which may be the last; or what to take back because of it."""
+    def _read(self, token: int, *, is_shown: bool, is_last: bool) -> Rewind | None:
+        """The text of a token; or what to take back because of it."""
         before = self._stream.copy() if self._banned is not None else None
-        text = "" if reason == "stop" else self._stream.decode(token)
-        if reason is not None:
+        text = self._stream.decode(token) if is_shown else ""
+        if is_last:
             text += self._stream.flush()
         if self._banned is None or before is None:
             self._show(text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.sampling.grammar import joined_options
 from ..engine.sampling.params import SamplingParams
 from ..errors import GenaiError, InputError, StateError
 from ..model.adapters.store import AdapterChoice
@@ -66,7 +67,7 @@ class Questions:
             raise prompt
         ids = known.get(prompt) if isinstance(prompt, str) else None
         keep = self._llm.parser.markers if is_chat else ()
-        options = {**self._options, **question.options}
+        options = joined_options(self._options, question.options)
         adapter = options.pop("adapter")
         leaders = self._requests.batch(ids or prompt, self._params, options, keep, adapter)
         return Asked(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)

@@ -14,6 +14,7 @@ from ..model.model import Model
 from ..ort_genai.token_rows import token_row
 from ..text.files import generation_defaults
 from ..text.tokenizer import Tokenizer
+from ..text.vocabulary import guidance_of
 from .generation import Generation
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -33,6 +34,7 @@ class RequestBuilder:
         self.context_size = min(model.context_size, limit)
         search = {**generation_defaults(model.folder).sampling, **model.config.search}
         self.defaults = model_defaults(search, self._config.vocab_size)
+        self._guidance = guidance_of(model, tokenizer)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def params(self, params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
@@ -154,7 +156,13 @@ class RequestBuilder:
                 f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
             )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
-        return plan_sampling(params, vocab_size=vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers)
+        return plan_sampling(
+            params,
+            vocab_size=vocab_size,
+            eos_token_ids=self._config.eos_token_ids,
+            breakers=breakers,
+            guidance=self._guidance,
+        )
 
     def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         if breakers not in self._breakers:

@@ -82,6 +82,11 @@ class Tokenizer:
         self._options = {"add_special_tokens": False, "skip_special_tokens": True}
 
     @property
+    def backend(self) -> Any:
+        """The object of the tokenizers library."""
+        return self._backend
+
+    @property
     def vocab_size(self) -> int:
         """Entries of the tokenizer's vocabulary, special tokens included. The model's may be padded to more."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
