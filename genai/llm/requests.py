@@ -183,7 +183,7 @@ class RequestBuilder:
                 plan,
                 seed=seed,
                 sample=sample,
-                stream=self._tokenizer.create_stream(keep=keep),
+                stream=self._tokenizer.create_stream(keep=keep, cleans_up=plan.matcher is None),
                 context_size=self.context_size,
                 prompt_index=index,
                 siblings=siblings,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engine.sampling.guidance import Guidance, TokenBytes
-from ..errors import GenaiError
+from ..errors import GenaiError, TokenizerError
 from ..runtime.single import Single
 from .detokenizer import ByteLevel, decoder_parts
 from .tokenizer import Tokenizer
@@ -42,7 +42,11 @@ _KNOWN: weakref.WeakKeyDictionary[Single, Guidance] = weakref.WeakKeyDictionary(
 
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
-    """The bytes of each token in the middle of a text. What a decoder does with a text's first token is left out."""
+    """The bytes of each token in the middle of a text. What a decoder does with a text's first token is left out.
+
+    Raises:
+        TokenizerError: they depend on the tokens beside it.
+    """
     backend = tokenizer.backend
     special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
     read = _reader(backend.decoder)
@@ -104,7 +108,22 @@ def _reader(decoder: Any) -> Callable[[str], bytes]:
     parts = [*decoder_parts(json.loads(decoder.__getstate__()))]
     if any(part["type"] == "ByteLevel" for part in parts):
         return _from_byte_level
+    fused = next((place for place, part in enumerate(parts) if part["type"] == "Fuse"), len(parts))
+    for place, part in enumerate(parts):
+        if _changes_text(part) or (place > fused and part["type"] == "Replace"):
+            raise TokenizerError(
+                f"grammars cannot be used with this tokenizer: its decoder {part['type']!r} changes the text",
+                "what a token adds to the text depends on the tokens beside it",
+                "leave the grammar out, or use a model with a byte-level or SentencePiece tokenizer",
+            )
     return partial(_from_parts, parts)
+
+
+def _changes_text(part: Mapping[str, Any]) -> bool:
+    """Whether a decoder does more than to give each token its text."""
+    return (part["type"] == "Replace" and "String" not in part["pattern"]) or (
+        part["type"] == "WordPiece" and part["cleanup"]
+    )
 
 
 def _from_byte_level(text: str) -> bytes:

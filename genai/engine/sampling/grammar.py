@@ -1,4 +1,4 @@
-"""What a reply must match, as a request says it: a JSON schema, a regular expression, a grammar, or one of some texts."""
+"""What a reply must match, as a request says it: a JSON schema, an expression, a grammar, or one of some texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Grammar:
         from llguidance import LLMatcher
 
         if self.option == "json_schema":
-            return LLMatcher.grammar_from_json_schema(self.text, defaults=JSON_STYLE)
+            is_object = self.text.startswith("{")  # or else true or false, which hold no options
+            text = self.text if is_object else f'{{"allOf": [{self.text}]}}'
+            return LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
         if self.option == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.option == "choice":
@@ -97,9 +99,7 @@ def schema_text(name: str, value: Any) -> str | None:
         text = json.dumps(parsed, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise GrammarError(
-            f"{name} = {str(value)[:80]!r} is not JSON", str(error)[:200], "write the schema as JSON"
-        ) from None
+        raise GrammarError(f"{name} is not JSON", str(error)[:200], "write the schema as JSON") from None
     if not isinstance(parsed, (Mapping, bool)):
         raise GrammarError(
             f"{name} = {text[:80]} is no schema", "a schema is an object, true or false", 'such as {"type": "object"}'
@@ -124,7 +124,7 @@ def choices(name: str, value: Any) -> tuple[str, ...]:
     valid = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
     if not valid or not all(isinstance(text, str) and text for text in value) or not 0 < len(value) <= MOST_CHOICES:
         raise GrammarError(
-            f"{name} = {value!r:.80}", f"a list of 1 to {MOST_CHOICES:,} texts, none of them empty, is expected",
+            f"{name} is not a list of texts", f"a list of 1 to {MOST_CHOICES:,} texts, none of them empty, is expected",
             'such as ["yes", "no"]',
         )  # fmt: skip
     _limited(name, "".join(value))

@@ -134,7 +134,8 @@ class Guidance:
     def _wrong_place(self, grammar: Grammar) -> str:
         """A JSON pointer to the smallest part of a schema that is refused by itself, "" where it is the whole."""
         schema, path, tried = json.loads(grammar.text), "", 0
-        definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        names = ("$defs", "definitions") if isinstance(schema, Mapping) else ()
+        definitions = {name: schema[name] for name in names if name in schema}
         while True:
             for step, part in _subschemas(schema):
                 tried += 1

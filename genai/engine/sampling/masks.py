@@ -1,4 +1,4 @@
-"""Masks of a batch: which tokens each row's grammar allows. They are filled while a step runs, or when they are missed."""
+"""Masks of a batch: which tokens each row's grammar allows; filled while a step runs, or when they are missed."""
 
 from __future__ import annotations
 

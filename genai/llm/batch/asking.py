@@ -132,7 +132,9 @@ class Asking:
         return {"messages": [{"role": "user", "content": text}]}
 
 
-_TEXTS = frozenset(("prompt", "adapter", "stop", "banned_strings", "samplers", "dry_sequence_breakers", "regex", "grammar"))
+_TEXTS = frozenset(
+    ("prompt", "adapter", "stop", "banned_strings", "samplers", "dry_sequence_breakers", "regex", "grammar")
+)
 
 
 def _from_cell(name: str, value: Any) -> Any:
