@@ -27,7 +27,7 @@ _NAMES = (
     "id name title email tags items price count status address street city zip country created updated children "
     "first_name lastName is_active rating größe naïve 名前 ключ ñandú a/b x~y $type with space"
 ).split()
-_WORDS = ("red", "green", "blue", "on", "off", "naïve", "日本", "a \"quoted\" word", "back\\slash", "tab\there", "🙂", "")
+_WORDS = ("red", "green", "on", "off", "naïve", "日本", 'a "quoted" word', "back\\slash", "tab\there", "🙂", "")
 # Those that jsonschema itself can judge.
 _FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")
 _PATTERNS = (
@@ -125,7 +125,7 @@ class SchemaMaker:
         others = self.random.randrange(8)
         if others == 0:
             schema["additionalProperties"] = self.scalar(depth + 1)
-            schema["maxProperties"] = len(names) + 2
+            schema |= {"maxProperties": len(names) + 2, "required": names}  # llguidance counts no others
         elif others == 1:
             schema = {"type": "object", "patternProperties": {"^k[0-9]{1,2}$": self.scalar(depth + 1)},
                       "additionalProperties": False, "maxProperties": 3}  # fmt: skip

@@ -19,13 +19,6 @@ TEXTS = (
     "\u0301 naïve",
     "it's ok.",
 )
-    '{"name": "Zoë", "n": [1, 2.5]}',
-    "def f(x):\n\treturn x",
-    "a  b   c",
-    "日本語 🙂 é",
-    "\u0301 naïve",
-    "it's ok.",
-)
 # What their decoders do to a token depends on the tokens beside it.
 REFUSED = {"many_parts", "word_piece"}
 

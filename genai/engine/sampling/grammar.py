@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import GrammarError
+from .json_schema import ends, move_bounds
 
 # Longer ones are a mistake, or an attack: every character takes time and memory before a limit of the compiler counts.
 MOST_CHARACTERS = 2**20
@@ -38,15 +39,23 @@ class Grammar:
         from llguidance import LLMatcher
 
         if self.option == "json_schema":
-            is_object = self.text.startswith("{")  # or else true or false, which hold no options
-            text = self.text if is_object else f'{{"allOf": [{self.text}]}}'
-            return LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
+            return LLMatcher.grammar_from_json_schema(_prepared(json.loads(self.text)), defaults=JSON_STYLE)
         if self.option == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.option == "choice":
             lines = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(self.text))
             return LLMatcher.grammar_from_lark(f"start: {lines}")
         return LLMatcher.grammar_from_lark(_as_lark(self.text))
+
+
+def _prepared(schema: Any) -> str:
+    """A schema as it is given to llguidance."""
+    if not ends(schema):
+        why = "an instance of it would hold another one, and that another one, without end"
+        raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
+    move_bounds(schema)
+    # True and false are schemas, too, but hold no options.
+    return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 
 
 def grammar_of(options: Mapping[str, Any]) -> Grammar | None:

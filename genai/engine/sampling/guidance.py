@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from genai.kernels.forks import renew_locks
 from genai.kernels.interrupts import Task, ThreadsRefused
 
 from ...errors import GenaiError, GrammarError, no_threads
 from .grammar import Grammar
+from .json_schema import parts
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -137,7 +138,7 @@ class Guidance:
         names = ("$defs", "definitions") if isinstance(schema, Mapping) else ()
         definitions = {name: schema[name] for name in names if name in schema}
         while True:
-            for step, part in _subschemas(schema):
+            for step, part in parts(schema):
                 tried += 1
                 alone = {**definitions, **part} if isinstance(part, Mapping) else part
                 if tried > _MOST_TRIED:
@@ -162,23 +163,6 @@ class _Wrapper:
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text)
-
-
-def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas inside one, with how a JSON pointer goes on to each."""
-    if not isinstance(schema, Mapping):
-        return
-    for name in ("properties", "patternProperties", "$defs", "definitions"):
-        inner = schema.get(name)
-        for key, part in inner.items() if isinstance(inner, Mapping) else ():
-            yield f"/{name}/{key.replace('~', '~0').replace('/', '~1')}", part
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        inner = schema.get(name)
-        for index, part in enumerate(inner) if isinstance(inner, list) else ():
-            yield f"/{name}/{index}", part
-    for name in ("items", "additionalProperties", "additionalItems", "not"):
-        if isinstance(schema.get(name), Mapping):
-            yield f"/{name}", schema[name]
 
 
 def _said(message: str) -> str:

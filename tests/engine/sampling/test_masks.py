@@ -145,13 +145,18 @@ def test_a_vocabulary_without_an_end(guidance: Guidance) -> None:
     assert allowed_bytes(matcher, MaskFiller(VOCAB)) & set(range(VOCAB)) == {ord("a")}
 
 
+ENDLESS = """{
+    "type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"],
+    "$defs": {"b": {"anyOf": [{"$ref": "#"}]}}
+}"""
 REFUSED = {
     "no schema type": (Grammar("json_schema", '{"type": "strin"}'), "strin"),
     "a part": (Grammar("json_schema", '{"properties": {"a/b": {"items": {"minimum": "x"}}}}'), "minimum"),
     "what is not implemented": (Grammar("json_schema", '{"uniqueItems": true, "type": "array"}'), "uniqueItems"),
     "nothing matches": (Grammar("json_schema", '{"type": "string", "minLength": 2, "maxLength": 1}'), "Unsatisfiable"),
     "false": (Grammar("json_schema", "false"), "false"),
-    "itself": (Grammar("json_schema", '{"$ref": "#"}'), "nothing matches"),
+    "itself": (Grammar("json_schema", '{"$ref": "#"}'), "without end"),
+    "one in another": (Grammar("json_schema", ENDLESS), "without end"),
     "elsewhere": (Grammar("json_schema", '{"$ref": "http://example.com/a"}'), "example.com"),
     "a pattern": (Grammar("regex", "a("), "unclosed group"),
     "look-ahead": (Grammar("regex", "(?=a)b"), "look"),
