@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..engine.mix import AdapterMix
+from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from ..errors import ContextOverflowError, GenaiError, InputError, OptionError
@@ -156,12 +157,13 @@ class RequestBuilder:
                 f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
             )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
+        grammar = grammar_of(params)
         return plan_sampling(
             params,
             vocab_size=vocab_size,
             eos_token_ids=self._config.eos_token_ids,
             breakers=breakers,
-            guidance=self._guidance,
+            matcher=None if grammar is None else self._guidance.matcher(grammar),
         )
 
     def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

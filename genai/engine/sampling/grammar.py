@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import GrammarError
 from .json_schema import ends, move_bounds
+
+if TYPE_CHECKING:
+    from .params import SamplingParams
 
 # Longer ones are a mistake, or an attack: every character takes time and memory before a limit of the compiler counts.
 MOST_CHARACTERS = 2**20
@@ -28,10 +31,12 @@ class Grammar:
         option: which of OPTIONS says it, or "tools".
         text: the schema as JSON text, the regular expression, the grammar in llguidance's dialect of Lark, or the
             choices as a JSON list.
+        blanks: whether JSON may have blanks anywhere, as llguidance has it by itself.
     """
 
     option: str
     text: str
+    blanks: bool = False
 
     @property
     def source(self) -> str:
@@ -39,7 +44,7 @@ class Grammar:
         from llguidance import LLMatcher
 
         if self.option == "json_schema":
-            return LLMatcher.grammar_from_json_schema(_prepared(json.loads(self.text)), defaults=JSON_STYLE)
+            return LLMatcher.grammar_from_json_schema(self._schema(), defaults={} if self.blanks else JSON_STYLE)
         if self.option == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.option == "choice":
@@ -47,21 +52,21 @@ class Grammar:
             return LLMatcher.grammar_from_lark(f"start: {lines}")
         return LLMatcher.grammar_from_lark(_as_lark(self.text))
 
+    def _schema(self) -> str:
+        """The schema as it is given to llguidance."""
+        schema = json.loads(self.text)
+        if not ends(schema):
+            why = "an instance of it would hold another one, and that another one, without end"
+            raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
+        move_bounds(schema)
+        # True and false are schemas, too, but hold no options.
+        return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 
-def _prepared(schema: Any) -> str:
-    """A schema as it is given to llguidance."""
-    if not ends(schema):
-        why = "an instance of it would hold another one, and that another one, without end"
-        raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
-    move_bounds(schema)
-    # True and false are schemas, too, but hold no options.
-    return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 
-
-def grammar_of(options: Mapping[str, Any]) -> Grammar | None:
-    """The grammar that checked options ask for, if any."""
+def grammar_of(params: SamplingParams) -> Grammar | None:
+    """The grammar that a request asks for, if any."""
     for option in OPTIONS:
-        value = options[option]
+        value = getattr(params, option)
         if value is not None and value != ():
             return Grammar(option, json.dumps(value, ensure_ascii=False) if option == "choice" else value)
     return None

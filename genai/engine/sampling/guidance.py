@@ -117,9 +117,11 @@ class Guidance:
         found = LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
         if found.is_error():
             return None, _said(found.get_error())
-        first = found.deep_copy()
-        is_possible = any(first.compute_bitmask()) and not first.is_error()
-        return (found, "") if is_possible else (None, _said(first.get_error()))
+        for _ in range(2):  # a limit that the first mask reached is said by the second
+            first = found.deep_copy()
+            if not any(first.compute_bitmask()) or first.is_error():
+                return None, _said(first.get_error())
+        return found, ""
 
     def _known_tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer
@@ -186,22 +188,21 @@ class Matcher:
     """One sequence's place in its grammar. Used by one thread at a time.
 
     Attributes:
+        num_followed: tokens since its beginning.
         mask: which tokens may come next; None = not filled yet.
-        is_pending: whether another thread is filling it.
     """
 
-    __slots__ = ("_followed", "_matcher", "is_pending", "mask")
+    __slots__ = ("_matcher", "mask", "num_followed")
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._followed = 0
+        self.num_followed = 0
         self.mask: FilledMask | None = None
-        self.is_pending = False
 
     def fork(self) -> Matcher:
         """Another at the same place, which goes its own way."""
         other = Matcher(self._matcher.deep_copy())
-        other._followed = self._followed
+        other.num_followed = self.num_followed
         return other
 
     @property
@@ -228,15 +229,15 @@ class Matcher:
         self.mask = None
         if not self._matcher.consume_token(token):
             raise self.failure()
-        self._followed += 1
+        self.num_followed += 1
 
     def rewind(self, count: int) -> None:
         """The reply was cut to so many tokens."""
-        if count < self._followed:
+        if count < self.num_followed:
             self.mask = None
-            if not self._matcher.rollback(self._followed - count):
+            if not self._matcher.rollback(self.num_followed - count):
                 raise self.failure()
-            self._followed = count
+            self.num_followed = count
 
     def forced(self) -> list[int]:
         """The tokens that must come next; none where there is a choice, or at the end."""
@@ -245,4 +246,4 @@ class Matcher:
     def failure(self) -> GenaiError:
         """Why it cannot go on."""
         why = _said(self._matcher.get_error())
-        return GrammarError(f"the grammar cannot be followed after {self._followed} tokens", why, _fix(why))
+        return GrammarError(f"the grammar cannot be followed after {self.num_followed} tokens", why, _fix(why))

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from genai.kernels.sampling import ASKED, LIMIT_PLACE, MAX_STEPS, Setting, Step, is_plain
 
 from ...errors import OptionError
-from .grammar import grammar_of
-from .guidance import Guidance, Matcher
+from .guidance import Matcher
 from .option_rules import MOST_TOKENS, SAMPLERS
 from .params import SamplingParams
 
@@ -56,7 +55,7 @@ def plan_sampling(
     vocab_size: int,
     eos_token_ids: Sequence[int] = (),
     breakers: Sequence[Sequence[int]] = (),
-    guidance: Guidance | None = None,
+    matcher: Matcher | None = None,
 ) -> SamplingPlan:
     """Make a request's options ready.
 
@@ -65,11 +64,10 @@ def plan_sampling(
         vocab_size: logits per row.
         eos_token_ids: tokens that end a sequence of this model.
         breakers: DRY's sequence breakers as tokens, see `breakers.breaker_tokens`.
-        guidance: compiles the grammar, where there is one.
+        matcher: at the beginning of the grammar that the output matches, if there is one.
 
     Raises:
         OptionError: a token id, or a number of alternatives, that the vocabulary does not have.
-        GrammarError: a grammar that cannot be used.
     """
     biases = dict(params.logit_bias)
     _check_ids("logit_bias", biases, vocab_size)
@@ -81,7 +79,6 @@ def plan_sampling(
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
     held_back = sorted(token for token in stop_ids | frozenset(eos_token_ids) if 0 <= token < vocab_size)
     steps, settings = _steps(params), _settings(params)
-    grammar = grammar_of(params.as_dict()) if guidance is not None else None
     by_last: dict[int, list[tuple[int, ...]]] = {}
     for breaker in breakers:
         by_last.setdefault(breaker[-1], []).append(tuple(breaker))
@@ -95,7 +92,7 @@ def plan_sampling(
         edit_values=np.asarray([*biases.values()], np.float32),
         held_back=np.asarray(held_back, np.int32),
         most_history=_most_history(steps, settings),
-        matcher=guidance.matcher(grammar) if guidance is not None and grammar is not None else None,
+        matcher=matcher,
         skips_forced=_skips_forced(params),
     )
 
@@ -209,7 +206,7 @@ class RowSampler:
     """
 
     __slots__ = (
-        "_breaker_ends", "_copy", "_forbidden", "_length", "_limits",
+        "_breaker_ends", "_copy", "_forbidden", "_grammar_start", "_length", "_limits",
         "matcher", "padding", "plan", "prompt_length", "row", "seed", "tokens",
     )  # fmt: skip
 
@@ -221,7 +218,7 @@ class RowSampler:
         self.seed = seed
         self.row = row
         self.padding = 0
-        self.matcher = None if plan.matcher is None else plan.matcher.fork()
+        self.begin_grammar()
         self.prompt_length = len(tokens) if prompt_length is None else prompt_length
         # An int32 copy of the tokens, as many as `_length`, and the places in it where sequence breakers end.
         self._copy, self._length = _NO_IDS, 0
@@ -244,7 +241,8 @@ class RowSampler:
         """
         self._forget(length)
         if self.matcher is not None:
-            self.matcher.rewind(max(0, length - self.prompt_length))
+            self._grammar_start = min(self._grammar_start, length)
+            self.matcher.rewind(length - self._grammar_start)
         self._forbidden = (length, np.asarray(sorted(forbidden), np.int32))
 
     def finish_reason(self, token: int) -> FinishReason | None:
@@ -253,6 +251,11 @@ class RowSampler:
             return "stop"
         most = self.plan.params.max_tokens
         return "length" if most is not None and self.num_generated + 1 >= most else None
+
+    def begin_grammar(self) -> None:
+        """Let the grammar, where there is one, begin behind the tokens that are there now."""
+        self.matcher = None if self.plan.matcher is None else self.plan.matcher.fork()
+        self._grammar_start = len(self.tokens)
 
     def follow(self, token: int) -> bool:
         """A token was appended; whether the grammar allows nothing behind it.

@@ -163,6 +163,7 @@ REFUSED = {
     "a name": (Grammar("grammar", "start: foo"), "foo"),
     "no way": (Grammar("grammar", "start: A\nA: /[a-z]+/ & /[0-9]+/"), "nothing matches"),
     "nested": (Grammar("grammar", "start: " + "(" * 20000 + '"a"' + ")" * 20000), "deeply"),
+    "repeated": (Grammar("regex", "(((a{1000}){1000}){1000}){1000}"), "too many"),
     "GBNF": (Grammar("grammar", "root ::= (\n"), ""),
     "many": (Grammar("json_schema", '{"enum": ' + str(list(range(200_000))) + "}"), ""),
 }
@@ -188,13 +189,18 @@ def test_a_grammar_that_takes_too_long(guidance: Guidance, monkeypatch: pytest.M
         guidance.matcher(Grammar("regex", "never before"))
 
 
-def test_a_grammar_that_explodes_while_it_is_followed(guidance: Guidance) -> None:
-    matcher, filler = guidance.matcher(Grammar("regex", "(((a{1000}){1000}){1000}){1000}")), MaskFiller(VOCAB)
+def test_a_grammar_that_explodes_while_it_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llguidance import LLParserLimits
+
+    small = LLParserLimits(max_lexer_states=100, verbose_errors=False)
+    monkeypatch.setattr("genai.engine.sampling.guidance._limits", lambda: small)
+    matcher = Guidance(lambda: BYTES, VOCAB, [END]).matcher(Grammar("regex", "(.*a.{500}){5}"))
+    filler = MaskFiller(VOCAB)
     with pytest.raises(GrammarError, match="cannot be followed") as raised:
         for _ in range(100):
             filler.filled([matcher])
             matcher.follow(ord("a"))
-    assert "too" in raised.value.why and "simpler" in raised.value.fix
+    assert "too many states" in raised.value.why and "simpler" in raised.value.fix
 
 
 def test_compiled_grammars_are_kept_and_their_number_is_bounded(guidance: Guidance) -> None:
