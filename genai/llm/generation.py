@@ -45,10 +45,12 @@ class Generation:
         sink: where it delivers; whoever waits for it says so before it is submitted.
         is_unwanted: set by whoever wants no more of it.
         reader: whoever alone reads what it delivers.
+        num_reply: so many tokens at the end of the prompt belong to the reply, and to its grammar.
     """
 
     sink: Sink
     reader: weakref.ref[Any] | None = None
+    num_reply = 0
 
     def __init__(
         self,
@@ -126,6 +128,7 @@ class Generation:
         self.row = RowSampler(
             self.plan, sequence.tokens, seed=self.seed, row=self.sample, prompt_length=len(self.prompt)
         )
+        self.row.begin_grammar(self.num_reply)
         self._cached_tokens = len(self.prompt)
 
     def take_siblings(self) -> Sequence[Generation]:

@@ -30,6 +30,7 @@ from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_f
 from .generation import Generation
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .questions import Questions, attempt
+from .reply_shape import ReplyShape, ToolChoice, reply_shape
 from .requests import Prompt, RequestBuilder
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
@@ -42,6 +43,7 @@ class ChatOptions(SamplingOptions, total=False):
     """What calls that answer a conversation take besides its messages."""
 
     tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: ToolChoice
     template: Mapping[str, Any] | None
     params: SamplingParams | None
     adapter: AdapterChoice
@@ -273,15 +275,25 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         )
 
     def stream_tokens(
-        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[SamplingOptions]
+        self,
+        prompt: Sequence[int],
+        *,
+        adapter: AdapterChoice = None,
+        shape: ReplyShape | None = None,
+        num_reply: int = 0,
+        **options: Unpack[SamplingOptions],
     ) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
+
+        Args:
+            shape: what the reply may be, see `shape`. num_reply: how many tokens at the end of the prompt are the
+                beginning of the reply.
 
         >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
         '15'
         """
         return CompletionStream(
-            self._requests.single(prompt, None, options, self.parser.markers, adapter), self._worker
+            self._requests.single(prompt, None, options, self.parser.markers, adapter, shape, num_reply), self._worker
         )
 
     def encode(self, text: str) -> list[int]:
@@ -301,6 +313,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         Args:
             messages: the conversation so far, or one user message as text.
             tools: JSON schemas of tools that the model may call.
+            tool_choice: "auto", "none", "required" or the one to call; see docs/structured_output.md.
             template: further variables of the chat template, such as documents or enable_thinking.
             params, adapter, options: as for generate; n is 1.
 
@@ -408,9 +421,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     def _turn(self, messages: Messages, options: ChatOptions) -> tuple[str, list[Generation]]:
         """The rendered prompt of a conversation, and the job that answers it."""
-        prompt = self.render(messages, tools=options.pop("tools", None), template=options.pop("template", None))
+        tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
+        shown = None if choice == "none" else tools
+        prompt = self.render(messages, tools=shown, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
-        return prompt, self._requests.single(prompt, params, options, self.parser.markers, adapter)
+        shape = self.shape(prompt, tools=tools, tool_choice=choice)
+        return prompt, self._requests.single(prompt, params, options, self.parser.markers, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
@@ -447,6 +463,17 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         [Text(text='Hello!', problem='')]
         """
         return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
+
+    def shape(
+        self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None, tool_choice: ToolChoice = None
+    ) -> ReplyShape:
+        """What the reply to a rendered prompt may be: for stream_tokens.
+
+        Raises:
+            OptionError: a choice of tools that cannot be obeyed.
+            GrammarError: parameters of a tool that are no schema.
+        """
+        return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice)
 
     def parsed(self, prompt: str, completion: Completion) -> ChatReply:
         """The parts of a reply to a rendered prompt.

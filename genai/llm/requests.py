@@ -17,6 +17,7 @@ from ..text.files import generation_defaults
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import guidance_of
 from .generation import Generation
+from .reply_shape import ReplyShape
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
@@ -61,10 +62,11 @@ class RequestBuilder:
         options: Mapping[str, Any],
         keep: Sequence[str] = (),
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        shape: ReplyShape | None = None,
     ) -> list[Generation]:
         """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
 
-        Their text shows the special tokens `keep`.
+        Their text shows the special tokens `keep`. `shape` says what replies to a conversation may be.
         """
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
         choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
@@ -77,7 +79,8 @@ class RequestBuilder:
             raise OptionError(
                 f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        return self._generations(rows, [self._plan(self.params(one, options)) for one in given], keep, choices)
+        plans = [self._plan(self.params(one, options), shape) for one in given]
+        return self._generations(rows, plans, keep, choices)
 
     def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
         """The ids of those texts that probably fit the context; of none if one of them cannot be encoded.
@@ -97,12 +100,19 @@ class RequestBuilder:
         options: Mapping[str, Any],
         keep: Sequence[str] = (),
         adapter: AdapterChoice = None,
+        shape: ReplyShape | None = None,
+        num_reply: int = 0,
     ) -> list[Generation]:
-        """The job of one prompt and one sample, in a list; its text shows the special tokens `keep`."""
+        """The job of one prompt and one sample, in a list; see batch.
+
+        The last `num_reply` tokens of the prompt are the beginning of the reply.
+        """
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
-        return self._generations([self._prompt(prompt)], [self._plan(chosen)], keep, [adapter])
+        (job,) = self._generations([self._prompt(prompt)], [self._plan(chosen, shape)], keep, [adapter])
+        job.num_reply = num_reply
+        return [job]
 
     def _generations(
         self,
@@ -150,7 +160,7 @@ class RequestBuilder:
             "shorten it, or load the model with a larger context",
         )
 
-    def _plan(self, params: SamplingParams) -> SamplingPlan:
+    def _plan(self, params: SamplingParams, shape: ReplyShape | None = None) -> SamplingPlan:
         vocab_size = self._model.decoder.vocab_size  # raises if the model was closed
         if params.top_k > vocab_size:
             raise OptionError(
@@ -158,6 +168,8 @@ class RequestBuilder:
             )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
         grammar = grammar_of(params)
+        if shape is not None:
+            grammar = shape.around(grammar)
         return plan_sampling(
             params,
             vocab_size=vocab_size,

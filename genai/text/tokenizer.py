@@ -238,6 +238,10 @@ class Tokenizer:
         found = self._backend.token_to_id(token)
         return -1 if found is None else int(found)
 
+    def is_special(self, token: str) -> bool:
+        """Whether a text is a special token, which decode leaves out."""
+        return token in self._special
+
     def token_text(self, token: int) -> str:
         """The vocabulary entry of an id, as the tokenizer's files write it; "" if it has none.
 

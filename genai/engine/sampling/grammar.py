@@ -28,15 +28,17 @@ class Grammar:
     """What the text of a reply must match, as a whole.
 
     Attributes:
-        option: which of OPTIONS says it, or "tools".
+        option: which of OPTIONS says it, or "tools": calls of tools, or a body behind reasoning, in Lark.
         text: the schema as JSON text, the regular expression, the grammar in llguidance's dialect of Lark, or the
             choices as a JSON list.
         blanks: whether JSON may have blanks anywhere, as llguidance has it by itself.
+        body: what a grammar in Lark calls @body.
     """
 
     option: str
     text: str
     blanks: bool = False
+    body: Grammar | None = None
 
     @property
     def source(self) -> str:
@@ -50,7 +52,11 @@ class Grammar:
         if self.option == "choice":
             lines = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(self.text))
             return LLMatcher.grammar_from_lark(f"start: {lines}")
-        return LLMatcher.grammar_from_lark(_as_lark(self.text))
+        if self.body is None:
+            return LLMatcher.grammar_from_lark(_as_lark(self.text))
+        inner = self.body.source
+        body = json.loads(inner)["grammars"][0] if inner.startswith("{") else {"lark_grammar": inner}
+        return json.dumps({"grammars": [{"name": "main", "lark_grammar": self.text}, {**body, "name": "body"}]})
 
     def _schema(self) -> str:
         """The schema as it is given to llguidance."""

@@ -252,10 +252,16 @@ class RowSampler:
         most = self.plan.params.max_tokens
         return "length" if most is not None and self.num_generated + 1 >= most else None
 
-    def begin_grammar(self) -> None:
-        """Let the grammar, where there is one, begin behind the tokens that are there now."""
+    def begin_grammar(self, num_tokens: int = 0) -> None:
+        """Let the grammar, where there is one, begin in front of the last `num_tokens` of those that are there now.
+
+        Raises:
+            GrammarError: it does not allow these.
+        """
         self.matcher = None if self.plan.matcher is None else self.plan.matcher.fork()
-        self._grammar_start = len(self.tokens)
+        self._grammar_start = len(self.tokens) - num_tokens
+        for token in self.tokens[self._grammar_start :] if self.matcher is not None else ():
+            self.follow(token)
 
     def follow(self, token: int) -> bool:
         """A token was appended; whether the grammar allows nothing behind it.

@@ -31,7 +31,6 @@ _ONLY: dict[str, Any] = {
     "stream": False,
     "echo": False,
     "best_of": 1,
-    "tool_choice": "auto",
     "parallel_tool_calls": True,
     "modalities": ["text"],
 }
@@ -84,6 +83,8 @@ def _chat_fields(given: dict[str, Any]) -> dict[str, Any]:
     item = {}
     if tools := given.pop("tools", None):
         item["tools"] = tools
+    if (choice := given.pop("tool_choice", None)) is not None:
+        item["tool_choice"] = choice
     if (template := given.pop("chat_template_kwargs", None)) is not None:
         item["template"] = template
     top, wanted = given.pop("top_logprobs", None), given.pop("logprobs", False)
