@@ -101,6 +101,10 @@ class LogitsProcessorError(SamplingError):
     """A logits processor raised, or did not return logits."""
 
 
+class ReplyFormatError(GenaiError):
+    """A reply is not what was asked for: it was cut, or a class refuses what its own schema allows."""
+
+
 class ModelOutputError(GenaiError):
     """A model computed something that is no distribution: NaN, infinity, or nothing but -inf."""
 

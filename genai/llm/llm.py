@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams
@@ -28,6 +28,7 @@ from ..text.tokenizer import Tokenizer
 from .completion import ChatReply, Completion, Done
 from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 from .generation import Generation
+from .instances import Instance, SchemaClass, instance_of, with_schema
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .questions import Questions, attempt
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
@@ -100,20 +101,46 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     # --- whole completions ---------------------------------------------------------------------------------------
 
+    @overload
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        schema: None = None,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         progress: Progress | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> list[Completion]:
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        schema: type[Instance],
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        progress: Progress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Instance]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        schema: type[Instance] | None = None,
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        progress: Progress | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Completion] | list[Instance]:
         """Complete one prompt or many; many run as one batch.
 
         Args:
             prompts: texts or lists of token ids.
             params: options, for all prompts or one each; None = the model's defaults.
+            schema: a Pydantic model: the replies are JSON of its schema, and come back as its instances.
             adapter: for all prompts or one each: the name of an adapter (see load_adapter), or names with weights such
                 as {"a": 0.7, "b": 0.3}, whose sum is added; None = the model as it is.
             options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
@@ -121,11 +148,13 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             progress: told every tenth of a second how many completions are done, of how many.
 
         Returns:
-            One completion per prompt and sample, in order: all samples of the first prompt, then of the second.
+            One completion (or instance) per prompt and sample, in order: all samples of the first prompt, then of the
+            second.
 
         Raises:
             InputError: no prompt, an empty one, or one that is neither text nor token ids.
             OptionError: options out of range, contradictory or unknown.
+            GrammarError: a schema or grammar that cannot be used. ReplyFormatError: a reply that is no instance.
             ContextOverflowError: a prompt that leaves no room for an answer.
             CacheCapacityError: a sequence that the cache cannot hold even alone.
             SamplingError, LogitsProcessorError: no next token could be chosen.
@@ -140,7 +169,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
         3
         """
-        return wait_for(self._requests.batch(prompts, params, options, adapter=adapter), self._worker, progress)
+        jobs = self._requests.batch(prompts, params, with_schema(options, schema), adapter=adapter)
+        found = wait_for(jobs, self._worker, progress)
+        return found if schema is None else [instance_of(schema, one.text, one) for one in found]
 
     async def agenerate(
         self,
@@ -307,11 +338,20 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     # --- conversations -------------------------------------------------------------------------------------------
 
-    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
+    @overload
+    def chat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
+
+    @overload
+    def chat(self, messages: Messages, *, schema: type[Instance], **options: Unpack[ChatOptions]) -> Instance: ...
+
+    def chat(
+        self, messages: Messages, *, schema: type[Instance] | None = None, **options: Unpack[ChatOptions]
+    ) -> ChatReply | Instance:
         """Answer a conversation.
 
         Args:
             messages: the conversation so far, or one user message as text.
+            schema: a Pydantic model: the reply is JSON of its schema, and comes back as its instance.
             tools: JSON schemas of tools that the model may call.
             tool_choice: "auto", "none", "required" or the one to call; see docs/structured_output.md.
             template: further variables of the chat template, such as documents or enable_thinking.
@@ -329,19 +369,29 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> llm.chat(messages).text
         'Your name is Nora.'
         """
-        prompt, request = self._turn(messages, options)
+        prompt, request = self._turn(messages, options, schema)
         (completion,) = wait_for(request, self._worker)
-        return self.parsed(prompt, completion)
+        return self._reply(prompt, completion, schema)
 
-    async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
+    @overload
+    async def achat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
+
+    @overload
+    async def achat(
+        self, messages: Messages, *, schema: type[Instance], **options: Unpack[ChatOptions]
+    ) -> Instance: ...
+
+    async def achat(
+        self, messages: Messages, *, schema: type[Instance] | None = None, **options: Unpack[ChatOptions]
+    ) -> ChatReply | Instance:
         """`chat` for async code.
 
         >>> asyncio.run(llm.achat("What day comes after Monday?")).text
         'Tuesday'
         """
-        prompt, request = self._turn(messages, options)
+        prompt, request = self._turn(messages, options, schema)
         (completion,) = await await_for(request, self._worker)
-        return self.parsed(prompt, completion)
+        return self._reply(prompt, completion, schema)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
         """Answer a conversation piece by piece, split into genai.text.parsing's events: Text, Reasoning, ToolCall, ….
@@ -419,14 +469,21 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prompts = iter(self.tokenizer.chat_prompts([one for one in checked if not isinstance(one, GenaiError)]))
         return [one if isinstance(one, GenaiError) else next(prompts) for one in checked]
 
-    def _turn(self, messages: Messages, options: ChatOptions) -> tuple[str, list[Generation]]:
+    def _reply(self, prompt: str, completion: Completion, schema: type[Instance] | None) -> ChatReply | Instance:
+        reply = self.parsed(prompt, completion)
+        return reply if schema is None else instance_of(schema, reply.text, completion)
+
+    def _turn(
+        self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
+    ) -> tuple[str, list[Generation]]:
         """The rendered prompt of a conversation, and the job that answers it."""
         tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
         shown = None if choice == "none" else tools
         prompt = self.render(messages, tools=shown, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
         shape = self.shape(prompt, tools=tools, tool_choice=choice)
-        return prompt, self._requests.single(prompt, params, options, self.parser.markers, adapter, shape)
+        asked = with_schema(options, schema)
+        return prompt, self._requests.single(prompt, params, asked, self.parser.markers, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):

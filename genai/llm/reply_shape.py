@@ -85,14 +85,8 @@ def reply_shape(
     known = [_called(tool, index) for index, tool in enumerate(tools or ())]
     if must and wanted != "required":
         known = [tool for tool in known if tool.name == wanted]
-    return ReplyShape(
-        writer,
-        thought is not None,
-        form,
-        known,
-        most=1 if must and wanted != "required" else calls.MOST_CALLS,
-        is_free=not must,
-    )
+    most = 1 if must and wanted != "required" else calls.MOST_CALLS
+    return ReplyShape(writer, thought is not None, form, known, most, is_free=not must)
 
 
 def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) -> str:

@@ -98,7 +98,7 @@ class ReplyGrammar:
         elif form.is_alone:
             first = re.escape(form.opening[0])
             rules += [f"reply: ANSWER? | {opening} calls", f"ANSWER: /[^{first}](.|\\n)*/"]
-        elif form.opening in self._special:
+        elif any(form.opening.startswith(marker) for marker in self._special):
             rules.append(f"reply: TEXT? ({opening} calls)?")
         else:
             rules += ["reply: TEXT? | head calls", f"head[lazy]: ANY_TEXT {opening}"]
@@ -108,7 +108,7 @@ class ReplyGrammar:
         thought = ""
         if self._thought is not None:
             opening, closing = self._thought
-            if closing in self._special:
+            if any(marker in closing for marker in self._special):
                 rules += f"\nthought: TEXT? {self._literal(closing)} BREAKS"
             else:
                 rules += f"\nthought: thought_end BREAKS\nthought_end[lazy]: ANY_TEXT {self._literal(closing)}"
