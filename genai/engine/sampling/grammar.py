@@ -46,7 +46,7 @@ class Grammar:
         from llguidance import LLMatcher
 
         if self.option == "json_schema":
-            return LLMatcher.grammar_from_json_schema(self._schema(), defaults={} if self.blanks else JSON_STYLE)
+            return LLMatcher.grammar_from_json_schema(self._schema(), defaults=None if self.blanks else JSON_STYLE)  # type: ignore[arg-type]
         if self.option == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.option == "choice":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, TypeGuard
 
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -71,7 +71,7 @@ def _move(part: MutableMapping[str, Any], exclusive: str, inclusive: str, other:
         part[inclusive] = bound + sign * min(_STEP * max(1.0, abs(bound)), room / 2 if room > 0 else math.inf)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 

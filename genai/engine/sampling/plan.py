@@ -100,7 +100,7 @@ def plan_sampling(
 def _skips_forced(params: SamplingParams) -> bool:
     """Whether nothing but the token itself comes of choosing one that is the only one left."""
     asks = params.logprobs is not None or params.mirostat or params.logits_processors or params.no_repeat_ngram_size
-    forbids = params.banned_strings or any(bias == -math.inf for _, bias in params.logit_bias)
+    forbids = params.banned_strings or -math.inf in dict(params.logit_bias).values()
     return not (asks or forbids)
 
 
@@ -218,6 +218,8 @@ class RowSampler:
         self.seed = seed
         self.row = row
         self.padding = 0
+        self.matcher: Matcher | None = None
+        self._grammar_start = 0
         self.begin_grammar()
         self.prompt_length = len(tokens) if prompt_length is None else prompt_length
         # An int32 copy of the tokens, as many as `_length`, and the places in it where sequence breakers end.
