@@ -298,6 +298,12 @@ def _unescaped(text: str) -> str:
     return text
 
 
+def _file_text(path: str) -> str:
+    from genai.model.reading import read_text_file
+
+    return read_text_file(Path(path))
+
+
 def _bias(text: str) -> tuple[int, float]:
     token, separator, bias = text.partition("=")
     try:
@@ -339,6 +345,10 @@ FLAGS = (
     Flag("stop_token_ids", ("--stop-token",), int, "End at this token id.", True),
     Flag("banned_strings", ("--ban",), str, "Never write this: go back, choose other tokens.", True, _unescaped),
     Flag("logit_bias", ("--logit-bias",), str, "ID=NUMBER: added to that token's logit; -inf forbids it.", True, _bias),
+    Flag("json_schema", ("--json-schema",), str, "A file: the reply is JSON of this schema.", read=_file_text),
+    Flag("regex", ("--regex",), str, "The reply matches this expression, as a whole."),
+    Flag("grammar", ("--grammar",), str, "A file: the reply matches this grammar (Lark or GBNF).", read=_file_text),
+    Flag("choice", ("--choice",), str, "The reply is this text, or another one that is given so.", True),
     Flag("min_tokens", ("--min-tokens",), int, "Fewest tokens to generate before the end."),
     Flag("ignore_eos", ("--ignore-eos",), bool, "Go on past the end-of-sequence token."),
 )
@@ -346,7 +356,8 @@ FLAGS = (
 
 # What most people want to set; help shows the rest further down.
 _COMMON = frozenset(
-    "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed stop".split()
+    "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed stop "
+    "json_schema regex grammar choice".split()
 )
 
 

@@ -45,6 +45,10 @@ class OptionError(GenaiError, ValueError):
     """An option given by the caller is unknown, of the wrong type or out of range."""
 
 
+class GrammarError(OptionError):
+    """A schema, pattern or grammar is malformed, matches nothing, or takes too much time or memory."""
+
+
 class InputError(GenaiError, ValueError):
     """Data given by the caller (tokens, messages, arrays) cannot be used as it is."""
 
@@ -107,6 +111,10 @@ class SamplingError(GenaiError):
 
 class LogitsProcessorError(SamplingError):
     """A logits processor raised, or did not return logits."""
+
+
+class ReplyFormatError(GenaiError):
+    """A reply is not what was asked for: it was cut, or a class refuses what its own schema allows."""
 
 
 class ModelOutputError(GenaiError):

@@ -153,6 +153,7 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
+        self._sampler.prepare(job.row for job in self._scheduler.running)
         computed = self._compute()
         self.counts.steps += bool(computed)
         ready = [

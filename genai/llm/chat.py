@@ -18,6 +18,7 @@ from ..text.parsing import Event
 from .completion import ChatReply, Completion
 from .delivery import CompletionStream, Progress
 from .llm import LLM
+from .reply_shape import ReplyShape, ToolChoice, check_choice
 from .states import load_state
 
 OVERFLOWS = ("error", "truncate", "shift")
@@ -34,7 +35,7 @@ class ChatSession:
     Args:
         llm: the model.
         system: a system message, or None.
-        tools: JSON schemas of tools that the model may call.
+        tools: JSON schemas of tools that the model may call. tool_choice: see LLM.chat.
         template: further variables of the chat template.
         on_overflow: what happens when the conversation does not fit the context.
             "error": the message is refused; a reply that reaches the end of the context stops there.
@@ -62,6 +63,7 @@ class ChatSession:
         *,
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
         template: Mapping[str, Any] | None = None,
         on_overflow: str = "error",
         **options: Unpack[SamplingOptions],
@@ -72,7 +74,8 @@ class ChatSession:
             )
         self.llm = llm
         self.system = system
-        self.tools = tools
+        check_choice(tool_choice, tools)
+        self.tools, self.tool_choice = tools, tool_choice
         self.template = template
         self.on_overflow = on_overflow
         self.options: dict[str, Any] = {}
@@ -146,7 +149,8 @@ class ChatSession:
         """The exact text that the model would be asked to continue now: without the messages that are left out."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, *self.messages[self.num_left_out :]]
-        return self.llm.render(messages, tools=self.tools, template=self.template)
+        tools = None if self.tool_choice == "none" else self.tools
+        return self.llm.render(messages, tools=tools, template=self.template)
 
     # --- turns ---------------------------------------------------------------------------------------------------
 
@@ -192,10 +196,11 @@ class ChatSession:
             text, ids = self._fitting_prompt(())
             prompt: list[int] | None = ids
             splitter = self.llm.splitter(text)
+            shape = self.llm.shape(text, tools=self.tools, tool_choice=self.tool_choice)
             parts: list[Completion] = []
             try:
                 while prompt is not None:
-                    with self._stream(prompt, parts) as stream:
+                    with self._stream(prompt, parts, shape) as stream:
                         self._running = stream
                         try:
                             for piece in stream:
@@ -215,11 +220,11 @@ class ChatSession:
             if self.last_reply is None:
                 self.messages.pop()
 
-    def _stream(self, prompt: list[int], parts: Sequence[Completion]) -> CompletionStream:
-        options = dict(self.options)
+    def _stream(self, prompt: list[int], parts: Sequence[Completion], shape: ReplyShape) -> CompletionStream:
+        options, num_reply = dict(self.options), sum(len(part.token_ids) for part in parts)
         if options.get("max_tokens") is not None:
-            options["max_tokens"] -= sum(len(part.token_ids) for part in parts)
-        stream = self.llm.stream_tokens(prompt, adapter=self.adapter, **options)
+            options["max_tokens"] -= num_reply
+        stream = self.llm.stream_tokens(prompt, adapter=self.adapter, shape=shape, num_reply=num_reply, **options)
         stream.on_prompt = self.on_prompt
         return stream
 

@@ -55,6 +55,7 @@ class Generation:
         reads_only: it ends when its prompt is computed.
         adapter: its adapters, as the caller named them.
         is_over: whether it has ended.
+        num_reply: so many tokens at the end of the prompt belong to the reply, and to its grammar.
     """
 
     sink: Sink
@@ -66,6 +67,7 @@ class Generation:
     keeps_sequence = reads_only = is_over = False
     kept: tuple[Any, AdapterMix | None] | None = None
     adapter: AdapterChoice = None
+    num_reply = 0
 
     def __init__(
         self,
@@ -170,6 +172,7 @@ class Generation:
         )
         if self.sampler is not None:
             self.sampler.put_into(self.row)
+        self.row.begin_grammar(self.num_reply)
         self._cached_tokens = len(self.prompt)
 
     def take_siblings(self) -> Sequence[Generation]:
@@ -190,23 +193,33 @@ class Generation:
         if self.reads_only:
             self._finish_reason = "length"
             return False
+        goes_on = self._take(token, logprob)
+        for forced in self.row.forced() if goes_on else ():
+            goes_on = goes_on and self._take(forced, None)
+        return goes_on
+
+    def _take(self, token: int, logprob: TokenLogprob | None) -> bool:
         self._last_token, self._compiled = _now(), compile_seconds() - self._compiled_before
         if self._first_token == 0.0:
             self._first_token = self._last_token
         reason = self.row.finish_reason(token)
-        if reason != "stop":
+        is_shown = reason != "stop"
+        if is_shown:
+            # One by one, whatever their number: they have decode numerics.
             self.sequence.append([token])
             self._output.append(token)
             if logprob is not None:
                 self._logprobs.append(logprob)
             if len(self.sequence.tokens) >= self.max_length:
                 reason = "length"
-        rewind = self._read(token, reason)
+            if self.row.follow(token):
+                reason = "stop"
+        rewind = self._read(token, is_shown=is_shown, is_last=reason is not None)
         if rewind is not None:
             self._go_back(rewind)
             return True
         if reason is not None:
-            self._finish_reason, self._stopped_by = reason, token if reason == "stop" else None
+            self._finish_reason, self._stopped_by = reason, None if is_shown else token
             self._flush()
         if self._stops.found is not None:
             self._finish_reason, self._stopped_by = "stop", self._stops.found
@@ -234,11 +247,11 @@ class Generation:
 
     # --- text ----------------------------------------------------------------------------------------------------
 
-    def _read(self, token: int, reason: FinishReason | None) -> Rewind | None:
-        """The text of a token, which may be the last; or what to take back because of it."""
+    def _read(self, token: int, *, is_shown: bool, is_last: bool) -> Rewind | None:
+        """The text of a token; or what to take back because of it."""
         before = self._stream.copy() if self._banned is not None else None
-        text = "" if reason == "stop" else self._stream.decode(token)
-        if reason is not None:
+        text = self._stream.decode(token) if is_shown else ""
+        if is_last:
             text += self._stream.flush()
         if self._banned is None or before is None:
             self._show(text)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams
@@ -31,8 +31,10 @@ from .beams import await_beams, run_beams
 from .completion import ChatReply, Completion, Done
 from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 from .generation import Generation
+from .instances import Instance, SchemaClass, instance_of, with_schema
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .questions import Questions, attempt
+from .reply_shape import ReplyShape, ToolChoice, reply_shape
 from .requests import Prompt, RequestBuilder
 from .states import TextState, kept_state, load_state, read, running_state
 from .stats import Stats, read_stats
@@ -48,6 +50,7 @@ class ChatOptions(CallOptions, total=False):
     """What calls that answer a conversation take besides its messages."""
 
     tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: ToolChoice
     template: Mapping[str, Any] | None
     params: SamplingParams | None
     adapter: AdapterChoice
@@ -123,20 +126,46 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     # --- whole completions ---------------------------------------------------------------------------------------
 
+    @overload
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        schema: None = None,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         progress: Progress | None = None,
         **options: Unpack[BeamCallOptions],
-    ) -> list[Completion]:
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        schema: type[Instance],
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        progress: Progress | None = None,
+        **options: Unpack[BeamCallOptions],
+    ) -> list[Instance]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        schema: type[Instance] | None = None,
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        progress: Progress | None = None,
+        **options: Unpack[BeamCallOptions],
+    ) -> list[Completion] | list[Instance]:
         """Complete one prompt or many; many run as one batch.
 
         Args:
             prompts: texts or lists of token ids.
             params: options, for all prompts or one each; None = the model's defaults.
+            schema: a Pydantic model: the replies are JSON of its schema, and come back as its instances.
             adapter: for all prompts or one each: the name of an adapter (see load_adapter), or names with weights such
                 as {"a": 0.7, "b": 0.3}, whose sum is added; None = the model as it is.
             options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
@@ -145,11 +174,13 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             progress: told every tenth of a second how many completions are done, of how many.
 
         Returns:
-            One completion per prompt and sample, in order: all samples of the first prompt, then of the second.
+            One completion (or instance) per prompt and sample, in order: all samples of the first prompt, then of the
+            second.
 
         Raises:
             InputError: no prompt, an empty one, or one that is neither text nor token ids.
             OptionError: options out of range, contradictory or unknown.
+            GrammarError: a schema or grammar that cannot be used. ReplyFormatError: a reply that is no instance.
             ContextOverflowError: a prompt that leaves no room for an answer.
             CacheCapacityError: a sequence that the cache cannot hold even alone.
             SamplingError, LogitsProcessorError: no next token could be chosen.
@@ -165,9 +196,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
         3
         """
-        return self._completed(
-            self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True), options, progress
-        )
+        shaped = with_schema(options, schema)
+        jobs = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
+        found = self._completed(jobs, shaped, progress)
+        return found if schema is None else [instance_of(schema, one.text, one) for one in found]
 
     def _completed(
         self, jobs: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
@@ -325,14 +357,25 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         )
 
     def stream_tokens(
-        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[CallOptions]
+        self,
+        prompt: Sequence[int],
+        *,
+        adapter: AdapterChoice = None,
+        shape: ReplyShape | None = None,
+        num_reply: int = 0,
+        **options: Unpack[CallOptions],
     ) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
+
+        Args:
+            shape: what the reply may be, see `shape`. num_reply: how many tokens at the end of the prompt are the
+                beginning of the reply.
 
         >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
         '15'
         """
-        return self._streamed(self._requests.single(prompt, None, options, self.parser.markers, adapter))
+        markers = self.parser.markers
+        return self._streamed(self._requests.single(prompt, None, options, markers, adapter, shape, num_reply))
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt text.
@@ -396,12 +439,22 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     # --- conversations -------------------------------------------------------------------------------------------
 
-    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
+    @overload
+    def chat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
+
+    @overload
+    def chat(self, messages: Messages, *, schema: type[Instance], **options: Unpack[ChatOptions]) -> Instance: ...
+
+    def chat(
+        self, messages: Messages, *, schema: type[Instance] | None = None, **options: Unpack[ChatOptions]
+    ) -> ChatReply | Instance:
         """Answer a conversation.
 
         Args:
             messages: the conversation so far, or one user message as text.
+            schema: a Pydantic model: the reply is JSON of its schema, and comes back as its instance.
             tools: JSON schemas of tools that the model may call.
+            tool_choice: "auto", "none", "required" or the one to call; see docs/structured_output.md.
             template: further variables of the chat template, such as documents or enable_thinking.
             params, adapter, options: as for generate; n is 1.
 
@@ -417,19 +470,29 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> llm.chat(messages).text
         'Your name is Nora.'
         """
-        prompt, request = self._turn(messages, options)
+        prompt, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, wait_for(request, self._worker))
-        return self.parsed(prompt, completion)
+        return self._reply(prompt, completion, schema)
 
-    async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
+    @overload
+    async def achat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
+
+    @overload
+    async def achat(
+        self, messages: Messages, *, schema: type[Instance], **options: Unpack[ChatOptions]
+    ) -> Instance: ...
+
+    async def achat(
+        self, messages: Messages, *, schema: type[Instance] | None = None, **options: Unpack[ChatOptions]
+    ) -> ChatReply | Instance:
         """`chat` for async code.
 
         >>> asyncio.run(llm.achat("What day comes after Monday?")).text
         'Tuesday'
         """
-        prompt, request = self._turn(messages, options)
+        prompt, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, await await_for(request, self._worker))
-        return self.parsed(prompt, completion)
+        return self._reply(prompt, completion, schema)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
         """Answer a conversation piece by piece, split into genai.text.parsing's events: Text, Reasoning, ToolCall, ….
@@ -507,11 +570,21 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prompts = iter(self.tokenizer.chat_prompts([one for one in checked if not isinstance(one, GenaiError)]))
         return [one if isinstance(one, GenaiError) else next(prompts) for one in checked]
 
-    def _turn(self, messages: Messages, options: ChatOptions) -> tuple[str, list[Generation]]:
+    def _reply(self, prompt: str, completion: Completion, schema: type[Instance] | None) -> ChatReply | Instance:
+        reply = self.parsed(prompt, completion)
+        return reply if schema is None else instance_of(schema, reply.text, completion)
+
+    def _turn(
+        self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
+    ) -> tuple[str, list[Generation]]:
         """The rendered prompt of a conversation, and the job that answers it."""
-        prompt = self.render(messages, tools=options.pop("tools", None), template=options.pop("template", None))
+        tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
+        shown = None if choice == "none" else tools
+        prompt = self.render(messages, tools=shown, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
-        return prompt, self._requests.single(prompt, params, options, self.parser.markers, adapter)
+        shape = self.shape(prompt, tools=tools, tool_choice=choice)
+        asked = with_schema(options, schema)
+        return prompt, self._requests.single(prompt, params, asked, self.parser.markers, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
@@ -548,6 +621,17 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         [Text(text='Hello!', problem='')]
         """
         return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
+
+    def shape(
+        self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None, tool_choice: ToolChoice = None
+    ) -> ReplyShape:
+        """What the reply to a rendered prompt may be: for stream_tokens.
+
+        Raises:
+            OptionError: a choice of tools that cannot be obeyed.
+            GrammarError: parameters of a tool that are no schema.
+        """
+        return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice)
 
     def parsed(self, prompt: str, completion: Completion) -> ChatReply:
         """The parts of a reply to a rendered prompt.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..engine.mix import AdapterMix
+from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
@@ -15,8 +16,10 @@ from ..model.model import Model
 from ..ort_genai.token_rows import token_row
 from ..text.files import generation_defaults
 from ..text.tokenizer import Tokenizer
+from ..text.vocabulary import guidance_of
 from .beams import check_beam_params
 from .generation import Generation
+from .reply_shape import ReplyShape
 from .terms import Terms, split_terms
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -36,6 +39,7 @@ class RequestBuilder:
         self.context_size = min(model.context_size, limit)
         search = {**generation_defaults(model.folder).sampling, **model.config.search}
         self.defaults = model_defaults(search, self._config.vocab_size)
+        self._guidance = guidance_of(model, tokenizer)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def params(
@@ -76,12 +80,14 @@ class RequestBuilder:
         options: Mapping[str, Any],
         keep: Sequence[str] = (),
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        shape: ReplyShape | None = None,
         *,
         with_beams: bool = False,
     ) -> list[Generation]:
         """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
 
-        Their text shows the special tokens `keep`. Of `options` it takes what is of SamplingParams, and the terms.
+        Their text shows the special tokens `keep`. `shape` says what replies to a conversation may be. Of `options` it
+        takes what is of SamplingParams, and the terms.
         """
         terms, options = _terms_of(options, with_beams=with_beams)
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
@@ -95,7 +101,7 @@ class RequestBuilder:
             raise OptionError(
                 f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        plans = [self._plan(self.params(one, options, terms)) for one in given]
+        plans = [self._plan(self.params(one, options, terms), shape) for one in given]
         return self._generations(rows, plans, keep, choices, terms)
 
     def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
@@ -116,13 +122,20 @@ class RequestBuilder:
         options: Mapping[str, Any],
         keep: Sequence[str] = (),
         adapter: AdapterChoice = None,
+        shape: ReplyShape | None = None,
+        num_reply: int = 0,
     ) -> list[Generation]:
-        """The job of one prompt and one sample, in a list; its text shows the special tokens `keep`."""
+        """The job of one prompt and one sample, in a list; see batch.
+
+        The last `num_reply` tokens of the prompt are the beginning of the reply.
+        """
         terms, options = _terms_of(options)
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
-        return self._generations([self._prompt(prompt)], [self._plan(chosen)], keep, [adapter], terms)
+        (job,) = self._generations([self._prompt(prompt)], [self._plan(chosen, shape)], keep, [adapter], terms)
+        job.num_reply = num_reply
+        return [job]
 
     def _generations(
         self,
@@ -211,14 +224,23 @@ class RequestBuilder:
             "shorten it, or load the model with a larger context",
         )
 
-    def _plan(self, params: SamplingParams) -> SamplingPlan:
+    def _plan(self, params: SamplingParams, shape: ReplyShape | None = None) -> SamplingPlan:
         vocab_size = self._model.decoder.vocab_size  # raises if the model was closed
         if params.top_k > vocab_size:
             raise OptionError(
                 f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
             )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
-        return plan_sampling(params, vocab_size=vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers)
+        grammar = grammar_of(params)
+        if shape is not None:
+            grammar = shape.around(grammar)
+        return plan_sampling(
+            params,
+            vocab_size=vocab_size,
+            eos_token_ids=self._config.eos_token_ids,
+            breakers=breakers,
+            matcher=None if grammar is None else self._guidance.matcher(grammar),
+        )
 
     def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         if breakers not in self._breakers:
@@ -239,7 +261,7 @@ class RequestBuilder:
                 plan,
                 seed=seed,
                 sample=sample,
-                stream=self._tokenizer.create_stream(keep=keep),
+                stream=self._tokenizer.create_stream(keep=keep, cleans_up=plan.matcher is None),
                 context_size=self.context_size,
                 prompt_index=index,
                 siblings=siblings,

@@ -329,7 +329,7 @@ class _Turn:
 
     adapters: AdapterMix | None = None
     wants_prompt_logits = False
-    keeps_sequence = True
+    keeps_sequence = is_watched = True
     priority = 0
     deadline: float | None = None
 

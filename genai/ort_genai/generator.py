@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from genai.kvcache.budget import available_memory
 
 from ..engine.decoder import Decoder, compute, stacked
+from ..engine.sampling.grammar import Grammar, schema_text, source_text
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ..engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
@@ -37,14 +38,19 @@ from ..errors import (
     OptionError,
     StateError,
     StateMismatchError,
+    did_you_mean,
 )
 from ..model.adapters.store import Adapters
 from ..model.decoder_graph import BLOCK_SIZE
 from ..model.model import Model
 from ..runtime.single import Single
 from ..session.refused import refusing_method
+from ..text.vocabulary import guidance_of
 from .log import log
 from .token_rows import LastRun, PaddedRows, token_rows
+
+# The types of guidance, and what they are called here.
+_GUIDANCE = {"json_schema": "json_schema", "regex": "regex", "lark_grammar": "grammar"}
 
 
 class GeneratorParams:
@@ -62,6 +68,8 @@ class GeneratorParams:
                 f"GeneratorParams needs a Model, not {type(model).__name__}", "options depend on it", "pass a Model"
             )
         self.model = model
+        self._grammar: Grammar | None = None
+        self._appends_forced = False
         self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
         self._options["max_length"] = model.context_size
         configured = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
@@ -98,7 +106,35 @@ class GeneratorParams:
 
     get_speculative_options = refusing_method("get_speculative_options", "speculative decoding comes later")
 
-    set_guidance = refusing_method("set_guidance", "there is no grammar engine here; guidance comes later")
+    def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
+        """Let the output match a grammar. It begins behind the tokens that were appended last.
+
+        Args:
+            type: "json_schema", "regex" or "lark_grammar"; "" with data "" = none.
+            data: the schema as JSON text, the expression, or the grammar. JSON may have blanks anywhere.
+            enable_ff_tokens: tokens that the grammar leaves no choice about are appended together, in front of the one
+                that generate_next_token chooses; with a batch_size of 1 only, as in onnxruntime-genai.
+
+        Raises:
+            OptionError: another type, or only one of the two. Generator raises GrammarError: a grammar that cannot be
+                used.
+        """
+        if type and type not in _GUIDANCE:
+            raise OptionError(
+                f"Unsupported guidance type: {type!r:.80}",
+                "only json_schema, regex, and lark_grammar are supported",
+                did_you_mean(type, _GUIDANCE, "use one of these"),
+            )
+        if bool(type) != bool(data):
+            raise OptionError(
+                "Guidance type and data must be provided together.", f"type = {type!r:.40}, data = {data!r:.40}",
+                "give both, or two empty texts",
+            )  # fmt: skip
+        option = _GUIDANCE.get(type, "")
+        checked_data = schema_text(type, data) if option == "json_schema" else source_text(type, data) if type else ""
+        self._grammar = Grammar(option, checked_data or "", blanks=True) if option else None
+        self._appends_forced = bool(enable_ff_tokens)
+
     set_speculative_options = refusing_method("set_speculative_options", "speculative decoding comes later")
 
 
@@ -148,7 +184,10 @@ class Generator(Single, AbstractContextManager["Generator"]):
         _check_batch(self._options["batch_size"] * self._options["num_beams"], model)
         self._open: list[Any] | None = [self._decoder.open() for _ in range(self._options["batch_size"])]
         sampling = SamplingParams.from_search_options(self._options)
-        plan = plan_sampling(sampling, vocab_size=self._decoder.vocab_size, eos_token_ids=self._eos)
+        matcher = None if params._grammar is None else guidance_of(model).matcher(params._grammar)
+        vocab_size = self._decoder.vocab_size
+        plan = plan_sampling(sampling, vocab_size=vocab_size, eos_token_ids=self._eos, matcher=matcher)
+        self._appends_forced = params._appends_forced and len(self._sequences) == 1
         seed = request_seed(sampling)
         self._rows = [
             RowSampler(plan, sequence.tokens, seed=seed, row=row) for row, sequence in enumerate(self._sequences)
@@ -222,6 +261,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         log("append_next_tokens", "{count}, token_count {width}", count=longest, width=self._shown.width)
         for index, sampler in enumerate(self._rows):
             sampler.padding = self._shown.padding(index)
+            sampler.begin_grammar()
 
     def rewind_to(self, length: int) -> None:
         """Forget all tokens from `length` on; what remains stays cached.
@@ -262,6 +302,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if self.is_done():
             self._next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
             return
+        if self._appends_forced and not self._append_forced():
+            return
         active = [i for i, ended in enumerate(self._ended) if not ended]
         rows = [None if ended else row for row, ended in zip(self._rows, self._ended, strict=True)]
         picked, pad = self._sampler.sample(self._compute(active), rows).tokens.tolist(), self._pad_token()
@@ -272,12 +314,29 @@ class Generator(Single, AbstractContextManager["Generator"]):
             self._ended[index] = index not in going_on
         for index in going_on:
             self._sequences[index].append([picked[index]])
+            self._rows[index].follow(picked[index])
         if ended := [index for index in active if index not in going_on]:
             log("hit_eos", "sequences {ended}", ended=ended)
         if going_on:
             self._shown.append_column(shown, going_on)
             if self._shown.width >= self.max_length:
                 log("hit_max_length", "{length}", length=self.max_length)
+
+    def _append_forced(self) -> bool:
+        """Append the tokens that the grammar leaves no choice about behind a chosen one.
+
+        Returns:
+            Whether another one is to be chosen.
+        """
+        (row,), (sequence,) = self._rows, self._sequences
+        for token in row.matcher.forced() if row.matcher is not None and row.matcher.num_followed else ():
+            sequence.append([token])
+            row.follow(token)
+            self._shown.append_column([token], {0})
+            self._next_tokens = np.array([token], np.int32)
+            if self._shown.width >= self.max_length:
+                return False
+        return True
 
     def _pad_token(self) -> int:
         config = self._model.config.model

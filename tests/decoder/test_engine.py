@@ -413,10 +413,8 @@ def test_params_of_another_model(small: og.Model, form_folder: Callable[..., Pat
         og.Generator(other, og.GeneratorParams(small))
 
 
-def test_guidance_and_speculation_are_refused(small: og.Model) -> None:
+def test_speculation_is_refused(small: og.Model) -> None:
     params = og.GeneratorParams(small)
-    with pytest.raises(NotSupportedYetError, match="guidance"):
-        params.set_guidance("json_schema", "{}")
     with pytest.raises(NotSupportedYetError, match="speculative"):
         params.set_speculative_options(max_draft_tokens=4)
 

@@ -7,7 +7,7 @@ Log-probabilities are exact to float64: logit - log(sum(exp(logits))), computed 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, OWN,
 from ...errors import LogitsProcessorError, SamplingError
 from ...runtime.device import open_executor
 from ..decoder import Logits
+from .masks import MaskFiller
 from .plan import RowSampler
 
 
@@ -164,8 +165,15 @@ class BatchSampler:
     def __init__(self, vocab_size: int, executor: Executor | None = None) -> None:
         self._vocab_size = vocab_size
         self._sampler = (executor or open_executor(threads=1)).sampler(vocab_size)
+        self._masks = MaskFiller(vocab_size)
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
+
+    def prepare(self, rows: Iterable[RowSampler]) -> None:
+        """Fill the masks of rows that will be sampled next, while something else is computed."""
+        matchers = [row.matcher for row in rows if row.matcher is not None]
+        if matchers:
+            self._masks.begin(matchers)
 
     def sample(self, logits: Logits, rows: Sequence[RowSampler | None]) -> SampledBatch:
         """The next token of each row. Nothing is appended; a call that raises changes nothing.
@@ -226,6 +234,8 @@ class BatchSampler:
         edit_ids: list[NDArray[Any]] = []
         edit_values: list[NDArray[Any]] = []
         windows: list[NDArray[Any]] = []
+        matchers = [row.matcher for row in active.values() if row.matcher is not None]
+        masks, num_masks = self._masks.filled(matchers), 0
         num_edits = num_tokens = 0
         for source, row in active.items():
             if row.plan.params.logits_processors:
@@ -236,7 +246,10 @@ class BatchSampler:
             edit_values.append(values)
             windows.append(window)
             edits, tokens = (num_edits, num_edits + len(ids)), (num_tokens, num_tokens + len(window))
-            counter, span = (row.seed, row.row, len(row.tokens)), (source, *edits, *tokens, first_output)
+            mask = 0
+            if row.matcher is not None:
+                mask = num_masks = num_masks + 1
+            counter, span = (row.seed, row.row, len(row.tokens)), (source, *edits, *tokens, mask, first_output)
             rows += row.asked, OWN.pack(*counter, *span, row.since_breaker)
             num_edits, num_tokens = edits[1], tokens[1]
         return SamplingBatch(
@@ -246,6 +259,7 @@ class BatchSampler:
             edit_ids=_joined(edit_ids, np.int32),
             edit_values=_joined(edit_values, np.float32),
             tokens=_joined(windows, np.int32),
+            masks=masks,
         )
 
     def _logprobs(
