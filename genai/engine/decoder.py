@@ -23,13 +23,18 @@ Logits = NDArray[np.float32]
 class DecoderSequence:
     """One growing token sequence and its cached state.
 
-    `num_computed` of its `tokens` are in the cache.
+    `num_computed` of its `tokens`, and of the proposals behind them, are in the cache.
+
+    Attributes:
+        proposed: tokens that may come after `tokens`. They are computed with them; append keeps what was computed of
+            them where it is given the same.
     """
 
     num_computed: int
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.proposed: list[int] = []
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
@@ -37,7 +42,22 @@ class DecoderSequence:
         Args:
             together: of how many these are a part, where they are appended in pieces.
         """
+        if self.proposed and [*tokens] == self.proposed[:1]:
+            del self.proposed[0]
+        else:
+            self.take_back()
         self.tokens.extend(tokens)
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """Set tokens that may come next, in place of those proposed before; see Decoder.verifies."""
+        self.take_back()
+        self.proposed.extend(tokens)
+
+    def take_back(self) -> None:
+        """Forget the proposals, and what was computed of them."""
+        if self.proposed:
+            self.proposed.clear()
+            self.drop_cache(len(self.tokens))
 
     def pending(self) -> Run:
         """The next tokens that are not computed yet and go together."""
@@ -49,6 +69,7 @@ class DecoderSequence:
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
+        self.take_back()
         del self.tokens[length:]
         self.drop_cache(max(length - 1, 0))
 
@@ -68,11 +89,14 @@ class Decoder(ABC):
         output_names: outputs that give a row per token: the logits, then others, such as hidden states.
         pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
         token_budget: in a step of so many tokens it is fastest.
+        verifies: whether sequences may have proposals: tokens then have the same bits in a step with others of their
+            sequence as one by one.
     """
 
     pool: BlockPool | None = None
     block_size = 1
     token_budget = sys.maxsize
+    verifies = False
     vocab_size: int
     executor: Executor
     output_names: tuple[str, ...]
@@ -120,8 +144,8 @@ class Decoder(ABC):
             output: one of `output_names` whose rows are wanted in place of the logits.
 
         Returns:
-            Per sequence float32 [rows, vocab_size], or None. rows = 1, the logits after its last token, once all its
-            tokens are computed; with all_rows, a row per token of this step.
+            Per sequence float32 [rows, vocab_size], or None. Once all its tokens are computed, the logits after its
+            last token and after each proposal that was computed; with all_rows, a row per token of this step.
 
         Raises:
             CacheCapacityError: no room; the sequences are as they were.

@@ -231,6 +231,11 @@ class RowSampler:
         most = self.plan.params.max_tokens
         return "length" if most is not None and self.num_generated + 1 >= most else None
 
+    def history(self) -> NDArray[np.int32]:
+        """All tokens, int32 [n]: a view that is good until the next token."""
+        self._sync()
+        return self._copy[: self._length]
+
     # --- for BatchSampler ----------------------------------------------------------------------------------------
 
     def window(self) -> tuple[NDArray[np.int32], int]:
