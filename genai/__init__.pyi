@@ -27,6 +27,7 @@ from .errors import (
 )
 from .llm.completion import ChatReply as ChatReply, Completion as Completion
 from .llm.llm import LLM as LLM, ChatOptions as ChatOptions
+from .llm.speculation import Speculation as Speculation
 from .model.adapters.store import Adapters as Adapters
 from .model.config import Config as Config
 from .model.model import Model as Model, ModelOptions as ModelOptions

@@ -255,9 +255,9 @@ class Engine:
             for job, _ in going:
                 job.note_proposals(0, 1)
         if self._speculator is not None:
-            self._speculator.settle([
-                Outcome(job, count, taken[job]) for (job, _), count in zip(ready, proposed, strict=True)
-            ])
+            self._speculator.settle(
+                [Outcome(job, count, taken[job]) for (job, _), count in zip(ready, proposed, strict=True)]
+            )
 
     def _choose(self, ready: list[tuple[Job, Logits]]) -> list[tuple[Job, Logits]]:
         """Give each job its next token; those that go on. `ready` has the logits from each job's last token on."""
@@ -312,7 +312,7 @@ def _is_up_to_date(job: Job) -> bool:
 
 def _last_row(job: Job) -> int:
     """Which row of its logits is that of its last token: proposals stand behind it."""
-    return len(job.sequence.tokens) - job.sequence.num_computed - 1
+    return len(job.sequence.tokens) - int(job.sequence.num_computed) - 1
 
 
 def _demand(job: Job) -> Demand:

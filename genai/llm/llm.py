@@ -31,6 +31,7 @@ from .generation import Generation
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .questions import Questions, attempt
 from .requests import Prompt, RequestBuilder
+from .speculation import Guessing, SpeculationChoice
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
@@ -55,11 +56,16 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         model: a model folder, a Config or a loaded Model; None = the bundled model.
         max_sequences: sequences that run side by side; more wait.
         max_adapter_bytes: most memory for adapters; see genai.Adapters.
+        speculation: guess tokens, so that a step may give several of them, where that is expected to be faster; no
+            token is another for it. A genai.Speculation, or "lookup" (look for what followed when the last tokens came
+            before), "auto" (the same, where the model can be speculated with), "off". A draft model that it names is
+            loaded with the same model_options.
         model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
-        OptionError: an argument out of range.
+        OptionError: an argument out of range. VocabularyMismatchError: a draft model with other tokens.
+        InputError: a text to look through that cannot be read.
 
     >>> llm = LLM()
     >>> llm
@@ -74,6 +80,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         *,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_adapter_bytes: int | None = None,
+        speculation: SpeculationChoice = "off",
         **model_options: Unpack[ModelOptions],
     ) -> None:
         if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
@@ -88,13 +95,15 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self.parser = get_parser(detect(self.tokenizer.chat_template))
         try:
             self.adapters = Adapters(loaded, max_bytes=max_adapter_bytes)
+            self._guessing = Guessing(loaded, self.tokenizer, speculation, dict(model_options), max_sequences)
         except BaseException:
             if self._owns_model:
                 loaded.close()
             raise
         self._requests = RequestBuilder(loaded, self.tokenizer, self.adapters)
         self._max_sequences = max_sequences
-        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences))
+        guessing = self._guessing
+        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences, guessing.speculator()))
 
     # --- whole completions ---------------------------------------------------------------------------------------
 
@@ -501,6 +510,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         self._worker.close()
         self.adapters.close()
+        self._guessing.close()
         if self._owns_model:
             self.model.close()
 
@@ -527,6 +537,10 @@ def rendering(
     return {"messages": messages, "tools": tools or None, "variables": variables}
 
 
+# What an LLM takes besides the options of a model.
+_OWN = ("max_sequences", "max_adapter_bytes", "speculation")
+
+
 def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) -> Model:
     if model is not None and not isinstance(model, (str, Path, Config, Model)):
         raise InputError(
@@ -537,9 +551,8 @@ def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) ->
         if name not in known:
             raise OptionError(
                 f"unknown option {name!r} = {value!r:.80}",
-                f"an LLM takes max_sequences, max_adapter_bytes, {', '.join(known)}; options of sampling go to "
-                "generate, stream or chat",
-                did_you_mean(name, [*known, "max_sequences", "max_adapter_bytes"], "leave it out"),
+                f"an LLM takes {', '.join([*_OWN, *known])}; options of sampling go to generate, stream or chat",
+                did_you_mean(name, [*known, *_OWN], "leave it out"),
             )
     if not isinstance(model, Model):
         return Model(bundled_model() if model is None else model, **options)

@@ -134,9 +134,7 @@ class DraftModel:
 
     def _begin(self, job: Followed) -> _Follower:
         sequence, plan = self._decoder.open(), _narrowed(job.row.plan, self._decoder.vocab_size)
-        row = RowSampler(
-            plan, sequence.tokens, seed=job.row.seed, row=job.row.row, prompt_length=job.row.prompt_length
-        )
+        row = RowSampler(plan, sequence.tokens, seed=job.row.seed, row=job.row.row, prompt_length=job.row.prompt_length)
         own = _Follower(sequence, row, plan.params.top_k > self._decoder.vocab_size)
         if not own.refused:
             sequence.append(job.sequence.tokens)
@@ -146,7 +144,8 @@ class DraftModel:
 
 
 def _lag(own: _Follower) -> int:
-    return len(own.sequence.tokens) - own.sequence.num_computed
+    """How many tokens it has not computed."""
+    return len(own.sequence.tokens) - int(own.sequence.num_computed)
 
 
 def _refuse(followers: Sequence[_Follower]) -> None:

@@ -85,7 +85,7 @@ class Speculator:
         for job in jobs:
             job.sequence.take_back()
         costs = self._costs.get(len(jobs))
-        if costs is None or not costs.knows(len(jobs)) or not self._account.is_open or not all(map(_decodes, jobs)):
+        if costs is None or not costs.knows(len(jobs)) or not self._account.is_open or not all(map(takes_guesses, jobs)):
             self._spent = 0.0
             return
         read = 0.0
@@ -183,7 +183,7 @@ class Speculator:
         return self._draft.costs.seconds(rows)
 
 
-def _decodes(job: Speculated) -> bool:
-    """Whether its last token alone is to be computed."""
+def takes_guesses(job: Speculated) -> bool:
+    """Whether its last token alone is to be computed, and is not the prompt's: what that gives is shared."""
     run = job.sequence.pending()
-    return run.num_tokens == 1 and not run.prefill and not job.wants_prompt_logits
+    return run.num_tokens == 1 and not run.prefill and job.row.num_generated > 0 and not job.wants_prompt_logits
