@@ -196,8 +196,7 @@ def _check_draft(model: Model, tokenizer: Tokenizer, draft: Model) -> None:
     found = first_difference(model.folder, draft.folder)
     ids = (
         ("bos_token_id", tokenizer.bos_token_id, other.bos_token_id),
-        ("eos_token_id", tokenizer.eos_token_ids.tolist(), other.eos_token_ids.tolist()),
-        ("pad_token_id", tokenizer.pad_token_id, other.pad_token_id),
+        ("eos_token_id", sorted(tokenizer.eos_token_ids.tolist()), sorted(other.eos_token_ids.tolist())),
     )
     for name, mine, theirs in ids:
         if found is None and mine != theirs:

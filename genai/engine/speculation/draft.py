@@ -74,7 +74,7 @@ class DraftModel:
     def room(self, job: Followed) -> int:
         """How many tokens it could draft for a job now."""
         own = self._followers.get(job)
-        if own is None or own.refused or _lag(own) > _MOST_BEHIND:
+        if own is None or own.refused or not 0 < _lag(own) <= _MOST_BEHIND:
             return 0
         return max(self._context_size - len(own.sequence.tokens) - 1, 0)
 
@@ -83,6 +83,8 @@ class DraftModel:
         found: list[list[int]] = [[] for _ in jobs]
         for depth in range(max(depths, default=0)):
             going = [index for index, own in enumerate(found) if len(own) == depth < depths[index]]
+            if not going:
+                break
             own = [self._followers[jobs[index]] for index in going]
             for index, one, token in zip(going, own, self._step(own), strict=False):
                 if token < self._vocab_size:

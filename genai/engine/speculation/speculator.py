@@ -84,11 +84,12 @@ class Speculator:
         self._kinds = {}
         for job in jobs:
             job.sequence.take_back()
+        self._spent = read = 0.0
         costs = self._costs.get(len(jobs))
-        if costs is None or not costs.knows(len(jobs)) or not self._account.is_open or not all(map(takes_guesses, jobs)):
-            self._spent = 0.0
+        if costs is None or not costs.knows(len(jobs)) or not self._account.is_open:
             return
-        read = 0.0
+        if not all(map(takes_guesses, jobs)):
+            return
         if self._draft is not None:
             self._draft.read(jobs)
             read = self._draft.read_seconds
