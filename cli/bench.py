@@ -276,7 +276,7 @@ def speculation(
     with flags.load(model) as loaded, ExitStack() as stack, ProgressLine("Measuring") as line:
         guesser = stack.enter_context(flags.load(Path(draft))) if draft else None
         chosen = Speculation(draft=guesser, lookup_file=lookup_file)
-        options = {"cases": cases, "tokens": tokens, "batch": batch, "repeat": repeat}
+        options: dict[str, Any] = {"cases": cases, "tokens": tokens, "batch": batch, "repeat": repeat}
         _table(bench_speculation(loaded, chosen, **options, progress=line.show), as_json, line, None)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.engine import Engine
-from genai.engine.speculation.speculator import Outcome, takes_guesses
+from genai.engine.speculation.speculator import StepOutcome, takes_guesses
 from genai.engine.worker import Worker
 from genai.llm.completion import Completion
 from genai.model.folders import bundled_model
@@ -68,7 +68,7 @@ class ScriptedGuesses:
     def computed(self, sequences: int, rows: int, seconds: float) -> None:
         """As Speculator.computed."""
 
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
+    def settle(self, outcomes: Sequence[StepOutcome]) -> None:
         """As Speculator.settle."""
         for _, proposed, taken in outcomes:
             self.proposed += proposed

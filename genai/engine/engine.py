@@ -13,7 +13,7 @@ from .mix import AdapterMix
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
 from .scheduler import Demand, Scheduler, StepPlan, plan_step
-from .speculation.speculator import Outcome, Speculator
+from .speculation.speculator import Speculator, StepOutcome
 
 DEFAULT_MAX_SEQUENCES = 32
 # Logits of every prompt token are wanted only for log-probabilities; a step holds at most this much of them.
@@ -246,7 +246,8 @@ class Engine:
         proposed = [job.sequence.num_computed - len(job.sequence.tokens) for job, _ in ready]
         taken = {job: 0 for job, _ in ready}
         for (job, _), count in zip(ready, proposed, strict=True):
-            job.note_proposals(count, 0)
+            if count:
+                job.note_proposals(count, 0)
         going = ready
         while going:
             for job, _ in going:
@@ -256,7 +257,7 @@ class Engine:
                 job.note_proposals(0, 1)
         if self._speculator is not None:
             self._speculator.settle(
-                [Outcome(job, count, taken[job]) for (job, _), count in zip(ready, proposed, strict=True)]
+                [StepOutcome(job, count, taken[job]) for (job, _), count in zip(ready, proposed, strict=True)]
             )
 
     def _choose(self, ready: list[tuple[Job, Logits]]) -> list[tuple[Job, Logits]]:

@@ -114,7 +114,7 @@ class Acceptance:
         return share * tested, share * kept
 
 
-class Candidate(NamedTuple):
+class Prospect(NamedTuple):
     """What could be proposed to one sequence.
 
     Attributes:
@@ -129,7 +129,7 @@ class Candidate(NamedTuple):
 
 
 def choose_depths(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Prospect],
     most_rows: int,
     seconds: Callable[[int], float],
     draft_seconds: Callable[[int], float] = lambda _: 0.0,

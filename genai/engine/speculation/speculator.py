@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ..sampling.plan import RowSampler
 from .draft import DraftModel
 from .lookup import LookupText, Match, match_history
-from .policy import Acceptance, Account, Candidate, StepCosts, choose_depths
+from .policy import Acceptance, Account, Prospect, StepCosts, choose_depths
 
 DEFAULT_MOST_TOKENS = 16
 DRAFT = "draft"
@@ -32,7 +32,7 @@ class Speculated(Protocol):
     wants_prompt_logits: bool
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """A step's proposals to one job.
 
     Attributes:
@@ -102,7 +102,7 @@ class Speculator:
         """A step without prompts took so long."""
         self._costs.setdefault(sequences, StepCosts()).note(rows, seconds)
 
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
+    def settle(self, outcomes: Sequence[StepOutcome]) -> None:
         """A step without prompts is over, for all its jobs."""
         taken = rows = 0
         self._step += 1
@@ -160,7 +160,7 @@ class Speculator:
 
     def _choose(self, jobs: Sequence[Speculated], offers: Sequence[_Offer], costs: StepCosts) -> None:
         candidates = [
-            Candidate(offer.most, self._chance(job, offer.kind) if offer.most else 0.0, offer.kind == DRAFT)
+            Prospect(offer.most, self._chance(job, offer.kind) if offer.most else 0.0, offer.kind == DRAFT)
             for job, offer in zip(jobs, offers, strict=True)
         ]
         depths = choose_depths(candidates, self._most_rows, costs.seconds, self._draft_seconds)

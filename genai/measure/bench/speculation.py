@@ -57,8 +57,8 @@ def bench_speculation(
             answered together, all with the same prompt.
 
     Returns:
-        Per case: tok/s of decoding without and with speculation over the batch, the ratio of the two (medians), the
-        smallest ratio, and how many tokens were proposed and accepted per run.
+        Per case: tok/s of decoding without and with speculation over the batch, how many times faster it is (medians),
+        the least of these, and how many tokens were guessed and kept in the last run.
 
     Raises:
         OptionError: the speculation is "off". ContextOverflowError: a prompt does not fit.
@@ -93,8 +93,8 @@ def bench_speculation(
                 "guessing tok/s": statistics.median(fast for _, fast in rounds),
                 "times": statistics.median(ratios),
                 "least times": min(ratios),
-                "proposed": proposed,
-                "accepted": accepted,
+                "guesses": proposed,
+                "kept": accepted,
             }
 
 

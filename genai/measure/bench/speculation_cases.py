@@ -37,9 +37,9 @@ _ARTICLE = """\
 The harbour of Lund was built in 1874 to ship timber to the south. For forty years it was the busiest port on the coast,
 and more than three hundred families lived from the work on its quays. When the railway came, the timber went by train,
 and the harbour fell silent. In 1963 the town council decided to fill in the old basin and build flats on it. A group of
-fishermen protested, and the plan was given up after two years of debate. Today the harbour of Lund is a museum. Visitors
-can see the old crane, which still works, and a ship that was built there in 1891. Last year more than fifty thousand
-people came, most of them in summer, and the museum now employs twenty people from the town.
+fishermen protested, and the plan was given up after two years of debate. Today the harbour of Lund is a museum.
+Visitors can see the old crane, which still works, and a ship that was built there in 1891. Last year more than fifty
+thousand people came, most of them in summer, and the museum now employs twenty people from the town.
 """
 _SUMMARY = """\
 The harbour of Lund was built in 1874 to ship timber to the south, and for forty years it was the busiest port on the

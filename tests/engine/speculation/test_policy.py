@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from genai.engine.speculation.policy import Acceptance, Account, Candidate, StepCosts, choose_depths
+from genai.engine.speculation.policy import Acceptance, Account, Prospect, StepCosts, choose_depths
 
 
 def learnt(times: dict[int, float]) -> StepCosts:
@@ -49,7 +49,7 @@ def test_costs_that_are_not_seen_again_are_forgotten() -> None:
     assert costs.seconds(8) < 2.0 and costs.knows(1) and not costs.knows(8)
 
 
-def expected_rate(candidates: list[Candidate], depths: tuple[int, ...], costs: StepCosts) -> float:
+def expected_rate(candidates: list[Prospect], depths: tuple[int, ...], costs: StepCosts) -> float:
     tokens = sum(
         sum(one.chance**depth for depth in range(most + 1)) for one, most in zip(candidates, depths, strict=True)
     )
@@ -62,7 +62,7 @@ def test_no_other_choice_is_expected_to_be_much_faster(seed: int) -> None:
     rng = random.Random(seed)
     times = itertools.accumulate(rng.uniform(0.0, 0.4) for _ in range(14))
     costs = learnt({rows: 1.0 + more for rows, more in enumerate(times, 1)})
-    candidates = [Candidate(rng.randint(0, 4), rng.random()) for _ in range(rng.randint(1, 3))]
+    candidates = [Prospect(rng.randint(0, 4), rng.random()) for _ in range(rng.randint(1, 3))]
     chosen = tuple(choose_depths(candidates, 99, costs.seconds))
     every = itertools.product(*[range(one.most + 1) for one in candidates])
     best = max(expected_rate(candidates, depths, costs) for depths in every)
@@ -71,24 +71,24 @@ def test_no_other_choice_is_expected_to_be_much_faster(seed: int) -> None:
 
 def test_proposals_that_cannot_pay_are_not_made() -> None:
     costs = learnt({1: 1.0, 2: 1.5, 5: 3.0})
-    assert choose_depths([Candidate(4, 0.4)], 99, costs.seconds) == [0]
-    assert choose_depths([Candidate(4, 0.0)], 99, costs.seconds) == [0]
-    assert choose_depths([Candidate(4, 1.0)], 99, costs.seconds) == [4]
-    assert choose_depths([Candidate(0, 1.0)], 99, costs.seconds) == [0]
+    assert choose_depths([Prospect(4, 0.4)], 99, costs.seconds) == [0]
+    assert choose_depths([Prospect(4, 0.0)], 99, costs.seconds) == [0]
+    assert choose_depths([Prospect(4, 1.0)], 99, costs.seconds) == [4]
+    assert choose_depths([Prospect(0, 1.0)], 99, costs.seconds) == [0]
 
 
 def test_a_step_has_no_more_rows_than_it_may() -> None:
     costs = learnt({2: 1.0, 20: 1.01})
-    assert sum(choose_depths([Candidate(9, 0.9), Candidate(9, 0.8)], 7, costs.seconds)) == 5
-    assert choose_depths([Candidate(9, 0.9), Candidate(9, 0.8)], 2, costs.seconds) == [0, 0]
+    assert sum(choose_depths([Prospect(9, 0.9), Prospect(9, 0.8)], 7, costs.seconds)) == 5
+    assert choose_depths([Prospect(9, 0.9), Prospect(9, 0.8)], 2, costs.seconds) == [0, 0]
 
 
 def test_a_draft_is_paid_for_each_of_its_steps() -> None:
     costs = learnt({1: 1.0, 9: 1.08})
-    assert choose_depths([Candidate(8, 0.8, drafted=True)], 99, costs.seconds, lambda _: 0.0) == [8]
-    few = choose_depths([Candidate(8, 0.8, drafted=True)], 99, costs.seconds, lambda _: 0.2)[0]
+    assert choose_depths([Prospect(8, 0.8, drafted=True)], 99, costs.seconds, lambda _: 0.0) == [8]
+    few = choose_depths([Prospect(8, 0.8, drafted=True)], 99, costs.seconds, lambda _: 0.2)[0]
     assert 0 < few < 8
-    assert choose_depths([Candidate(8, 0.8, drafted=True)], 99, costs.seconds, lambda _: 0.9) == [0]
+    assert choose_depths([Prospect(8, 0.8, drafted=True)], 99, costs.seconds, lambda _: 0.9) == [0]
 
 
 def test_acceptance_follows_what_happened_and_forgets() -> None:
