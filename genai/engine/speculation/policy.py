@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# What one more row adds to a step, as a part of it, until that was measured.
-_FIRST_SLOPE = 0.1
-# A cost is the median of so many steps, and is forgotten when none of so many was like it.
-_STEPS_REMEMBERED, _STEPS_GOOD = 9, 512
+# What a row more adds to a step, as a part of it, until that was measured.
+_FIRST_SHARE = 0.1
+# What is known is the median of so many steps.
+_STEPS_REMEMBERED = 9
+# A step without proposals is measured again after so many; what rows add is forgotten if it was not seen in so many.
+_PLAIN_GOOD, _ROWS_GOOD = 48, 128
 # How many proposals a belief from elsewhere is worth, and what is left of experience after each step.
 _PRIOR_WEIGHT, _MEMORY = 3.0, 0.98
 # Proposals must promise so much more speed, or they are left out.
@@ -21,66 +23,62 @@ _LEAST_GAIN = 0.02
 _LOSS_SHARE, _MOST_CREDIT = 0.01, 2.0
 
 
+class _Recent:
+    """The median of the last few numbers, and at which step the last of them came."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self.median, self.step = 0.0, 0
+
+    def note(self, value: float, step: int) -> None:
+        self._values.append(value)
+        self.median, self.step = sorted(self._values)[len(self._values) // 2], step
+
+
 class StepCosts:
-    """Seconds of a step by its rows, learnt from the steps that were computed.
+    """Seconds of a step, learnt from those that were computed: without proposals, by how many sequences it has; and
+    what each row more adds, by how many more there are (1, 2 to 3, 4 to 7, …).
 
     The first step of so many rows does not count: it also loads kernels and takes memory.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
-        self._noted: set[int] = set()
-        self._count = 0
+        self._plain: dict[int, _Recent] = {}
+        self._per_row: dict[int, _Recent] = {}
+        self._seen: set[int] = set()
+        self._step = 0
 
-    def note(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
-        steps = self._steps.get(rows)
-        if steps is None:
-            self._steps[rows] = deque(maxlen=_STEPS_REMEMBERED)
-        else:
-            steps.append(seconds)
-            self._medians[rows] = sorted(steps)[len(steps) // 2]
-            self._noted.add(rows)
-        self._count += 1
-        if self._count % _STEPS_GOOD == 0:
-            self._medians = {rows: seconds for rows, seconds in self._medians.items() if rows in self._noted}
-            self._steps = {rows: steps for rows, steps in self._steps.items() if rows in self._noted or not steps}
-            self._noted.clear()
+    def note(self, sequences: int, rows: int, seconds: float) -> None:
+        """A step of so many sequences, and so many rows in all, took so long."""
+        self._step += 1
+        if rows not in self._seen:
+            self._seen.add(rows)
+        elif rows == sequences:
+            self._plain.setdefault(sequences, _Recent()).note(seconds, self._step)
+        elif sequences in self._plain:
+            more = rows - sequences
+            added = max(seconds - self._plain[sequences].median, 0.0) / more
+            self._per_row.setdefault(more.bit_length(), _Recent()).note(added, self._step)
 
-    def knows(self, rows: int) -> bool:
-        """Whether a step of exactly so many rows was measured."""
-        return rows in self._medians
+    def knows(self, sequences: int) -> bool:
+        """Whether a step of so many sequences without proposals was measured of late."""
+        return sequences in self._plain and self._step - self._plain[sequences].step < _PLAIN_GOOD
 
-    @property
-    def knows_any(self) -> bool:
-        """Whether any step was measured."""
-        return bool(self._medians)
+    def plain(self, sequences: int) -> float:
+        """A step of so many sequences without proposals; or of a number near to it. 0 if none was measured."""
+        if not self._plain:
+            return 0.0
+        return self._plain[min(self._plain, key=lambda known: abs(known - sequences))].median
 
-    def seconds(self, rows: int) -> float:
-        """What a step of so many rows takes: measured, or on a line through what was. More rows never take less.
+    def seconds(self, sequences: int, rows: int) -> float:
+        """What a step takes."""
+        plain, more = self.plain(sequences), rows - sequences
+        return plain + more * self._added(more.bit_length(), _FIRST_SHARE * plain) if more else plain
 
-        Raises:
-            ValueError: no step was measured.
-        """
-        known = sorted(self._medians)
-        below = [one for one in known if one <= rows]
-        if not below:
-            return self._medians[known[0]] if known else _raise_unknown()
-        low = max(self._medians[one] for one in below)
-        if below[-1] == rows:
-            return low
-        if len(below) < len(known):
-            nearest = known[len(below)]
-            rise = max(self._medians[nearest] - low, 0.0)
-            return low + rise * (rows - below[-1]) / (nearest - below[-1])
-        first = self._medians[known[0]]
-        slope = (low - first) / (below[-1] - known[0]) if len(known) > 1 else _FIRST_SLOPE * first
-        return low + slope * (rows - below[-1])
-
-
-def _raise_unknown() -> float:
-    raise ValueError("no step was measured yet")
+    def _added(self, size: int, unknown: float) -> float:
+        """What each row adds where there are so many more: measured, or as for the next size that was."""
+        good = [one for one, known in self._per_row.items() if self._step - known.step < _ROWS_GOOD]
+        return self._per_row[min(good, key=lambda one: abs(one - size))].median if good else unknown
 
 
 class Acceptance:
@@ -129,34 +127,34 @@ class Prospect(NamedTuple):
 
 
 def choose_depths(
-    candidates: Sequence[Prospect],
+    prospects: Sequence[Prospect],
     most_rows: int,
-    seconds: Callable[[int], float],
+    seconds: Callable[[int, int], float],
     draft_seconds: Callable[[int], float] = lambda _: 0.0,
 ) -> list[int]:
     """How many tokens to propose to each sequence: those with which tokens per second are expected to be the most.
 
     Args:
-        candidates: one per sequence of the step.
+        prospects: one per sequence of the step.
         most_rows: of the step, all sequences together.
-        seconds: of a step of so many rows. draft_seconds: of a step of the draft model.
+        seconds: of a step of so many sequences and rows. draft_seconds: of a step of the draft model.
     """
-    count = len(candidates)
-    drafted = sum(one.drafted for one in candidates)
+    count = len(prospects)
+    drafted = sum(one.drafted for one in prospects)
     offers = sorted(
         (-(one.chance**depth), index, depth)
-        for index, one in enumerate(candidates)
+        for index, one in enumerate(prospects)
         for depth in range(1, one.most + 1)
         if one.chance > 0
     )
     depths, best = [0] * count, [0] * count
-    tokens, rate, drafts, deepest = float(count), (1 + _LEAST_GAIN) * count / seconds(count), 0.0, 0
+    tokens, rate, drafts, deepest = float(count), (1 + _LEAST_GAIN) * count / seconds(count, count), 0.0, 0
     for rows, (gain, index, depth) in enumerate(offers[: max(most_rows - count, 0)], count + 1):
         depths[index] = depth
         tokens -= gain
-        if candidates[index].drafted and depth > deepest:
+        if prospects[index].drafted and depth > deepest:
             deepest, drafts = depth, drafts + draft_seconds(drafted)
-        found = tokens / (seconds(rows) + drafts)
+        found = tokens / (seconds(count, rows) + drafts)
         if found > rate:
             rate, best = found, depths.copy()
     return best

@@ -71,7 +71,7 @@ class Speculator:
     ) -> None:
         self._lookup, self._text, self._draft = lookup, text, draft
         self._most_tokens, self._most_rows = most_tokens, most_rows
-        self._costs: dict[int, StepCosts] = {}
+        self._costs = StepCosts()
         self._everywhere = Acceptance(first_chance)
         self._acceptance: dict[Speculated, Acceptance] = {}
         self._kinds: dict[Speculated, str] = {}
@@ -85,22 +85,19 @@ class Speculator:
         for job in jobs:
             job.sequence.take_back()
         self._spent = read = 0.0
-        costs = self._costs.get(len(jobs))
-        if costs is None or not costs.knows(len(jobs)) or not self._account.is_open:
-            return
-        if not all(map(takes_guesses, jobs)):
+        if not (self._account.is_open and self._costs.knows(len(jobs)) and all(map(takes_guesses, jobs))):
             return
         if self._draft is not None:
             self._draft.read(jobs)
             read = self._draft.read_seconds
         offers = [self._offer(job) for job in jobs]
         if any(offer.most for offer in offers):
-            self._choose(jobs, offers, costs)
+            self._choose(jobs, offers)
         self._spent = time.perf_counter() - began - read
 
     def computed(self, sequences: int, rows: int, seconds: float) -> None:
         """A step without prompts took so long."""
-        self._costs.setdefault(sequences, StepCosts()).note(rows, seconds)
+        self._costs.note(sequences, rows, seconds)
 
     def settle(self, outcomes: Sequence[StepOutcome]) -> None:
         """A step without prompts is over, for all its jobs."""
@@ -112,10 +109,8 @@ class Speculator:
                 kept = tokens - 1
                 for acceptance in (self._of(job), self._everywhere):
                     acceptance.note(kind, self._step, kept, rejected=kept < proposed)
-        costs = self._costs.get(len(outcomes))
-        if costs is not None and costs.knows(len(outcomes)):
-            plain = costs.seconds(len(outcomes))
-            saved = plain * taken / len(outcomes) - costs.seconds(rows) if rows > len(outcomes) else 0.0
+        if outcomes and (plain := self._costs.plain(len(outcomes))):
+            saved = plain * taken / len(outcomes) - self._costs.seconds(len(outcomes), rows)
             self._account.settle(plain, saved - self._spent)
 
     def forget(self, job: Speculated) -> None:
@@ -158,13 +153,13 @@ class Speculator:
             return other
         return own
 
-    def _choose(self, jobs: Sequence[Speculated], offers: Sequence[_Offer], costs: StepCosts) -> None:
-        candidates = [
+    def _choose(self, jobs: Sequence[Speculated], offers: Sequence[_Offer]) -> None:
+        prospects = [
             Prospect(offer.most, self._chance(job, offer.kind) if offer.most else 0.0, offer.kind == DRAFT)
             for job, offer in zip(jobs, offers, strict=True)
         ]
-        depths = choose_depths(candidates, self._most_rows, costs.seconds, self._draft_seconds)
-        drafted = [index for index, depth in enumerate(depths) if depth and candidates[index].drafted]
+        depths = choose_depths(prospects, self._most_rows, self._costs.seconds, self._draft_seconds)
+        drafted = [index for index, depth in enumerate(depths) if depth and prospects[index].drafted]
         drafts: dict[int, Sequence[int]] = {}
         if self._draft is not None and drafted:
             found = self._draft.draft([jobs[index] for index in drafted], [depths[index] for index in drafted])
@@ -179,9 +174,7 @@ class Speculator:
 
     def _draft_seconds(self, rows: int) -> float:
         """Of a step of the draft model; what was never measured is tried."""
-        if self._draft is None or not self._draft.costs.knows_any:
-            return 0.0
-        return self._draft.costs.seconds(rows)
+        return 0.0 if self._draft is None else self._draft.costs.plain(rows)
 
 
 def takes_guesses(job: Speculated) -> bool:
