@@ -122,6 +122,7 @@ def _engine(
         )
     folder = flags.folder_of(model)
     engine = {**flags.options, "context_size": flags.ctx_size, "quiet": True, "max_sequences": max_sequences}
+    engine["speculation"] = flags.speculation()
     return Cluster(folder, ray, workers=workers, **engine)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from genai.errors import OptionError
+from genai.errors import OptionError, did_you_mean
 
 from .build import model_folder
 from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
@@ -22,6 +22,7 @@ from .terminal import Voice, interrupts_end_the_process
 
 if TYPE_CHECKING:
     from genai.llm.llm import LLM
+    from genai.llm.speculation import Speculation
     from genai.model.model import Model
 
 model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
@@ -55,6 +56,18 @@ PrefixCache = Annotated[
 ]
 PrefixCacheSize = Annotated[
     float | None, model_option("--prefix-cache-size", help="Most GiB that --prefix-cache takes [default: 4].")
+]
+Draft = Annotated[
+    str | None, model_option("--draft", help="A smaller model with the same vocabulary that guesses tokens ahead.")
+]
+Speculate = Annotated[
+    str | None,
+    model_option(
+        "--speculate", help="Guess tokens from what came before: lookup, off, or auto (where it is possible)."
+    ),
+]
+LookupFile = Annotated[
+    Path | None, model_option("--lookup-file", help="A text in which guesses are looked up as well.")
 ]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
 Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
@@ -114,6 +127,9 @@ class EngineFlags(ModelFlags):
     lora: Lora = None
     prefix_cache: PrefixCache = None
     prefix_cache_size: PrefixCacheSize = None
+    draft: Draft = None
+    speculate: Speculate = None
+    lookup_file: LookupFile = None
     quiet: Quiet = False
     verbose: Verbose = False
 
@@ -121,6 +137,21 @@ class EngineFlags(ModelFlags):
     def adapter(self) -> dict[str, float] | None:
         """What requests go through: all that --lora names, or None."""
         return {name: 1.0 for name, _, _ in map(read_lora, self.lora or ())} or None
+
+    def speculation(self, default: str = "off") -> Speculation | str:
+        """What genai.LLM takes; `default` where no flag says anything."""
+        from genai.llm.speculation import WAYS, Speculation
+
+        if self.speculate is not None and self.speculate not in WAYS:
+            fix = did_you_mean(self.speculate, WAYS, "leave it out")
+            raise OptionError(f"--speculate {self.speculate!r}", f"allowed: {', '.join(WAYS)}", fix)
+        named = [name for name, given in (("--draft", self.draft), ("--lookup-file", self.lookup_file)) if given]
+        if not named:
+            return self.speculate or default
+        if self.speculate == "off":
+            raise OptionError(f"{named[0]} with --speculate off", "it guesses tokens", "leave one of the two out")
+        draft = folder_of(Path(self.draft), build=self.build) if self.draft else None
+        return Speculation(lookup_file=self.lookup_file, draft=draft)
 
     @property
     def prefix_options(self) -> dict[str, Any]:
@@ -140,10 +171,11 @@ class EngineFlags(ModelFlags):
         """The model folder that MODEL stands for."""
         return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
 
-    def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:
+    def load_llm(self, folder: Path | None, *, alone: bool = True, speculate: str = "off", **options: Any) -> LLM:
         """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
 
-        Where nothing else is going on (`alone`), Ctrl-C may end the process. `options` are further ones of LLM.
+        Where nothing else is going on (`alone`), Ctrl-C may end the process. `speculate` is what --speculate is where
+        it is not given. `options` are further ones of LLM.
         """
         from genai.llm.llm import LLM
         from genai.model.adapters.parameters import adapter_path
@@ -152,6 +184,7 @@ class EngineFlags(ModelFlags):
         for _, path, _ in given:
             adapter_path(path)  # what is mistyped is said before the model is loaded
         folder = self.folder_of(folder)
+        options["speculation"] = self.speculation(speculate)
         with interrupts_end_the_process() if alone else nullcontext():
             llm = LLM(
                 folder,

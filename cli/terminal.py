@@ -175,6 +175,7 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
         *([f"{completion.tokens_per_second:.1f} tok/s"] if num_tokens > 1 else []),
         f"ttft {completion.timings.time_to_first_token:.2f} s",
         f"prompt {completion.prompt_tokens} ({completion.cached_tokens} cached)",
+        *([f"guessed {completion.accepted_tokens}/{completion.proposed_tokens}"] if completion.proposed_tokens else []),
         f"ctx {completion.prompt_tokens + num_tokens}/{context_size}",
         "interrupted" if ended == "cancelled" else ended,
     ]

@@ -33,6 +33,7 @@ from .errors import (
 )
 from .llm.completion import ChatReply as ChatReply, Completion as Completion
 from .llm.llm import LLM as LLM, ChatOptions as ChatOptions
+from .llm.speculation import Speculation as Speculation
 from .llm.states import TextState as TextState
 from .llm.stats import Stats as Stats
 from .model.adapters.store import Adapters as Adapters

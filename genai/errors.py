@@ -122,7 +122,7 @@ class ModelOutputError(GenaiError):
 
 
 class VocabularyMismatchError(InputError):
-    """Two models whose probabilities are compared do not have the same tokens."""
+    """Two models of which one is compared with the other, or drafts for it, do not have the same tokens."""
 
 
 class DownloadError(GenaiError):

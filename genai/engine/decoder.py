@@ -24,10 +24,12 @@ Logits = NDArray[np.float32]
 class DecoderSequence:
     """One growing token sequence and its cached state.
 
-    `num_computed` of its `tokens` are in the cache.
+    `num_computed` of its `tokens`, and of the proposals behind them, are in the cache.
 
     Attributes:
         adapters: what its tokens go through from now on (see Decoder.adapt); those that are computed stay as they are.
+        proposed: tokens that may come after `tokens`. They are computed with them; append keeps what was computed of
+            them where it is given the same.
     """
 
     num_computed: int
@@ -35,6 +37,7 @@ class DecoderSequence:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.adapters: AdapterMix | None = None
+        self.proposed: list[int] = []
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
@@ -42,12 +45,27 @@ class DecoderSequence:
         Args:
             together: of how many these are a part, where they are appended in pieces.
         """
+        if self.proposed and [*tokens] == self.proposed[:1]:
+            del self.proposed[0]
+        else:
+            self.take_back()
         self.tokens.extend(tokens)
 
     @property
     def numerics(self) -> bytes:
         """Per token 1 where it has prefill numerics, else 0; empty where there is no difference."""
         return b""
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """Set tokens that may come next, in place of those proposed before; see Decoder.verifies."""
+        self.take_back()
+        self.proposed.extend(tokens)
+
+    def take_back(self) -> None:
+        """Forget the proposals, and what was computed of them."""
+        if self.proposed:
+            self.proposed.clear()
+            self.drop_cache(len(self.tokens))
 
     def pending(self) -> Run:
         """The next tokens that are not computed yet and go together."""
@@ -59,6 +77,7 @@ class DecoderSequence:
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
+        self.take_back()
         del self.tokens[length:]
         self.drop_cache(max(length - 1, 0))
 
@@ -79,6 +98,8 @@ class Decoder(ABC):
         pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
         token_budget: in a step of so many tokens it is fastest.
         has_numerics: whether tokens differ in how they round, see DecoderSequence.numerics.
+        verifies: whether sequences may have proposals: tokens then have the same bits in a step with others of their
+            sequence as one by one.
     """
 
     has_numerics = False
@@ -86,6 +107,7 @@ class Decoder(ABC):
     pool: BlockPool | None = None
     block_size = 1
     token_budget = sys.maxsize
+    verifies = False
     vocab_size: int
     executor: Executor
     output_names: tuple[str, ...]
@@ -133,8 +155,8 @@ class Decoder(ABC):
             output: one of `output_names` whose rows are wanted in place of the logits.
 
         Returns:
-            Per sequence float32 [rows, vocab_size], or None. rows = 1, the logits after its last token, once all its
-            tokens are computed; with all_rows, a row per token of this step.
+            Per sequence float32 [rows, vocab_size], or None. Once all its tokens are computed, the logits after its
+            last token and after each proposal that was computed; with all_rows, a row per token of this step.
 
         Raises:
             CacheCapacityError: no room; the sequences are as they were.

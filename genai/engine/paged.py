@@ -85,11 +85,19 @@ class PagedSequence(DecoderSequence):
 
     def pending(self) -> Run:
         first, total = self.table.length, len(self.tokens)
-        if first == total:
+        if first >= total:
             return Run(0, False)
         prefill = self._prefill[first]
         end = self._prefill.find(1 - prefill, first)
-        return Run((total if end < 0 else end) - first, bool(prefill))
+        if end < 0:
+            end = total if prefill else total + len(self.proposed)
+        return Run(end - first, bool(prefill))
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """See DecoderSequence.propose; what comes after a change of RoPE tables is computed anew, and not proposed."""
+        super().propose(tokens)
+        if self._rope_threshold is not None and not self.rope_table:
+            del self.proposed[self._rope_threshold - len(self.tokens) :]
 
     def reuse(self) -> int:
         """See Decoder.reuse."""
@@ -117,7 +125,8 @@ class PagedSequence(DecoderSequence):
             self.drop_cache()
 
     def drop_cache(self, length: int = 0) -> None:
-        self._settled = max(self._settled, self.table.length)
+        self.proposed.clear()
+        self._settled = max(self._settled, min(self.table.length, len(self.tokens)))
         self.table.truncate(min(self.table.length, length))
         self.was_switched = self.was_switched and self.table.length > 0
         self.is_private = self.is_private and self.table.length > 0
@@ -138,6 +147,7 @@ class PagedDecoder(Decoder):
     pool: BlockPool
     has_numerics = True
     token_budget = DEFAULT_TOKEN_BUDGET
+    verifies = True
 
     def __init__(
         self,
@@ -361,11 +371,13 @@ class PagedDecoder(Decoder):
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
         for (index, count, _), table in zip(step, tables, strict=True):
-            own, end = sequences[index].tokens, table.length
-            tokens += own[end - count : end]
+            sequence, end = sequences[index], table.length
+            length = len(sequence.tokens)
+            tokens += sequence.tokens[end - count : end]
+            tokens += sequence.proposed[: max(end - length, 0)]
             positions += range(end - count, end)
             starts.append(len(tokens))
-            num_rows = count if index in all_rows else int(end == len(own))
+            num_rows = count if index in all_rows else max(end - length + 1, 0)
             owners.append((index, len(wanted), len(wanted) + num_rows))
             wanted += range(len(tokens) - num_rows, len(tokens))
         block_tables = np.zeros((len(tables), max(len(table.blocks) for table in tables)), np.int32)

@@ -381,6 +381,8 @@ def _joined(parts: Sequence[Completion]) -> Completion:
         finish_reason=last.finish_reason,
         stopped_by=last.stopped_by,
         prompt_tokens=last.prompt_tokens - sum(len(part.token_ids) for part in parts[:-1]),
+        proposed_tokens=sum(part.proposed_tokens for part in parts),
+        accepted_tokens=sum(part.accepted_tokens for part in parts),
         timings=first.timings.followed_by(*(part.timings for part in parts[1:])),
         logprobs=None if first.logprobs is None else tuple(one for part in parts for one in part.logprobs or ()),
     )

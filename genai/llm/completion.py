@@ -45,11 +45,14 @@ class Usage:
     Attributes:
         prompt_tokens: of the prompt. cached_tokens: how many of them were taken from the prefix cache.
         completion_tokens: of the answer.
+        proposed_tokens: how many speculation has guessed. accepted_tokens: how many of these are in the answer.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -76,6 +79,7 @@ class Completion:
         score: of a beam search, the sum of its tokens' log-probabilities by the length penalty; None otherwise.
         state: what to go on from, where it was asked for (keep_state=True); None otherwise.
         prompt_index, sample_index: which prompt of the call, and which of its n samples.
+        proposed_tokens, accepted_tokens: how many tokens speculation has guessed, and how many of these were right.
 
     >>> (completion,) = llm.generate(llm.render("What is 20 - 5?"), logprobs=1)
     >>> completion.text, completion.finish_reason, len(completion.logprobs) == len(completion.token_ids)
@@ -96,11 +100,15 @@ class Completion:
     sample_index: int = 0
     score: float | None = None
     state: TextState | None = field(default=None, repr=False, compare=False)
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def usage(self) -> Usage:
         """Its tokens, counted."""
-        return Usage(self.prompt_tokens, self.cached_tokens, len(self.token_ids))
+        return Usage(
+            self.prompt_tokens, self.cached_tokens, len(self.token_ids), self.proposed_tokens, self.accepted_tokens
+        )
 
     @property
     def tokens_per_second(self) -> float:

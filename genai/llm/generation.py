@@ -106,6 +106,7 @@ class Generation:
         self._finish_reason: FinishReason = "cancelled"
         self._stopped_by: int | str | None = None
         self._cached_tokens = 0
+        self._proposed = self._accepted = 0
         self._submitted, self._compiled_before = _now(), compile_seconds()
         self._first_token = self._last_token = self._compiled = 0.0
         self._already_shown = 0  # characters of what comes next
@@ -239,6 +240,10 @@ class Generation:
     def keep(self, sequence: Any) -> None:
         self.kept = sequence, self.adapters
 
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        self._proposed += proposed
+        self._accepted += kept
+
     def finish(self, error: BaseException | None) -> None:
         if error is None and self._finish_reason == "cancelled":
             self._flush()
@@ -321,4 +326,6 @@ class Generation:
             prompt_logprobs=prompt_logprobs,
             prompt_index=self.prompt_index,
             sample_index=self.sample,
+            proposed_tokens=self._proposed,
+            accepted_tokens=self._accepted,
         )

@@ -36,6 +36,7 @@ from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapp
 from .questions import Questions, attempt
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
 from .requests import Prompt, RequestBuilder
+from .speculation import Guessing, SpeculationChoice
 from .states import TextState, kept_state, load_state, read, running_state
 from .stats import Stats, read_stats
 from .terms import BeamCallOptions, CallOptions, split_terms
@@ -70,11 +71,16 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         max_adapter_bytes: most memory for adapters; see genai.Adapters.
         prefix_cache_dir: a folder in which beginnings of prompts are kept, for later processes and for others; it takes
             at most prefix_cache_bytes (4 GiB). None = they are kept in memory only. See docs/states.md.
+        speculation: guess tokens, so that a step may give several of them, where that is expected to be faster; no
+            token is another for it. A genai.Speculation, or "lookup" (look for what followed when the last tokens came
+            before), "auto" (the same, where the model can be speculated with), "off". A draft model that it names is
+            loaded with the same model_options.
         model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
-        OptionError: an argument out of range.
+        OptionError: an argument out of range. VocabularyMismatchError: a draft model with other tokens.
+        InputError: a text to look through that cannot be read.
 
     >>> llm = LLM()
     >>> llm
@@ -93,6 +99,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         max_adapter_bytes: int | None = None,
         prefix_cache_dir: str | Path | None = None,
         prefix_cache_bytes: int | None = None,
+        speculation: SpeculationChoice = "off",
         **model_options: Unpack[ModelOptions],
     ) -> None:
         if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
@@ -116,13 +123,15 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             if prefix_cache_dir is not None:
                 most = DEFAULT_PREFIX_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
                 loaded.keep_prefixes_in(prefix_cache_dir, most)
+            self._guessing = Guessing(loaded, self.tokenizer, speculation, dict(model_options), max_sequences)
         except BaseException:
             if self._owns_model:
                 loaded.close()
             raise
         self._requests = RequestBuilder(loaded, self.tokenizer, self.adapters)
         self._max_sequences = max_sequences
-        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences))
+        guessing = self._guessing
+        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences, guessing.speculator()))
 
     # --- whole completions ---------------------------------------------------------------------------------------
 
@@ -686,6 +695,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         self._worker.close()
         self.adapters.close()
+        self._guessing.close()
         if self._owns_model:
             self.model.close()
 
@@ -696,7 +706,15 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return f"LLM({str(self.model.folder)!r})"
 
 
-_OWN_OPTIONS = ("pull", "precision", "max_sequences", "max_adapter_bytes", "prefix_cache_dir", "prefix_cache_bytes")
+_OWN_OPTIONS = (
+    "pull",
+    "precision",
+    "max_sequences",
+    "max_adapter_bytes",
+    "prefix_cache_dir",
+    "prefix_cache_bytes",
+    "speculation",
+)
 
 
 def rendering(

@@ -379,6 +379,9 @@ class _Turn:
     def take_prompt_logits(self, logits: Logits, start: int) -> None:
         """Nobody asks for them."""
 
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        """Nobody proposes tokens here."""
+
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         reason = self.row.finish_reason(token)
         if reason == "stop":

@@ -291,6 +291,11 @@ class RowSampler:
         """Tokens that must come next and need not be sampled."""
         return self.matcher.forced() if self.matcher is not None and self.plan.skips_forced else ()
 
+    def history(self) -> NDArray[np.int32]:
+        """All tokens, int32 [n]: a view that is good until the next token."""
+        self._sync()
+        return self._copy[: self._length]
+
     # --- for BatchSampler ----------------------------------------------------------------------------------------
 
     def window(self) -> tuple[NDArray[np.int32], int]:

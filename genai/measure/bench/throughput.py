@@ -66,6 +66,9 @@ class TimedJob:
         self.sequence.append([token])
         return len(self.sequence.tokens) < self.max_length
 
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        raise AssertionError("nobody proposes tokens")
+
     def expire(self) -> BaseException | None:
         raise AssertionError("it has no deadline")
 
