@@ -23,6 +23,9 @@ class Driver(Protocol):
     def name(self) -> str:
         """What people call the device."""
 
+    def free_bytes(self) -> int:
+        """Memory that is free now."""
+
     def zeros(self, nbytes: int) -> Any:
         """Zeroed memory, uint8 [nbytes], from a multiple of 256 bytes on.
 
@@ -38,6 +41,9 @@ class Driver(Protocol):
 
     def download(self, array: Any) -> NDArray[Any]:
         """A copy on the host, after everything that was asked for before."""
+
+    def copy_row(self, rows: Any, source: int, destination: int) -> None:
+        """Copy a row of memory onto another one of it."""
 
     def address(self, array: Any) -> int:
         """Where memory begins."""

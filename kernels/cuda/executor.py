@@ -42,12 +42,15 @@ class CudaExecutor:
         self.threads: int = self.host_threads.count
         self._weights = DeviceWeights(driver)
 
+    def free_bytes(self) -> int:
+        return self.driver.free_bytes()
+
     def allocate(self, nbytes: int) -> DeviceBytes:
         return DeviceBytes(self.driver.zeros(nbytes))
 
     def copy_blocks(self, blocks: Any, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
-            blocks[destination] = blocks[source]
+            self.driver.copy_row(blocks, source, destination)
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:

@@ -91,6 +91,12 @@ class HostDriver:
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         return array.copy()
 
+    def copy_row(self, rows: NDArray[Any], source: int, destination: int) -> None:
+        rows[destination] = rows[source]
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
     def address(self, array: NDArray[Any]) -> int:
         return array.ctypes.data
 
