@@ -73,11 +73,10 @@ class CudaExecutor:
         return self._weights.matrix(weight, constants).nbytes
 
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
+        if not isinstance(record, records.Product | records.GatedProduct) or record.exact:
+            return None if prefill else "fp32"
         if prefill:
-            return None
-        is_product = isinstance(record, records.Product | records.GatedProduct)
-        if not is_product or getattr(record, "exact", True):
-            return "fp32"
+            return "mma bf16"
         return "dp4a int8" if self._weights.matrix(weights_of(record)[0], constants).bits else "fp32"
 
     def close(self) -> None:
@@ -113,6 +112,7 @@ class CudaStep:
         if capacity != self._capacity:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
+        counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
         counts["splits"] = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
         self._table.write(step)
         for name in self._program.given:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from .driver import Driver, Grid
 from .sources import Kernel
 
-# What grids depend on in a step: "tokens", "logits_rows", "splits" of its longest sequence.
+# What grids depend on in a step: "tokens", of which the first "decode_rows" have decode numerics; "logits_rows";
+# "splits" of its longest sequence.
 Counts = Mapping[str, int]
 # What a driver launches, by kernel.
 Functions = Mapping[Kernel, Any]

@@ -1,4 +1,9 @@
-"""Launches of products: activations are arranged once for all products that read them, then few rows at a time."""
+"""Launches of products: activations are arranged once for all products that read them, then few rows at a time are
+multiplied by the lanes of warps, or many by tensor cores.
+
+Exact products have float32 activations. Of others, rows with decode numerics are rounded to bytes per 32 columns, and
+rows with prefill numerics to bfloat16, as are their weights.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = (1, 2, 4, 8)
 # Neighbouring outputs of a warp, by rows at once.
 _OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
-_WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 32
+_WARPS, _THREADS, _ARRANGE_THREADS, _MANY_THREADS, _TILE = 4, 128, 32, 128, 64
 _COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 
 
@@ -31,20 +36,34 @@ def product(at: Lowering, x: str, branch: Branch, out: Rows, *, exact: bool) -> 
     if branch.delta is not None:
         raise UnsupportedRecord("CUDA has no kernels for adapters")
     matrix, rows = at.weights.matrix(branch.weight, at.constants), at.values[x]
-    source = (rows.address, 0) if not matrix.bits else _arranged(at, x, matrix, exact)
     addend = at.values[branch.addend] if branch.addend else None
     given: dict[str, Any] = {
-        "matrix": matrix.fields, "x": source[0], "scales": source[1], "bias": at.vector(branch.bias),
-        "addend": addend.address if addend else 0, "out": out.address, "x_stride": rows.stride,
-        "addend_stride": addend.stride if addend else 0, "out_stride": out.stride, "strides": matrix.strides,
+        "matrix": matrix.fields, "bias": at.vector(branch.bias), "addend": addend.address if addend else 0,
+        "out": out.address, "addend_stride": addend.stride if addend else 0, "out_stride": out.stride,
         "columns": matrix.columns, "outputs": matrix.rows,
     }  # fmt: skip
-    counted = _COUNTED[out.per]
+    has_prefill = not exact and out.per is Per.TOKEN
+    counted = "decode_rows" if has_prefill else _COUNTED[out.per]
+    if has_prefill:
+        _many(at, x, matrix, given)
+    form = "floats" if exact else f"bytes<{matrix.bits}>"
+    source, scales = _arranged(at, x, matrix, form, counted) if matrix.bits else (rows.address, 0)
+    given |= {"x": source, "scales": scales, "x_stride": rows.stride, "strides": matrix.strides}
     for tokens in ROWS_AT_ONCE:
-        kernel = few_rows_kernel(matrix, tokens, exact=exact)
-        at.starts.append(
-            Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, _grid(matrix.rows, tokens, counted))
-        )
+        kernel, grid = few_rows_kernel(matrix, tokens, exact=exact), _few_grid(matrix.rows, tokens, counted)
+        at.starts.append(Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, grid))
+
+
+def _many(at: Lowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
+    """The rows with prefill numerics, which stand behind the others."""
+    kernel, outputs = many_rows_kernel(matrix), -(-matrix.rows // _TILE)
+    source, _ = _arranged(at, x, matrix, "bfloats", "tokens", first="decode_rows")
+
+    def grid(counts: Counts) -> tuple[int, int, int]:
+        return outputs, -(-(counts["tokens"] - counts["decode_rows"]) // _TILE), 1
+
+    arguments = bind(kernel, x=source, x_stride=matrix.strides * STRIDE, first_row=0, rows=0, **given)
+    at.starts.append(Launch(kernel, arguments, {"first_row": "decode_rows", "rows": "tokens"}, grid))
 
 
 def few_rows_kernel(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> Kernel:
@@ -57,7 +76,13 @@ def few_rows_kernel(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> Kernel
     return Kernel("product_few.cu", function, "ProductArguments", _THREADS)
 
 
-def _grid(outputs: int, tokens: int, counted: str) -> Any:
+def many_rows_kernel(matrix: DeviceMatrix) -> Kernel:
+    """The kernel that multiplies many rows."""
+    source = f"BlockSource<{matrix.bits}, {matrix.scalar}>" if matrix.bits else f"DenseSource<{matrix.scalar}>"
+    return Kernel("product_many.cu", f"product_many<{source}>", "ManyArguments", _MANY_THREADS)
+
+
+def _few_grid(outputs: int, tokens: int, counted: str) -> Any:
     fewer, most = tokens // 2, ROWS_AT_ONCE[-1]
     blocks = -(-outputs // (_WARPS * _OUTPUTS[tokens]))
 
@@ -69,20 +94,34 @@ def _grid(outputs: int, tokens: int, counted: str) -> Any:
     return grid
 
 
-def _arranged(at: Lowering, x: str, matrix: DeviceMatrix, exact: bool) -> tuple[int, int]:
-    """Where a value lies as products read it, and its scales; see activations.cu."""
+# Bytes per number, the scales of bytes (two floats per 32) not counted.
+_BYTES = {"floats": 4, "bfloats": 2}
+
+
+def _arranged(
+    at: Lowering, x: str, matrix: DeviceMatrix, form: str, counted: str, *, first: str = ""
+) -> tuple[int, int]:
+    """Where a value lies as products read it, and its scales; see activations.cu.
+
+    Args:
+        counted: what counts the rows that are arranged. first: what says which of them is the first; "" = 0.
+    """
     rows, strides = at.values[x], matrix.strides
-    # Bytes and behind them two floats per chunk; or floats.
     numbers = at.values.capacity[rows.per] * strides * STRIDE
-    function, nbytes = ("arrange_floats", 4 * numbers) if exact else (f"arrange_bytes<{matrix.bits}>", numbers * 5 // 4)
+    # Bytes, and behind them their scales.
+    nbytes = _BYTES[form] * numbers if form in _BYTES else numbers * 5 // 4
 
     def fill(memory: Any) -> None:
-        kernel = Kernel("activations.cu", function, "ActivationArguments", _ARRANGE_THREADS)
+        kernel = Kernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
         address = at.driver.address(memory)
-        at.launch(
-            kernel, rows.per, lambda count: (strides, count, 1), x=rows.address, out=address,
-            scales=0 if exact else address + numbers, x_stride=rows.stride, width=rows.width, strides=strides,
+        arguments = bind(
+            kernel, x=rows.address, out=address, scales=address + numbers if form not in _BYTES else 0,
+            x_stride=rows.stride, width=rows.width, strides=strides, first_row=0, rows=0,
         )  # fmt: skip
+        fields = {"rows": counted} | ({"first_row": first} if first else {})
+        at.starts.append(
+            Launch(kernel, arguments, fields, lambda counts: (strides, counts[counted] - counts.get(first, 0), 1))
+        )
 
-    address = at.driver.address(at.values.derived(x, (function, strides), nbytes, fill))
-    return address, 0 if exact else address + numbers
+    address = at.driver.address(at.values.derived(x, (form, counted, strides), nbytes, fill))
+    return address, address + numbers if form not in _BYTES else 0

@@ -4,6 +4,7 @@
 
 // `out`: per row `strides` times
 //   float32: [8][32 lanes][4 columns of the lane's chunk]
+//   bfloats: [1,024 columns], as they are, of bfloat16
 //   bytes:   [2][32 lanes][16 bytes], the chunk's columns in the order in which words of codes come apart.
 // `scales`: of bytes per row and chunk {scale, sum of the bytes}. Strides of rows are in numbers.
 struct ActivationArguments {
@@ -11,6 +12,7 @@ struct ActivationArguments {
   void* out;
   float* scales;
   long long x_stride;
+  int first_row;
   int rows;
   int width;
   int strides;
@@ -19,9 +21,9 @@ struct ActivationArguments {
 constexpr int STRIDE = WARP * CHUNK;
 constexpr int FLOATS_AT_ONCE = 4, BYTES_AT_ONCE = 16;
 
-// A warp per stride: grid (strides, rows).
+// A warp per stride: grid (strides, rows from first_row on).
 __device__ __forceinline__ void arrange_floats(const ActivationArguments& given) {
-  const long long row = blockIdx.y;
+  const long long row = given.first_row + blockIdx.y;
   const int lane = threadIdx.x, first = blockIdx.x * STRIDE;
   const float* x = given.x + row * given.x_stride;
   float* out = static_cast<float*>(given.out) + (row * given.strides + blockIdx.x) * STRIDE;
@@ -29,6 +31,18 @@ __device__ __forceinline__ void arrange_floats(const ActivationArguments& given)
     const int column = first + chunk * CHUNK + lane;
     const int place = (lane / FLOATS_AT_ONCE * WARP + chunk) * FLOATS_AT_ONCE + lane % FLOATS_AT_ONCE;
     out[place] = column < given.width ? x[column] : 0.0f;
+  }
+}
+
+__device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given) {
+  const long long row = given.first_row + blockIdx.y;
+  const int first = blockIdx.x * STRIDE;
+  const float* x = given.x + row * given.x_stride;
+  unsigned* out = static_cast<unsigned*>(given.out) + (row * given.strides * STRIDE + first) / 2;
+  for (int pair = threadIdx.x; pair < STRIDE / 2; pair += WARP) {
+    const int column = first + 2 * pair;
+    const float low = column < given.width ? x[column] : 0.0f, high = column + 1 < given.width ? x[column + 1] : 0.0f;
+    out[pair] = bfloat_pair(low, high);
   }
 }
 
@@ -41,7 +55,7 @@ __device__ __forceinline__ int byte_of_column(int i) {
 
 template <int bits>
 __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) {
-  const long long row = blockIdx.y;
+  const long long row = given.first_row + blockIdx.y;
   const int lane = threadIdx.x, first = blockIdx.x * STRIDE;
   const float* x = given.x + row * given.x_stride;
   signed char* out = static_cast<signed char*>(given.out) + (row * given.strides + blockIdx.x) * STRIDE;

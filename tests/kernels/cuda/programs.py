@@ -61,9 +61,14 @@ def program(
 
 
 def step_of(
-    lengths: Sequence[int], new: Sequence[int], *, num_blocks: int = 0, rng: np.random.Generator | None = None
-) -> StepContext:
-    """Sequences of so many tokens of which the last `new` are computed, in blocks that lie anywhere."""
+    lengths: Sequence[int], new: Sequence[int], *, num_blocks: int = 0, rng: np.random.Generator | None = None,
+    prefill: int = 0,
+) -> StepContext:  # fmt: skip
+    """Sequences of so many tokens of which the last `new` are computed, in blocks that lie anywhere.
+
+    Args:
+        prefill: so many of them, the last ones, have prefill numerics.
+    """
     rng = np.random.default_rng(0) if rng is None else rng
     pages = [-(-length // PAGE_TOKENS) for length in lengths]
     blocks = rng.permutation(max(num_blocks, sum(pages)))[: sum(pages)]
@@ -79,7 +84,7 @@ def step_of(
     return StepContext(
         tokens=rng.integers(0, 16, total), positions=np.concatenate(positions),
         cu_seqlens_q=np.cumsum([0, *new]).astype(np.int32), context_lens=np.array(lengths, np.int32),
-        block_tables=tables, slot_mapping=np.concatenate(slots), num_decode_sequences=len(lengths),
+        block_tables=tables, slot_mapping=np.concatenate(slots), num_decode_sequences=len(lengths) - prefill,
         logits_indices=np.cumsum(new) - 1, rope_table=np.zeros(len(lengths), np.int32),
     )  # fmt: skip
 
