@@ -229,7 +229,7 @@ def check_model_options(
 
 
 def gpu_name(device: str) -> str:
-    """"cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
+    """ "cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
     kind, _, number = str(device).partition(":")
     return kind if kind == "cuda" and number.isascii() and number.isdecimal() else ""
 

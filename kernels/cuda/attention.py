@@ -21,25 +21,39 @@ ROWS_AT_ONCE = 64
 # Query heads of a KV head that one block computes: their sums are in registers.
 _MOST_TOGETHER = 8
 _STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS = 128, 128, 64
-_SCALAR = {"float32": "float", "float16": "half_bits"}
+# C++ types of keys and values.
+SCALAR = {"float32": "float", "float16": "half_bits"}
 _LARGEST_HEAD = 256
 
 
 def check_attention(record: Attention, layer: PagedLayer | None) -> None:
     """Raise UnsupportedRecord, which names what there is no kernel for."""
     kind = "none" if layer is None else layer.kind
-    if kind not in _SCALAR:
+    if kind not in SCALAR:
         raise UnsupportedRecord(f"CUDA has no kernels for keys and values of {kind}")
     if max(record.head_size, record.v_head_size) > _LARGEST_HEAD:
         raise UnsupportedRecord(f"CUDA has no kernels for heads of {record.head_size}: at most {_LARGEST_HEAD}")
 
 
+def store_kernel_of(kind: str) -> Kernel:
+    """The kernel that puts keys and values of a type into pages."""
+    return Kernel("attention_store.cu", f"store_heads<{SCALAR[kind]}>", "StoreArguments", _STORE_THREADS)
+
+
+def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) -> tuple[Kernel, Kernel]:
+    """The kernels of single rows: of splits, and the one that joins them."""
+    shape = f"{SCALAR[kind]}, {head_size}, {v_head_size}, {together}"
+    return (
+        Kernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS),
+        Kernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS),
+    )
+
+
 def store_kernel(record: Attention, layer: PagedLayer, driver: Driver) -> tuple[Kernel, dict[str, Any]]:
     """What puts keys and values into pages, and those of its arguments that the record and the layer say."""
-    kernel = Kernel("attention_store.cu", f"store_heads<{_SCALAR[layer.kind]}>", "StoreArguments", _STORE_THREADS)
     sizes = {name: getattr(record, name) for name in ("heads", "kv_heads", "head_size", "v_head_size", "epsilon")}
     interleaved = int(record.rope is not None and record.rope.interleaved)
-    return kernel, {"pages": pages(layer, driver), "interleaved": interleaved, **sizes}
+    return store_kernel_of(layer.kind), {"pages": pages(layer, driver), "interleaved": interleaved, **sizes}
 
 
 def pages(layer: PagedLayer, driver: Driver) -> dict[str, int]:
@@ -63,9 +77,7 @@ class AttentionLaunch:
     def __init__(self, record: Attention, layer: PagedLayer, at: Lowering, rotated: Rows, out: Rows) -> None:
         self._together, size = heads_together(record.heads, record.kv_heads), record.v_head_size
         self._record = record
-        shape = f"{_SCALAR[layer.kind]}, {record.head_size}, {size}, {self._together}"
-        self._split = Kernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS)
-        self._join = Kernel("attention_rows.cu", f"join_splits<{size}>", "AttentionArguments", _JOIN_THREADS)
+        self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
         rows = min(ROWS_AT_ONCE, at.capacity.tokens)
         parts = at.workspace(4 * rows * record.heads * at.capacity.splits * (size + 2))
         self._arguments = bind(

@@ -39,7 +39,9 @@ def open_driver(index: int = 0) -> CupyDriver:
         raise NoDevice(f"there is no GPU {index}: the driver shows {count}")
     device = cupy.cuda.Device(index)
     if int(device.compute_capability) < OLDEST_CAPABILITY:
-        raise NoDevice(f"GPU {index} is of compute capability {device.compute_capability}, {OLDEST_CAPABILITY} is needed")
+        raise NoDevice(
+            f"GPU {index} is of compute capability {device.compute_capability}, {OLDEST_CAPABILITY} is needed"
+        )
     try:
         cupy.cuda.nvrtc.getVersion()
     except Exception as error:

@@ -145,9 +145,7 @@ class CudaStep:
         self._capacity, self._table = capacity, StepTable(driver, capacity)
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
-        lowering = Lowering(
-            driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
-        )
+        lowering = Lowering(driver, self._values, program.constants, self._weights, self._layers, self._table, capacity)
         self._values.expect(name for record in program.records for name in record.inputs)
         self._values.expect((*program.outputs, *program.given))
         for name in program.given:

@@ -94,6 +94,31 @@ def knows(record: records.Record) -> bool:
     return type(record) in lower.registry
 
 
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def lookup_kernel(bits: int, scalar: str) -> Kernel:
+    """The kernel that looks rows up in codes of so many bits with scales of a C++ type, or (bits = 0) in floats."""
+    if bits:
+        return Kernel("lookup.cu", f"lookup_blocks<{bits}, {scalar}>", "BlockLookupArguments", _LOOKUP_THREADS)
+    return Kernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
+
+
+def apply_kernel(function: str) -> Kernel:
+    """The kernel of a function of one number, and of its gate."""
+    return Kernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
+
+
+def combine_kernel(function: str) -> Kernel:
+    """The kernel of a function of two numbers."""
+    return Kernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
+
+
+def norm_kernel(centred: bool) -> Kernel:
+    """The kernel of RMS norm, or of layer norm."""
+    return Kernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
+
+
 # --- rows as they are ------------------------------------------------------------------------------------------------
 
 
@@ -114,18 +139,15 @@ def _lookup(record: records.Lookup, at: Lowering) -> None:
     if not matrix.bits:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.columns, ids, out)
         return
-    function = f"lookup_blocks<{matrix.bits}, {matrix.scalar}>"
-    kernel = Kernel("lookup.cu", function, "BlockLookupArguments", _LOOKUP_THREADS)
     at.launch(
-        kernel, out.per, lambda rows: (rows, 1, 1), table=matrix.fields, ids=at.table.address(ids), out=out.address,
+        lookup_kernel(matrix.bits, matrix.scalar), out.per, lambda rows: (rows, 1, 1), table=matrix.fields, ids=at.table.address(ids), out=out.address,
         out_stride=out.stride, width=out.width,
     )  # fmt: skip
 
 
 def _gather(at: Lowering, scalar: str, table: int, stride: int, ids: str, out: Rows) -> None:
-    kernel = Kernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
     at.launch(
-        kernel, out.per, lambda rows: (rows, 1, 1), table=table, ids=at.table.address(ids), out=out.address,
+        lookup_kernel(0, scalar), out.per, lambda rows: (rows, 1, 1), table=table, ids=at.table.address(ids), out=out.address,
         table_stride=stride, out_stride=out.stride, width=out.width,
     )  # fmt: skip
 
@@ -148,10 +170,9 @@ def _apply(
 ) -> None:
     if function not in UNARY:
         raise UnsupportedRecord(f"CUDA does not know the function {function}")
-    kernel = Kernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
     numbers = [*parameters, *[0.0] * (_PARAMETERS - len(parameters))]
     at.launch(
-        kernel, out.per, _by_elements(out.width), x=x.address, up=up.address if up else 0, out=out.address,
+        apply_kernel(function), out.per, _by_elements(out.width), x=x.address, up=up.address if up else 0, out=out.address,
         x_stride=x.stride, up_stride=up.stride if up else 0, out_stride=out.stride, width=out.width, p=numbers,
     )  # fmt: skip
 
@@ -169,10 +190,10 @@ def _binary(record: records.Binary, at: Lowering) -> None:
         else:
             size = at.constants.array(constant).size
             given |= {side: at.vector(constant), f"{side}_stride": 0, f"{side}_period": size}
-    kernel = Kernel("elementwise.cu", f"combine<binary::{record.function}>", "BinaryArguments", _ELEMENT_THREADS)
     at.launch(
-        kernel, out.per, _by_elements(out.width), out=out.address, out_stride=out.stride, width=out.width, **given
-    )
+        combine_kernel(record.function), out.per, _by_elements(out.width), out=out.address, out_stride=out.stride,
+        width=out.width, **given,
+    )  # fmt: skip
 
 
 def _by_elements(width: int) -> Any:
@@ -186,9 +207,8 @@ def _norm(record: records.Norm, at: Lowering) -> None:
     out = at.values.make(record.out) if record.out else None
     total = at.values.make(record.total) if record.total else None
     groups = x.width // size
-    kernel = Kernel("norm.cu", f"norm<{str(record.centred).lower()}>", "NormArguments", _NORM_THREADS)
     at.launch(
-        kernel, x.per, lambda rows: (rows * groups, 1, 1), x=x.address, skip=skip.address if skip else 0,
+        norm_kernel(record.centred), x.per, lambda rows: (rows * groups, 1, 1), x=x.address, skip=skip.address if skip else 0,
         input_bias=at.vector(record.input_bias), weight=at.vector(record.weight), bias=at.vector(record.bias),
         out=out.address if out else 0, total=total.address if total else 0, x_stride=x.stride,
         skip_stride=skip.stride if skip else 0, out_stride=out.stride if out else 0,

@@ -66,6 +66,11 @@ def _many(at: Lowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> 
     at.starts.append(Launch(kernel, arguments, {"first_row": "decode_rows", "rows": "tokens"}, grid))
 
 
+def arrange_kernel(form: str) -> Kernel:
+    """The kernel that puts activations into a form: "floats", "bfloats", "bytes<4>" or "bytes<8>"."""
+    return Kernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
+
+
 def few_rows_kernel(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> Kernel:
     """The kernel that multiplies so many rows at once."""
     shape = f"{tokens}, {_OUTPUTS[tokens]}"
@@ -112,7 +117,7 @@ def _arranged(
     nbytes = _BYTES[form] * numbers if form in _BYTES else numbers * 5 // 4
 
     def fill(memory: Any) -> None:
-        kernel = Kernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
+        kernel = arrange_kernel(form)
         address = at.driver.address(memory)
         arguments = bind(
             kernel, x=rows.address, out=address, scales=address + numbers if form not in _BYTES else 0,

@@ -115,6 +115,7 @@ class HostDriver:
         error = function(sizes, threads, self.order, ctypes.c_void_p(arguments.ctypes.data))
         if error:
             raise LaunchError(f"{kernel.name}: {error.decode()}")
+        self.check()
 
     def check(self) -> None:
         """Raise LaunchError if something was written before or behind an array that is still held."""

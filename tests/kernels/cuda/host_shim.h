@@ -155,7 +155,7 @@ inline void wait_until_changed(const uint64_t& number, uint64_t seen, const char
 }
 
 // Shared memory: of one place in the source, as often as it is asked for; it holds NaN and -1 at first.
-constexpr size_t GUARD = 64;
+constexpr size_t GUARD = 4096;
 template <class T>
 T* shared_array(const void* site, size_t count) {
   auto& memory = block->shared[site];

@@ -40,9 +40,7 @@ class MadeUpConstants:
         self.arrays[f"{name}.scales"] = factors.astype(scales)
         if points:
             self.arrays[f"{name}.points"] = pack_bits(rng.integers(0, 1 << bits, (rows, blocks)), bits)
-        return BlockWeight(
-            name, f"{name}.scales", f"{name}.points" if points else "", rows, columns, bits, block_size
-        )
+        return BlockWeight(name, f"{name}.scales", f"{name}.points" if points else "", rows, columns, bits, block_size)
 
 
 def rows_of(width: int) -> RowsType:
