@@ -11,7 +11,6 @@ from genai.kernels.messages import tell
 
 from ..errors import DeviceError, OptionError
 
-
 # Whether somebody was told why there is no GPU.
 _told: set[str] = set()
 

@@ -46,7 +46,7 @@ def test_every_field_is_given() -> None:
     with pytest.raises(TypeError, match="missing or unknown: bias, wide"):
         given = {name: 0 for name in NORM.is_pointer if name != "bias"}
         bind(NORM, wide=1, **given)
-    arguments = bind(NORM, **{name: 7 for name in NORM.is_pointer})
+    arguments = bind(NORM, **dict.fromkeys(NORM.is_pointer, 7))
     assert arguments["epsilon"] == 7.0 and arguments.dtype == NORM.layout
 
 
