@@ -40,7 +40,7 @@ Precision = Annotated[
 Yes = Annotated[bool, model_option("--yes", help="If MODEL has to be downloaded, do not ask.")]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
-Device = Annotated[str, model_option(help='"cpu", or "reference": plain NumPy, slow, to compare with.')]
+Device = Annotated[str, model_option(help='"cpu", "cuda" or "cuda:1": a GPU, "auto", or "reference": NumPy, slow.')]
 KvType = Annotated[str, model_option("--kv-type", help="Cached keys and values: auto, fp16, fp32, int8 or int4.")]
 KvForce = Annotated[bool, model_option("--kv-force", help="Take int4 keys and values whatever they cost.")]
 CtxSize = Annotated[

@@ -73,6 +73,10 @@ class UnsupportedModelError(GraphError):
     """The model is valid, but of a form that this engine cannot run."""
 
 
+class DeviceError(GenaiError):
+    """The device asked for cannot be used on this machine, or in this process."""
+
+
 class NotSupportedYetError(GenaiError, NotImplementedError):
     """A documented feature of the API that this version does not have yet."""
 

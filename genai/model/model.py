@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KV_DTYPES = ("auto", "fp16", "fp32", "int8", "int4")
 ACCURACIES = ("auto", "fp32", "int8")
-DEVICES = ("cpu", "reference")
+DEVICES = ("cpu", "cuda", "auto", "reference")
 DEFAULT_PREFIX_BYTES = 4 * 2**30
 
 
@@ -48,8 +48,10 @@ class Model(Single, AbstractContextManager["Model"]):
         cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
         context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
         kv_dtype_force: take "int4" whatever it costs.
-        device: "cpu", or "reference": the forward pass in plain NumPy, slow and in full precision, to compare with;
-            as with accuracy "fp32" nothing is rounded, and how many threads its products use is NumPy's affair.
+        device: "cpu"; "cuda" or "cuda:1": an NVIDIA GPU (see docs/cuda.md); "auto": a GPU where one can be used, else
+            the CPU; or "reference": the forward pass in plain NumPy, slow and in full precision,
+            to compare with; as with accuracy "fp32" nothing is rounded, and how many threads its products use is
+            NumPy's affair.
         lora: give its program places for adapters at once; otherwise the first adapter that is loaded does, between
             two steps, which takes a moment.
         quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
@@ -58,6 +60,7 @@ class Model(Single, AbstractContextManager["Model"]):
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
         OptionError: an argument out of range.
+        DeviceError: the device asked for cannot be used here.
         CacheCapacityError: weights and context need more memory than there is.
     """
 
@@ -108,8 +111,8 @@ class Model(Single, AbstractContextManager["Model"]):
 
     @property
     def device_type(self) -> str:
-        """Where it runs: "CPU", as onnxruntime-genai writes it."""
-        return "CPU"
+        """Where it runs: "CPU" or "CUDA", as onnxruntime-genai writes it."""
+        return "CUDA" if self._decoder is not None and self.decoder.executor.name == "cuda" else "CPU"
 
     @property
     def context_size(self) -> int:
@@ -244,7 +247,7 @@ def check_model_options(
     """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
-    _check_choice("device", device, DEVICES)
+    _check_choice("device", gpu_name(device) or device, DEVICES)
     if not isinstance(lora, bool):
         raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
     if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):
@@ -265,9 +268,15 @@ def check_model_options(
             )
 
 
+def gpu_name(device: str) -> str:
+    """ "cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
+    kind, _, number = str(device).partition(":")
+    return kind if kind == "cuda" and number.isascii() and number.isdecimal() else ""
+
+
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        gpu = name == "device" and str(value).lower().startswith(("cuda", "gpu", "rocm", "mps", "metal"))
-        why = f"allowed: {', '.join(allowed)}{'; this version has no kernels for GPUs' if gpu else ''}"
+        gpu = name == "device" and str(value).lower().startswith(("gpu", "rocm", "mps", "metal"))
+        why = f"allowed: {', '.join(allowed)}{'; there are kernels for GPUs of NVIDIA only' if gpu else ''}"
         fix = did_you_mean(str(value).lower(), allowed, f"pass one of them, or leave {name} out")
         raise OptionError(f"{name} = {value!r}", why, fix)
