@@ -140,16 +140,29 @@ def _lookup(record: records.Lookup, at: Lowering) -> None:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.columns, ids, out)
         return
     at.launch(
-        lookup_kernel(matrix.bits, matrix.scalar), out.per, lambda rows: (rows, 1, 1), table=matrix.fields, ids=at.table.address(ids), out=out.address,
-        out_stride=out.stride, width=out.width,
-    )  # fmt: skip
+        lookup_kernel(matrix.bits, matrix.scalar),
+        out.per,
+        lambda rows: (rows, 1, 1),
+        table=matrix.fields,
+        ids=at.table.address(ids),
+        out=out.address,
+        out_stride=out.stride,
+        width=out.width,
+    )
 
 
 def _gather(at: Lowering, scalar: str, table: int, stride: int, ids: str, out: Rows) -> None:
     at.launch(
-        lookup_kernel(0, scalar), out.per, lambda rows: (rows, 1, 1), table=table, ids=at.table.address(ids), out=out.address,
-        table_stride=stride, out_stride=out.stride, width=out.width,
-    )  # fmt: skip
+        lookup_kernel(0, scalar),
+        out.per,
+        lambda rows: (rows, 1, 1),
+        table=table,
+        ids=at.table.address(ids),
+        out=out.address,
+        table_stride=stride,
+        out_stride=out.stride,
+        width=out.width,
+    )
 
 
 # --- element by element ----------------------------------------------------------------------------------------------
@@ -172,9 +185,18 @@ def _apply(
         raise UnsupportedRecord(f"CUDA does not know the function {function}")
     numbers = [*parameters, *[0.0] * (_PARAMETERS - len(parameters))]
     at.launch(
-        apply_kernel(function), out.per, _by_elements(out.width), x=x.address, up=up.address if up else 0, out=out.address,
-        x_stride=x.stride, up_stride=up.stride if up else 0, out_stride=out.stride, width=out.width, p=numbers,
-    )  # fmt: skip
+        apply_kernel(function),
+        out.per,
+        _by_elements(out.width),
+        x=x.address,
+        up=up.address if up else 0,
+        out=out.address,
+        x_stride=x.stride,
+        up_stride=up.stride if up else 0,
+        out_stride=out.stride,
+        width=out.width,
+        p=numbers,
+    )
 
 
 @lower.register
@@ -208,12 +230,24 @@ def _norm(record: records.Norm, at: Lowering) -> None:
     total = at.values.make(record.total) if record.total else None
     groups = x.width // size
     at.launch(
-        norm_kernel(record.centred), x.per, lambda rows: (rows * groups, 1, 1), x=x.address, skip=skip.address if skip else 0,
-        input_bias=at.vector(record.input_bias), weight=at.vector(record.weight), bias=at.vector(record.bias),
-        out=out.address if out else 0, total=total.address if total else 0, x_stride=x.stride,
-        skip_stride=skip.stride if skip else 0, out_stride=out.stride if out else 0,
-        total_stride=total.stride if total else 0, groups=groups, width=size, epsilon=record.epsilon,
-    )  # fmt: skip
+        norm_kernel(record.centred),
+        x.per,
+        lambda rows: (rows * groups, 1, 1),
+        x=x.address,
+        skip=skip.address if skip else 0,
+        input_bias=at.vector(record.input_bias),
+        weight=at.vector(record.weight),
+        bias=at.vector(record.bias),
+        out=out.address if out else 0,
+        total=total.address if total else 0,
+        x_stride=x.stride,
+        skip_stride=skip.stride if skip else 0,
+        out_stride=out.stride if out else 0,
+        total_stride=total.stride if total else 0,
+        groups=groups,
+        width=size,
+        epsilon=record.epsilon,
+    )
 
 
 # --- products --------------------------------------------------------------------------------------------------------

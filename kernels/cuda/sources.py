@@ -62,9 +62,10 @@ def source_of(kernels: Iterable[Kernel]) -> str:
     wanted = sorted(set(kernels), key=lambda kernel: kernel.name)
     seen: set[str] = set()
     parts = [_with_includes(file, seen) for file in sorted({kernel.file for kernel in wanted})]
-    for one in wanted:
-        parts.append(f"KERNEL({one.name}, {one.arguments}, {one.layout.itemsize}, {one.threads}, {one.function})\n")
-    return "".join(parts)
+    calls = (
+        f"KERNEL({one.name}, {one.arguments}, {one.layout.itemsize}, {one.threads}, {one.function})\n" for one in wanted
+    )
+    return "".join([*parts, *calls])
 
 
 def _with_includes(file: str, seen: set[str]) -> str:

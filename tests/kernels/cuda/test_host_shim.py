@@ -65,7 +65,8 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
     ("compute", "old", "new", "found"),
     [
         (attended, BARRIER, IN_LOOP, "wrong"),  # warps are put together before they are done
-        (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP, "a thread ends while others wait|have ended already"),
+        (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP,
+         "a thread ends while others wait|have ended already"),
         (attended, "maximum[head] = NEVER", "if (lane < 16) __syncwarp(); maximum[head] = NEVER",
          "lanes meet in different operations"),
         (attended, "SHARED(float, results, SPLIT_WARPS * ", "SHARED(float, results, (SPLIT_WARPS - 1) * ",
