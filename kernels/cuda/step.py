@@ -6,8 +6,10 @@ Its parts keep their places as long as steps fit, so launches that read them are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..executor import StepContext, StepError
 from ..formats import PAGE_TOKENS
