@@ -67,9 +67,7 @@ def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None 
     check("up", up, gate.shape, by_rows=True)
     out = np.empty(gate.shape, np.float32)
     rows = tuple((name, x.strides[0], x.shape[1]) for name, x in (("gate", gate), ("up", up), ("out", out)))
-    _program(gate_call, function, rows).run(
-        threads, len(gate), gate=first_element(gate), up=first_element(up), out=out
-    )
+    _program(gate_call, function, rows).run(threads, len(gate), gate=first_element(gate), up=first_element(up), out=out)
     return out
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .driver import Grid, KernelError, NoDevice
-from .sources import Kernel, source_of
+from .driver import CudaError, Grid, NoDevice
+from .sources import CudaKernel, source_of
 
 OPTIONS = ("--std=c++17",)
 # Tensor cores with bfloat16 and copies that do not wait: Ampere.
@@ -93,7 +93,7 @@ class CupyDriver:
     def address(self, array: Any) -> int:
         return int(array.data.ptr)
 
-    def load(self, kernels: Collection[Kernel]) -> Mapping[Kernel, Any]:
+    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         if not kernels:
             return {}
         with self._device, self._stream:
@@ -101,9 +101,9 @@ class CupyDriver:
             try:
                 return {kernel: module.get_function(kernel.name) for kernel in kernels}
             except self._cupy.cuda.compiler.CompileException as error:
-                raise KernelError(f"kernels do not compile on {self.name}: {error}") from error
+                raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
 
-    def launch(self, function: Any, kernel: Kernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self._device, self._stream:
             function(grid, (kernel.threads, 1, 1), (arguments,))  # an array of one element goes by value
 

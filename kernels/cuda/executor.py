@@ -20,7 +20,7 @@ from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weig
 from .attention import check_attention
 from .driver import Driver
 from .launches import Functions, Start
-from .lowering import Lowering, knows, lower
+from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
@@ -145,7 +145,9 @@ class CudaStep:
         self._capacity, self._table = capacity, StepTable(driver, capacity)
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
-        lowering = Lowering(driver, self._values, program.constants, self._weights, self._layers, self._table, capacity)
+        lowering = CudaLowering(
+            driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
+        )
         self._values.expect(name for record in program.records for name in record.inputs)
         self._values.expect((*program.outputs, *program.given))
         for name in program.given:

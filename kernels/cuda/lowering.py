@@ -14,9 +14,9 @@ from ..records import Constants, Ids, Per
 from .attention import AttentionLaunch, store_kernel
 from .driver import Driver, Grid
 from .launches import Counts, Launch, Start, bind
-from .memory import Rows, Values
+from .memory import DeviceRows, Values
 from .products import product
-from .sources import Kernel
+from .sources import CudaKernel
 from .step import Capacity, StepTable
 from .weights import DeviceWeights
 
@@ -34,7 +34,7 @@ BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"
 
 
 @dataclass
-class Lowering:
+class CudaLowering:
     """Collects the launches of records, in order.
 
     Attributes:
@@ -53,7 +53,7 @@ class Lowering:
     held: list[Any] = field(default_factory=list)
     _workspace: Any = None
 
-    def launch(self, kernel: Kernel, per: Per, grid: Any, **given: Any) -> None:
+    def launch(self, kernel: CudaKernel, per: Per, grid: Any, **given: Any) -> None:
         """Add a start of a kernel over the rows of a step.
 
         Args:
@@ -80,7 +80,7 @@ class Lowering:
 
 
 @singledispatch
-def lower(record: records.Record, at: Lowering) -> None:
+def lower(record: records.Record, at: CudaLowering) -> None:
     """Add a record's launches; its inputs are in memory already.
 
     Raises:
@@ -97,44 +97,44 @@ def knows(record: records.Record) -> bool:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def lookup_kernel(bits: int, scalar: str) -> Kernel:
+def lookup_kernel(bits: int, scalar: str) -> CudaKernel:
     """The kernel that looks rows up in codes of so many bits with scales of a C++ type, or (bits = 0) in floats."""
     if bits:
-        return Kernel("lookup.cu", f"lookup_blocks<{bits}, {scalar}>", "BlockLookupArguments", _LOOKUP_THREADS)
-    return Kernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
+        return CudaKernel("lookup.cu", f"lookup_blocks<{bits}, {scalar}>", "BlockLookupArguments", _LOOKUP_THREADS)
+    return CudaKernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
 
 
-def apply_kernel(function: str) -> Kernel:
+def apply_kernel(function: str) -> CudaKernel:
     """The kernel of a function of one number, and of its gate."""
-    return Kernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
+    return CudaKernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
 
 
-def combine_kernel(function: str) -> Kernel:
+def combine_kernel(function: str) -> CudaKernel:
     """The kernel of a function of two numbers."""
-    return Kernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
+    return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 
-def norm_kernel(centred: bool) -> Kernel:
+def norm_kernel(centred: bool) -> CudaKernel:
     """The kernel of RMS norm, or of layer norm."""
-    return Kernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
+    return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
 
 
 # --- rows as they are ------------------------------------------------------------------------------------------------
 
 
 @lower.register
-def _columns(record: records.Columns, at: Lowering) -> None:
+def _columns(record: records.Columns, at: CudaLowering) -> None:
     at.values.alias(record.out, record.x, at.values[record.x].columns(record.first, at.values.types[record.out].width))
 
 
 @lower.register
-def _logits_rows(record: records.LogitsRows, at: Lowering) -> None:
+def _logits_rows(record: records.LogitsRows, at: CudaLowering) -> None:
     x, out = at.values[record.x], at.values.make(record.out)
     _gather(at, "float", x.address, x.stride, "logits_rows", out)
 
 
 @lower.register
-def _lookup(record: records.Lookup, at: Lowering) -> None:
+def _lookup(record: records.Lookup, at: CudaLowering) -> None:
     matrix, out, ids = at.weights.matrix(record.table, at.constants), at.values.make(record.out), _IDS[record.ids]
     if not matrix.bits:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.columns, ids, out)
@@ -151,7 +151,7 @@ def _lookup(record: records.Lookup, at: Lowering) -> None:
     )
 
 
-def _gather(at: Lowering, scalar: str, table: int, stride: int, ids: str, out: Rows) -> None:
+def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, out: DeviceRows) -> None:
     at.launch(
         lookup_kernel(0, scalar),
         out.per,
@@ -169,17 +169,22 @@ def _gather(at: Lowering, scalar: str, table: int, stride: int, ids: str, out: R
 
 
 @lower.register
-def _unary(record: records.Unary, at: Lowering) -> None:
+def _unary(record: records.Unary, at: CudaLowering) -> None:
     _apply(at, record.function, at.values[record.x], None, at.values.make(record.out), record.parameters)
 
 
 @lower.register
-def _gate(record: records.Gate, at: Lowering) -> None:
+def _gate(record: records.Gate, at: CudaLowering) -> None:
     _apply(at, record.activation, at.values[record.gate], at.values[record.up], at.values.make(record.out))
 
 
 def _apply(
-    at: Lowering, function: str, x: Rows, up: Rows | None, out: Rows, parameters: tuple[float, ...] = ()
+    at: CudaLowering,
+    function: str,
+    x: DeviceRows,
+    up: DeviceRows | None,
+    out: DeviceRows,
+    parameters: tuple[float, ...] = (),
 ) -> None:
     if function not in UNARY:
         raise UnsupportedRecord(f"CUDA does not know the function {function}")
@@ -200,7 +205,7 @@ def _apply(
 
 
 @lower.register
-def _binary(record: records.Binary, at: Lowering) -> None:
+def _binary(record: records.Binary, at: CudaLowering) -> None:
     if record.function not in BINARY:
         raise UnsupportedRecord(f"CUDA does not know the function {record.function}")
     out = at.values.make(record.out)
@@ -223,7 +228,7 @@ def _by_elements(width: int) -> Any:
 
 
 @lower.register
-def _norm(record: records.Norm, at: Lowering) -> None:
+def _norm(record: records.Norm, at: CudaLowering) -> None:
     x, size = at.values[record.x], at.constants.array(record.weight).size
     skip = at.values[record.skip] if record.skip else None
     out = at.values.make(record.out) if record.out else None
@@ -254,12 +259,12 @@ def _norm(record: records.Norm, at: Lowering) -> None:
 
 
 @lower.register
-def _product(record: records.Product, at: Lowering) -> None:
+def _product(record: records.Product, at: CudaLowering) -> None:
     product(at, record.x, record.branch, at.values.make(record.out), exact=record.exact)
 
 
 @lower.register
-def _gated_product(record: records.GatedProduct, at: Lowering) -> None:
+def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
     out = at.values.make(record.out)
     gate, key = at.values.temporary(out.width, out.per)
     product(at, record.x, record.gate, gate, exact=record.exact)
@@ -272,7 +277,7 @@ def _gated_product(record: records.GatedProduct, at: Lowering) -> None:
 
 
 @lower.register
-def _attention(record: records.Attention, at: Lowering) -> None:
+def _attention(record: records.Attention, at: CudaLowering) -> None:
     query, layer = at.values[record.query], at.layers[record.layer]
     assert layer is not None
     if record.key:

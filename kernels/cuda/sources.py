@@ -22,7 +22,7 @@ _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CudaKernel:
     """A kernel: a function template of a file with its arguments filled in.
 
     Attributes:
@@ -57,7 +57,7 @@ def text_of(file: str) -> str:
     return (files(__package__) / "src" / file).read_text(encoding="utf-8")
 
 
-def source_of(kernels: Iterable[Kernel]) -> str:
+def source_of(kernels: Iterable[CudaKernel]) -> str:
     """One text that makes all these kernels, every file and what it includes once."""
     wanted = sorted(set(kernels), key=lambda kernel: kernel.name)
     seen: set[str] = set()

@@ -61,7 +61,8 @@ class SamplerState:
                 "they are functions of this process, and nothing in a state file is ever executed",
                 "save a state without them, and give them again when it goes on",
             )
-        options = {name: value for name, value in self.params.as_dict().items() if name != "logits_processors"}
+        usual = SamplingParams().as_dict()
+        options = {name: value for name, value in self.params.as_dict().items() if value != usual[name]}
         return {**vars(self), "params": options, "forbidden": list(self.forbidden)}
 
     @classmethod

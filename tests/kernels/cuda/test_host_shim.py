@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.cuda.sources import Kernel, source_of
+from genai.kernels.cuda.sources import CudaKernel, source_of
 from genai.kernels.records import Branch, Product
 from genai.kernels.reference.executor import ReferenceExecutor
 
@@ -26,7 +26,7 @@ class PlantingDriver(HostDriver):
 
     change: tuple[str, str] = ("", "")
 
-    def load(self, kernels: Any) -> dict[Kernel, Any]:
+    def load(self, kernels: Any) -> dict[CudaKernel, Any]:
         source = source_of(kernels)
         assert source.count(self.change[0]) >= 1
         library = ctypes.CDLL(str(build(source.replace(*self.change, 1))))
@@ -94,8 +94,8 @@ def test_what_is_not_planted_is_right(driver: HostDriver, compute: Any) -> None:
 
 
 def test_a_kernel_is_launched_with_the_threads_it_was_made_for(driver: HostDriver) -> None:
-    kernel = Kernel("norm.cu", "norm<false>", "NormArguments", 256)
-    other = Kernel("norm.cu", "norm<false>", "NormArguments", 128)
+    kernel = CudaKernel("norm.cu", "norm<false>", "NormArguments", 256)
+    other = CudaKernel("norm.cu", "norm<false>", "NormArguments", 128)
     function = driver.load([kernel])[kernel]
     with pytest.raises(LaunchError, match="other threads"):
         driver.launch(function, other, (1, 1, 1), np.zeros((), kernel.layout))
