@@ -15,6 +15,7 @@ from .. import options as opt, terminal
 from ..options import sampling_flags
 from ..terminal import Voice, emit, say
 from ..wrapping import WordWrap
+from .tools import read_functions
 
 if TYPE_CHECKING:
     from genai.kernels.messages import ProgressLine
@@ -37,6 +38,12 @@ def chat(
             help="When the context is full: error, truncate (leave out old messages) or shift (also within a reply)."
         ),
     ] = "error",
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            "--tools", help="A Python file of functions that the model may call, each call after asking."
+        ),
+    ] = None,
     markdown: Annotated[
         bool, opt.output_option("--markdown/--no-markdown", help="Render replies as Markdown.")
     ] = False,
@@ -63,15 +70,18 @@ def chat(
             raise
         return llm
 
-    voice = flags.voice
-    session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
+    voice, functions = flags.voice, None if tools is None else read_functions(tools)
+    called = None if functions is None else functions.tools
+    session = ChatSession(load(model, alone=True), system=system, tools=called, on_overflow=on_overflow, **sampling)
     try:
         session.use_adapter(flags.adapter)
         if prompt is None:
             from .loop import Loop
 
             show_stats = flags.stats is not False
-            Loop(session, voice, load, show_stats=show_stats, markdown=markdown, dump=flags.show_prompt).run()
+            loop = Loop(session, voice, load, show_stats=show_stats, markdown=markdown, dump=flags.show_prompt)
+            loop.functions = functions
+            loop.run()
             return
         events = session.send(prompt)
         if flags.show_prompt:
