@@ -17,6 +17,7 @@ from .. import options as opt, terminal
 from ..options import sampling_flags
 from ..terminal import Voice, emit, say
 from ..wrapping import WordWrap
+from .tools import read_functions
 
 if TYPE_CHECKING:
     from genai.kernels.messages import ProgressLine
@@ -42,6 +43,10 @@ def chat(
     session_name: Annotated[
         str | None,
         typer.Option("--session", help="Go on with the conversation of this name, and keep it; a new one begins it."),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option("--tools", help="A Python file of functions that the model may call, each call after asking."),
     ] = None,
     markdown: Annotated[
         bool, opt.output_option("--markdown/--no-markdown", help="Render replies as Markdown.")
@@ -70,7 +75,9 @@ def chat(
         return llm
 
     kept = None if session_name is None else session_file(session_name)
-    session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
+    functions = None if tools is None else read_functions(tools)
+    called = None if functions is None else functions.tools
+    session = ChatSession(load(model, alone=True), system=system, tools=called, on_overflow=on_overflow, **sampling)
     try:
         session.use_adapter(flags.adapter)
         with _kept_in(session, kept, flags.voice, system, sampling):
@@ -78,7 +85,9 @@ def chat(
                 from .loop import Loop
 
                 shown = {"show_stats": flags.stats is not False, "markdown": markdown, "dump": flags.show_prompt}
-                Loop(session, flags.voice, load, kept=kept, **shown).run()
+                loop = Loop(session, flags.voice, load, kept=kept, **shown)
+                loop.functions = functions
+                loop.run()
             else:
                 _answer_once(session, prompt, flags, markdown=markdown)
     finally:

@@ -14,7 +14,7 @@ from ..engine.whole_files import replacing
 from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, StateError
 from ..model.adapters.store import AdapterChoice
 from ..model.reading import json_object, read_text_file
-from ..text.parsing import Event
+from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
 from .delivery import CompletionStream, Progress
 from .llm import LLM
@@ -174,6 +174,22 @@ class ChatSession:
         self.messages.append({"role": "user", "content": text})
         return self._answer()
 
+    def give_results(self, results: Sequence[tuple[ToolCall, str]]) -> Iterator[Event]:
+        """Add what the tools returned that the last reply called, and stream the reply to it.
+
+        Args:
+            results: each call with its result.
+
+        Raises:
+            InputError: there are none. ChatTemplateError, with the first event: the template has no results of tools.
+        """
+        if not results:
+            raise InputError("there are no results", "there is nothing to answer", "give one for each call")
+        for call, text in results:
+            name = {"name": call.name} if call.id is None else {"name": call.name, "tool_call_id": call.id}
+            self.messages.append({"role": "tool", **name, "content": text})
+        return self._answer(len(results))
+
     def retry(self) -> Iterator[Event]:
         """Replace the reply to the last message by a new one. A seed that was set gives the same reply again.
 
@@ -190,7 +206,8 @@ class ChatSession:
             stream.cancel()
         return stream is not None
 
-    def _answer(self) -> Iterator[Event]:
+    def _answer(self, num_new: int = 1) -> Iterator[Event]:
+        """Stream a reply; if there is none, the last `num_new` messages are taken back."""
         self.last_reply = None
         try:
             text, ids = self._fitting_prompt(())
@@ -218,7 +235,7 @@ class ChatSession:
             yield from splitter.finish()
         finally:
             if self.last_reply is None:
-                self.messages.pop()
+                del self.messages[-num_new:]
 
     def _stream(self, prompt: list[int], parts: Sequence[Completion], shape: ReplyShape) -> CompletionStream:
         options, num_reply = dict(self.options), sum(len(part.token_ids) for part in parts)
