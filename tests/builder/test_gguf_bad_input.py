@@ -1,18 +1,17 @@
-"""What a GGUF file may say wrongly: each ends in a typed error with what, why and what to do, before anything is written."""
+"""What a GGUF file may say wrongly: a typed error with what, why and what to do, before anything is written."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 from genai.builder import build_model, plan_build
 from genai.builder.build import execute
 from genai.errors import ChatTemplateError, ConfigError, GenaiError, InputError, TokenizerError, UnsupportedModelError
-
-gguf = pytest.importorskip("gguf")
 from tools import gguf_models
 from tools.gguf_models import SHAPES, VOCAB, write_model
 
@@ -96,7 +95,7 @@ TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     "a divisor of 0": ({"rope_freqs.weight": np.zeros(32, np.float32)}, "numbers that are not positive"),
     "one list of two": (
         {"rope_factors_long.weight": np.ones(32, np.float32)},
-        "'rope_factors_short.weight' is not there",
+        "rope_factors_short.* is not there",
     ),
     "NaN in a norm": ({"output_norm.weight": np.full(256, np.nan, np.float32)}, "model.norm.weight holds NaN"),
 }

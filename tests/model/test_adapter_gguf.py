@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -12,8 +13,6 @@ from genai.cli.app import run
 from genai.errors import InputError
 from genai.model.adapters.gguf_adapter import in_our_order, require_our_order
 from genai.model.adapters.parameters import read_adapter
-
-gguf = pytest.importorskip("gguf")
 from tools.gguf_models import HEAD, HEADS, SHAPES, add_value, close, write_adapter
 
 
@@ -73,9 +72,9 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a norm": ({**PAIR, "blk.0.attn_norm.weight": np.ones(8, np.float32)}, {}, "is no factor of a product"),
     "no B": ({"blk.0.ffn_up.weight.lora_a": A}, {}, "has no factor B"),
     "two ranks": (
-        {**PAIR, "blk.0.ffn_up.weight.lora_b": np.ones((8, 3), np.float32)},
+        {**PAIR, "blk.0.ffn_up.weight.lora_b": B.repeat(2, 1)},
         {},
-        r"A \[2, 8\] and B \[8, 3\]",
+        r"A \[2, 8\] and B \[8, 4\]",
     ),
     "nothing": ({}, {}, "holds no factors"),
 }
