@@ -23,8 +23,6 @@ from genai.kernels.cpu.jit import LIBRARY
 from genai.model.gguf_file import GgufModel
 from genai.quant.ggml import GGML_TYPES
 from genai.text.backend import load_tokenizer
-
-pytest.importorskip("gguf")
 from tools.gguf_models import SHAPES, TOKENS, VOCAB, write_adapter, write_model
 from tools.make_gguf_goldens import KINDS, STEP, VOCABULARY_KINDS, texts, write_vocabulary
 
