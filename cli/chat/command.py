@@ -40,9 +40,7 @@ def chat(
     ] = "error",
     tools: Annotated[
         Path | None,
-        typer.Option(
-            "--tools", help="A Python file of functions that the model may call, each call after asking."
-        ),
+        typer.Option("--tools", help="A Python file of functions that the model may call, each call after asking."),
     ] = None,
     markdown: Annotated[
         bool, opt.output_option("--markdown/--no-markdown", help="Render replies as Markdown.")
