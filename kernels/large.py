@@ -127,6 +127,9 @@ class ReservedMemory:
 class HostMemory:
     """What executors have in common whose memory is the host's; see `executor.Executor`."""
 
+    def free_bytes(self) -> None:
+        return None
+
     def allocate(self, nbytes: int) -> ReservedMemory:
         return ReservedMemory(nbytes)
 

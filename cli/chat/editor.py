@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -16,7 +14,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from ..terminal import Voice
+from ..terminal import Voice, state_folder
 
 _QUOTES = '"""'
 
@@ -163,9 +161,9 @@ class _Commands(Completer):
 
 def _history(voice: Voice) -> History:
     """What was typed in earlier chats; only the user may read it. Kept in memory where it cannot be written."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "genai"
-    path = folder / "chat_history"
     try:
+        folder = state_folder()
+        path = folder / "chat_history"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         with path.open("ab"):

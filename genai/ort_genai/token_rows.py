@@ -119,6 +119,12 @@ class PaddedRows:
             tokens.extend([*row, *[self._pad] * (width - len(row))])
             own.extend(b"\1" * len(row) + b"\0" * (width - len(row)))
 
+    def copy(self) -> PaddedRows:
+        """Rows that go their own way."""
+        other = PaddedRows(len(self._tokens), self._pad)
+        other._tokens, other._own = [list(row) for row in self._tokens], [own[:] for own in self._own]
+        return other
+
     def append_column(self, column: Sequence[int], own: Collection[int]) -> None:
         """Append one token to each row; `own` are the rows whose sequences have it too."""
         for index, token in enumerate(column):

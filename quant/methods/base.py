@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blocks import QuantizationError
-from ..grids import CodedBlocks, CodeGrid
+from ..formats import QuantizedWeight
+from ..grids import CodedBlocks, CodeGrid, FindScales
 
 Float64 = NDArray[np.float64]
 
@@ -48,12 +49,27 @@ class MethodResult:
     """A matrix as a method left it.
 
     Attributes:
-        blocks: what is to be stored.
+        blocks: what is to be stored. grid: bound to the matrix.
         notes: what a report should say, such as a damping that had to be raised.
     """
 
     blocks: CodedBlocks
+    grid: CodeGrid
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The matrix that is stored, float32 [rows, columns]."""
+        return self.blocks.values(self.grid)
+
+    @property
+    def packed(self) -> QuantizedWeight:
+        """It as a model stores it."""
+        return self.grid.packed(self.blocks)
+
+
+# What a method does with a matrix [rows, columns], the grid that is bound to it, and the statistics of its inputs.
+Quantizing = Callable[[NDArray[Any], CodeGrid, InputStatistics | None], MethodResult]
 
 
 @dataclass(frozen=True)
@@ -63,16 +79,30 @@ class Method:
     Attributes:
         name: as users say it.
         needs: "nothing", "squares" or "gram": which statistics of the inputs.
-        quantize: called with the matrix [rows, columns], the grid, and the statistics (None if nothing is needed).
+        run: what it does. find_scales: by which a grid is bound to a matrix before, given the statistics.
         summary: in one line.
         folds: whether columns may be scaled first, where the graph can undo it (AWQ).
     """
 
     name: str
     needs: str
-    quantize: Callable[[NDArray[Any], CodeGrid, InputStatistics | None], MethodResult]
+    run: Quantizing
+    find_scales: Callable[[InputStatistics | None], FindScales]
     summary: str
     folds: bool = False
+
+    def quantize(self, weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
+        """Quantise a matrix [rows, columns].
+
+        Args:
+            inputs: statistics of what it is multiplied with; None if the method needs nothing.
+
+        Raises:
+            QuantizationError: NaN or infinity in the matrix, or statistics that are missing or do not fit.
+        """
+        if self.needs != "nothing":
+            required(inputs, self.name, weight.shape[1])
+        return self.run(weight, grid.bound(weight, self.find_scales(inputs)), inputs)
 
 
 def required(inputs: InputStatistics | None, method: str, columns: int) -> InputStatistics:

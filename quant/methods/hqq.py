@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..grids import CodeGrid, Float32, coded, empty_blocks, in_blocks, in_parallel, reciprocal, row_slices
 from .base import InputStatistics, Method, MethodResult
 from .rtn import extreme_scales
+from .search import find_alike
 
 _NORM, _BETA, _GROWTH, _ROUNDS = 0.7, 10.0, 1.01, 20
 # Before it stands to the power -0.3, so that an error of 0 has no infinite weight.
@@ -28,13 +29,13 @@ def half_quadratic(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics
 
     def work(part: slice) -> None:
         values = in_blocks(weight[part], grid.block_size, first_row=part.start)
-        scales, zeros = _optimised(values, grid)
+        scales, zeros = _optimised(values, grid.part(part, slice(None)))
         result.scales[part], result.zeros[part] = scales, zeros
         result.codes[part] = coded(values, scales, zeros, grid)
 
     for _ in in_parallel(work, row_slices(rows, columns)):
         pass
-    return MethodResult(result)
+    return MethodResult(result, grid)
 
 
 def _optimised(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
@@ -85,4 +86,6 @@ def _shrunk(difference: Float32, beta: np.float32) -> Float32:
     return result
 
 
-METHOD = Method("hqq", "nothing", half_quadratic, "half-quadratic: least sum of |error| ** 0.7, without data")
+METHOD = Method(
+    "hqq", "nothing", half_quadratic, find_alike, "half-quadratic: least sum of |error| ** 0.7, without data"
+)

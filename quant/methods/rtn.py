@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, in_blocks, in_parallel, row_slices
+from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, coded, empty_blocks, in_blocks, in_parallel, row_slices
 from .base import InputStatistics, Method, MethodResult
 
 
@@ -42,13 +42,23 @@ def round_to_nearest(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatisti
 
     def work(part: slice) -> None:
         values = in_blocks(weight[part], grid.block_size, first_row=part.start)
-        scales, zeros = extreme_scales(values, grid)
+        scales, zeros = extreme_scales(values, grid.part(part, slice(None)))
         result.scales[part], result.zeros[part] = scales, zeros
         result.codes[part] = coded(values, scales, zeros, grid)
 
     for _ in in_parallel(work, row_slices(rows, columns)):
         pass
-    return MethodResult(result)
+    return MethodResult(result, grid)
+
+
+def find_extremes(inputs: InputStatistics | None) -> FindScales:
+    """Scales of the extreme values, whatever the inputs."""
+
+    def find(weight: NDArray[Any], grid: CodeGrid) -> tuple[Float32, Float32]:
+        blocks = round_to_nearest(weight, grid).blocks
+        return blocks.scales, blocks.zeros
+
+    return find
 
 
 def with_scales(weight: NDArray[Any], scales: Float32, zeros: Float32, grid: CodeGrid) -> CodedBlocks:
@@ -57,4 +67,4 @@ def with_scales(weight: NDArray[Any], scales: Float32, zeros: Float32, grid: Cod
     return CodedBlocks(coded(blocks, scales, zeros, grid), scales, zeros, weight.shape[1])
 
 
-METHOD = Method("rtn", "nothing", round_to_nearest, "round to nearest, scales of the extreme values")
+METHOD = Method("rtn", "nothing", round_to_nearest, find_extremes, "round to nearest, scales of the extreme values")

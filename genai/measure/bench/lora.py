@@ -63,8 +63,8 @@ def bench_lora(
             of its own. context, tokens: prompt and steps of a decoding run. prompt: tokens of a prefill run.
 
     Returns:
-        Per rank and batch (the last row of a rank is prefill): tok/s of the model without places; and which share of
-        that is lost with places and no adapter, and with adapters; medians over the turns.
+        Per rank and batch (the last row of a rank is prefill): tok/s of the model without places; and how much
+        more time it takes with places and no adapter, and with adapters, as a share; medians over the turns.
 
     Raises:
         ContextOverflowError: a run exceeds the model's context. OptionError: a rank that no adapter may have.
@@ -98,8 +98,8 @@ def bench_lora(
                     "run": f"decode, batch {batch}" if batch else f"prefill, {prompt} tokens",
                     "rank": rank,
                     "tok/s": (batch * tokens if batch else prompt) / seconds,
-                    "places share": statistics.median(1 - base / one for base, one, _ in rounds),
-                    "adapters share": statistics.median(1 - base / one for base, _, one in rounds),
+                    "places share": statistics.median(one / base - 1 for base, one, _ in rounds),
+                    "adapters share": statistics.median(one / base - 1 for base, _, one in rounds),
                     "adapter MiB": adapters[0].nbytes / 2**20,
                 }
 

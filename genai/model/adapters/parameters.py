@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, ModelFolderError
 from ...session.adapter_format import AdapterFormat
+from ..gguf_file import is_gguf
 from .names import module_of
 
 SUFFIX = ".onnx_adapter"
 # Nobody trains larger ones; a step's memory grows with the ranks of its adapters.
 MOST_RANK = 1024
-_GIVE_ONE = f"give a folder as PEFT writes it, or an {SUFFIX} file"
+_GIVE_ONE = f"give a folder as PEFT writes it, an {SUFFIX} file, or a GGUF file of an adapter"
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class AdapterParameters:
         values: other arrays, by the name of the graph's input whose default they replace.
         base: what the files say of the model that it was trained on; "" = nothing.
         base_hash: the identity of that model, if the files say it; see `base_identity`.
-        kind: "peft" or "onnx_adapter".
+        kind: "peft", "onnx_adapter" or "gguf".
         fan_in_fan_out: whether the base stores its weights as [inputs, outputs], as GPT-2 does: for merging.
+        permuted: rows of queries and keys are in the order of ggml; see `gguf_adapter`.
     """
 
     source: Path
@@ -57,6 +59,7 @@ class AdapterParameters:
     base: str = ""
     base_hash: str = ""
     fan_in_fan_out: bool = False
+    permuted: bool = False
 
     @cached_property
     def content_hash(self) -> bytes:
@@ -87,14 +90,17 @@ class AdapterParameters:
 
 
 def read_adapter(source: str | Path) -> AdapterParameters:
-    """An adapter from a PEFT folder or an `.onnx_adapter` file.
+    """An adapter from a PEFT folder, an `.onnx_adapter` file or a GGUF file.
 
     Raises:
         ModelFolderError, InputError: there is none, it is damaged, or of a kind that cannot be run beside its base.
     """
+    from .gguf_adapter import read_gguf_adapter
     from .peft import read_peft
 
     path = adapter_path(source)
+    if is_gguf(path):
+        return read_gguf_adapter(path)
     return read_peft(path) if path.is_dir() else read_onnx_adapter(path)
 
 
@@ -107,7 +113,7 @@ def adapter_path(source: str | Path) -> Path:
         there = path.exists()
     except (TypeError, ValueError, OSError) as error:
         raise InputError(f"an adapter's path is {source!r:.80}", str(error)[:200], _GIVE_ONE) from error
-    if not there or path.suffix != SUFFIX:
+    if not there or not (path.suffix == SUFFIX or is_gguf(path)):
         why = f"it is a file whose name does not end in {SUFFIX}" if there else "there is no such folder or file"
         raise ModelFolderError(f"{path}: not an adapter", why, _GIVE_ONE)
     return path

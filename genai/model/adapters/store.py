@@ -22,6 +22,7 @@ from ...engine.mix import AdapterMix
 from ...errors import CacheCapacityError, InputError, OptionError, StateError, did_you_mean
 from ...runtime.single import Single
 from .bind import bind
+from .gguf_adapter import in_our_order
 from .parameters import AdapterParameters, read_adapter
 from .peft import BASE_HASH
 
@@ -117,7 +118,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         """Read an adapter and give it a name.
 
         Args:
-            path: a folder as PEFT writes it, or an `.onnx_adapter` file.
+            path: a folder as PEFT writes it, an `.onnx_adapter` file, or a GGUF file.
             scale: a factor on what it adds, besides what its files say.
 
         Raises:
@@ -132,7 +133,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             raise OptionError(
                 f"Adapter already loaded: {name}", "names are unique", "unload it first, or choose another name"
             )
-        read = read_adapter(path)
+        read = self._read(path)
         self._check_base(read)
         factors = self._factors(read, weight)
         key, modules = _key(read, weight), frozenset(read.pairs)
@@ -253,10 +254,15 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             raise OptionError(f"Adapter not found: {name!s:.80}", f"loaded are: {', '.join(shown) or 'none'}", fix)
         return entry
 
+    def _read(self, path: str | Path) -> AdapterParameters:
+        """An adapter's files, its rows in the order of the model's."""
+        decoder = self.model.config.model.decoder
+        return in_our_order(read_adapter(path), decoder.num_attention_heads, decoder.num_key_value_heads)
+
     def _device(self, entry: _Entry, others: Sequence[_Entry]) -> DeviceAdapter:
         """Its memory; read from its files again if it was dropped, without dropping the `others`."""
         if entry.device is None:
-            read = read_adapter(entry.source)
+            read = self._read(entry.source)
             if _key(read, entry.scale) != entry.key:
                 raise InputError(
                     f"{entry.source}: adapter {entry.name!r} is not the one that was loaded",
