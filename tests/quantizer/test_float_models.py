@@ -110,8 +110,8 @@ def test_statistics_are_those_of_the_inputs(decoder: StreamedDecoder, tokens: np
     assert found.count == tokens.size and found.gram is not None and found.cross is not None
     np.testing.assert_allclose(found.squares, (exact**2).mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(found.gram, exact.T @ exact / len(x), rtol=1e-4, atol=1e-5 * found.gram.max())
-    # The product of one array with itself is another routine of BLAS.
-    np.testing.assert_allclose(found.cross, found.gram, rtol=1e-3, atol=1e-5 * found.gram.max())
+    # BLAS multiplies an array with itself in another order.
+    np.testing.assert_allclose(found.cross, found.gram, rtol=1e-4, atol=1e-5 * found.gram.max())
 
 
 @pytest.mark.parametrize("folder", ["tied", "groups", "bias"])
@@ -185,19 +185,13 @@ def test_nan_names_the_tensor_row_and_block(tmp_path: Path) -> None:
             source.weight(site)
 
 
-def test_mixtures_that_qmoe_does_not_compute_are_refused(tmp_path: Path) -> None:
+def test_mixtures_are_refused(tmp_path: Path) -> None:
     from genai.builder.spec import ExpertsSpec
 
     folder = small_folder(
         tmp_path / "model", model_type="mixtral", experts=ExpertsSpec(count=4, per_token=2, intermediate_size=32)
     )
-    model = onnx.load(folder / "model.onnx", load_external_data=False)
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "normalize_routing_weights":
-                attribute.i = 0
-    onnx.save(model, folder / "model.onnx")
-    with pytest.raises(UnsupportedModelError, match="shares do not sum to 1"):
+    with pytest.raises(UnsupportedModelError, match="mixtures of experts"):
         FloatModel(folder)
 
 
