@@ -116,7 +116,7 @@ class TwoLevelGrid:
         blocks = numbers.shape[1]
         per_group = self.form.group_size // self.form.block_size if self.form.group_size else blocks
         starts = np.arange(0, blocks, per_group)
-        floats = np.maximum.reduceat(np.abs(numbers), starts, axis=1) / np.float32(most)
+        floats: Float32 = np.maximum.reduceat(np.abs(numbers), starts, axis=1).astype(np.float32) / np.float32(most)
         if self.half_scales and self.form.group_size != ROW:
             floats = _half(floats)
         return np.repeat(floats, np.diff(np.append(starts, blocks)), axis=1)

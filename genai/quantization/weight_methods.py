@@ -129,6 +129,6 @@ def input_statistics(
                     "keep its node float: nodes_to_exclude=[...], or use another method",
                 )
         count = sum(part.count for part in parts)
-        gram = sum(part.sums for part in parts) / count
+        gram = np.sum([part.sums for part in parts], axis=0) / count
         found[weight] = InputStatistics(count, np.diag(gram).copy(), gram)
     return found

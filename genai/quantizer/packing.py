@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,7 +190,7 @@ class Packing:
                 zeros = packed.offsets.reshape(-1) if by_row else np.ascontiguousarray(packed.offsets.T)
                 graph.add_initializer(OnnxTensor.from_array(points, zeros, dtype))
                 inputs.append(points)
-            blocks = {"axis": 1} if by_row else {"axis": 0, "block_size": form.block_size}
+            blocks: dict[str, Any] = {"axis": 1} if by_row else {"axis": 0, "block_size": form.block_size}
             made = make_node("DequantizeLinear", inputs, [wide], name=wide, **blocks)
             graph.insert_before(node, made)
         if node.attribute("transB", 0):

@@ -101,7 +101,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         if record["zero_points"]:
             arrays["offset_scales"] = arrays["scales"]
         form = WeightFormat(**record["format"])
-        packed = QuantizedWeight(form, record["n"], record["k"], **arrays)  # type: ignore[arg-type]
+        packed = QuantizedWeight(form, record["n"], record["k"], **arrays)
         return Stored(packed, factors, record["notes"], record["seconds"])
 
     def put(self, name: str, result: Stored) -> None:
