@@ -329,6 +329,7 @@ class _Turn:
 
     adapters: AdapterMix | None = None
     wants_prompt_logits = False
+    is_watched = True  # its events are read after every step
     keeps_sequence = True
     priority = 0
     deadline: float | None = None
