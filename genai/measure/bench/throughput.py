@@ -30,10 +30,10 @@ class TimedJob:
 
     wants_prompt_logits = cancelled = keeps_sequence = False
     adapters: AdapterMix | None = None
-    sequence: Any = None
+    deadline: float | None = None
     origin: Any = None
     priority = 0
-    deadline: float | None = None
+    sequence: Any = None
     row: RowSampler
 
     def __init__(self, prompt: Sequence[int], count: int, vocab_size: int, *, watched: bool) -> None:
@@ -65,6 +65,12 @@ class TimedJob:
         self.times.append(time.perf_counter())
         self.sequence.append([token])
         return len(self.sequence.tokens) < self.max_length
+
+    def expire(self) -> BaseException | None:
+        raise AssertionError("it has no deadline")
+
+    def keep(self, sequence: Any) -> None:
+        raise AssertionError("nobody asked for it")
 
     def finish(self, error: BaseException | None) -> None:
         self.sequence, self.error = None, error
