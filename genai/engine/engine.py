@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
-from ..runtime.device import compile_seconds
 from .decoder import Decoder, Logits, stacked
 from .mix import AdapterMix
+from .pace import Pace
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
-from .scheduler import Demand, Scheduler, StepPlan, plan_step
+from .scheduler import Demand, Scheduler, plan_step
 from .speculation.speculator import Speculator, StepOutcome
 
 DEFAULT_MAX_SEQUENCES = 32
@@ -30,6 +30,7 @@ class Job(Protocol):
         num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have.
         cancelled: set from any thread; the engine then drops the job at the next step.
         wants_prompt_logits: whether take_prompt_logits is called.
+        is_watched: somebody reads its tokens as they come.
         adapters: what its tokens go through; None = none.
     """
 
@@ -39,6 +40,10 @@ class Job(Protocol):
     max_length: int
     wants_prompt_logits: bool
     adapters: AdapterMix | None
+
+    @property
+    def is_watched(self) -> bool:
+        """See above."""
 
     @property
     def cancelled(self) -> bool:
@@ -94,6 +99,7 @@ class Engine:
         self._sampler = sampler
         self._speculator = speculator
         self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
+        self._pace = Pace()
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -111,11 +117,12 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
-        if self._speculator is not None:
-            self._speculator.propose(self._scheduler.running)
+        wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
         computed = self._compute()
         ready = [(job, rows) for job, rows in computed if rows is not None and _is_up_to_date(job)]
-        self._choose_all(self._with_siblings(ready))
+        outcomes = self._choose_all(self._with_siblings(ready))
+        if self._speculator is not None and wants_to_hear:
+            self._speculator.settle(outcomes)
 
     def interrupt(self, *, everything: bool = False) -> None:
         """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
@@ -188,10 +195,15 @@ class Engine:
         budget = self._decoder.token_budget
         if asking:
             budget = min(budget, max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)))
-        step = plan_step([sequence.pending() for sequence in sequences], budget)
-        began = _now()
+        pending = [sequence.pending() for sequence in sequences]
+        watched = sum(
+            job.is_watched and run.num_tokens == 1 and not run.prefill for job, run in zip(jobs, pending, strict=True)
+        )
+        prefill_budget = self._pace.prefill_budget(reading=sum(run.prefill for run in pending), watched=watched)
+        step = plan_step(pending, budget, prefill_budget)
+        begin = time.perf_counter()
         logits = self._decoder.step(sequences, step, all_rows=asking)
-        self._note_time(step, _now() - began)
+        self._pace.note(sum(part.num_tokens for part in step if part.prefill), time.perf_counter() - begin)
         return [(job, rows) for job, rows in zip(jobs, logits, strict=True) if self._hand_prompt_logits(job, rows)]
 
     def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> bool:
@@ -205,10 +217,6 @@ class Engine:
             return False
         job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
         return True
-
-    def _note_time(self, step: StepPlan, seconds: float) -> None:
-        if self._speculator is not None and not any(part.prefill for part in step):
-            self._speculator.computed(len(step), sum(part.num_tokens for part in step), seconds)
 
     def _take_back_proposals(self) -> bool:
         """Whether there were any: they are the first to go where room is scarce."""
@@ -241,24 +249,24 @@ class Engine:
                     sibling.sequence.drop_cache()  # it finds the prompt in the prefix cache later
         return together
 
-    def _choose_all(self, ready: list[tuple[Job, Logits]]) -> None:
+    def _choose_all(self, ready: list[tuple[Job, Logits]]) -> list[StepOutcome]:
         """A token for each job, and the next one for those whose token was proposed: its logits are there, too."""
-        proposed = [job.sequence.num_computed - len(job.sequence.tokens) for job, _ in ready]
-        taken = {job: 0 for job, _ in ready}
-        for (job, _), count in zip(ready, proposed, strict=True):
-            if count:
-                job.note_proposals(count, 0)
+        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 0) for job, _ in ready}
+        for job, proposed, _ in outcomes.values():
+            if proposed:
+                job.note_proposals(proposed, 0)
         going = ready
         while going:
             for job, _ in going:
-                taken[job] += 1
-            going = [(job, rows) for job, rows in self._choose(going) if _is_up_to_date(job)]
-            for job, _ in going:
-                job.note_proposals(0, 1)
-        if self._speculator is not None:
-            self._speculator.settle(
-                [StepOutcome(job, count, taken[job]) for (job, _), count in zip(ready, proposed, strict=True)]
-            )
+                outcomes[job] = outcomes[job].with_one_more()
+            chosen, going = self._choose(going), []
+            for job, rows in chosen:
+                if _is_up_to_date(job):
+                    job.note_proposals(0, 1)
+                    going.append((job, rows))
+                else:
+                    job.sequence.take_back()  # what the step had no room for
+        return [*outcomes.values()]
 
     def _choose(self, ready: list[tuple[Job, Logits]]) -> list[tuple[Job, Logits]]:
         """Give each job its next token; those that go on. `ready` has the logits from each job's last token on."""
@@ -299,11 +307,6 @@ class Engine:
         job.finish(error)
         for sibling in job.take_siblings():
             sibling.finish(error)
-
-
-def _now() -> float:
-    """A clock that stands still while kernels are compiled."""
-    return time.perf_counter() - compile_seconds()
 
 
 def _is_up_to_date(job: Job) -> bool:
