@@ -63,6 +63,9 @@ class TimedJob:
         self.sequence.append([token])
         return len(self.sequence.tokens) < self.max_length
 
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        raise AssertionError("nobody proposes tokens")
+
     def finish(self, error: BaseException | None) -> None:
         self.sequence, self.error = None, error
 
