@@ -220,6 +220,47 @@ def kernels(
 
 @app.command()
 @opt.flag_groups
+def throughput(
+    model: opt.ModelArgument = None,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="Requests in all.")] = 64,
+    prompt: Annotated[int, typer.Option("-p", "--prompt", min=1, help="Mean length of prompts.")] = 128,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Mean length of replies.")] = 64,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Requests per second [0.7 of what was reached at once].")
+    ] = None,
+    long_prompt: Annotated[
+        int | None, typer.Option(min=32, help="Tokens read while a reply is watched [2048, as far as the model goes].")
+    ] = None,
+    sequences: Annotated[int, typer.Option("--sequences", min=1, help="Requests that run side by side.")] = 32,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Many requests: all at once, arriving at random, and a reply that is watched while a long prompt is read.
+
+    Tokens per second, seconds to the first token (ttft) and milliseconds between two tokens (itl), as percentiles.
+    """
+    from genai.measure.bench.throughput import bench_throughput
+
+    with flags.load(model) as loaded, ProgressLine("Measuring") as line:
+        longest = long_prompt or min(2048, loaded.context_size // 2)
+        found = list(
+            bench_throughput(
+                loaded, requests=requests, prompt=prompt, tokens=tokens, rate=rate, long_prompt=longest,
+                max_sequences=sequences, progress=line.show,
+            )
+        )  # fmt: skip
+        line.close()
+    if as_json:
+        emit(json.dumps(found), "\n")
+        return
+    for index, row in enumerate(found):
+        emit(("\n" if index else "") + str(row["run"]), "\n")
+        emit_figures((name, _shown(name, value)) for name, value in row.items() if name != "run")
+
+
+@app.command()
+@opt.flag_groups
 def lora(
     model: opt.ModelArgument = None,
     ranks: Annotated[list[int] | None, _several("-r", "--rank", "Rank of the adapters")] = None,

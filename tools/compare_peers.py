@@ -52,7 +52,7 @@ def _setup(asked: argparse.Namespace) -> int:
 
 def _models(asked: argparse.Namespace) -> int:
     shapes = _chosen(SHAPES, asked.shape or DEFAULT_SHAPES)
-    return 0 if make_models(asked.work, shapes, _chosen(ENGINES, asked.engine), _say) else 1
+    return 0 if make_models(asked.work, shapes, _chosen(ENGINES, asked.engine), _say, adapter=asked.adapter) else 1
 
 
 def _run(asked: argparse.Namespace) -> int:
@@ -111,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     command("setup", _setup, [named], "Install engines that are not there; those that cannot be are named.")
-    command("models", _models, [named, shaped], "Make the models that are not there.")
+    models = command("models", _models, [named, shaped], "Make the models that are not there.")
+    models.add_argument("--adapter", action="store_true", help="an adapter of rank 16, too, for the cases named so")
     run = command("run", _run, [named, shaped], "Measure what is not in the results yet.")
     run.add_argument("--case", action="append", choices=cases(default_threads()), help="may be repeated [all]")
     run.add_argument("--repeat", type=_positive, default=DEFAULT_REPEAT, help=f"processes per case [{DEFAULT_REPEAT}]")

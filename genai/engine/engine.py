@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
 from .decoder import Decoder, Logits, stacked
 from .mix import AdapterMix
+from .pace import Pace
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
 from .scheduler import Demand, Scheduler, plan_step
@@ -27,6 +29,7 @@ class Job(Protocol):
         num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have.
         cancelled: set from any thread; the engine then drops the job at the next step.
         wants_prompt_logits: whether take_prompt_logits is called.
+        is_watched: somebody reads its tokens as they come.
         adapters: what its tokens go through; None = none.
     """
 
@@ -36,6 +39,10 @@ class Job(Protocol):
     max_length: int
     wants_prompt_logits: bool
     adapters: AdapterMix | None
+
+    @property
+    def is_watched(self) -> bool:
+        """See above."""
 
     @property
     def cancelled(self) -> bool:
@@ -79,6 +86,7 @@ class Engine:
         self._decoder = decoder
         self._sampler = sampler
         self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
+        self._pace = Pace()
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -175,8 +183,15 @@ class Engine:
         budget = self._decoder.token_budget
         if asking:
             budget = min(budget, max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)))
-        step = plan_step([sequence.pending() for sequence in sequences], budget)
+        pending = [sequence.pending() for sequence in sequences]
+        watched = sum(
+            job.is_watched and run.num_tokens == 1 and not run.prefill for job, run in zip(jobs, pending, strict=True)
+        )
+        prefill_budget = self._pace.prefill_budget(reading=sum(run.prefill for run in pending), watched=watched)
+        step = plan_step(pending, budget, prefill_budget)
+        begin = time.perf_counter()
         logits = self._decoder.step(sequences, step, all_rows=asking)
+        self._pace.note(sum(part.num_tokens for part in step if part.prefill), time.perf_counter() - begin)
         return [(job, rows) for job, rows in zip(jobs, logits, strict=True) if self._hand_prompt_logits(job, rows)]
 
     def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> bool:

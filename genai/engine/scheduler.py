@@ -7,6 +7,7 @@ ever preempted. The idea of simulating the coming steps is that of tokasaurus.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import insort
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -42,7 +43,7 @@ StepPlan = list[Part]
 """A part per sequence that takes part, decode numerics first."""
 
 
-def plan_step(pending: Sequence[Run], token_budget: int) -> StepPlan:
+def plan_step(pending: Sequence[Run], token_budget: int, prefill_budget: int = sys.maxsize) -> StepPlan:
     """The next step: at most `token_budget` of the tokens that are not computed yet.
 
     Sequences with one pending token (decode) go first, so that a long prompt does not hold them up; short chunks and
@@ -52,6 +53,7 @@ def plan_step(pending: Sequence[Run], token_budget: int) -> StepPlan:
     Args:
         pending: tokens not yet computed, per sequence.
         token_budget: most tokens in a step, at least 1.
+        prefill_budget: most of them of prefill numerics; 0 leaves those for a later step.
 
     Returns:
         The step; empty if nothing is pending.
@@ -60,11 +62,14 @@ def plan_step(pending: Sequence[Run], token_budget: int) -> StepPlan:
     step: StepPlan = []
     room = token_budget
     for index, run in sorted(waiting, key=lambda one: (one[1].prefill, one[1].num_tokens > 1, one[0])):
+        if run.prefill:
+            room = min(room, prefill_budget)
         if not room:
             break
         part = Part(index, min(run.num_tokens, room), run.prefill)
         step.append(part)
         room -= part.num_tokens
+        prefill_budget -= part.num_tokens if run.prefill else 0
     return step
 
 

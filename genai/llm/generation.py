@@ -96,6 +96,11 @@ class Generation:
         return self.is_unwanted or (self.reader is not None and self.reader() is None)
 
     @property
+    def is_watched(self) -> bool:
+        """Whether somebody reads it as it comes."""
+        return self.reader is not None
+
+    @property
     def prompt_progress(self) -> tuple[int, int]:
         """How many tokens of the prompt are computed, of how many."""
         total = len(self.prompt)

@@ -27,7 +27,7 @@ from .products.calls import Affine, decode_call
 from .products.gather import gather_blocks
 from .program.calls import Call, Items, Rows, program_of
 from .program.context import StepField
-from .program.kept import Kept, NodeProgram, run_alone
+from .program.kept import Kept, NodeProgram, first_element, run_alone
 from .program.pool import Threads, own_memory, rows_context
 from .rowwise.elementwise import gate as gate_call, unary
 from .rowwise.norm import norm as norm_call
@@ -67,7 +67,7 @@ def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None 
     check("up", up, gate.shape, by_rows=True)
     out = np.empty(gate.shape, np.float32)
     rows = tuple((name, x.strides[0], x.shape[1]) for name, x in (("gate", gate), ("up", up), ("out", out)))
-    _program(gate_call, function, rows).run(threads, len(gate), gate=gate, up=up, out=out)
+    _program(gate_call, function, rows).run(threads, len(gate), gate=first_element(gate), up=first_element(up), out=out)
     return out
 
 

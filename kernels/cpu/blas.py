@@ -27,7 +27,7 @@ from .emit import FLOAT, INT32, INT64, POINTER, VOID, Emitter
 from .jit import NativeOp, native_op
 from .lazy import typed_intrinsic, types
 from .program.calls import Call, Items
-from .program.kept import NodeProgram
+from .program.kept import NodeProgram, first_element
 from .program.pool import Threads
 
 _FLOPS_PER_NANOSECOND = 40.0
@@ -293,7 +293,7 @@ def _share(library: OpenBlas, threads: Threads, a: NDArray[Any], b: NDArray[Any]
     (a, a_layout), (b, b_layout) = _laid_out(a), _laid_out(b)
     functions, sizes = library.functions[letter], (*out.shape[-2:], a.shape[-1])
     program = _program(letter, functions, library.has_wide_integers, shared, sizes, a_layout, b_layout, items)
-    program.run(threads, a=a, b=b, out=out)
+    program.run(threads, a=first_element(a), b=first_element(b), out=first_element(out))
 
 
 def _laid_out(x: NDArray[Any]) -> tuple[NDArray[Any], _Layout]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -57,6 +58,28 @@ def test_kernels_end_with_attention_by_type_of_cache(monkeypatch: pytest.MonkeyP
     names = [line for line in lines if line.startswith("attention")]
     assert names == [f"attention to 100 tokens, {kind} cache" for kind in ("fp16", "fp32", "int8", "int4")]
     assert max(map(len, lines)) < 60
+
+
+def test_throughput(capsys: Capture) -> None:
+    asked = ["--requests", "3", "-p", "40", "-n", "4", "--long-prompt", "80"]
+    assert run(["bench", "throughput", *asked]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line and " " not in line.removeprefix("at ")] == [
+        "at once",
+        "arriving",
+        "watched",
+    ]
+    assert max(map(len, lines)) < 60
+    assert run(["bench", "throughput", *asked, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert all(value > 0 for row in rows for name, value in row.items() if name != "run")
+
+
+def test_throughput_refuses(capsys: Capture) -> None:
+    assert run(["bench", "throughput", "--rate", "0"]) == 2
+    assert "rate = 0" in capsys.readouterr().err
+    assert run(["bench", "throughput", "--long-prompt", "5000"]) == 1
+    assert "a request has 5001 tokens" in capsys.readouterr().err
 
 
 def test_contexts_with_two_types_of_cache(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -101,7 +101,7 @@ class FakeJob:
         self.sequence: Any = None
         self.row: Any = None
         self.num_prompt, self.max_length = len(prompt), len(prompt) + count
-        self.cancelled = False
+        self.cancelled = self.is_watched = False
         self.adapters = None
         self.wants_prompt_logits = self.params.prompt_logprobs is not None
         self.output: list[int] = []

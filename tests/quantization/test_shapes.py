@@ -87,8 +87,10 @@ def compare(case: Any, way: str, folder: Any, count: int) -> None:
     peer = [run_there(folder / "theirs.onnx", feed) for feed in trials]
     error, their_error = apart(there, expected), apart(peer, expected)
     assert error <= 1.1 * their_error, (error, their_error)
-    # The sessions round a few values in the middle between two integers differently, and that goes on from there.
-    assert apart(here, there) <= 0.35 * error + 1e-6, (apart(here, there), error)
+    # The sessions round a few values in the middle between two integers differently, and that goes on from there: on
+    # ResNet-50 onnxruntime with its optimisations differs from itself without by more than from us. It stays below what
+    # quantising costs.
+    assert apart(here, there) <= 0.9 * error + 1e-6, (apart(here, there), error)
     assert abs(apart(here, expected) - error) <= 0.1 * error + 1e-6
 
 

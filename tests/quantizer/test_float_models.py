@@ -110,7 +110,8 @@ def test_statistics_are_those_of_the_inputs(decoder: StreamedDecoder, tokens: np
     assert found.count == tokens.size and found.gram is not None and found.cross is not None
     np.testing.assert_allclose(found.squares, (exact**2).mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(found.gram, exact.T @ exact / len(x), rtol=1e-4, atol=1e-5 * found.gram.max())
-    np.testing.assert_array_equal(found.cross, found.gram)
+    # BLAS multiplies an array with itself in another order.
+    np.testing.assert_allclose(found.cross, found.gram, rtol=1e-4, atol=1e-5 * found.gram.max())
 
 
 @pytest.mark.parametrize("folder", ["tied", "groups", "bias"])

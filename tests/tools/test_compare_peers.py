@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,8 +19,9 @@ import ml_dtypes  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
+import genai  # noqa: E402
 from tools import compare_peers  # noqa: E402
-from tools.peers import measure, results  # noqa: E402
+from tools.peers import adapter, measure, results  # noqa: E402
 from tools.peers.cases import Case, Job, Measured, cases  # noqa: E402
 from tools.peers.checkpoint import make_checkpoint  # noqa: E402
 from tools.peers.engines import ENGINES, OURS, PEERS  # noqa: E402
@@ -114,6 +116,62 @@ class TestCheckpoint:
         (tmp_path / "tiny").mkdir()
         assert make_checkpoint(tmp_path / "tiny", TINY) == tmp_path / "tiny"
         assert not list((tmp_path / "tiny").iterdir())
+
+
+class TestAdapter:
+    def test_every_projection_has_one(self, work: Path, tmp_path: Path) -> None:
+        folder = adapter.make_adapter(tmp_path / "a", TINY)
+        with genai.Model(OURS.model(work, "tiny"), quiet=True) as model:
+            genai.Adapters(model).load(folder, "one")
+        stored = load_file(folder / "adapter_model.safetensors")
+        assert len(stored) == 2 * 7 * TINY.config["num_hidden_layers"]
+        assert {min(array.shape) for array in stored.values()} == {adapter.RANK}
+
+    def test_a_graph_with_its_inputs_computes_the_sum(self, tmp_path: Path) -> None:
+        folder = adapter.make_adapter(tmp_path / "a", TINY)
+        factors = adapter.factors_of(folder)
+        rng = np.random.default_rng(1)
+        nodes, weights = [], []
+        for name, first in factors.items():
+            if ".lora_A." in name:
+                module = name.partition(".lora_A.")[0]
+                rows, columns = first.shape[0], factors[name.replace("lora_A", "lora_B")].shape[1]
+                weights.append(onnx.numpy_helper.from_array(rng.standard_normal((rows, columns), np.float32), module))
+                node = f"/{module.replace('.', '/').replace('layers/', 'layers.')}/MatMul"
+                nodes.append(onnx.helper.make_node("MatMul", [f"x{rows}", module], [f"y/{module}"], node))
+        widths = sorted({int(node.input[0][1:]) for node in nodes})
+        inputs = [onnx.helper.make_tensor_value_info(f"x{width}", 1, [2, width]) for width in widths]
+        outputs = [onnx.helper.make_tensor_value_info(node.output[0], 1, None) for node in nodes]
+        model = onnx.helper.make_model(
+            onnx.helper.make_graph(nodes, "g", inputs, outputs, weights),
+            opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10,
+        )  # fmt: skip
+        onnx.save(model, tmp_path / "m.onnx")
+        feeds = {f"x{width}": rng.standard_normal((2, width), np.float32) for width in widths}
+        names = [node.output[0] for node in nodes]
+        session = genai.InferenceSession(tmp_path / "m.onnx")
+        plain = dict(zip(names, session.run(None, feeds), strict=True))
+        adapter.add_adapter_inputs(tmp_path / "m.onnx", folder)
+        session = genai.InferenceSession(tmp_path / "m.onnx")
+        for feed in (feeds, feeds | factors):
+            for name, found in zip(names, session.run(None, feed), strict=True):
+                module = name.removeprefix("y/")
+                first, second = (factors[f"{module}.lora_{factor}.MatMul.weight"] for factor in "AB")
+                delta = feeds[f"x{len(first)}"] @ first @ second if feed is not feeds else 0
+                np.testing.assert_allclose(found, plain[name] + delta, atol=1e-4)
+
+    def test_a_graph_without_its_projections(self, tmp_path: Path) -> None:
+        folder = adapter.make_adapter(tmp_path / "a", TINY)
+        graph = onnx.helper.make_graph([], "g", [], [])
+        onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+        with pytest.raises(ValueError, match="no projection"):
+            adapter.add_adapter_inputs(tmp_path / "m.onnx", folder)
+
+    def test_an_engine_without_one_is_left_out(self, work: Path, tmp_path: Path) -> None:
+        said: list[str] = []
+        comparison = Comparison(Results(dict(MACHINE)), tmp_path / "r.json", work, 1, 1, said.append)
+        assert not comparison._takes_part(ENGINES["llama.cpp"], TINY, cases(2)["adapter-batch-1"])
+        assert any("llama.cpp has no adapter" in line for line in said)
 
 
 class TestEngines:
@@ -223,10 +281,13 @@ class TestComparison:
         monkeypatch.setattr(Comparison, "_measure_ceilings", lambda self, shape, case: None)
         found, said = Results(results.this_machine()), []
         comparison = Comparison(found, tmp_path / "r.json", work, cores=1, repeat=1, say=said.append)
-        wanted = [Case("context-128", 16, 4), Case("cold", 16, 1, warm=False)]
+        adapter.make_adapter(work / "adapters" / "tiny", TINY)
+        wanted = [
+            Case("context-128", 16, 4), Case("cold", 16, 1, warm=False), Case("adapter-batch-1", 16, 4, adapter=True)
+        ]  # fmt: skip
         comparison.run([TINY], [OURS, PEERS[0]], wanted)
-        warm, cold = (run.measured for run in load(tmp_path / "r.json").runs)
-        assert warm is not None and cold is not None
+        warm, cold, adapted = (run.measured for run in load(tmp_path / "r.json").runs)
+        assert warm is not None and cold is not None and adapted is not None and adapted.decode
         assert warm.prefill and warm.decode and warm.first_token is None
         assert cold.first_token and cold.decode is None
         assert any("not installed" in line for line in said)
@@ -328,6 +389,15 @@ class TestReport:
         assert "| genai | 40.0 (" in page
         assert "### Threads" not in page
         assert "| - | - |" in page
+
+    def test_what_an_adapter_costs(self, sample: Results) -> None:
+        sample.runs = [
+            replace(run, measured=replace(run.measured, decode=run.measured.decode / 1.25))
+            if run.measured and (run.engine, run.case) == ("genai", "adapter-batch-1")
+            else run
+            for run in sample.runs
+        ]
+        assert "| genai | 40.0 | 32.0 | 25.0% | 40.0 | 40.0 | 0.0% |" in render(sample)
 
 
 class TestCommandLine:

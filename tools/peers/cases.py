@@ -20,6 +20,7 @@ class Case:
         warm: a shorter run goes before; False measures from the start of the process to the first token.
         busy: every core has something else to do as well.
         peers: False = our own engine alone.
+        adapter: every sequence uses the same low-rank adapter.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Case:
     warm: bool = True
     busy: bool = False
     peers: bool = True
+    adapter: bool = False
 
 
 def cases(cores: int) -> dict[str, Case]:
@@ -45,6 +47,8 @@ def cases(cores: int) -> dict[str, Case]:
             *(Case(f"threads-{threads}", 512, 64, threads=threads) for threads in range(1, cores)),
             Case("busy", 128, 64, busy=True),
             Case("cold", 128, 1, warm=False),
+            Case("adapter-batch-1", 128, 128, adapter=True),
+            Case("adapter-batch-16", 128, 64, 16, adapter=True),
         )
     }
 
@@ -56,6 +60,7 @@ class Job:
     Attributes:
         model: the engine's model: a folder or a file.
         vocab_size: prompts are random tokens below it.
+        adapter: the engine's form of an adapter; "" = none.
     """
 
     model: str
@@ -65,11 +70,12 @@ class Job:
     batch: int
     threads: int
     warm: bool
+    adapter: str = ""
 
     @classmethod
-    def of(cls, case: Case, model: str, vocab_size: int, cores: int) -> Job:
+    def of(cls, case: Case, model: str, vocab_size: int, cores: int, adapter: str = "") -> Job:
         """The case on this model and machine."""
-        return cls(model, vocab_size, case.prompt, case.new, case.batch, case.threads or cores, case.warm)
+        return cls(model, vocab_size, case.prompt, case.new, case.batch, case.threads or cores, case.warm, adapter)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Comparison:
             ready = [engine for engine in installed if self._has_model(engine, shape)]
             self._rehearse(shape, ready, cases)
             for case in cases:
-                taking_part = [engine for engine in ready if case.peers or engine is OURS]
+                taking_part = [engine for engine in ready if self._takes_part(engine, shape, case)]
                 for repetition in range(1, self.repeat + 1):
                     self._round(shape, case, taking_part, repetition)
 
@@ -68,6 +68,12 @@ class Comparison:
             return True
         self.say(f"{shape.name}: {engine.name} has no model, left out (`models` makes it)")
         return False
+
+    def _takes_part(self, engine: Engine, shape: Shape, case: Case) -> bool:
+        if case.adapter and not all(part.exists() for part in engine.adapted(self.work, shape.name)):
+            self.say(f"{shape.name} {case.name}: {engine.name} has no adapter, left out (`models --adapter` makes it)")
+            return False
+        return case.peers or engine is OURS
 
     def _rehearse(self, shape: Shape, engines: Sequence[Engine], cases: Sequence[Case]) -> None:
         """One process that does not count: files come into memory, kernels are compiled."""
@@ -104,8 +110,11 @@ class Comparison:
             return replace(run, error=str(error))
 
     def _process(self, engine: Engine, shape: Shape, case: Case) -> Measured:
-        model = str(engine.model(self.work, shape.name))
-        job = Job.of(case, model, int(shape.config["vocab_size"]), self.cores)
+        model, adapter = engine.adapted(self.work, shape.name)
+        if not case.adapter:
+            model = engine.model(self.work, shape.name)
+        vocab_size = int(shape.config["vocab_size"])
+        job = Job.of(case, str(model), vocab_size, self.cores, str(adapter) if case.adapter else "")
         outcome = run_measured(engine.command(self.work, job), engine.environment(self.work), _TIMEOUT_SECONDS)
         return engine.measured(job, outcome)
 
@@ -123,8 +132,15 @@ class Comparison:
         self.results.ceilings.append(Ceiling(shape.name, case.name, read, products))
 
 
-def make_models(work: Path, shapes: Sequence[Shape], engines: Sequence[Engine], say: Say) -> bool:
-    """Checkpoints, and every engine's form of them, where missing. Returns whether all were made."""
+def make_models(
+    work: Path, shapes: Sequence[Shape], engines: Sequence[Engine], say: Say, *, adapter: bool = False
+) -> bool:
+    """Checkpoints, and every engine's form of them, where missing; with `adapter`, an adapter's forms, too.
+
+    Returns:
+        Whether all were made.
+    """
+    from .adapter import make_adapter
     from .checkpoint import make_checkpoint
 
     whole = True
@@ -139,6 +155,9 @@ def make_models(work: Path, shapes: Sequence[Shape], engines: Sequence[Engine], 
                     raise PeerError("not installed (`setup` installs it)")
                 say(f"{shape.name}: {engine.name}")
                 say(f"  {engine.make_model(work, checkpoint)}")
+                if adapter and not all(part.exists() for part in engine.adapted(work, shape.name)):
+                    engine.build_adapter(work, make_adapter(work / "adapters" / shape.name, shape), shape.name)
+                    say(f"  {engine.adapted(work, shape.name)[1]}")
             except PeerError as error:
                 whole = False
                 say(f"{shape.name}: {engine.name}: {error}")

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from .adapter import RANK
 from .cases import Case, Measured, cases
 from .engines import ENGINES, OURS
 from .results import Results, Run
@@ -107,6 +108,7 @@ class _Section:
             self._ratios(),
             self._contexts(),
             self._batches(),
+            self._adapters(),
             self._threads(),
             self._spread(),
         ]
@@ -212,6 +214,24 @@ class _Section:
             rows.append((str(case.batch), _speed(total), f"{total / alone:.1f}x", f"{step * alone:.2f}x"))
         titles = ("sequences", "tokens per second", "of one sequence", "time of a step")
         return _table(f"{OURS.title}: what a batch costs, at 128", titles, rows)
+
+    def _adapters(self) -> str:
+        rows = []
+        for engine in self._engines:
+            row = [ENGINES[engine].title]
+            for plain, adapted in (("context-128", "adapter-batch-1"), ("batch-16", "adapter-batch-16")):
+                without, with_one = (
+                    self._median(engine, case, lambda found: found.decode) for case in (plain, adapted)
+                )
+                if without is None or with_one is None:
+                    row += [_DASH] * 3
+                else:
+                    row += [_speed(without), _speed(with_one), f"{without / with_one - 1:.1%}"]
+            if set(row[1:]) != {_DASH}:
+                rows.append(row)
+        titles = ("", "alone", "with it", "more time", "batch 16", "with it", "more time")
+        note = "All sequences use the same adapter: peers do not decode different ones together."
+        return _table(f"What an adapter of rank {RANK} on every projection costs, at 128", titles, rows, note)
 
     def _threads(self) -> str:
         rows = []

@@ -19,7 +19,7 @@ from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..program.calls import Call, Items
 from ..program.driver import call_operator
-from ..program.kept import Kept, NodeProgram
+from ..program.kept import Kept, NodeProgram, first_element
 from ..program.pool import Threads, own_memory
 from ..vector import LANES, maximum, splat_float32, where_less
 from .micro import VECTOR_BYTES, WORD_BYTES, Tiling, first_row, floats
@@ -280,7 +280,8 @@ class DenseAttention:
         packed_keys = own_memory("left", 4 * batch * heads * length * size)
         packed_values = own_memory("right", 4 * batch * heads * length * width)
         program.run(
-            self._threads, query=query, keys=keys, values=values, bias=bias, out=out, packed_keys=packed_keys,
+            self._threads, query=first_element(query), keys=first_element(keys), values=first_element(values),
+            bias=None if bias is None else first_element(bias), out=out, packed_keys=packed_keys,
             packed_values=packed_values,
         )  # fmt: skip
         return out.transpose(0, 2, 1, 3)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...checks import Float32
 from ..arguments import Binding
-from ..program.kept import Kept, NodeProgram
+from ..program.kept import Kept, NodeProgram, first_element
 from ..program.pool import Threads, own_memory
 from ..rowwise.elementwise import check_function
 from .micro import VECTOR_BYTES, WORD_BYTES, floats, integers
@@ -64,7 +64,7 @@ class Linear:
             program = self._programs.get(self._made, count, x.strides[0], addend is not None)
             added = None if addend is None else addend[first:]
             left = own_memory("left", count * words * WORD_BYTES)
-            program.run(self._threads, x=x[first:], out=out[first:], left=left, addend=added)
+            program.run(self._threads, x=first_element(x[first:]), out=out[first:], left=left, addend=added)
         return out
 
     def _made(self, rows: int, stride: int, has_addend: bool) -> NodeProgram:
@@ -202,7 +202,8 @@ class IntegerMatMul:
         a = np.ascontiguousarray(a)
         a_moved = a_zero - (HALF if a.dtype == np.uint8 else 0)
         b_moved = b_zero + (HALF if b.dtype == np.int8 else 0)
-        column_terms = (b.sum(axis=1, dtype=np.int32) - np.int32(terms * b_zero)) * np.int32(-a_moved)
+        sums = np.ascontiguousarray(b.sum(axis=1, dtype=np.int32))  # of a view, sum() may keep the order of its axes
+        column_terms = (sums - np.int32(terms * b_zero)) * np.int32(-a_moved)
         program, panels = self._programs.get(self._made, a.shape, columns, a.dtype, b.dtype, dtype, point)
         source = own_memory("source", b.size + _SLACK)
         source[: b.size].view(b.dtype).reshape(b.shape)[...] = b

@@ -34,7 +34,7 @@ class NodeProgram:
         Args:
             threads: None = the calling thread alone.
             tokens: rows of the step; 0: nothing depends on a step.
-            given: an array for its first element, an address, None for nothing (0).
+            given: an array in one piece for its first element, an address, None for nothing (0).
         """
         self.run_bound(addresses_of(given), threads, tokens, self._nanoseconds + self._per_token * tokens)
 
@@ -50,11 +50,25 @@ class NodeProgram:
 
 
 def addresses_of(given: Mapping[str, NDArray[Any] | int | None]) -> dict[str, int]:
-    """What is bound to each name: of an array its first element, a number as it is, 0 for None."""
+    """What is bound to each name: of an array its first element, a number as it is, 0 for None.
+
+    Raises:
+        ValueError: an array does not lie in one piece, in order: whoever reads it by its address would read others.
+    """
     return {
-        name: value.__array_interface__["data"][0] if isinstance(value, np.ndarray) else value or 0
-        for name, value in given.items()
+        name: _address_of(name, value) if isinstance(value, np.ndarray) else value or 0 for name, value in given.items()
     }
+
+
+def _address_of(name: str, array: NDArray[Any]) -> int:
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: strides {array.strides} of shape {array.shape}, expected one piece in order")
+    return first_element(array)
+
+
+def first_element(array: NDArray[Any]) -> int:
+    """The address of an array for an operator that is told its strides; somebody else keeps the array."""
+    return int(array.__array_interface__["data"][0])
 
 
 def run_alone(
@@ -70,7 +84,7 @@ def run_alone(
     addresses: dict[str, int] = {}
     for name, value in given.items():
         if isinstance(value, np.ndarray):
-            addresses[name] = value.__array_interface__["data"][0]
+            addresses[name] = _address_of(name, value)
             given[name] = _BOUND
     program = _program_alone(op, items, scratch, tuple(given), tuple(given.values()))
     program.run_bound(addresses, threads, tokens, nanoseconds)

@@ -69,10 +69,13 @@ def test_computed_matrices(everywhere, integers, shape, a_type, b_type):
     np.testing.assert_array_equal(found, rounded.astype(np.int8))
 
 
-def test_views_are_computed_alike(threads, integers):
-    a, b = integers(np.uint8, 2, 30, 8), integers(np.int8, 2, 9, 8)
-    found = IntegerMatMul(threads).sums(a[:, ::2], 1, b.transpose(0, 2, 1), 2)
-    np.testing.assert_array_equal(found, less(a[:, ::2], 1) @ less(b.transpose(0, 2, 1), 2))
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 2, 0), (2, 0, 1), (1, 0, 2)])
+def test_views_of_any_order_are_computed_alike(threads, integers, order):
+    """Axes lie in memory in this order, as those of the heads of attention do."""
+    a, b = integers(np.uint8, 7, 40, 48)[:, ::2], integers(np.int8, 7, 48, 33)
+    view = np.transpose(np.ascontiguousarray(np.transpose(b, order)), np.argsort(order))
+    found = IntegerMatMul(threads).sums(a, 1, view, 2)
+    np.testing.assert_array_equal(found, less(a, 1) @ less(b, 2))
 
 
 def test_what_does_not_fit(threads, integers, normal):

@@ -38,3 +38,12 @@ def test_one_program_for_all_addresses(monkeypatch, threads):
         x, out = np.full(5, value, np.uint8), np.zeros(7, np.uint8)
         program.run(threads, x=x, out=out)
         assert out.tolist() == [0, *[255 - value] * 5, 0]
+
+
+def test_arrays_that_are_not_in_one_piece_are_not_bound():
+    """An operator would read what lies between their elements."""
+    table = np.arange(256, dtype=np.uint8)
+    arguments = ByteTableArguments(x=Binding("x"), table=table, out=Binding("out"), count=3)
+    program = NodeProgram([[Call(look_up_bytes, arguments)]], 1.0)
+    with pytest.raises(ValueError, match=r"x: strides \(2,\) of shape \(3,\)"):
+        program.run(None, x=np.zeros(6, np.uint8)[::2], out=np.zeros(3, np.uint8))

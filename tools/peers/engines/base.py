@@ -63,6 +63,18 @@ class Engine(ABC):
             PeerError: that failed.
         """
 
+    def adapted(self, work: Path, shape: str) -> tuple[Path, Path]:
+        """Where the model that runs with an adapter lies, and the adapter, or will."""
+        return self.model(work, shape), self.folder(work) / "adapters" / shape
+
+    def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
+        """Make what `adapted` names from an adapter in PEFT's form.
+
+        Raises:
+            PeerError: that failed.
+        """
+        raise PeerError(f"{self.name}: adapters are not measured")
+
     @abstractmethod
     def command(self, work: Path, job: Job) -> list[str]:
         """The process that measures."""

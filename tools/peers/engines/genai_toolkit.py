@@ -41,6 +41,12 @@ class GenaiToolkit(Engine):
         except genai.GenaiError as error:
             raise PeerError(str(error)) from error
 
+    def adapted(self, work: Path, shape: str) -> tuple[Path, Path]:
+        return self.model(work, shape), work / "adapters" / shape
+
+    def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
+        """Nothing to do: PEFT's form is read."""
+
     def command(self, work: Path, job: Job) -> list[str]:
         return [sys.executable, str(WORKERS / "generator_api.py"), self.name, json.dumps(asdict(job))]
 

@@ -65,6 +65,16 @@ class LlamaCpp(InEnvironment):
         command = [self.venv(work).python, str(WORKERS / "write_gguf.py"), str(checkpoint), str(output)]
         run_logged(command, self.venv(work).log)
 
+    def adapted(self, work: Path, shape: str) -> tuple[Path, Path]:
+        return self.model(work, shape), self.folder(work) / "adapters" / f"{shape}.gguf"
+
+    def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
+        output = self.adapted(work, shape)[1]
+        output.parent.mkdir(parents=True, exist_ok=True)
+        config = work / "checkpoints" / shape / "config.json"
+        command = [str(WORKERS / "write_gguf_adapter.py"), str(config), str(adapter), str(output)]
+        run_logged([self.venv(work).python, *command], self.venv(work).log)
+
     def environment(self, work: Path) -> Mapping[str, str]:
         """Its library, with the CPU library of this build; the bindings, as they come with the sources."""
         folder = self.folder(work)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from genai.builder import ExportOptions, build_model
 
+from ..adapter import add_adapter_inputs, write_adapter_file
 from ..processes import run_logged
 from ..shapes import SHAPES
 from .base import InEnvironment
@@ -28,6 +30,22 @@ class OnnxRuntimeGenai(InEnvironment):
         if SHAPES[checkpoint.name].config.get("num_experts"):  # one folder for both: our builder writes their operators
             build_model(checkpoint, output, ExportOptions(precision="int4", block_size=32))
             return
+        self._run_builder(work, checkpoint, output)
+
+    def _run_builder(self, work: Path, checkpoint: Path, output: Path, *options: str) -> None:
         builder = [self.venv(work).python, "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint)]
         target = ["-o", str(output), "-p", "int4", "-e", "cpu", "-c", str(self.folder(work) / "cache")]
-        run_logged([*builder, *target, "--extra_options", *_OPTIONS], self.venv(work).log)
+        run_logged([*builder, *target, "--extra_options", *_OPTIONS, *options], self.venv(work).log)
+
+    def adapted(self, work: Path, shape: str) -> tuple[Path, Path]:
+        return self.folder(work) / "adapted" / shape, self.folder(work) / "adapters" / f"{shape}.onnx_adapter"
+
+    def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
+        """Its builder's graph with inputs of rank 0 beside every projection, as Olive leaves them."""
+        model, output = self.adapted(work, shape)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(model, ignore_errors=True)
+        # A projection for each of query, key and value, as an adapter has.
+        self._run_builder(work, work / "checkpoints" / shape, model, "disable_qkv_fusion=true")
+        add_adapter_inputs(model / "model.onnx", adapter)
+        write_adapter_file(adapter, output)

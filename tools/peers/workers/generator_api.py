@@ -34,6 +34,9 @@ def main() -> None:
     """Load, measure, print."""
     engine, case = job()
     api, model = (open_genai if engine == "genai" else open_onnxruntime_genai)(case)
+    adapters = api.Adapters(model) if case["adapter"] else None
+    if adapters is not None:
+        adapters.load(case["adapter"], "measured")
 
     def generate(rows: Sequence[Sequence[int]], steps: int) -> tuple[float, float]:
         length = len(rows[0]) + steps + 1
@@ -41,6 +44,8 @@ def main() -> None:
         # min_length keeps an end token from ending a run early.
         params.set_search_options(do_sample=False, batch_size=len(rows), max_length=length, min_length=length)
         generator = api.Generator(model, params)
+        if adapters is not None:
+            generator.set_active_adapter(adapters, "measured")
         begin = time.perf_counter()
         generator.append_tokens(_array(rows))
         generator.generate_next_token()

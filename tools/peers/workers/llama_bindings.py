@@ -5,6 +5,7 @@ usage: llama_bindings.py ENGINE JOB, with LLAMA_CPP_BINDINGS and LLAMA_CPP_LIB_P
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -45,6 +46,11 @@ class Llama:
         self.context = api.llama_init_from_model(model, options) if model else None
         if not self.context:
             raise SystemExit("llama.cpp cannot load the model")
+        if case["adapter"]:
+            adapter = api.llama_adapter_lora_init(model, case["adapter"].encode())
+            kept = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
+            if not adapter or api.llama_set_adapters_lora(self.context, kept, 1, (ctypes.c_float * 1)(1.0)):
+                raise SystemExit("llama.cpp cannot load the adapter")
         self.most = api.llama_n_batch(self.context)
         self.vocab_size = case["vocab_size"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe"}
 _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)experts\.(\d+)\.(\w+)\.weight")
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -45,7 +45,7 @@ def main() -> None:
     """Write the file."""
     checkpoint, output = Path(sys.argv[1]), sys.argv[2]
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(output, _ARCHITECTURES[config["model_type"]])
+    writer = gguf.GGUFWriter(output, ARCHITECTURES[config["model_type"]])
     add_sizes(writer, config)
     add_vocabulary(writer, config["vocab_size"])
     for name, values in stacked(tensors(checkpoint / "model.safetensors"), config.get("num_experts", 0)):
@@ -99,7 +99,7 @@ def add_vocabulary(writer: Any, size: int) -> None:
 
 
 def tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and float32 values of a file of bfloat16 tensors."""
+    """Names and values of a file of bfloat16 tensors, as float32, or float16 ones."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -108,6 +108,9 @@ def tensors(path: Path) -> Iterator[tuple[str, Any]]:
         if name == "__metadata__":
             continue
         begin, end = entry["data_offsets"]
+        if entry["dtype"] == "F16":
+            yield name, data[begin:end].view(np.float16).reshape(entry["shape"])
+            continue
         bits = data[begin:end].view(np.uint16).astype(np.uint32) << 16
         yield name, bits.view(np.float32).reshape(entry["shape"])
 

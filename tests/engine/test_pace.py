@@ -1,0 +1,134 @@
+"""Who watches a reply sees it go on while another prompt is read; who watches none waits for nothing."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from genai.engine.engine import Engine
+from genai.engine.pace import Pace
+from genai.engine.sampling.batch import BatchSampler
+from genai.engine.scheduler import Run, plan_step
+from tests.engine.test_engine_loop import VOCAB, FakeDecoder, FakeJob, FakeSequence
+
+QUIET, PER_TOKEN = 0.020, 0.003
+
+
+class Clock:
+    """Steps of a machine on which a step takes so long, and each token of a prompt so much more."""
+
+    def __init__(self, *, watched: int, prompts: list[int]) -> None:
+        self.pace, self.watched, self.prompts = Pace(), watched, prompts
+        self.gaps: list[float] = []
+
+    def run(self, most: int = 10**6) -> float:
+        """Seconds until all prompts are read."""
+        while any(self.prompts) and len(self.gaps) < most:
+            runs = [Run(1, False)] * self.watched + [Run(left, True) for left in self.prompts if left]
+            reading = len(runs) - self.watched
+            budget = self.pace.prefill_budget(reading=reading, watched=self.watched)
+            step = plan_step(runs, 256, budget)
+            assert sum(not part.prefill for part in step) == self.watched
+            tokens = sum(part.num_tokens for part in step if part.prefill)
+            left = [count for count in self.prompts if count]
+            for part in step:
+                if part.prefill:
+                    left[part.sequence - self.watched] -= part.num_tokens
+            self.prompts = left
+            seconds = QUIET * (self.watched > 0) + tokens * PER_TOKEN
+            self.pace.note(tokens, seconds)
+            self.gaps.append(seconds)
+        return sum(self.gaps)
+
+
+def test_a_watched_reply_goes_on_at_its_pace() -> None:
+    clock = Clock(watched=1, prompts=[2048])
+    seconds = clock.run()
+    assert np.percentile(clock.gaps, 95) <= 1.5 * QUIET
+    assert max(clock.gaps) < 16 * QUIET
+    assert seconds < 3.5 * 2048 * PER_TOKEN
+
+
+def test_many_prompts_get_more_of_the_time_in_steps_that_are_no_longer() -> None:
+    few, many = Clock(watched=4, prompts=[2048]), Clock(watched=4, prompts=[2048] * 16)
+    alone, together = few.run(), many.run()
+    assert together < 0.7 * 16 * alone
+    assert max(many.gaps) < 1.2 * max(few.gaps)
+
+
+def test_nobody_watches() -> None:
+    clock = Clock(watched=0, prompts=[2048])
+    clock.run()
+    assert len(clock.gaps) == 8
+    assert Pace().prefill_budget(reading=3, watched=0) == sys.maxsize
+
+
+def test_the_first_prompt_does_not_wait() -> None:
+    assert Pace().prefill_budget(reading=1, watched=1) > 0
+
+
+def test_kernels_that_are_compiled_meanwhile_are_forgotten() -> None:
+    pace = Pace()
+    for tokens, seconds in ((256, 30.0), (0, QUIET), (256, 256 * PER_TOKEN)):
+        pace.note(tokens, seconds)
+    for _ in range(40):
+        pace.note(0, QUIET)
+    assert pace.prefill_budget(reading=1, watched=1) > 50
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5, 100])
+def test_a_plan_holds_no_more_of_prompts(budget: int) -> None:
+    runs = [Run(40, True), Run(3, False), Run(7, True), Run(1, False)]
+    step = plan_step(runs, 64, budget)
+    assert sum(part.num_tokens for part in step if part.prefill) == min(budget, 47)
+    assert sum(part.num_tokens for part in step if not part.prefill) == 4
+
+
+class PromptSequence(FakeSequence):
+    """Long parts have prefill numerics."""
+
+    def pending(self) -> Run:
+        count = len(self.tokens) - self.num_computed
+        return Run(count, self.num_computed < len(self.prompt))
+
+    def append(self, tokens, *, together: int = 0) -> None:
+        self.prompt = getattr(self, "prompt", list(tokens))
+        super().append(tokens)
+
+
+class PromptDecoder(FakeDecoder):
+    def __init__(self) -> None:
+        super().__init__(chunk=64)
+        self.plans: list[tuple[int, int]] = []  # tokens of prompts, others
+
+    def open(self) -> PromptSequence:
+        return PromptSequence(self)
+
+    def step(self, sequences, step, *, all_rows=(), output=""):
+        prompts = sum(part.num_tokens for part in step if part.prefill)
+        self.plans.append((prompts, sum(part.num_tokens for part in step) - prompts))
+        return super().step(sequences, step, all_rows=all_rows, output=output)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_engine_reads_a_prompt_beside_a_watched_reply(watched: bool) -> None:
+    decoder = PromptDecoder()
+    engine = Engine(decoder, BatchSampler(VOCAB))
+    reply, long = FakeJob([1, 2], 2000), FakeJob([3] * 600, 1)
+    reply.is_watched = watched
+    engine.submit(reply)
+    for _ in range(5):
+        engine.step()
+    engine.submit(long)
+    while not long.ends:
+        engine.step()
+    reading = decoder.plans[5:]
+    assert all(others == 1 for _, others in reading)
+    with_prompt = sum(prompts > 0 for prompts, _ in reading)
+    assert sum(prompts for prompts, _ in reading) == 600
+    if watched:
+        assert with_prompt <= 0.1 * len(reading)
+    else:
+        assert with_prompt == len(reading) == 10
