@@ -10,11 +10,11 @@ from ..formats import PagedLayer
 from ..records import Attention
 from .driver import Driver
 from .launches import Counts, Functions, bind
-from .memory import Rows
-from .sources import Kernel
+from .memory import DeviceRows
+from .sources import CudaKernel
 
 if TYPE_CHECKING:
-    from .lowering import Lowering
+    from .lowering import CudaLowering
 
 # Rows whose splits wait to be joined at the same time; more are taken one part after another.
 ROWS_AT_ONCE = 64
@@ -35,21 +35,21 @@ def check_attention(record: Attention, layer: PagedLayer | None) -> None:
         raise UnsupportedRecord(f"CUDA has no kernels for heads of {record.head_size}: at most {_LARGEST_HEAD}")
 
 
-def store_kernel_of(kind: str) -> Kernel:
+def store_kernel_of(kind: str) -> CudaKernel:
     """The kernel that puts keys and values of a type into pages."""
-    return Kernel("attention_store.cu", f"store_heads<{SCALAR[kind]}>", "StoreArguments", _STORE_THREADS)
+    return CudaKernel("attention_store.cu", f"store_heads<{SCALAR[kind]}>", "StoreArguments", _STORE_THREADS)
 
 
-def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) -> tuple[Kernel, Kernel]:
+def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) -> tuple[CudaKernel, CudaKernel]:
     """The kernels of single rows: of splits, and the one that joins them."""
     shape = f"{SCALAR[kind]}, {head_size}, {v_head_size}, {together}"
     return (
-        Kernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS),
-        Kernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS),
+        CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS),
+        CudaKernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS),
     )
 
 
-def store_kernel(record: Attention, layer: PagedLayer, driver: Driver) -> tuple[Kernel, dict[str, Any]]:
+def store_kernel(record: Attention, layer: PagedLayer, driver: Driver) -> tuple[CudaKernel, dict[str, Any]]:
     """What puts keys and values into pages, and those of its arguments that the record and the layer say."""
     sizes = {name: getattr(record, name) for name in ("heads", "kv_heads", "head_size", "v_head_size", "epsilon")}
     interleaved = int(record.rope is not None and record.rope.interleaved)
@@ -74,7 +74,9 @@ def heads_together(heads: int, kv_heads: int) -> int:
 class AttentionLaunch:
     """Rows over their pages: splits, then what joins them, for `ROWS_AT_ONCE` rows after another."""
 
-    def __init__(self, record: Attention, layer: PagedLayer, at: Lowering, rotated: Rows, out: Rows) -> None:
+    def __init__(
+        self, record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows
+    ) -> None:
         self._together, size = heads_together(record.heads, record.kv_heads), record.v_head_size
         self._record = record
         self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
@@ -89,7 +91,7 @@ class AttentionLaunch:
         )  # fmt: skip
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[CudaKernel, ...]:
         """Those that it starts."""
         return self._split, self._join
 

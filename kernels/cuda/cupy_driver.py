@@ -5,14 +5,15 @@ CuPy's device and stream belong to threads, and ours to whoever calls: so every 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .driver import Grid, KernelError, NoDevice
-from .sources import Kernel, source_of
+from .driver import CudaError, Grid, NoDevice
+from .sources import CudaKernel, source_of
 
 OPTIONS = ("--std=c++17",)
 # Tensor cores with bfloat16 and copies that do not wait: Ampere.
@@ -64,6 +65,12 @@ class CupyDriver:
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
         self.name = name.decode() if isinstance(name, bytes) else str(name)
 
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """What CuPy is asked for inside happens on this device, in this stream."""
+        with self._device, self._stream:
+            yield
+
     def free_bytes(self) -> int:
         with self._device:
             free, _ = self._cupy.cuda.runtime.memGetInfo()
@@ -93,7 +100,7 @@ class CupyDriver:
     def address(self, array: Any) -> int:
         return int(array.data.ptr)
 
-    def load(self, kernels: Collection[Kernel]) -> Mapping[Kernel, Any]:
+    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         if not kernels:
             return {}
         with self._device, self._stream:
@@ -101,9 +108,9 @@ class CupyDriver:
             try:
                 return {kernel: module.get_function(kernel.name) for kernel in kernels}
             except self._cupy.cuda.compiler.CompileException as error:
-                raise KernelError(f"kernels do not compile on {self.name}: {error}") from error
+                raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
 
-    def launch(self, function: Any, kernel: Kernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self._device, self._stream:
             function(grid, (kernel.threads, 1, 1), (arguments,))  # an array of one element goes by value
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .sources import Kernel
+from .sources import CudaKernel
 
 Grid = tuple[int, int, int]
 
@@ -48,21 +48,21 @@ class Driver(Protocol):
     def address(self, array: Any) -> int:
         """Where memory begins."""
 
-    def load(self, kernels: Collection[Kernel]) -> Mapping[Kernel, Any]:
+    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         """Compile kernels, or find them compiled: what `launch` takes, by kernel.
 
         Raises:
-            KernelError: one does not compile; the compiler's words are in the message.
+            CudaError: one does not compile; the compiler's words are in the message.
         """
 
-    def launch(self, function: Any, kernel: Kernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         """Start a kernel with its struct, an array of one element."""
 
     def synchronize(self) -> None:
         """Wait until everything is done that was asked for."""
 
 
-class KernelError(RuntimeError):
+class CudaError(RuntimeError):
     """A kernel that does not compile, or does not start."""
 
 

@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .driver import Driver, Grid
-from .sources import Kernel
+from .sources import CudaKernel
 
 # What grids depend on in a step: "tokens", of which the first "decode_rows" have decode numerics; "logits_rows";
 # "splits" of its longest sequence.
 Counts = Mapping[str, int]
 # What a driver launches, by kernel.
-Functions = Mapping[Kernel, Any]
+Functions = Mapping[CudaKernel, Any]
 
 
 class Start(Protocol):
     """Something that every step starts."""
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[CudaKernel, ...]:
         """Those that it needs."""
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
@@ -40,13 +40,13 @@ class Launch:
         grid: from the counts of a step. Nothing is started where one of its sizes is 0.
     """
 
-    kernel: Kernel
+    kernel: CudaKernel
     arguments: NDArray[np.void]
     counted: Mapping[str, str]
     grid: Callable[[Counts], Grid]
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[CudaKernel, ...]:
         """The one."""
         return (self.kernel,)
 
@@ -59,7 +59,7 @@ class Launch:
             driver.launch(functions[self.kernel], self.kernel, grid, self.arguments)
 
 
-def bind(kernel: Kernel, **given: Any) -> NDArray[np.void]:
+def bind(kernel: CudaKernel, **given: Any) -> NDArray[np.void]:
     """The struct of a kernel with every field written; dicts are structs inside it.
 
     Raises:

@@ -14,9 +14,9 @@ from ..records import Constants, Ids, Per
 from .attention import AttentionLaunch, store_kernel
 from .driver import Driver, Grid
 from .launches import Counts, Launch, Start, bind
-from .memory import Rows, Values
+from .memory import DeviceRows, Values
 from .products import product
-from .sources import Kernel
+from .sources import CudaKernel
 from .step import Capacity, StepTable
 from .weights import DeviceWeights
 
@@ -34,7 +34,7 @@ BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"
 
 
 @dataclass
-class Lowering:
+class CudaLowering:
     """Collects the launches of records, in order.
 
     Attributes:
@@ -53,7 +53,7 @@ class Lowering:
     held: list[Any] = field(default_factory=list)
     _workspace: Any = None
 
-    def launch(self, kernel: Kernel, per: Per, grid: Any, **given: Any) -> None:
+    def launch(self, kernel: CudaKernel, per: Per, grid: Any, **given: Any) -> None:
         """Add a start of a kernel over the rows of a step.
 
         Args:
@@ -80,7 +80,7 @@ class Lowering:
 
 
 @singledispatch
-def lower(record: records.Record, at: Lowering) -> None:
+def lower(record: records.Record, at: CudaLowering) -> None:
     """Add a record's launches; its inputs are in memory already.
 
     Raises:
@@ -97,88 +97,115 @@ def knows(record: records.Record) -> bool:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def lookup_kernel(bits: int, scalar: str) -> Kernel:
+def lookup_kernel(bits: int, scalar: str) -> CudaKernel:
     """The kernel that looks rows up in codes of so many bits with scales of a C++ type, or (bits = 0) in floats."""
     if bits:
-        return Kernel("lookup.cu", f"lookup_blocks<{bits}, {scalar}>", "BlockLookupArguments", _LOOKUP_THREADS)
-    return Kernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
+        return CudaKernel("lookup.cu", f"lookup_blocks<{bits}, {scalar}>", "BlockLookupArguments", _LOOKUP_THREADS)
+    return CudaKernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
 
 
-def apply_kernel(function: str) -> Kernel:
+def apply_kernel(function: str) -> CudaKernel:
     """The kernel of a function of one number, and of its gate."""
-    return Kernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
+    return CudaKernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
 
 
-def combine_kernel(function: str) -> Kernel:
+def combine_kernel(function: str) -> CudaKernel:
     """The kernel of a function of two numbers."""
-    return Kernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
+    return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 
-def norm_kernel(centred: bool) -> Kernel:
+def norm_kernel(centred: bool) -> CudaKernel:
     """The kernel of RMS norm, or of layer norm."""
-    return Kernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
+    return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
 
 
 # --- rows as they are ------------------------------------------------------------------------------------------------
 
 
 @lower.register
-def _columns(record: records.Columns, at: Lowering) -> None:
+def _columns(record: records.Columns, at: CudaLowering) -> None:
     at.values.alias(record.out, record.x, at.values[record.x].columns(record.first, at.values.types[record.out].width))
 
 
 @lower.register
-def _logits_rows(record: records.LogitsRows, at: Lowering) -> None:
+def _logits_rows(record: records.LogitsRows, at: CudaLowering) -> None:
     x, out = at.values[record.x], at.values.make(record.out)
     _gather(at, "float", x.address, x.stride, "logits_rows", out)
 
 
 @lower.register
-def _lookup(record: records.Lookup, at: Lowering) -> None:
+def _lookup(record: records.Lookup, at: CudaLowering) -> None:
     matrix, out, ids = at.weights.matrix(record.table, at.constants), at.values.make(record.out), _IDS[record.ids]
     if not matrix.bits:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.columns, ids, out)
         return
     at.launch(
-        lookup_kernel(matrix.bits, matrix.scalar), out.per, lambda rows: (rows, 1, 1), table=matrix.fields, ids=at.table.address(ids), out=out.address,
-        out_stride=out.stride, width=out.width,
-    )  # fmt: skip
+        lookup_kernel(matrix.bits, matrix.scalar),
+        out.per,
+        lambda rows: (rows, 1, 1),
+        table=matrix.fields,
+        ids=at.table.address(ids),
+        out=out.address,
+        out_stride=out.stride,
+        width=out.width,
+    )
 
 
-def _gather(at: Lowering, scalar: str, table: int, stride: int, ids: str, out: Rows) -> None:
+def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, out: DeviceRows) -> None:
     at.launch(
-        lookup_kernel(0, scalar), out.per, lambda rows: (rows, 1, 1), table=table, ids=at.table.address(ids), out=out.address,
-        table_stride=stride, out_stride=out.stride, width=out.width,
-    )  # fmt: skip
+        lookup_kernel(0, scalar),
+        out.per,
+        lambda rows: (rows, 1, 1),
+        table=table,
+        ids=at.table.address(ids),
+        out=out.address,
+        table_stride=stride,
+        out_stride=out.stride,
+        width=out.width,
+    )
 
 
 # --- element by element ----------------------------------------------------------------------------------------------
 
 
 @lower.register
-def _unary(record: records.Unary, at: Lowering) -> None:
+def _unary(record: records.Unary, at: CudaLowering) -> None:
     _apply(at, record.function, at.values[record.x], None, at.values.make(record.out), record.parameters)
 
 
 @lower.register
-def _gate(record: records.Gate, at: Lowering) -> None:
+def _gate(record: records.Gate, at: CudaLowering) -> None:
     _apply(at, record.activation, at.values[record.gate], at.values[record.up], at.values.make(record.out))
 
 
 def _apply(
-    at: Lowering, function: str, x: Rows, up: Rows | None, out: Rows, parameters: tuple[float, ...] = ()
+    at: CudaLowering,
+    function: str,
+    x: DeviceRows,
+    up: DeviceRows | None,
+    out: DeviceRows,
+    parameters: tuple[float, ...] = (),
 ) -> None:
     if function not in UNARY:
         raise UnsupportedRecord(f"CUDA does not know the function {function}")
     numbers = [*parameters, *[0.0] * (_PARAMETERS - len(parameters))]
     at.launch(
-        apply_kernel(function), out.per, _by_elements(out.width), x=x.address, up=up.address if up else 0, out=out.address,
-        x_stride=x.stride, up_stride=up.stride if up else 0, out_stride=out.stride, width=out.width, p=numbers,
-    )  # fmt: skip
+        apply_kernel(function),
+        out.per,
+        _by_elements(out.width),
+        x=x.address,
+        up=up.address if up else 0,
+        out=out.address,
+        x_stride=x.stride,
+        up_stride=up.stride if up else 0,
+        out_stride=out.stride,
+        width=out.width,
+        p=numbers,
+    )
 
 
 @lower.register
-def _binary(record: records.Binary, at: Lowering) -> None:
+def _binary(record: records.Binary, at: CudaLowering) -> None:
     if record.function not in BINARY:
         raise UnsupportedRecord(f"CUDA does not know the function {record.function}")
     out = at.values.make(record.out)
@@ -201,31 +228,43 @@ def _by_elements(width: int) -> Any:
 
 
 @lower.register
-def _norm(record: records.Norm, at: Lowering) -> None:
+def _norm(record: records.Norm, at: CudaLowering) -> None:
     x, size = at.values[record.x], at.constants.array(record.weight).size
     skip = at.values[record.skip] if record.skip else None
     out = at.values.make(record.out) if record.out else None
     total = at.values.make(record.total) if record.total else None
     groups = x.width // size
     at.launch(
-        norm_kernel(record.centred), x.per, lambda rows: (rows * groups, 1, 1), x=x.address, skip=skip.address if skip else 0,
-        input_bias=at.vector(record.input_bias), weight=at.vector(record.weight), bias=at.vector(record.bias),
-        out=out.address if out else 0, total=total.address if total else 0, x_stride=x.stride,
-        skip_stride=skip.stride if skip else 0, out_stride=out.stride if out else 0,
-        total_stride=total.stride if total else 0, groups=groups, width=size, epsilon=record.epsilon,
-    )  # fmt: skip
+        norm_kernel(record.centred),
+        x.per,
+        lambda rows: (rows * groups, 1, 1),
+        x=x.address,
+        skip=skip.address if skip else 0,
+        input_bias=at.vector(record.input_bias),
+        weight=at.vector(record.weight),
+        bias=at.vector(record.bias),
+        out=out.address if out else 0,
+        total=total.address if total else 0,
+        x_stride=x.stride,
+        skip_stride=skip.stride if skip else 0,
+        out_stride=out.stride if out else 0,
+        total_stride=total.stride if total else 0,
+        groups=groups,
+        width=size,
+        epsilon=record.epsilon,
+    )
 
 
 # --- products --------------------------------------------------------------------------------------------------------
 
 
 @lower.register
-def _product(record: records.Product, at: Lowering) -> None:
+def _product(record: records.Product, at: CudaLowering) -> None:
     product(at, record.x, record.branch, at.values.make(record.out), exact=record.exact)
 
 
 @lower.register
-def _gated_product(record: records.GatedProduct, at: Lowering) -> None:
+def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
     out = at.values.make(record.out)
     gate, key = at.values.temporary(out.width, out.per)
     product(at, record.x, record.gate, gate, exact=record.exact)
@@ -238,7 +277,7 @@ def _gated_product(record: records.GatedProduct, at: Lowering) -> None:
 
 
 @lower.register
-def _attention(record: records.Attention, at: Lowering) -> None:
+def _attention(record: records.Attention, at: CudaLowering) -> None:
     query, layer = at.values[record.query], at.layers[record.layer]
     assert layer is not None
     if record.key:

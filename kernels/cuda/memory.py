@@ -20,7 +20,7 @@ _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Rows:
+class DeviceRows:
     """A value: rows of `width` float32 numbers, `stride` numbers apart, the first at `address`.
 
     Attributes:
@@ -34,10 +34,10 @@ class Rows:
     memory: Any
     first: int = 0
 
-    def columns(self, first: int, width: int) -> Rows:
+    def columns(self, first: int, width: int) -> DeviceRows:
         """A part of each row."""
         address = self.address + _FLOAT_BYTES * first
-        return Rows(address, self.stride, width, self.per, self.memory, self.first + first)
+        return DeviceRows(address, self.stride, width, self.per, self.memory, self.first + first)
 
     def view(self, count: int) -> Any:
         """So many rows as an array of the device's, float32 [count, width]."""
@@ -63,7 +63,7 @@ class Values:
     driver: Driver
     types: Mapping[str, RowsType]
     capacity: Mapping[Per, int]
-    places: dict[str, Rows] = field(default_factory=dict)
+    places: dict[str, DeviceRows] = field(default_factory=dict)
     _found: dict[Hashable, tuple[Any, _Buffer]] = field(default_factory=dict)
     _free: list[_Buffer] = field(default_factory=list)
     _left: Counter[str] = field(default_factory=Counter)
@@ -72,25 +72,25 @@ class Values:
         """These values will be read: one more time each."""
         self._left.update(names)
 
-    def __getitem__(self, name: str) -> Rows:
-        rows: Rows = self._found[name][0]
+    def __getitem__(self, name: str) -> DeviceRows:
+        rows: DeviceRows = self._found[name][0]
         return rows
 
-    def make(self, name: str) -> Rows:
+    def make(self, name: str) -> DeviceRows:
         """Memory for a value."""
         type_ = self.types[name]
         rows, buffer = self._rows(type_.width, type_.per)
         self._bind(name, rows, buffer)
         return rows
 
-    def temporary(self, width: int, per: Per) -> tuple[Rows, Hashable]:
+    def temporary(self, width: int, per: Per) -> tuple[DeviceRows, Hashable]:
         """Memory for rows that live until `release` of their key."""
         rows, buffer = self._rows(width, per)
         key = object()
         self._bind(key, rows, buffer)
         return rows, key
 
-    def alias(self, name: str, source: str, rows: Rows) -> None:
+    def alias(self, name: str, source: str, rows: DeviceRows) -> None:
         """A value that lies in another one's memory."""
         self._bind(name, rows, self._found[source][1])
 
@@ -123,9 +123,9 @@ class Values:
         if buffer.users == 0:
             self._free.append(buffer)
 
-    def _rows(self, width: int, per: Per) -> tuple[Rows, _Buffer]:
+    def _rows(self, width: int, per: Per) -> tuple[DeviceRows, _Buffer]:
         buffer = self._buffer(_FLOAT_BYTES * width * self.capacity[per])
-        return Rows(self.driver.address(buffer.memory), width, width, per, buffer.memory), buffer
+        return DeviceRows(self.driver.address(buffer.memory), width, width, per, buffer.memory), buffer
 
     def _bind(self, key: Hashable, found: Any, buffer: _Buffer) -> None:
         self._found[key] = found, buffer

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 from ..executor import UnsupportedRecord
 from ..records import Branch, Per
 from .launches import Counts, Launch, bind
-from .memory import Rows
-from .sources import Kernel
+from .memory import DeviceRows
+from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
 
 if TYPE_CHECKING:
-    from .lowering import Lowering
+    from .lowering import CudaLowering
 
 # Rows that one kernel multiplies with a weight that it has read; the kernel with the fewest that suffice is started.
 ROWS_AT_ONCE = (1, 2, 4, 8)
 # Neighbouring outputs of a warp, by rows at once.
 _OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
-_WARPS, _THREADS, _ARRANGE_THREADS, _MANY_THREADS, _TILE = 4, 128, 32, 128, 64
+_WARPS, _THREADS, _ARRANGE_THREADS, _GEMM_THREADS, _TILE = 4, 128, 32, 128, 64
 _COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 
 
-def product(at: Lowering, x: str, branch: Branch, out: Rows, *, exact: bool) -> None:
+def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact: bool) -> None:
     """out = branch(x).
 
     Raises:
@@ -45,18 +45,18 @@ def product(at: Lowering, x: str, branch: Branch, out: Rows, *, exact: bool) -> 
     has_prefill = not exact and out.per is Per.TOKEN
     counted = "decode_rows" if has_prefill else _COUNTED[out.per]
     if has_prefill:
-        _many(at, x, matrix, given)
+        _gemm(at, x, matrix, given)
     form = "floats" if exact else f"bytes<{matrix.bits}>"
     source, scales = _arranged(at, x, matrix, form, counted) if matrix.bits else (rows.address, 0)
     given |= {"x": source, "scales": scales, "x_stride": rows.stride, "strides": matrix.strides}
     for tokens in ROWS_AT_ONCE:
-        kernel, grid = few_rows_kernel(matrix, tokens, exact=exact), _few_grid(matrix.rows, tokens, counted)
+        kernel, grid = gemv_kernel(matrix, tokens, exact=exact), _gemv_grid(matrix.rows, tokens, counted)
         at.starts.append(Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, grid))
 
 
-def _many(at: Lowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
+def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
     """The rows with prefill numerics, which stand behind the others."""
-    kernel, outputs = many_rows_kernel(matrix), -(-matrix.rows // _TILE)
+    kernel, outputs = gemm_kernel(matrix), -(-matrix.rows // _TILE)
     source, _ = _arranged(at, x, matrix, "bfloats", "tokens", first="decode_rows")
 
     def grid(counts: Counts) -> tuple[int, int, int]:
@@ -66,28 +66,28 @@ def _many(at: Lowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> 
     at.starts.append(Launch(kernel, arguments, {"first_row": "decode_rows", "rows": "tokens"}, grid))
 
 
-def arrange_kernel(form: str) -> Kernel:
+def arrange_kernel(form: str) -> CudaKernel:
     """The kernel that puts activations into a form: "floats", "bfloats", "bytes<4>" or "bytes<8>"."""
-    return Kernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
+    return CudaKernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
 
 
-def few_rows_kernel(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> Kernel:
+def gemv_kernel(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> CudaKernel:
     """The kernel that multiplies so many rows at once."""
     shape = f"{tokens}, {_OUTPUTS[tokens]}"
     if not matrix.bits:
         function = f"product_dense<{matrix.scalar}, {shape}>"
     else:
         function = f"product_{'exact' if exact else 'bytes'}<{matrix.bits}, {matrix.scalar}, {shape}>"
-    return Kernel("product_few.cu", function, "ProductArguments", _THREADS)
+    return CudaKernel("gemv.cu", function, "ProductArguments", _THREADS)
 
 
-def many_rows_kernel(matrix: DeviceMatrix) -> Kernel:
+def gemm_kernel(matrix: DeviceMatrix) -> CudaKernel:
     """The kernel that multiplies many rows."""
     source = f"BlockSource<{matrix.bits}, {matrix.scalar}>" if matrix.bits else f"DenseSource<{matrix.scalar}>"
-    return Kernel("product_many.cu", f"product_many<{source}>", "ManyArguments", _MANY_THREADS)
+    return CudaKernel("gemm.cu", f"gemm<{source}>", "GemmArguments", _GEMM_THREADS)
 
 
-def _few_grid(outputs: int, tokens: int, counted: str) -> Any:
+def _gemv_grid(outputs: int, tokens: int, counted: str) -> Any:
     fewer, most = tokens // 2, ROWS_AT_ONCE[-1]
     blocks = -(-outputs // (_WARPS * _OUTPUTS[tokens]))
 
@@ -104,7 +104,7 @@ _BYTES = {"floats": 4, "bfloats": 2}
 
 
 def _arranged(
-    at: Lowering, x: str, matrix: DeviceMatrix, form: str, counted: str, *, first: str = ""
+    at: CudaLowering, x: str, matrix: DeviceMatrix, form: str, counted: str, *, first: str = ""
 ) -> tuple[int, int]:
     """Where a value lies as products read it, and its scales; see activations.cu.
 

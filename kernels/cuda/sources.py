@@ -22,7 +22,7 @@ _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CudaKernel:
     """A kernel: a function template of a file with its arguments filled in.
 
     Attributes:
@@ -57,14 +57,15 @@ def text_of(file: str) -> str:
     return (files(__package__) / "src" / file).read_text(encoding="utf-8")
 
 
-def source_of(kernels: Iterable[Kernel]) -> str:
+def source_of(kernels: Iterable[CudaKernel]) -> str:
     """One text that makes all these kernels, every file and what it includes once."""
     wanted = sorted(set(kernels), key=lambda kernel: kernel.name)
     seen: set[str] = set()
     parts = [_with_includes(file, seen) for file in sorted({kernel.file for kernel in wanted})]
-    for one in wanted:
-        parts.append(f"KERNEL({one.name}, {one.arguments}, {one.layout.itemsize}, {one.threads}, {one.function})\n")
-    return "".join(parts)
+    calls = (
+        f"KERNEL({one.name}, {one.arguments}, {one.layout.itemsize}, {one.threads}, {one.function})\n" for one in wanted
+    )
+    return "".join([*parts, *calls])
 
 
 def _with_includes(file: str, seen: set[str]) -> str:

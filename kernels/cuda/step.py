@@ -6,8 +6,10 @@ Its parts keep their places as long as steps fit, so launches that read them are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..executor import StepContext, StepError
 from ..formats import PAGE_TOKENS
@@ -110,7 +112,11 @@ class StepTable:
     def write(self, step: StepContext) -> None:
         """Copy the numbers of a step into device memory."""
         sequence_of = np.repeat(np.arange(len(step.context_lens)), np.diff(step.cu_seqlens_q))
-        parts = {"tokens": step.tokens, "positions": step.positions, "sequence_of": sequence_of}
+        parts: dict[str, NDArray[Any]] = {
+            "tokens": step.tokens,
+            "positions": step.positions,
+            "sequence_of": sequence_of,
+        }
         parts |= {"slots": step.slot_mapping, "logits_rows": step.logits_indices}
         if len(step.rope_table):
             parts["long_rows"] = step.rope_table[sequence_of]

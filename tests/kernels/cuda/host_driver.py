@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cuda.driver import Grid, KernelError
-from genai.kernels.cuda.sources import Kernel, source_of
+from genai.kernels.cuda.driver import CudaError, Grid
+from genai.kernels.cuda.sources import CudaKernel, source_of
 
 SHIM = Path(__file__).with_name("host_shim.h")
 COMPILER = shutil.which("g++")
@@ -37,7 +37,7 @@ def build(source: str, flags: Collection[str] = ()) -> Path:
     """A library of the kernels of a text, built once per content.
 
     Raises:
-        KernelError: it does not compile.
+        CudaError: it does not compile.
     """
     text = f'#include "{SHIM}"\n{source}'
     key = hashlib.sha256("\0".join([text, SHIM.read_text(), *FLAGS, *flags]).encode()).hexdigest()[:24]
@@ -50,7 +50,7 @@ def build(source: str, flags: Collection[str] = ()) -> Path:
             assert COMPILER is not None
             done = subprocess.run([COMPILER, *FLAGS, *flags, code, "-o", made], capture_output=True, text=True)
             if done.returncode:
-                raise KernelError(done.stderr[:4000])
+                raise CudaError(done.stderr[:4000])
             made.replace(library)
     return library
 
@@ -100,7 +100,7 @@ class HostDriver:
     def address(self, array: NDArray[Any]) -> int:
         return array.ctypes.data
 
-    def load(self, kernels: Collection[Kernel]) -> Mapping[Kernel, Any]:
+    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         if not kernels:
             return {}
         library = ctypes.CDLL(str(build(source_of(kernels), self.flags)))
@@ -109,7 +109,7 @@ class HostDriver:
             function.restype = ctypes.c_char_p
         return functions
 
-    def launch(self, function: Any, kernel: Kernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         self.launched.append(kernel.name)
         sizes, threads = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(kernel.threads, 1, 1)
         error = function(sizes, threads, self.order, ctypes.c_void_p(arguments.ctypes.data))

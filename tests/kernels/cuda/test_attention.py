@@ -48,7 +48,12 @@ def run(
 ) -> np.ndarray:  # fmt: skip
     widths = {name: array.shape[1] for name, array in rows.items()} | {"out": record.heads * record.v_head_size}
     whole = program([record], widths, constants, ["out"])
-    found: np.ndarray = executor.compile(whole, [layer]).run(step, rows)["out"]
+    pages = layer
+    if isinstance(executor, CudaExecutor) and not isinstance(executor.driver, HostDriver):
+        pages = PagedLayer(*(executor.driver.upload(array) for array in (layer.keys, layer.values)))
+    found: np.ndarray = executor.compile(whole, [pages]).run(step, rows)["out"]
+    if pages is not layer:  # a GPU's are copies
+        layer.keys[...], layer.values[...] = (executor.host(array) for array in (pages.keys, pages.values))
     return found.reshape(-1, widths["out"])
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from genai.kernels.cuda.every import every_kernel
-from genai.kernels.cuda.sources import Kernel, source_of
+from genai.kernels.cuda.sources import CudaKernel, source_of
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not there: pip install .[cuda-ci]")
 
@@ -16,7 +16,7 @@ MOST_REGISTERS, MOST_SHARED_BYTES, MOST_SPILLED_BYTES = 168, 48 << 10, 16
 _USE = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)", re.DOTALL)
 
 
-def compiled(kernels: list[Kernel], architecture: str) -> dict[str, tuple[int, int, int]]:
+def compiled(kernels: list[CudaKernel], architecture: str) -> dict[str, tuple[int, int, int]]:
     """Registers, bytes spilled and bytes of shared memory per kernel, as the assembler reports them."""
 
     def done(result: tuple[object, ...]) -> object:

@@ -15,8 +15,8 @@ import pytest
 import genai
 from genai.errors import DeviceError
 from genai.kernels.cuda.cupy_driver import open_driver
-from genai.kernels.cuda.driver import KernelError, NoDevice
-from genai.kernels.cuda.sources import Kernel
+from genai.kernels.cuda.driver import CudaError, NoDevice
+from genai.kernels.cuda.sources import CudaKernel
 from genai.runtime import device as devices
 
 from .host_driver import HostDriver, LaunchError, build
@@ -46,7 +46,7 @@ class RawModule:
     def get_function(self, name: str) -> Any:
         try:
             function = getattr(ctypes.CDLL(str(build(self.code))), name)
-        except KernelError as error:
+        except CudaError as error:
             raise CompileException(str(error)) from error
         function.restype = ctypes.c_char_p
 
@@ -155,5 +155,5 @@ def test_the_bundled_model_answers_through_cupy_s_calls(
 
 def test_a_kernel_that_does_not_compile_is_shown(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    with pytest.raises(KernelError, match=r"do not compile on a made-up GPU(.|\n)*nothing_of_the_kind"):
-        open_driver().load([Kernel("norm.cu", "nothing_of_the_kind", "NormArguments", 256)])
+    with pytest.raises(CudaError, match=r"do not compile on a made-up GPU(.|\n)*nothing_of_the_kind"):
+        open_driver().load([CudaKernel("norm.cu", "nothing_of_the_kind", "NormArguments", 256)])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.cuda.sources import Kernel, source_of
+from genai.kernels.cuda.sources import CudaKernel, source_of
 from genai.kernels.records import Branch, Product
 from genai.kernels.reference.executor import ReferenceExecutor
 
@@ -26,7 +26,7 @@ class PlantingDriver(HostDriver):
 
     change: tuple[str, str] = ("", "")
 
-    def load(self, kernels: Any) -> dict[Kernel, Any]:
+    def load(self, kernels: Any) -> dict[CudaKernel, Any]:
         source = source_of(kernels)
         assert source.count(self.change[0]) >= 1
         library = ctypes.CDLL(str(build(source.replace(*self.change, 1))))
@@ -65,7 +65,8 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
     ("compute", "old", "new", "found"),
     [
         (attended, BARRIER, IN_LOOP, "wrong"),  # warps are put together before they are done
-        (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP, "a thread ends while others wait|have ended already"),
+        (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP,
+         "a thread ends while others wait|have ended already"),
         (attended, "maximum[head] = NEVER", "if (lane < 16) __syncwarp(); maximum[head] = NEVER",
          "lanes meet in different operations"),
         (attended, "SHARED(float, results, SPLIT_WARPS * ", "SHARED(float, results, (SPLIT_WARPS - 1) * ",
@@ -93,8 +94,8 @@ def test_what_is_not_planted_is_right(driver: HostDriver, compute: Any) -> None:
 
 
 def test_a_kernel_is_launched_with_the_threads_it_was_made_for(driver: HostDriver) -> None:
-    kernel = Kernel("norm.cu", "norm<false>", "NormArguments", 256)
-    other = Kernel("norm.cu", "norm<false>", "NormArguments", 128)
+    kernel = CudaKernel("norm.cu", "norm<false>", "NormArguments", 256)
+    other = CudaKernel("norm.cu", "norm<false>", "NormArguments", 128)
     function = driver.load([kernel])[kernel]
     with pytest.raises(LaunchError, match="other threads"):
         driver.launch(function, other, (1, 1, 1), np.zeros((), kernel.layout))

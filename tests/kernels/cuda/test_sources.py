@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from genai.kernels.cuda.driver import KernelError
+from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.launches import bind
-from genai.kernels.cuda.sources import Kernel, source_of, structs, text_of
+from genai.kernels.cuda.sources import CudaKernel, source_of, structs, text_of
 
 from .host_driver import HostDriver
 
-NORM = Kernel("norm.cu", "norm<true>", "NormArguments", 256)
+NORM = CudaKernel("norm.cu", "norm<true>", "NormArguments", 256)
 
 
 def test_a_struct_is_read_as_the_compiler_lays_it_out() -> None:
-    layout = structs("product_few.cu")["ProductArguments"]
+    layout = structs("gemv.cu")["ProductArguments"]
     fields = layout.fields
     assert fields is not None
     assert (fields["matrix"][0].itemsize, fields["x"][1], fields["x_stride"][1], layout.itemsize) == (32, 32, 72, 112)
@@ -51,10 +51,10 @@ def test_every_field_is_given() -> None:
 
 
 def test_a_struct_of_another_size_does_not_compile(driver: HostDriver) -> None:
-    class Larger(Kernel):
+    class Larger(CudaKernel):
         @property
         def layout(self) -> np.dtype[np.void]:
             return np.dtype([("bytes", "u8", 99)])
 
-    with pytest.raises(KernelError, match="the host lays out NormArguments otherwise"):
+    with pytest.raises(CudaError, match="the host lays out NormArguments otherwise"):
         driver.load([Larger(NORM.file, NORM.function, NORM.arguments, NORM.threads)])

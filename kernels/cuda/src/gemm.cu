@@ -4,7 +4,7 @@
 
 // x: bfloat16 [rows][x_stride], columns that only fill a row up are zero. The rest as ProductArguments; rows from
 // first_row to rows are computed.
-struct ManyArguments {
+struct GemmArguments {
   BlockMatrix matrix;
   const void* x;
   const float* bias;
@@ -32,10 +32,10 @@ struct BlockSource {
   float scale = 0.0f;
   int zero = 0;
 
-  __device__ __forceinline__ static int chunks(const ManyArguments& given) {
+  __device__ __forceinline__ static int chunks(const GemmArguments& given) {
     return given.matrix.blocks * (given.matrix.block_size / CHUNK);
   }
-  __device__ __forceinline__ void read(const ManyArguments& given, long long row, int chunk) {
+  __device__ __forceinline__ void read(const GemmArguments& given, long long row, int chunk) {
     const Reader reader{given.matrix};
     reader.read(row, chunk, codes);
     scale = reader.scale(row, chunk), zero = reader.zero(row, chunk);
@@ -48,8 +48,8 @@ template <class T>
 struct DenseSource {
   T numbers[CHUNK];
 
-  __device__ __forceinline__ static int chunks(const ManyArguments& given) { return (given.columns + CHUNK - 1) / CHUNK; }
-  __device__ __forceinline__ void read(const ManyArguments& given, long long row, int chunk) {
+  __device__ __forceinline__ static int chunks(const GemmArguments& given) { return (given.columns + CHUNK - 1) / CHUNK; }
+  __device__ __forceinline__ void read(const GemmArguments& given, long long row, int chunk) {
     const T* source = reinterpret_cast<const T*>(given.matrix.data) + row * given.columns;
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i) numbers[i] = chunk * CHUNK + i < given.columns ? source[chunk * CHUNK + i] : T{};
@@ -58,7 +58,7 @@ struct DenseSource {
 };
 
 // 64 rows of activations, 64 columns each, into shared memory, eight columns a copy.
-__device__ __forceinline__ void copy_rows(const ManyArguments& given, unsigned* tile, int first_row, int step) {
+__device__ __forceinline__ void copy_rows(const GemmArguments& given, unsigned* tile, int first_row, int step) {
   const bfloat_bits* x = static_cast<const bfloat_bits*>(given.x);
 #pragma unroll
   for (int i = 0; i < TILE * TILE / 8 / MANY_THREADS; ++i) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void copy_rows(const ManyArguments& given, unsigned* 
 
 // Grid (outputs / 64, rows / 64).
 template <class Source>
-__device__ __forceinline__ void product_many(const ManyArguments& given) {
+__device__ __forceinline__ void gemm(const GemmArguments& given) {
   SHARED(unsigned, activations, 2 * TILE * TILE_WORDS);
   SHARED(unsigned, weights, 2 * TILE * TILE_WORDS);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
