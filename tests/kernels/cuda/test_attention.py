@@ -104,7 +104,7 @@ def test_bits_depend_on_the_own_sequence_only(driver: HostDriver) -> None:
             step, tokens=step.tokens[first:end], positions=step.positions[first:end],
             cu_seqlens_q=np.array([0, end - first], np.int32), context_lens=step.context_lens[sequence : sequence + 1],
             block_tables=step.block_tables[sequence : sequence + 1], slot_mapping=step.slot_mapping[first:end],
-            logits_indices=np.zeros(0, np.int64), rope_table=step.rope_table[:1],
+            logits_indices=np.zeros(0, np.int64), num_decode_sequences=1, rope_table=step.rope_table[:1],
         )  # fmt: skip
         alone = run(executor, record, constants, layer, part, {name: array[first:end] for name, array in rows.items()})
         assert np.array_equal(alone, together[first:end])
