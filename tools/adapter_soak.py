@@ -42,6 +42,7 @@ CONTEXT_SIZE, MOST_PROMPT, MOST_TOKENS = 512, 400, 24
 # What the adapters may take, in multiples of the largest one, and blocks of the cache: a few requests' worth.
 ROOM, BLOCKS, ALONE_BLOCKS = 2.5, 40, 200
 GROWTH = 1.02
+_M_ARENA_MAX = -8  # malloc.h
 
 
 def write_adapter(folder: Path, places: Places, seed: int, rank: int, size: float = 0.1) -> Path:
@@ -229,6 +230,8 @@ def soak(
     minutes: float, seed: int, model: Path | None = None, *, rounds: int | None = None, **options: Any
 ) -> tuple[Counter[str], list[str], list[int]]:
     """Run rounds for so many minutes, or so many rounds: what happened how often, what is wrong, memory after each."""
+    # Threads that begin anew every round would each leave half-used pages in another of glibc's arenas.
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     rng, sizes = np.random.default_rng(seed), []
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
