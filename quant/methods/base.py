@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blocks import QuantizationError
-from ..grids import CodedBlocks, CodeGrid
+from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, in_blocks, in_parallel, row_slices
 
 Float64 = NDArray[np.float64]
 
@@ -73,6 +73,28 @@ class Method:
     quantize: Callable[[NDArray[Any], CodeGrid, InputStatistics | None], MethodResult]
     summary: str
     folds: bool = False
+
+
+def block_by_block(
+    weight: NDArray[Any], grid: CodeGrid, choose: Callable[[Float32], tuple[Float32, Float32]]
+) -> MethodResult:
+    """A matrix whose blocks do not depend on each other, on all cores.
+
+    Args:
+        choose: given values [rows, blocks, block_size], the scales and zeros [rows, blocks] as they are stored.
+    """
+    rows, columns = weight.shape
+    result = empty_blocks(rows, columns, grid.block_size)
+
+    def work(part: slice) -> None:
+        values = in_blocks(weight[part], grid.block_size, first_row=part.start)
+        scales, zeros = choose(values)
+        result.scales[part], result.zeros[part] = scales, zeros
+        result.codes[part] = coded(values, scales, zeros, grid)
+
+    for _ in in_parallel(work, row_slices(rows, columns)):
+        pass
+    return MethodResult(result)
 
 
 def required(inputs: InputStatistics | None, method: str, columns: int) -> InputStatistics:

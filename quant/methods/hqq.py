@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..grids import CodeGrid, Float32, coded, empty_blocks, in_blocks, in_parallel, reciprocal, row_slices
-from .base import InputStatistics, Method, MethodResult
+from ..grids import CodeGrid, Float32, reciprocal
+from .base import InputStatistics, Method, MethodResult, block_by_block
 from .rtn import extreme_scales
 
 _NORM, _BETA, _GROWTH, _ROUNDS = 0.7, 10.0, 1.01, 20
@@ -23,18 +23,7 @@ _TINY = np.float32(1e-8)
 
 def half_quadratic(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None = None) -> MethodResult:
     """See the module."""
-    rows, columns = weight.shape
-    result = empty_blocks(rows, columns, grid.block_size)
-
-    def work(part: slice) -> None:
-        values = in_blocks(weight[part], grid.block_size, first_row=part.start)
-        scales, zeros = _optimised(values, grid)
-        result.scales[part], result.zeros[part] = scales, zeros
-        result.codes[part] = coded(values, scales, zeros, grid)
-
-    for _ in in_parallel(work, row_slices(rows, columns)):
-        pass
-    return MethodResult(result)
+    return block_by_block(weight, grid, lambda values: _optimised(values, grid))
 
 
 def _optimised(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
