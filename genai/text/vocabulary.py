@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ..model.model import Model
 
 _BYTE_TOKEN = len("<0x00>")
+# Texts of which the ids are kept: so many, and so many characters of each at most.
+_MOST_KEPT, _LONGEST_KEPT = 4096, 256
 # Stands before a text that a tokenizer would otherwise begin with a space of its own; no text holds it.
 _BEFORE = "\x02"
 
@@ -63,8 +66,20 @@ class Encoding:
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[bytes], special: set[int]) -> None:
         self._tokenizer, self._tokens, self._special = tokenizer, tokens, special
         self._by_bytes: dict[bytes, int] | None = None
+        # Requests with one grammar are forced to write the same, and a tokenizer takes its time.
+        self._known: OrderedDict[str, list[int]] = OrderedDict()
 
     def __call__(self, text: str) -> list[int]:
+        found = self._known.get(text)
+        if found is None:
+            found = self._encoded(text)
+            if len(text) <= _LONGEST_KEPT:
+                self._known[text] = found
+                if len(self._known) > _MOST_KEPT:
+                    self._known.popitem(last=False)
+        return found
+
+    def _encoded(self, text: str) -> list[int]:
         for before in ("", _BEFORE):
             try:
                 ids = self._tokenizer.encode(before + text).tolist()

@@ -76,7 +76,7 @@ def test_files_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> N
 def test_a_call_is_asked_about(
     answer: str, terminal: Callable[..., Any], module: Path, tmp_path: Path, bundled_folder: Path
 ) -> None:
-    """The bundled model has not learned to call: an adapter of its logits makes it begin with a call."""
+    """The bundled model has not learned to call: a bias makes it begin with a call."""
     folder = tmp_path / "tooled"
     shutil.copytree(bundled_folder, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATES["llama3"], encoding="utf-8")
@@ -86,5 +86,12 @@ def test_a_call_is_asked_about(
         "-n", "120",
     )  # fmt: skip
     one.wait_for(">>>", seconds=120)
-    one.enter("Hi", r"Run double\(.*\)\?")
-    one.enter(answer, r"double → -?\d+ k?m" if answer == "y" else ">>>")
+    one.type("Hi\r")
+    one.wait_for(r"\[calls double\(.*Run double\(.*\)\?\s+\[y/N\]")
+    one.type(f"{answer}\r")
+    if answer == "y":
+        one.wait_for(r"double → -?\d+ k?m")
+        one.wait_for(r"Run double\(.*\[y/N\]")  # it calls again
+        one.type("n\r")
+    one.wait_for(">>>")
+    assert answer == "y" or "double →" not in one.seen

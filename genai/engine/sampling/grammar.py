@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import GrammarError
-from .json_schema import ends, move_bounds
+from .json_schema import close_objects, ends, move_bounds
 
 if TYPE_CHECKING:
     from .params import SamplingParams
@@ -108,6 +108,7 @@ def schema_text(name: str, value: Any) -> str | None:
         return None
     if callable(make := getattr(value, "model_json_schema", None)):
         value = make()
+        close_objects(value)
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
             f"{name} is a {type(value).__name__}",

@@ -44,6 +44,13 @@ def escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
+def close_objects(schema: Any) -> None:
+    """Let objects have the named values alone, in place, where nothing is said of others: classes ignore these."""
+    for _, part in all_parts(schema):
+        if isinstance(part, MutableMapping) and "properties" in part:
+            part.setdefault("additionalProperties", False)
+
+
 def move_bounds(schema: Any) -> None:
     """Replace whole bounds that must not be reached, in place, by others next to them that may be.
 

@@ -15,6 +15,7 @@ from ..vector import LANES, load, splat_float32, store
 from .row import COUNT, MASKED, MAXIMUM, OPEN, OWNED, SCANNED, STATUS, TOKENS, VALUES, Row, current
 from .selection import LONGEST_LIST
 
+# Bits of a word: those of two vectors.
 WORD = 32
 
 
@@ -87,10 +88,11 @@ def _mask(row: Row, words: Any) -> None:
     """Copy the logits, minus infinity in place of those whose bit is not set."""
     logits, own, size = current(row), row.own, row.given.shape[0]
     masked = splat_float32(MASKED)
-    whole = size // LANES * LANES
-    for first in range(0, whole, LANES):
-        bits = np.int64(words[first // WORD]) >> (first % WORD)
+    whole = size // WORD
+    for i in range(whole):
+        bits, first = np.int64(words[i]), i * WORD
         store(own, first, _where_bits(bits, load(logits, first), masked))
-    for token in range(whole, size):
+        store(own, first + LANES, _where_bits(bits >> LANES, load(logits, first + LANES), masked))
+    for token in range(whole * WORD, size):
         own[token] = logits[token] if (np.int64(words[token // WORD]) >> (token % WORD)) & 1 else MASKED
     row.flags[OWNED], row.flags[SCANNED] = 1, 0
