@@ -245,14 +245,14 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         if missing := sorted(wanted - set(self._checkpoint)):
             close = get_close_matches(missing[0], list(self._checkpoint), 3)
             raise InputError(
-                f"the checkpoint lacks {len(missing)} tensors that its config.json calls for, first {missing[0]!r}",
+                f"the checkpoint lacks {len(missing)} tensors that its configuration calls for, first {missing[0]!r}",
                 f"of {len(self._checkpoint)} tensors the closest are {', '.join(close) or 'none'}",
                 "check that config.json and the weights belong together",
             )
         unread = sorted(set(self._checkpoint) - wanted - {tied_head})
         if unread := [name for name in unread if not _DERIVED.search(name)]:
             raise InputError(
-                f"the checkpoint has {len(unread)} tensors that its config.json has no use for, first {unread[0]!r}",
+                f"the checkpoint has {len(unread)} tensors that its configuration has no use for, first {unread[0]!r}",
                 "left out, they would change every answer",
                 "check that config.json and the weights belong together; merge adapters, remove extra heads",
             )
