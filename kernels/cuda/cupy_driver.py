@@ -5,7 +5,8 @@ CuPy's device and stream belong to threads, and ours to whoever calls: so every 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,12 @@ class CupyDriver:
             self._stream = cupy.cuda.Stream(non_blocking=True)
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
         self.name = name.decode() if isinstance(name, bytes) else str(name)
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """What CuPy is asked for inside happens on this device, in this stream."""
+        with self._device, self._stream:
+            yield
 
     def free_bytes(self) -> int:
         with self._device:

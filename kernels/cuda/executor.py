@@ -19,7 +19,7 @@ from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
 from .attention import check_attention
 from .driver import Driver
-from .launches import Functions, Start
+from .launches import Counts, Functions, Start
 from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
@@ -107,6 +107,12 @@ class CudaStep:
         self._lower(Capacity())
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, NDArray[np.float32]]:
+        counts = self.prepare(step, given)
+        self.start(counts)
+        return {name: self._result(name, counts) for name in self._program.outputs}
+
+    def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
+        """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
         capacity = self._capacity.grown(step)
         if capacity != self._capacity:
@@ -119,12 +125,15 @@ class CudaStep:
             rows = self._values.places[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
             self._driver.write(rows.view(len(values)), values)
+        return counts
+
+    def start(self, counts: Counts) -> None:
+        """Start all kernels over the step that was prepared last, without waiting for them."""
         for start in self._starts:
             if self._cancelled:
                 self._driver.synchronize()
                 raise StepCancelled
             start.start(self._driver, self._functions, counts)
-        return {name: self._result(name, counts) for name in self._program.outputs}
 
     def cancel(self) -> None:
         self._cancelled = True

@@ -48,7 +48,12 @@ def run(
 ) -> np.ndarray:  # fmt: skip
     widths = {name: array.shape[1] for name, array in rows.items()} | {"out": record.heads * record.v_head_size}
     whole = program([record], widths, constants, ["out"])
-    found: np.ndarray = executor.compile(whole, [layer]).run(step, rows)["out"]
+    pages = layer
+    if isinstance(executor, CudaExecutor) and not isinstance(executor.driver, HostDriver):
+        pages = PagedLayer(*(executor.driver.upload(array) for array in (layer.keys, layer.values)))
+    found: np.ndarray = executor.compile(whole, [pages]).run(step, rows)["out"]
+    if pages is not layer:  # a GPU's are copies
+        layer.keys[...], layer.values[...] = (executor.host(array) for array in (pages.keys, pages.values))
     return found.reshape(-1, widths["out"])
 
 
@@ -99,7 +104,7 @@ def test_bits_depend_on_the_own_sequence_only(driver: HostDriver) -> None:
             step, tokens=step.tokens[first:end], positions=step.positions[first:end],
             cu_seqlens_q=np.array([0, end - first], np.int32), context_lens=step.context_lens[sequence : sequence + 1],
             block_tables=step.block_tables[sequence : sequence + 1], slot_mapping=step.slot_mapping[first:end],
-            logits_indices=np.zeros(0, np.int64), rope_table=step.rope_table[:1],
+            logits_indices=np.zeros(0, np.int64), num_decode_sequences=1, rope_table=step.rope_table[:1],
         )  # fmt: skip
         alone = run(executor, record, constants, layer, part, {name: array[first:end] for name, array in rows.items()})
         assert np.array_equal(alone, together[first:end])

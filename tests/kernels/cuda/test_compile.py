@@ -39,11 +39,12 @@ def compiled(kernels: list[CudaKernel], architecture: str) -> dict[str, tuple[in
     return found
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", pytest.param("sm_100", marks=pytest.mark.slow)])
-def test_kernels_compile(architecture: str) -> None:
-    """All of them for one generation, of others a kernel per function."""
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_compile(architecture: str, whole: bool) -> None:
+    """A kernel per function, or all of them."""
     kernels = every_kernel()
-    if architecture == "sm_80":
+    if not whole:
         kernels = list({kernel.function.partition("<")[0]: kernel for kernel in kernels}.values())
     found = compiled(kernels, architecture)
     assert set(found) == {kernel.name for kernel in kernels}
