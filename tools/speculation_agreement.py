@@ -43,7 +43,7 @@ class ScriptedGuesses:
         self._random = random.Random(way)
         self.proposed = self.kept = 0
 
-    def propose(self, jobs: Sequence[Any]) -> None:
+    def propose(self, jobs: Sequence[Any]) -> bool:
         """As Speculator.propose, for every job that decodes."""
         for job in jobs:
             job.sequence.take_back()
@@ -51,6 +51,7 @@ class ScriptedGuesses:
             if room < 1 or not takes_guesses(job):
                 continue
             job.sequence.propose(self._guesses(job, self._random.randint(0, room)))
+        return True
 
     def _guesses(self, job: Any, count: int) -> list[int]:
         tokens = job.sequence.tokens
@@ -64,9 +65,6 @@ class ScriptedGuesses:
             wrong = (right + 1 + other) % self._vocab_size if other != self._vocab_size - 1 else right
             guesses.append({"right": right, "mixed": right, "wrong": wrong, "random": other}[way])
         return guesses
-
-    def computed(self, sequences: int, rows: int, seconds: float) -> None:
-        """As Speculator.computed."""
 
     def settle(self, outcomes: Sequence[StepOutcome]) -> None:
         """As Speculator.settle."""

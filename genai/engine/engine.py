@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
-from ..runtime.device import compile_seconds
 from .decoder import Decoder, Logits, stacked
 from .mix import AdapterMix
 from .pace import Pace
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
-from .scheduler import Demand, Scheduler, StepPlan, plan_step
+from .scheduler import Demand, Scheduler, plan_step
 from .speculation.speculator import Speculator, StepOutcome
 
 DEFAULT_MAX_SEQUENCES = 32
@@ -167,13 +166,14 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
-        if self._speculator is not None:
-            self._speculator.propose(self._scheduler.running)
+        wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
         self._sampler.prepare(job.row for job in self._scheduler.running)
         computed = self._compute()
         self.counts.steps += bool(computed)
         ready = [(job, rows) for job, rows in computed if rows is not None and _is_up_to_date(job)]
-        self._choose_all(self._with_siblings(ready))
+        outcomes = self._choose_all(self._with_siblings(ready))
+        if self._speculator is not None and wants_to_hear:
+            self._speculator.settle(outcomes)
 
     def interrupt(self, *, everything: bool = False) -> None:
         """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
@@ -258,9 +258,9 @@ class Engine:
         )
         prefill_budget = self._pace.prefill_budget(reading=sum(run.prefill for run in pending), watched=watched)
         step = plan_step(pending, budget, prefill_budget)
-        began = _now()
+        begin = time.perf_counter()
         logits = self._decoder.step(sequences, step, all_rows=asking)
-        self._note_time(step, _now() - began)
+        self._pace.note(sum(part.num_tokens for part in step if part.prefill), time.perf_counter() - begin)
         return [(job, rows) for job, rows in zip(jobs, logits, strict=True) if self._hand_prompt_logits(job, rows)]
 
     def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> bool:
@@ -274,11 +274,6 @@ class Engine:
             return False
         job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
         return True
-
-    def _note_time(self, step: StepPlan, seconds: float) -> None:
-        self._pace.note(sum(part.num_tokens for part in step if part.prefill), seconds)
-        if self._speculator is not None and not any(part.prefill for part in step):
-            self._speculator.computed(len(step), sum(part.num_tokens for part in step), seconds)
 
     def _take_back_proposals(self) -> bool:
         """Whether there were any: they are the first to go where room is scarce."""
@@ -312,24 +307,24 @@ class Engine:
                     sibling.sequence.drop_cache()  # it finds the prompt in the prefix cache later
         return together
 
-    def _choose_all(self, ready: list[tuple[Job, Logits]]) -> None:
+    def _choose_all(self, ready: list[tuple[Job, Logits]]) -> list[StepOutcome]:
         """A token for each job, and the next one for those whose token was proposed: its logits are there, too."""
-        proposed = [job.sequence.num_computed - len(job.sequence.tokens) for job, _ in ready]
-        taken = {job: 0 for job, _ in ready}
-        for (job, _), count in zip(ready, proposed, strict=True):
-            if count:
-                job.note_proposals(count, 0)
+        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 0) for job, _ in ready}
+        for job, proposed, _ in outcomes.values():
+            if proposed:
+                job.note_proposals(proposed, 0)
         going = ready
         while going:
             for job, _ in going:
-                taken[job] += 1
-            going = [(job, rows) for job, rows in self._choose(going) if _is_up_to_date(job)]
-            for job, _ in going:
-                job.note_proposals(0, 1)
-        if self._speculator is not None:
-            self._speculator.settle(
-                [StepOutcome(job, count, taken[job]) for (job, _), count in zip(ready, proposed, strict=True)]
-            )
+                outcomes[job] = outcomes[job].with_one_more()
+            chosen, going = self._choose(going), []
+            for job, rows in chosen:
+                if _is_up_to_date(job):
+                    job.note_proposals(0, 1)
+                    going.append((job, rows))
+                else:
+                    job.sequence.take_back()  # what the step had no room for
+        return [*outcomes.values()]
 
     def _choose(self, ready: list[tuple[Job, Logits]]) -> list[tuple[Job, Logits]]:
         """Give each job its next token; those that go on. `ready` has the logits from each job's last token on."""
@@ -374,11 +369,6 @@ class Engine:
         job.finish(error)
         for sibling in job.take_siblings():
             sibling.finish(error)
-
-
-def _now() -> float:
-    """A clock that stands still while kernels are compiled."""
-    return time.perf_counter() - compile_seconds()
 
 
 def _is_up_to_date(job: Job) -> bool:

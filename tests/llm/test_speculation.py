@@ -39,10 +39,10 @@ class SteadyCosts(Speculator):
         super().__init__(**options)
         for sequences in range(1, 33):
             for rows in (sequences, sequences, sequences + 64, sequences + 64):
-                self.computed(sequences, rows, 0.0)
+                self.note(sequences, rows, 0.0)
 
-    def computed(self, sequences: int, rows: int, seconds: float) -> None:
-        super().computed(sequences, rows, 10.0 + 0.01 * rows)
+    def note(self, sequences: int, rows: int, seconds: float) -> None:
+        super().note(sequences, rows, 10.0 + 0.01 * rows)
 
 
 def all_facts(completions: list[Completion]) -> list[tuple[Any, ...]]:

@@ -5,6 +5,7 @@ Pure arithmetic over what was measured. The idea of pricing proposals with a mea
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ _PRIOR_WEIGHT, _MEMORY = 3.0, 0.98
 # Proposals must promise so much more speed, or they are left out.
 _LEAST_GAIN = 0.02
 # Part of the time that may be lost to guesses that turn out wrong, and how many steps' worth may be saved up for it.
-_LOSS_SHARE, _MOST_CREDIT = 0.01, 2.0
+_LOSS_SHARE, _MOST_CREDIT, _LONGEST_PAUSE = 0.01, 2.0, 64
 
 
 class _Recent:
@@ -164,16 +165,11 @@ class Account:
     """Keeps what is lost to wrong guesses below a small part of the time, whatever was expected of them.
 
     A step pays in a hundredth of what it takes without proposals, and what they saved; what they cost is taken out.
-    While it is overdrawn nothing is proposed.
+    While it is overdrawn nothing is looked for.
     """
 
     def __init__(self) -> None:
         self._credit = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether something may be tried."""
-        return self._credit >= 0
 
     def settle(self, plain: float, saved: float) -> None:
         """A step is over.
@@ -182,3 +178,11 @@ class Account:
             plain: seconds that it takes without proposals. saved: by them, in seconds; negative where they cost time.
         """
         self._credit = min(self._credit + _LOSS_SHARE * plain + saved, _MOST_CREDIT * plain)
+
+    def wait(self, plain: float) -> int:
+        """How many steps to let pass before something is tried again, which is taken as done: 0 if there is credit."""
+        if self._credit >= 0:
+            return 0
+        steps = min(math.ceil(-self._credit / (_LOSS_SHARE * plain)), _LONGEST_PAUSE)
+        self._credit += steps * _LOSS_SHARE * plain
+        return steps

@@ -16,6 +16,8 @@ DRAFT = "draft"
 # What to expect of proposals before there is experience, by how many tokens agreed; and of a draft model's.
 _CHANCES = {2: 0.2, 3: 0.4, 5: 0.6, 9: 0.8}
 _DRAFT_CHANCE = 0.7
+# So many times what was expected is the most that a step is taken to have lasted.
+_MOST_SURPRISE = 1.5
 
 
 def first_chance(kind: str, step: int = 0) -> float:
@@ -42,6 +44,10 @@ class StepOutcome(NamedTuple):
     job: Any
     proposed: int
     taken: int
+
+    def with_one_more(self) -> StepOutcome:
+        """The same with one more token taken."""
+        return StepOutcome(self.job, self.proposed, self.taken + 1)
 
 
 class _Offer(NamedTuple):
@@ -76,31 +82,35 @@ class Speculator:
         self._acceptance: dict[Speculated, Acceptance] = {}
         self._kinds: dict[Speculated, str] = {}
         self._account = Account()
-        self._spent, self._step = 0.0, 0
+        self._began = self._spent = 0.0
+        self._step = self._pause = 0
 
-    def propose(self, jobs: Sequence[Speculated]) -> None:
-        """Set the proposals of the jobs' sequences; none where the step also reads prompts, or nothing is gained."""
-        began = time.perf_counter()
+    def propose(self, jobs: Sequence[Speculated]) -> bool:
+        """Set the proposals of the jobs' sequences; none where the step also reads prompts, or nothing is gained.
+
+        Returns:
+            Whether it wants to hear how the step went, see settle.
+        """
+        if self._pause:
+            self._pause -= 1
+            return False
+        if not jobs or not all(map(takes_guesses, jobs)):
+            return False
+        self._began = time.perf_counter()
         self._kinds = {}
-        for job in jobs:
-            job.sequence.take_back()
-        self._spent = read = 0.0
-        if not (self._account.is_open and self._costs.knows(len(jobs)) and all(map(takes_guesses, jobs))):
-            return
-        if self._draft is not None:
-            self._draft.read(jobs)
-            read = self._draft.read_seconds
-        offers = [self._offer(job) for job in jobs]
-        if any(offer.most for offer in offers):
-            self._choose(jobs, offers)
-        self._spent = time.perf_counter() - began - read
-
-    def computed(self, sequences: int, rows: int, seconds: float) -> None:
-        """A step without prompts took so long."""
-        self._costs.note(sequences, rows, seconds)
+        self._spent = 0.0
+        if self._costs.knows(len(jobs)):
+            if self._draft is not None:
+                self._draft.read(jobs)
+                self._began += self._draft.read_seconds
+            offers = [self._offer(job) for job in jobs]
+            if any(offer.most for offer in offers):
+                self._choose(jobs, offers)
+            self._spent = time.perf_counter() - self._began
+        return True
 
     def settle(self, outcomes: Sequence[StepOutcome]) -> None:
-        """A step without prompts is over, for all its jobs."""
+        """A step is over, for all its jobs."""
         taken = rows = 0
         self._step += 1
         for job, proposed, tokens in outcomes:
@@ -109,9 +119,26 @@ class Speculator:
                 kept = tokens - 1
                 for acceptance in (self._of(job), self._everywhere):
                     acceptance.note(kind, self._step, kept, rejected=kept < proposed)
-        if outcomes and (plain := self._costs.plain(len(outcomes))):
-            saved = plain * taken / len(outcomes) - self._costs.seconds(len(outcomes), rows)
+        if outcomes:
+            self._reckon(len(outcomes), rows, taken)
+
+    def note(self, sequences: int, rows: int, seconds: float) -> None:
+        """A step took so long, from its proposals to its tokens, without looking for proposals."""
+        self._costs.note(sequences, rows, seconds)
+
+    def _reckon(self, sequences: int, rows: int, taken: int) -> None:
+        """What the step took, and what it saved."""
+        seconds = time.perf_counter() - self._began - self._spent
+        plain = self._costs.plain(sequences)
+        saved = 0.0
+        if plain and rows > sequences:
+            # Something else may have had the processor meanwhile: that is no reason to stop.
+            most = _MOST_SURPRISE * self._costs.seconds(sequences, rows)
+            saved = plain * taken / sequences - min(seconds, most)
+        self.note(sequences, rows, seconds)
+        if plain:
             self._account.settle(plain, saved - self._spent)
+            self._pause = self._account.wait(plain)
 
     def forget(self, job: Speculated) -> None:
         """A job is over."""

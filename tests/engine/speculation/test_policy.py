@@ -115,17 +115,30 @@ def test_acceptance_follows_what_happened_and_forgets() -> None:
 
 
 def test_an_account_lets_a_hundredth_be_lost() -> None:
-    """Whatever is tried while it is open, and costs half of a step each time: the sum stays below."""
-    account, lost = Account(), 0.0
+    """Whatever is tried while there is credit, and costs half of a step each time: the sum stays below."""
+    account, lost, pause = Account(), 0.0, 0
     for _ in range(10_000):
-        cost = 0.5 if account.is_open else 0.0
-        lost += cost
-        account.settle(1.0, -cost)
-    assert 0.008 * 10_000 <= lost <= 0.0101 * 10_000
+        if pause:
+            pause -= 1
+            continue
+        lost += 0.5
+        account.settle(1.0, -0.5)
+        pause = account.wait(1.0)
+    assert 0.008 * 10_000 <= lost <= 0.0102 * 10_000
+
+
+def test_what_was_saved_long_ago_is_no_reason_to_lose_now() -> None:
+    account, tried = Account(), 0
     for _ in range(100):
         account.settle(1.0, 5.0)
-    tried = 0
-    while account.is_open:
+        assert account.wait(1.0) == 0
+    while not account.wait(1.0):
         account.settle(1.0, -0.5)
         tried += 1
-    assert tried <= 5  # what was saved long ago is no reason to lose now
+    assert tried <= 5
+
+
+def test_no_pause_is_so_long_that_a_change_is_missed() -> None:
+    account = Account()
+    account.settle(1.0, -100.0)
+    assert account.wait(1.0) == 64 == account.wait(1.0)
