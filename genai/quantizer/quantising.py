@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from genai.kernels.weight_formats import ROW
 from genai.quant.blocks import QuantizationError, _half
 from genai.quant.formats import QuantizedWeight
+from genai.quant.grids import in_parallel, row_slices
 from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_error
@@ -260,11 +261,14 @@ def _errors(
     stored = packed.dequantise()
     if factors is not None:
         stored /= factors
-    difference, total = 0.0, 0.0
-    for first in range(0, len(stored), 4096):
-        exact = np.asarray(weight[first : first + 4096], np.float32)
-        difference += float(np.square(exact - stored[first : first + 4096], dtype=np.float64).sum())
-        total += float(np.square(exact, dtype=np.float64).sum())
+
+    def squares(rows: slice) -> tuple[float, float]:
+        exact = np.ascontiguousarray(weight[rows], np.float32)
+        lost = exact - stored[rows]
+        return float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
+
+    parts = list(in_parallel(squares, row_slices(*stored.shape)))
+    difference, total = (sum(part[place] for part in parts) for place in (0, 1))
     found = {"weight_error": difference / total if total else 0.0}
     if inputs is not None:
         found["output_error"] = output_error(weight, stored, inputs)

@@ -27,6 +27,7 @@ from ..builder.graph_writer import HollowFile
 from ..builder.options import ExportOptions
 from ..errors import InputError, UnsupportedModelError
 from ..graph.ir import DataType, Graph, Node, OnnxTensor, make_node
+from ..graph.rewrites.simplify import remove_dead_code
 from ..graph.shapes import infer_shapes
 from ..model.config import Config
 from ..model.decoder_graph import read_decoder_file, whole_number
@@ -208,6 +209,8 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         made: dict[str, str] = {}
         for node in nodes:
             self._replace_packed(node, made)
+        # What widened their scales would have the names that new ones are given.
+        remove_dead_code.apply(self.model)
 
     def _replace_packed(self, node: Node, made: dict[str, str]) -> None:
         graph, is_product = self.model.graph, node.op_type == BLOCK_PRODUCT

@@ -436,7 +436,9 @@ def test_requantising_says_what_it_means(tmp_path: Path) -> None:
     [({}, True), ({"bits": 2, "symmetric": False}, True), ({"qdq": True}, False), ({"form": "nl3"}, False)],
     ids=str,
 )
-def test_what_was_written_here_is_quantised(form: dict[str, Any], reads: bool, small: Path, tmp_path: Path) -> None:
+def test_what_was_written_here_is_quantised(
+    form: dict[str, Any], reads: bool, small: Path, tmp_path: Path, tokens: np.ndarray
+) -> None:
     """Scales that a Cast widens are read as well, and weights behind DequantizeLinear are known for what they are."""
     quantize_model(small, tmp_path / "once", quick(evaluate=False, embedding_bits=0, **form))
     with pytest.raises(InputError, match="quantised already: 11 nodes"):
@@ -448,7 +450,8 @@ def test_what_was_written_here_is_quantised(form: dict[str, Any], reads: bool, s
         return
     report = quantize_model(tmp_path / "once", tmp_path / "out", again)
     assert report.quality is not None and report.quality.kld < 1e-3
-    assert divergence_of_folders(tmp_path / "once", tmp_path / "out") < 1e-3
+    before, after = (engine_logits(tmp_path / name, tokens) for name in ("once", "out"))
+    assert np.abs(after - before).max() < 0.05 * np.abs(before).max()
 
 
 def test_sizes() -> None:
