@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.kernels.messages import ProgressLine
+from genai.measure.result_json import to_json
 from genai.model.kv_quality import MEASURED
 
 from . import options as opt
@@ -208,16 +208,3 @@ def loaded(base: Side, other: Side) -> Iterator[tuple[Model, Model]]:
     with ExitStack() as stack:
         first = stack.enter_context(base[1].load(base[0]))
         yield first, first if other == base else stack.enter_context(other[1].load(other[0]))
-
-
-def to_json(result: Any, **more: Any) -> str:
-    """A result dataclass as one line of JSON; numbers that JSON cannot hold (NaN, infinity) become null."""
-    return json.dumps(_plain(dataclasses.asdict(result) | more))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

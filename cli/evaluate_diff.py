@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from genai.errors import OptionError
+from genai.measure.result_json import to_json
 
 from . import options as opt
-from .evaluate import Bos, OtherArgument, PairFlags, loaded, to_json
+from .evaluate import Bos, OtherArgument, PairFlags, loaded
 from .terminal import PlotFile, emit, read_stdin, show_chart
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def diff(
             tokens = encode_prompt(reference, text, bos)
             result = diff_models(reference, subject, tokens, tolerance=tolerance, isolate=isolate)
     layers = {"layers_only_in_base": result.layers_only_in_base, "layers_only_in_other": result.layers_only_in_other}
-    emit(to_json(result, **layers) if as_json else _report(result, show_all), "\n")
+    emit(to_json(result, layers) if as_json else _report(result, show_all), "\n")
     show_chart(_chart(result), plot, as_json=as_json)
 
 

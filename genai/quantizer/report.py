@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..measure.result_json import to_json
 from .quality import Quality
 from .svg import Bars, Scatter, Series
 
@@ -86,7 +85,7 @@ class Report:
 
     def to_json(self) -> str:
         """Numbers that JSON cannot hold become null."""
-        return json.dumps(_plain(dataclasses.asdict(self)), indent=1) + "\n"
+        return to_json(self, indent=1) + "\n"
 
     def write(self, folder: Path) -> None:
         """quantization_report.json, .md and .html."""
@@ -98,14 +97,6 @@ def read_report(folder: Path) -> dict[str, Any]:
     """The report of a folder as plain data."""
     content: dict[str, Any] = json.loads((folder / f"{NAME}.json").read_text(encoding="utf-8"))
     return content
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # Rows of tables, for text and page alike

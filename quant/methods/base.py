@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 
 from ..blocks import QuantizationError
 from ..formats import QuantizedWeight
-from ..grids import CodedBlocks, CodeGrid, FindScales
+from ..grids import (
+    CodedBlocks,
+    CodeGrid,
+    FindScales,
+    Float32,
+    coded,
+    empty_blocks,
+    in_blocks,
+    in_parallel,
+    row_slices,
+)
 
 Float64 = NDArray[np.float64]
 
@@ -103,6 +113,28 @@ class Method:
         if self.needs != "nothing":
             required(inputs, self.name, weight.shape[1])
         return self.run(weight, grid.bound(weight, self.find_scales(inputs)), inputs)
+
+
+def block_by_block(
+    weight: NDArray[Any], grid: CodeGrid, choose: Callable[[Float32, CodeGrid], tuple[Float32, Float32]]
+) -> MethodResult:
+    """A matrix whose blocks do not depend on each other, on all cores.
+
+    Args:
+        choose: given values [rows, blocks, block_size] and the grid of these rows, the scales and zeros [rows, blocks] as they are stored.
+    """
+    rows, columns = weight.shape
+    result = empty_blocks(rows, columns, grid.block_size)
+
+    def work(part: slice) -> None:
+        values = in_blocks(weight[part], grid.block_size, first_row=part.start)
+        scales, zeros = choose(values, grid.part(part, slice(None)))
+        result.scales[part], result.zeros[part] = scales, zeros
+        result.codes[part] = coded(values, scales, zeros, grid)
+
+    for _ in in_parallel(work, row_slices(rows, columns)):
+        pass
+    return MethodResult(result, grid)
 
 
 def required(inputs: InputStatistics | None, method: str, columns: int) -> InputStatistics:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, coded, empty_blocks, in_blocks, in_parallel, row_slices
-from .base import InputStatistics, Method, MethodResult
+from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, coded, in_blocks
+from .base import InputStatistics, Method, MethodResult, block_by_block
 
 
 def extreme_scales(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
@@ -37,18 +37,7 @@ def range_zeros(low: Float32, scales: Float32, grid: CodeGrid) -> Float32:
 
 def round_to_nearest(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None = None) -> MethodResult:
     """See the module."""
-    rows, columns = weight.shape
-    result = empty_blocks(rows, columns, grid.block_size)
-
-    def work(part: slice) -> None:
-        values = in_blocks(weight[part], grid.block_size, first_row=part.start)
-        scales, zeros = extreme_scales(values, grid.part(part, slice(None)))
-        result.scales[part], result.zeros[part] = scales, zeros
-        result.codes[part] = coded(values, scales, zeros, grid)
-
-    for _ in in_parallel(work, row_slices(rows, columns)):
-        pass
-    return MethodResult(result, grid)
+    return block_by_block(weight, grid, extreme_scales)
 
 
 def find_extremes(inputs: InputStatistics | None) -> FindScales:

@@ -17,19 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..grids import (
-    CodeGrid,
-    FindScales,
-    Float32,
-    coded,
-    empty_blocks,
-    in_blocks,
-    in_parallel,
-    reciprocal,
-    row_slices,
-    spread,
-)
-from .base import InputStatistics, Method, MethodResult, required
+from ..grids import CodeGrid, FindScales, Float32, reciprocal, spread
+from .base import InputStatistics, Method, MethodResult, block_by_block, required
 from .rtn import extreme_scales
 
 # How far beyond its points a grid is stretched, in tenths of a point: below 0 the extreme values are clipped.
@@ -138,19 +127,13 @@ class BlockSearch:
 
 def searched(weight: NDArray[Any], grid: CodeGrid, weights: NDArray[Any] | None) -> MethodResult:
     """The matrix with searched scales; `weights` [columns] of the errors, None = all alike."""
-    rows, columns = weight.shape
-    result = empty_blocks(rows, columns, grid.block_size)
     spreaded = None if weights is None else _normed(spread(weights, grid.block_size))
 
-    def work(part: slice) -> None:
-        values = in_blocks(weight[part], grid.block_size, first_row=part.start)
-        best = BlockSearch(values, spreaded, grid.part(part, slice(None))).run()
-        result.scales[part], result.zeros[part] = best.scales, best.zeros
-        result.codes[part] = coded(values, best.scales, best.zeros, grid)
+    def best(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
+        found = BlockSearch(values, spreaded, grid).run()
+        return found.scales, found.zeros
 
-    for _ in in_parallel(work, row_slices(rows, columns)):
-        pass
-    return MethodResult(result, grid)
+    return block_by_block(weight, grid, best)
 
 
 def find_searched(inputs: InputStatistics | None) -> FindScales:

@@ -110,11 +110,10 @@ class Comparison:
             return replace(run, error=str(error))
 
     def _process(self, engine: Engine, shape: Shape, case: Case) -> Measured:
-        model, adapter = engine.adapted(self.work, shape.name)
-        if not case.adapter:
-            model = engine.model(self.work, shape.name)
-        vocab_size = int(shape.config["vocab_size"])
-        job = Job.of(case, str(model), vocab_size, self.cores, str(adapter) if case.adapter else "")
+        model, adapter = (
+            engine.adapted(self.work, shape.name) if case.adapter else (engine.model(self.work, shape.name), "")
+        )
+        job = Job.of(case, str(model), int(shape.config["vocab_size"]), self.cores, str(adapter))
         outcome = run_measured(engine.command(self.work, job), engine.environment(self.work), _TIMEOUT_SECONDS)
         return engine.measured(job, outcome)
 
