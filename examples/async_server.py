@@ -89,7 +89,7 @@ async def self_test(llm: genai.LLM, port: int) -> None:
         nonlocal ticks
         while True:
             ticks += 1
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.001)
 
     watch = asyncio.create_task(clock())
     story = {"prompt": "Tell me a story about Luna and Tom.", "temperature": 0.8, "seed": 1}
