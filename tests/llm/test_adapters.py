@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -346,11 +348,17 @@ def test_adapters_come_and_go(llm: LLM, adapter_folder: Callable[..., Path]) -> 
 
 
 @pytest.mark.slow
-def test_ten_minutes_of_it(llm: LLM, adapter_folder: Callable[..., Path]) -> None:
-    import resource
-    import time
+def test_a_minute_of_it(llm: LLM, adapter_folder: Callable[..., Path]) -> None:
+    churn_for(llm, adapter_folder, 60)
 
-    end, seed, sizes = time.monotonic() + 600, 0, []
+
+@pytest.mark.fuzz
+def test_ten_minutes_of_it(llm: LLM, adapter_folder: Callable[..., Path]) -> None:
+    churn_for(llm, adapter_folder, 600)
+
+
+def churn_for(llm: LLM, adapter_folder: Callable[..., Path], seconds: float) -> None:
+    end, seed, sizes = time.monotonic() + seconds, 0, []
     while time.monotonic() < end:
         churn(llm, adapter_folder, 20, seed)
         seed += 1
