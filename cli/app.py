@@ -19,6 +19,7 @@ from . import (
     generate,
     info,
     lora,
+    models,
     quantize,
     quantize_onnx,
     run as run_command,
@@ -41,13 +42,17 @@ for one in (
     generate.generate,
     batch.batch,
     info.info,
+    models.pull,
+    models.list_models,
+    models.show,
+    models.rm,
     run_command.run,
     build.build,
     quantize.quantize,
     quantize_onnx.quantize_onnx,
     doctor.doctor,
 ):
-    app.command()(one)
+    app.command("list" if one is models.list_models else None)(one)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lora.app, name="lora")
 evaluations = typer.Typer(help="Measure quality.", no_args_is_help=True)

@@ -120,8 +120,9 @@ def _engine(
             "the engines of a cluster load no adapters",
             "run it here, or merge them: genai lora merge",
         )
-    folder = opt.folder_of(model, build=flags.build)
+    folder = flags.folder_of(model)
     engine = {**flags.options, "context_size": flags.ctx_size, "quiet": True, "max_sequences": max_sequences}
+    engine["speculation"] = flags.speculation()
     return Cluster(folder, ray, workers=workers, **engine)
 
 

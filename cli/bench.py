@@ -288,6 +288,40 @@ def lora(
 
 
 @app.command()
+@opt.flag_groups
+def speculation(
+    model: opt.ModelArgument = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--file", help="Measure with this prompt and the model's own reply; may be repeated."),
+    ] = None,
+    draft: opt.Draft = None,
+    lookup_file: opt.LookupFile = None,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Most tokens of a reply.")] = 256,
+    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Sequences that are answered together.")] = 1,
+    repeat: Repeat = 5,
+    *,
+    flags: opt.ModelFlags,
+    as_json: opt.AsJson = False,
+) -> None:
+    """What guessing tokens gains, or costs: the same replies without and with it, in turn.
+
+    Without files it is measured with texts that are put into the model's mouth: an edited program, a summary, prose
+    and digits in which nothing comes again.
+    """
+    from genai.llm.speculation import Speculation
+    from genai.measure.bench.speculation import Case, bench_speculation
+    from genai.model.reading import read_text_file
+
+    cases = [Case(file.name, read_text_file(file)) for file in files or ()]
+    with flags.load(model) as loaded, ExitStack() as stack, ProgressLine("Measuring") as line:
+        guesser = stack.enter_context(flags.load(Path(draft))) if draft else None
+        chosen = Speculation(draft=guesser, lookup_file=lookup_file)
+        options: dict[str, Any] = {"cases": cases, "tokens": tokens, "batch": batch, "repeat": repeat}
+        _table(bench_speculation(loaded, chosen, **options, progress=line.show), as_json, line, None)
+
+
+@app.command()
 def session(
     file: ModelFile,
     dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT: a symbolic dimension.")] = None,

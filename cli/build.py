@@ -1,4 +1,4 @@
-"""`genai build`: a Hugging Face checkpoint becomes a model folder; so it does where another command is given one."""
+"""`genai build`: a Hugging Face checkpoint or a GGUF file becomes a model folder, also where other commands get one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 
 from genai.kernels.messages import ProgressLine
 
+from .pulling import Pulling
 from .terminal import emit, say
 
 if TYPE_CHECKING:
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
 
 
 def build(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer; a GGUF file; or org/name.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
-    precision: Annotated[str, typer.Option(help="Store weights as int4, int8, fp16 or fp32.")] = "int4",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Store weights as int4, int8, fp16, fp32, or kept as they are [default: int4; of GGUF, kept]."
+        ),
+    ] = None,
     block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
     head_precision: Annotated[str | None, typer.Option(help="Precision of the head [default: --precision].")] = None,
@@ -34,19 +42,22 @@ def build(
     accuracy_level: Annotated[int, typer.Option(help="Activations in products: 4 = int8, 1 = fp32.")] = 4,
     force: Annotated[bool, typer.Option("--force", help="Put 0 where weights are NaN or infinite.")] = False,
 ) -> None:
-    """Build a model folder from a Hugging Face checkpoint, and print its path."""
+    """Build a model folder from a Hugging Face checkpoint or a GGUF file, and print its path."""
     from genai.builder.build import execute, plan_build
     from genai.builder.options import ExportOptions
+    from genai.model.gguf_file import is_gguf
 
     values: dict[str, Any] = {"head_precision": head_precision, "embedding_precision": embedding_precision}
+    default = "kept" if is_gguf(checkpoint) else "int4"
     options = ExportOptions(
-        precision=precision,  # type: ignore[arg-type]  # checked there
+        precision=precision or default,  # type: ignore[arg-type]  # checked there
         block_size=block_size,
         symmetric=not asymmetric,
         accuracy_level=accuracy_level,
         **values,
     )
     report: list[Any] = []
+    checkpoint = checkpoint_of(checkpoint)
     start = time.monotonic()
     plan = plan_build(checkpoint, options, force=force, progress=lambda count: report[0](count))
     report.append(watch(plan))
@@ -54,17 +65,40 @@ def build(
         folder = execute(plan, output)
     for name in plan.weights.replaced:
         say(f"genai: {name} held NaN or infinite values, now 0 (--force)")
+    for remark in plan.rounded:
+        say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{plan.checkpoint.config.model_type}: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
     emit(str(folder), "\n")
 
 
-def model_folder(path: Path, *, build: bool = True) -> Path:
-    """A model folder as it is; a Hugging Face checkpoint built into the cache, asking first on a terminal."""
-    from genai.builder.build import resolve_model_folder
+def model_folder(path: Path, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
+    """A model folder as it is; a checkpoint or a GGUF file built into the cache, and a name pulled, asking first."""
+    from genai.builder.references import BuildHooks, resolve_model
 
-    with interruptible():
-        return resolve_model_folder(path, build=build, ask=ask, watch=watch, waiting=waiting)
+    begun: list[BuildPlan] = []
+
+    def watched(plan: BuildPlan) -> Callable[[int], None]:
+        begun.append(plan)
+        return watch(plan)
+
+    pulling = Pulling(yes=yes, precision=precision)
+    building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
+    with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
+        folder = resolve_model(path, pulling.hooks, building, precision)
+    for plan in begun:
+        for remark in plan.rounded:
+            say(f"genai: {remark}")
+        say(f"genai: stored in {folder}, from which it starts from now on; remove that folder to have the room back")
+    return folder
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Where a command makes something of a model: the path as it is, or what is pulled by that name, after asking."""
+    from genai.builder.references import source_of
+
+    with interruptible("genai: interrupted; what was downloaded is kept"):
+        return source_of(path, Pulling().hooks)
 
 
 @contextmanager
@@ -93,7 +127,7 @@ def waiting(folder: Path) -> None:
 def ask(question: str) -> bool:
     """Ask where somebody can answer; elsewhere say what happens and go on."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        say(f"genai: {question.replace('Build an', 'Building an').rstrip('?')}")
+        say(f"genai: {question.replace('Build a', 'Building a').rstrip('?')}")
         return True
     print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("", "y", "yes")

@@ -54,7 +54,19 @@ def generate(
     as_chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Make each prompt (about what a pipe brings) a user message.")
     ] = False,
-    samples: Annotated[int, typer.Option("--samples", help="Completions per prompt.", min=1)] = 1,
+    samples: Annotated[
+        int, typer.Option("--samples", help="Completions per prompt; with --beams, so many of the best.", min=1)
+    ] = 1,
+    beams: Annotated[
+        int | None, typer.Option("--beams", help="Search for the most likely text with so many beams.", min=2)
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", help="With --beams: above 0 favours long texts [default: 1].")
+    ] = None,
+    early_stopping: Annotated[
+        str | None, typer.Option("--early-stopping", help="With --beams: true, false or never [default: false].")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="End after so many seconds.")] = None,
     logprobs: Annotated[
         int | None,
         opt.output_option(help="With --json: log-probabilities of the tokens and of so many others."),
@@ -69,6 +81,10 @@ def generate(
 ) -> None:
     """Continue texts and print what the model writes. Several prompts run as one batch; one alone is streamed."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
+    options |= {"timeout": timeout} if timeout is not None else {}
+    if beams is not None:
+        options |= {"num_beams": beams, "num_return_sequences": options.pop("n", 1)}
+    options |= _beam_options(beams, length_penalty, early_stopping)
     texts = _texts(prompts, files, as_chat, flags.voice)
     with flags.load_llm(model) as llm:
         if as_chat:
@@ -77,7 +93,7 @@ def generate(
         if flags.show_prompt:
             for text in rendered:
                 dump_prompt(llm, text)
-        if len(rendered) == samples == 1 and not as_json:
+        if len(rendered) == samples == 1 and not as_json and beams is None:
             completions = [_stream(llm, rendered[0], flags, options)]
         else:
             with ProgressLine("Generating", after=SHOWN_AFTER) as line:
@@ -96,6 +112,21 @@ def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_j
         names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
         raise OptionError(f"{names} without --json", "plain text has no place for log-probabilities", "add --json")
     return options | ({"n": samples} if samples > 1 else {})
+
+
+def _beam_options(beams: int | None, length_penalty: float | None, early_stopping: str | None) -> dict[str, Any]:
+    """What steers a beam search."""
+    asked = {"--length-penalty": length_penalty, "--early-stopping": early_stopping}
+    for name, value in asked.items():
+        if beams is None and value is not None:
+            raise OptionError(f"{name} without --beams", "it steers a beam search", "add --beams 4")
+    options: dict[str, Any] = {} if length_penalty is None else {"length_penalty": length_penalty}
+    if early_stopping is not None:
+        known = {"true": True, "false": False, "never": "never"}
+        if early_stopping not in known:
+            raise OptionError(f"--early-stopping {early_stopping}", "allowed: true, false, never", "choose one of them")
+        options["early_stopping"] = known[early_stopping]
+    return options
 
 
 def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat: bool, voice: Voice) -> list[str]:
@@ -135,6 +166,7 @@ def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any]) 
 
 def _as_json(llm: LLM, completion: Completion) -> dict[str, Any]:
     result = asdict(completion)
+    del result["state"]  # a part of the cache
     for name in ("logprobs", "prompt_logprobs"):
         entries = getattr(completion, name)
         result[name] = entries and [entry and _logprob(llm, entry) for entry in entries]

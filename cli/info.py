@@ -39,11 +39,12 @@ def info(
     else:
         check_model_options(kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
         facts = describe(model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy)
-        rows = _lines(facts)
+        rows = figures_of(facts)
     emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in rows))
 
 
-def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and what is said of them, of the facts of a model folder."""
     from genai.kvcache.budget import format_bytes as size
 
     yield "folder", facts["folder"]

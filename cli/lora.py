@@ -12,7 +12,7 @@ import typer
 from genai.errors import OptionError
 
 from . import options as opt
-from .build import interruptible, watch
+from .build import checkpoint_of, interruptible, watch
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
@@ -107,15 +107,20 @@ def convert(
     ] = None,
 ) -> None:
     """Write an adapter in the other form: PEFT's folder as an .onnx_adapter file, and the other way round."""
+    from genai.model.adapters.gguf_adapter import in_our_order, require_our_order
     from genai.model.adapters.parameters import SUFFIX, input_names, read_adapter, write_onnx_adapter
     from genai.model.adapters.peft import write_peft
     from genai.model.adapters.store import base_identity
+    from genai.model.config import Config
 
     if dtype not in _DTYPES:
         raise OptionError(f"--dtype {dtype}", f"allowed: {', '.join(_DTYPES)}", "choose one")
     read = read_adapter(adapter)
     if model is not None:
+        decoder = Config(model).model.decoder
+        read = in_our_order(read, decoder.num_attention_heads, decoder.num_key_value_heads)
         read = replace(read, base=model.name, base_hash=base_identity(model))
+    require_our_order(read)
     if output.suffix == SUFFIX:
         write_onnx_adapter(read, output, dtype, names=input_names(read, _inputs_of(model)))
     else:
@@ -149,7 +154,7 @@ def merge(
     read = _finite(weight, adapter)
     options = ExportOptions(precision=precision, block_size=block_size)  # type: ignore[arg-type]  # checked there
     report: list[Any] = []
-    plan = plan_build(checkpoint, options, progress=lambda count: report[0](count), merge=(read, weight))
+    plan = plan_build(checkpoint_of(checkpoint), options, progress=lambda count: report[0](count), merge=(read, weight))
     report.append(watch(plan))
     with interruptible():
         emit(str(execute(plan, output)), "\n")

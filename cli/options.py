@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from genai.errors import OptionError
+from genai.errors import OptionError, did_you_mean
 
 from .build import model_folder
 from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
@@ -22,18 +22,25 @@ from .terminal import Voice, interrupts_end_the_process
 
 if TYPE_CHECKING:
     from genai.llm.llm import LLM
+    from genai.llm.speculation import Speculation
     from genai.model.model import Model
 
 model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
 output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
-ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder; without it, the bundled model.")]
+ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder, or org/name; without it, the bundled model.")]
 Build = Annotated[
     bool,
-    model_option("--build/--no-build", help="If MODEL is a Hugging Face checkpoint, build a model from it once."),
+    model_option(
+        "--build/--no-build", help="If MODEL is a Hugging Face checkpoint or a GGUF file, build a model from it once."
+    ),
 ]
+Precision = Annotated[
+    str | None, model_option(help="Build MODEL's checkpoint with weights of int4, int8, fp16 or fp32 [default: int4].")
+]
+Yes = Annotated[bool, model_option("--yes", help="If MODEL has to be downloaded, do not ask.")]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
-Device = Annotated[str, model_option(help='"cpu", or "reference": plain NumPy, slow, to compare with.')]
+Device = Annotated[str, model_option(help='"cpu", "cuda" or "cuda:1": a GPU, "auto", or "reference": NumPy, slow.')]
 KvType = Annotated[str, model_option("--kv-type", help="Cached keys and values: auto, fp16, fp32, int8 or int4.")]
 KvForce = Annotated[bool, model_option("--kv-force", help="Take int4 keys and values whatever they cost.")]
 CtxSize = Annotated[
@@ -42,6 +49,25 @@ CtxSize = Annotated[
 Lora = Annotated[
     list[str] | None,
     model_option("--lora", help="NAME=PATH[:SCALE]: use this adapter; may be given several times."),
+]
+PrefixCache = Annotated[
+    Path | None,
+    model_option("--prefix-cache", help="Keep beginnings of prompts in this folder, for later runs and others."),
+]
+PrefixCacheSize = Annotated[
+    float | None, model_option("--prefix-cache-size", help="Most GiB that --prefix-cache takes [default: 4].")
+]
+Draft = Annotated[
+    str | None, model_option("--draft", help="A smaller model with the same vocabulary that guesses tokens ahead.")
+]
+Speculate = Annotated[
+    str | None,
+    model_option(
+        "--speculate", help="Guess tokens from what came before: lookup, off, or auto (where it is possible)."
+    ),
+]
+LookupFile = Annotated[
+    Path | None, model_option("--lookup-file", help="A text in which guesses are looked up as well.")
 ]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
 Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
@@ -79,11 +105,15 @@ class ModelFlags:
         }
 
 
-def folder_of(given: Path | None, *, build: bool = True) -> Path:
-    """The model folder that MODEL stands for: built from a checkpoint if need be, or that of the bundled model."""
+def folder_of(given: Path | None, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
+    """The model folder that MODEL stands for: pulled and built if need be, or that of the bundled model."""
     from genai.model.folders import bundled_model
 
-    return model_folder(given, build=build) if given else bundled_model()
+    if given is None and precision is not None:
+        raise OptionError(
+            f"--precision {precision} without MODEL", "the bundled model is built already", "name a checkpoint"
+        )
+    return model_folder(given, build=build, precision=precision, yes=yes) if given else bundled_model()
 
 
 @dataclass(frozen=True)
@@ -92,7 +122,14 @@ class EngineFlags(ModelFlags):
 
     ctx_size: CtxSize = None
     build: Build = True
+    precision: Precision = None
+    yes: Yes = False
     lora: Lora = None
+    prefix_cache: PrefixCache = None
+    prefix_cache_size: PrefixCacheSize = None
+    draft: Draft = None
+    speculate: Speculate = None
+    lookup_file: LookupFile = None
     quiet: Quiet = False
     verbose: Verbose = False
 
@@ -101,22 +138,63 @@ class EngineFlags(ModelFlags):
         """What requests go through: all that --lora names, or None."""
         return {name: 1.0 for name, _, _ in map(read_lora, self.lora or ())} or None
 
+    def speculation(self, default: str = "off") -> Speculation | str:
+        """What genai.LLM takes; `default` where no flag says anything."""
+        from genai.llm.speculation import WAYS, Speculation
+
+        if self.speculate is not None and self.speculate not in WAYS:
+            fix = did_you_mean(self.speculate, WAYS, "leave it out")
+            raise OptionError(f"--speculate {self.speculate!r}", f"allowed: {', '.join(WAYS)}", fix)
+        named = [name for name, given in (("--draft", self.draft), ("--lookup-file", self.lookup_file)) if given]
+        if not named:
+            return self.speculate or default
+        if self.speculate == "off":
+            raise OptionError(f"{named[0]} with --speculate off", "it guesses tokens", "leave one of the two out")
+        draft = folder_of(Path(self.draft), build=self.build) if self.draft else None
+        return Speculation(lookup_file=self.lookup_file, draft=draft)
+
+    @property
+    def prefix_options(self) -> dict[str, Any]:
+        """What LLM takes of the prefix cache on disk."""
+        size = self.prefix_cache_size
+        if size is not None and not 0 < size < 2**20:
+            raise OptionError(f"--prefix-cache-size {size}", "a number of GiB above 0 is expected", "such as 4")
+        given = {"prefix_cache_dir": self.prefix_cache, "prefix_cache_bytes": size and max(1, int(size * 2**30))}
+        return {name: value for name, value in given.items() if value is not None}
+
     @property
     def voice(self) -> Voice:
         """What is said besides the text."""
         return Voice(quiet=self.quiet, verbose=self.verbose)
 
-    def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:
+    def folder_of(self, given: Path | None) -> Path:
+        """The model folder that MODEL stands for."""
+        return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
+
+    def load_llm(self, folder: Path | None, *, alone: bool = True, speculate: str = "off", **options: Any) -> LLM:
         """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
 
-        Where nothing else is going on (`alone`), Ctrl-C may end the process. `options` are further ones of LLM.
+        Where nothing else is going on (`alone`), Ctrl-C may end the process. `speculate` is what --speculate is where
+        it is not given. `options` are further ones of LLM.
         """
         from genai.llm.llm import LLM
+        from genai.model.adapters.parameters import adapter_path
 
         given = [read_lora(text) for text in self.lora or ()]
-        folder = model_folder(folder, build=self.build) if folder else None
+        for _, path, _ in given:
+            adapter_path(path)  # what is mistyped is said before the model is loaded
+        folder = self.folder_of(folder)
+        options["speculation"] = self.speculation(speculate)
         with interrupts_end_the_process() if alone else nullcontext():
-            llm = LLM(folder, context_size=self.ctx_size, quiet=self.quiet, lora=bool(given), **self.options, **options)
+            llm = LLM(
+                folder,
+                context_size=self.ctx_size,
+                quiet=self.quiet,
+                lora=bool(given),
+                **self.options,
+                **self.prefix_options,
+                **options,
+            )
         try:
             for name, path, scale in given:
                 llm.load_adapter(path, name, scale)
@@ -140,18 +218,30 @@ class TextFlags(EngineFlags):
 
 def read_lora(text: str) -> tuple[str, Path, float]:
     """Name, path and scale of NAME=PATH[:SCALE]; a path that itself ends in a colon and a number wants a scale, too."""
-    name, separator, rest = text.partition("=")
-    if not separator or not name or not rest:
+    name, _, rest = text.partition("=")
+    path, colon, number = rest.rpartition(":")
+    scale = _scale(number) if colon else None
+    place = rest if scale is None else path
+    if not name or not place:
         raise OptionError(
             f"--lora {text!r:.80}",
             "NAME=PATH or NAME=PATH:SCALE is expected",
             "such as --lora pirate=adapters/pirate:0.8",
         )
-    path, colon, number = rest.rpartition(":")
+    if name == _NO_ADAPTER:
+        raise OptionError(f"--lora {text!r:.80}", f"/lora {name} goes on without adapters", "choose another name")
+    return name, Path(place).expanduser(), 1.0 if scale is None else scale
+
+
+_NO_ADAPTER = "off"
+
+
+def _scale(text: str) -> float | None:
+    """A number as people write it down; None where it is none, so that it belongs to the path."""
     try:
-        return (name, Path(path), float(number)) if colon else (name, Path(rest), 1.0)
+        return None if "_" in text or text != text.strip() else float(text)
     except ValueError:
-        return name, Path(rest), 1.0
+        return None
 
 
 CommandFunction = Callable[..., None]
@@ -241,6 +331,12 @@ def _unescaped(text: str) -> str:
     return text
 
 
+def _file_text(path: str) -> str:
+    from genai.model.reading import read_text_file
+
+    return read_text_file(Path(path))
+
+
 def _bias(text: str) -> tuple[int, float]:
     token, separator, bias = text.partition("=")
     try:
@@ -282,6 +378,10 @@ FLAGS = (
     Flag("stop_token_ids", ("--stop-token",), int, "End at this token id.", True),
     Flag("banned_strings", ("--ban",), str, "Never write this: go back, choose other tokens.", True, _unescaped),
     Flag("logit_bias", ("--logit-bias",), str, "ID=NUMBER: added to that token's logit; -inf forbids it.", True, _bias),
+    Flag("json_schema", ("--json-schema",), str, "A file: the reply is JSON of this schema.", read=_file_text),
+    Flag("regex", ("--regex",), str, "The reply matches this expression, as a whole."),
+    Flag("grammar", ("--grammar",), str, "A file: the reply matches this grammar (Lark or GBNF).", read=_file_text),
+    Flag("choice", ("--choice",), str, "The reply is this text, or another one that is given so.", True),
     Flag("min_tokens", ("--min-tokens",), int, "Fewest tokens to generate before the end."),
     Flag("ignore_eos", ("--ignore-eos",), bool, "Go on past the end-of-sequence token."),
 )
@@ -289,7 +389,8 @@ FLAGS = (
 
 # What most people want to set; help shows the rest further down.
 _COMMON = frozenset(
-    "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed stop".split()
+    "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed stop "
+    "json_schema regex grammar choice".split()
 )
 
 

@@ -12,7 +12,7 @@ import typer
 
 from genai.kernels.messages import ProgressLine
 
-from .build import interruptible
+from .build import checkpoint_of, interruptible
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
@@ -25,21 +25,34 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON."
 def quantize(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Hugging Face folder, or decoder folder in floats.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
-    bits: Annotated[int, typer.Option(help="Bits per weight: 4 or 8; 0 keeps floats.")] = 4,
-    block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
+    bits: Annotated[
+        int | None, typer.Option(help="Bits per weight: 2, 3, 4, 5, 6, 8; 0 keeps floats [default: 4].")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Weights that share a scale: 16 to 256; 0 = a row's [default: 32].")
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="uniform, q2_k to q6_k, nl2 to nl4, iq4_xs, iq4_nl, mxfp4, nf4 or fp4.")
+    ] = "uniform",
+    qdq: Annotated[bool, typer.Option("--qdq", help="Write products as DequantizeLinear and MatMul.")] = False,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
     method: Annotated[
         str, typer.Option("-m", "--method", help="rtn, search, importance, hqq, gptq, awq or distill.")
     ] = "search",
     float_scales: Annotated[bool, typer.Option("--float-scales", help="Store scales as float32.")] = False,
     head_bits: Annotated[int | None, typer.Option(help="Bits of the head [default: --bits].")] = None,
-    embedding_bits: Annotated[int | None, typer.Option(help="Bits of the token embedding [default: --bits].")] = None,
+    embedding_bits: Annotated[
+        int | None, typer.Option(help="Bits of the token embedding [default: 8; --bits if it is the head].")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file: choices by patterns over names.")] = None,
     target_bits: Annotated[
         float | None, typer.Option(help="Bits per weight of the file to spend where they help.")
     ] = None,
     target_size: Annotated[str | None, typer.Option(help="Size of the weights, such as 2GB, to spend so.")] = None,
     target_kld: Annotated[float | None, typer.Option(help="Mean KLD to keep, at the least size.")] = None,
+    target_runtime: Annotated[
+        str, typer.Option(help="What targets choose from: onnxruntime (what it has kernels for), or any.")
+    ] = "onnxruntime",
     calib: Annotated[Path | None, typer.Option(help="Calibration text [default: the model writes one].")] = None,
     samples: Annotated[int, typer.Option(help="Sequences of calibration.", min=1)] = 128,
     length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=2)] = 512,
@@ -50,7 +63,8 @@ def quantize(
     accuracy_level: Annotated[int, typer.Option(help="Activations in products: 4 = int8, 1 = fp32.")] = 4,
     requantize: Annotated[bool, typer.Option("--requantize", help="Take a quantised model for a float one.")] = False,
     compare: Annotated[
-        str | None, typer.Option(help='Make several, "method/bits/block,…" or "default", and say which to take.')
+        str | None,
+        typer.Option(help='Make several, "method/bits/block,method/form,…" or "default", and say which to take.'),
     ] = None,
     max_kld: Annotated[float, typer.Option(help="Mean KLD that --compare allows in what it says to take.")] = 0.02,
     threads: Annotated[
@@ -63,10 +77,13 @@ def quantize(
     from genai.quantizer.report import figures
     from genai.quantizer.run import quantize_model
 
+    model = checkpoint_of(model)
     options = QuantizeOptions(
-        bits=bits, block_size=block_size, symmetric=not asymmetric, method=method, half_scales=not float_scales,
+        form=form, bits=bits, block_size=block_size, qdq=qdq, symmetric=not asymmetric, method=method,
+        half_scales=not float_scales,
         head_bits=head_bits, embedding_bits=embedding_bits, recipe=recipe, target_bits=target_bits,
-        target_size=None if target_size is None else parse_size(target_size), target_kld=target_kld, calib=calib,
+        target_size=None if target_size is None else parse_size(target_size), target_kld=target_kld,
+        target_runtime=target_runtime, calib=calib,
         samples=samples, length=length, seed=seed, evaluate=evaluate, eval_file=eval_file, eval_samples=eval_samples,
         accuracy_level=accuracy_level, requantize=requantize, threads=threads,
     )  # fmt: skip

@@ -153,6 +153,11 @@ def need_chat_template(llm: LLM | Cluster) -> None:
         )
 
 
+def state_folder() -> Path:
+    """Where what outlives a chat is kept. Raises RuntimeError: there is no home folder."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "genai"
+
+
 def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
     """The exact text and token ids that a model is given; with pieces, also the vocabulary entry of each token."""
     ids = llm.encode(text)
@@ -170,6 +175,7 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
         *([f"{completion.tokens_per_second:.1f} tok/s"] if num_tokens > 1 else []),
         f"ttft {completion.timings.time_to_first_token:.2f} s",
         f"prompt {completion.prompt_tokens} ({completion.cached_tokens} cached)",
+        *([f"guessed {completion.accepted_tokens}/{completion.proposed_tokens}"] if completion.proposed_tokens else []),
         f"ctx {completion.prompt_tokens + num_tokens}/{context_size}",
         "interrupted" if ended == "cancelled" else ended,
     ]

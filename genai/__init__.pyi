@@ -1,14 +1,20 @@
 """The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
 
+from .builder.references import pull as pull
 from .engine.sampling.params import SamplingOptions as SamplingOptions, SamplingParams as SamplingParams
 from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (
+    AccessError as AccessError,
     CacheCapacityError as CacheCapacityError,
     ChatTemplateError as ChatTemplateError,
     ConfigError as ConfigError,
     ContextOverflowError as ContextOverflowError,
+    DeadlineError as DeadlineError,
+    DeviceError as DeviceError,
+    DownloadError as DownloadError,
     ExternalDataError as ExternalDataError,
     GenaiError as GenaiError,
+    GrammarError as GrammarError,
     GraphError as GraphError,
     InputError as InputError,
     LogitsProcessorError as LogitsProcessorError,
@@ -19,6 +25,8 @@ from .errors import (
     OptionError as OptionError,
     SamplingError as SamplingError,
     StateError as StateError,
+    StateFileError as StateFileError,
+    StateMismatchError as StateMismatchError,
     StepInterrupted as StepInterrupted,
     TokenizerError as TokenizerError,
     UnsupportedModelError as UnsupportedModelError,
@@ -27,11 +35,26 @@ from .errors import (
 )
 from .llm.completion import ChatReply as ChatReply, Completion as Completion
 from .llm.llm import LLM as LLM, ChatOptions as ChatOptions
+from .llm.speculation import Speculation as Speculation
+from .llm.states import TextState as TextState
+from .llm.stats import Stats as Stats
 from .model.adapters.store import Adapters as Adapters
 from .model.config import Config as Config
 from .model.model import Model as Model, ModelOptions as ModelOptions
+from .ort_genai.engine import (
+    Engine as Engine,
+    EngineCapabilities as EngineCapabilities,
+    EngineErrorCode as EngineErrorCode,
+    EngineEvent as EngineEvent,
+    EngineEventBuffer as EngineEventBuffer,
+    EngineEventFlags as EngineEventFlags,
+    FinishReason as FinishReason,
+    Request as Request,
+    TurnUsage as TurnUsage,
+)
 from .ort_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
 from .ort_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
+from .ort_genai.turn_options import RequestOptions as RequestOptions, TurnOptions as TurnOptions
 from .session.adapter_format import AdapterFormat as AdapterFormat, LoraAdapter as LoraAdapter
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
 from .session.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding

@@ -45,6 +45,10 @@ class OptionError(GenaiError, ValueError):
     """An option given by the caller is unknown, of the wrong type or out of range."""
 
 
+class GrammarError(OptionError):
+    """A schema, pattern or grammar is malformed, matches nothing, or takes too much time or memory."""
+
+
 class InputError(GenaiError, ValueError):
     """Data given by the caller (tokens, messages, arrays) cannot be used as it is."""
 
@@ -69,6 +73,10 @@ class UnsupportedModelError(GraphError):
     """The model is valid, but of a form that this engine cannot run."""
 
 
+class DeviceError(GenaiError):
+    """The device asked for cannot be used on this machine, or in this process."""
+
+
 class NotSupportedYetError(GenaiError, NotImplementedError):
     """A documented feature of the API that this version does not have yet."""
 
@@ -89,6 +97,18 @@ class StateError(GenaiError):
     """A call came in an order that has no meaning (for example logits before any token)."""
 
 
+class StateFileError(GenaiError):
+    """A file with a saved state is missing, damaged, or cannot be written."""
+
+
+class StateMismatchError(StateFileError):
+    """A saved state is whole, but of another model, format, or type of cache than what it is loaded into."""
+
+
+class DeadlineError(GenaiError, TimeoutError):
+    """The time that a request was given was over before it had a single token."""
+
+
 class SamplingError(GenaiError):
     """No token can be chosen: the logits hold NaN or infinity, or every token is masked."""
 
@@ -97,12 +117,24 @@ class LogitsProcessorError(SamplingError):
     """A logits processor raised, or did not return logits."""
 
 
+class ReplyFormatError(GenaiError):
+    """A reply is not what was asked for: it was cut, or a class refuses what its own schema allows."""
+
+
 class ModelOutputError(GenaiError):
     """A model computed something that is no distribution: NaN, infinity, or nothing but -inf."""
 
 
 class VocabularyMismatchError(InputError):
-    """Two models whose probabilities are compared do not have the same tokens."""
+    """Two models of which one is compared with the other, or drafts for it, do not have the same tokens."""
+
+
+class DownloadError(GenaiError):
+    """A model cannot be fetched: no connection, no such name or file, a wrong checksum, a full disk."""
+
+
+class AccessError(DownloadError):
+    """A model cannot be fetched without a token, or before its licence is accepted."""
 
 
 class MissingPackageError(GenaiError):

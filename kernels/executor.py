@@ -180,6 +180,9 @@ class Executor(Protocol):
     def host_threads(self) -> Any:
         """What functions of arrays take as `threads`."""
 
+    def free_bytes(self) -> int | None:
+        """Memory of the device that is free now; None = its memory is the host's."""
+
     def allocate(self, nbytes: int) -> DeviceMemory:
         """Zeroed memory for the cache, which takes room only where it is written to if the device can do that.
 

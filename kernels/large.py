@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 HUGE_PAGE = 1 << 21
 _LINE, _PAGE = 64, 4096
 _MAPPING_BYTES = 1 << 26
+# Below, a mapping's last page and what the system keeps of it would weigh too much.
+_MAPPED_ALONE = 1 << 17
 # Python knows MAP_NORESERVE from 3.13 on; before, its value on the common Linux machines.
 _LINUX_MAP_NORESERVE = 0x4000
 _COMMON_MACHINES = ("x86_64", "aarch64", "i686", "armv7l", "riscv64")
@@ -39,6 +41,28 @@ def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         mapping = _mapped(size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"get {size} bytes of memory")
     array: NDArray[Any] = _aligned(size, mapping).view(dtype).reshape(shape)
     return array
+
+
+def mapped_array(size: int) -> NDArray[np.uint8]:
+    """So many zeros in memory of their own: it goes back to the system with the array, and only its whole huge pages
+    are such, so that no more is taken than is used. Where the system has none, as huge_array.
+
+    Raises:
+        MemoryError: the system has no room.
+    """
+    if size < _MAPPED_ALONE or not sys.platform.startswith("linux"):
+        return huge_array((size,), np.uint8)
+    huge = size // HUGE_PAGE * HUGE_PAGE
+    flags, wanted = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"get {size} bytes of memory"
+    mapping = _mapping(size + (HUGE_PAGE if huge else 0), flags, wanted)
+    array = _aligned(size, mapping) if huge else np.frombuffer(mapping, np.uint8)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_NOHUGEPAGE)
+            if huge:
+                first = array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+                mapping.madvise(mmap.MADV_HUGEPAGE, first, huge)
+    return array[:size]
 
 
 class Arena:
@@ -103,6 +127,9 @@ class ReservedMemory:
 class HostMemory:
     """What executors have in common whose memory is the host's; see `executor.Executor`."""
 
+    def free_bytes(self) -> None:
+        return None
+
     def allocate(self, nbytes: int) -> ReservedMemory:
         return ReservedMemory(nbytes)
 
@@ -125,14 +152,18 @@ def _reserve_flags() -> int | None:
 
 def _mapped(size: int, flags: int, wanted: str) -> mmap.mmap:
     """So much memory, and room to begin on a huge page."""
-    try:
-        mapping = mmap.mmap(-1, size + HUGE_PAGE, flags=flags)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"cannot {wanted}: {error}") from error
+    mapping = _mapping(size + HUGE_PAGE, flags, wanted)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without huge pages: ordinary ones serve as well
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
+
+
+def _mapping(size: int, flags: int, wanted: str) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, size, flags=flags)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"cannot {wanted}: {error}") from error
 
 
 def _aligned(size: int, mapping: mmap.mmap | None) -> NDArray[np.uint8]:

@@ -23,9 +23,10 @@ Setting = IntEnum(
     "MIROSTAT_LIMIT NO_REPEAT_NGRAM_SIZE",
     start=0,
 )
-# The row's logits (an index, or -1 - an index into `replaced`); its edits and its tokens, from first to end; the index
-# of the first generated token among these (from the first); how many tokens at the end DRY may match.
-Span = IntEnum("Span", "SOURCE FIRST_EDIT END_EDIT FIRST_TOKEN END_TOKEN FIRST_OUTPUT DRY_LIMIT", start=0)
+# The row's logits (an index, or -1 - an index into `replaced`); its edits and its tokens, from first to end; the number
+# of its mask, 1 for the first, or 0 for none; the index of the first generated token among its tokens (from the first);
+# how many tokens at the end DRY may match.
+Span = IntEnum("Span", "SOURCE FIRST_EDIT END_EDIT FIRST_TOKEN END_TOKEN MASK FIRST_OUTPUT DRY_LIMIT", start=0)
 MAX_STEPS, NUM_SETTINGS, NUM_SPANS = len(Step) - 1, len(Setting), len(Span)
 # What came of a row.
 FINE, HAS_NAN, HAS_INFINITY, ALL_MASKED = 0, 1, 2, 3
@@ -44,12 +45,17 @@ ROW = np.dtype(
 ASKED, OWN = struct.Struct(f"={MAX_STEPS}q{NUM_SETTINGS}d"), struct.Struct(f"=3Q{NUM_SPANS}q")
 LIMIT_PLACE = 8 * (MAX_STEPS + Setting.MIROSTAT_LIMIT)
 _RARE = {Step.DRY, Step.TOP_N_SIGMA, Step.TYPICAL_P, Step.XTC, Step.MIROSTAT}
-_SPANS = "source", "first edit", "end of the edits", "first token", "end of the tokens"
+_SPANS = "source", "first edit", "end of the edits", "first token", "end of the tokens", "mask"
 
 
 def is_plain(steps: Iterable[int], settings: NDArray[np.float64]) -> bool:
     """Whether a row takes none of the steps that few ask for."""
     return _RARE.isdisjoint(steps) and not settings[Setting.NO_REPEAT_NGRAM_SIZE]
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of 32 bits in a mask with a bit per token."""
+    return -(-vocab_size // 32)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class SamplingBatch:
         replaced: float32 [R, V], logits that stand in for the given ones.
         edit_ids, edit_values: int32 and float32 [E]: added to the logits before everything else; -inf masks.
         tokens: int32 [L], the histories (or as much of them as counts), end to end.
+        masks: uint32 [M, mask_words(V)]: bit token % 32 of word token // 32 says whether a token may be chosen.
     """
 
     rows: NDArray[np.void]
@@ -70,6 +77,7 @@ class SamplingBatch:
     edit_ids: NDArray[np.int32]
     edit_values: NDArray[np.float32]
     tokens: NDArray[np.int32]
+    masks: NDArray[np.uint32]
 
     def check(self, num_logits: int, vocab_size: int) -> None:
         """Every index is inside its array: machine code does not look.
@@ -77,17 +85,18 @@ class SamplingBatch:
         Raises:
             ValueError: one is not, or an array has another type or shape.
         """
-        edits, tokens = len(self.edit_ids), len(self.tokens)
+        edits, tokens, masks = len(self.edit_ids), len(self.tokens), len(self.masks)
         check("rows", self.rows, (None,), ROW)
         check("replaced", self.replaced, (None, vocab_size))
         check("edit_ids", self.edit_ids, (edits,), np.dtype(np.int32))
         check("edit_values", self.edit_values, (edits,))
         check("tokens", self.tokens, (tokens,), np.dtype(np.int32))
+        check("masks", self.masks, (None, mask_words(vocab_size)), np.dtype(np.uint32))
         for name, ids in (("edit_ids", self.edit_ids), ("tokens", self.tokens)):
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
                 raise ValueError(f"{name} reach from {ids.min()} to {ids.max()}, expected 0 to {vocab_size - 1}")
         lowest, highest = -len(self.replaced), num_logits - 1
-        limits = (lowest, highest), (0, edits), (0, edits), (0, tokens), (0, tokens)
+        limits = (lowest, highest), (0, edits), (0, edits), (0, tokens), (0, tokens), (0, masks)
         columns = zip(*self.rows["span"].tolist(), strict=True)
         for name, (low, high), values in zip(_SPANS, limits, columns, strict=False):
             if not low <= min(values) <= max(values) <= high:

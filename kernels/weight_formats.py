@@ -16,6 +16,7 @@ integers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -230,14 +231,31 @@ def packed_bytes(count: int, bits: int) -> int:
 
 def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     """Unsigned integers below 2 ** bits [..., count] to rows of bits, uint8 [..., ceil(count * bits / 8)]."""
-    single = np.unpackbits(np.ascontiguousarray(numbers, np.uint8)[..., None], axis=-1, count=bits, bitorder="little")
-    return np.packbits(single.reshape(*numbers.shape[:-1], -1), axis=-1, bitorder="little")
+    array = np.ascontiguousarray(numbers, np.uint8)
+    if 8 % bits == 0 and array.shape[-1] * bits % 8 == 0:
+        packed = array[..., :: 8 // bits].copy()
+        for place in range(1, 8 // bits):
+            packed |= array[..., place :: 8 // bits] << np.uint8(bits * place)
+        return packed
+    if array.shape[-1] % 8 or sys.byteorder != "little":
+        single = np.unpackbits(array[..., None], axis=-1, count=bits, bitorder="little")
+        return np.packbits(single.reshape(*array.shape[:-1], -1), axis=-1, bitorder="little")
+    words = array.view(np.uint64)
+    for lane in (8, 16, 32):  # two neighbours become one number of twice the bits
+        width = bits * lane // 8
+        low = np.uint64(sum(((1 << width) - 1) << place for place in range(0, 64, 2 * lane)))
+        words = words & low | words >> np.uint64(lane - width) & low << np.uint64(width)
+    return words.view(np.uint8).reshape(*words.shape, 8)[..., :bits].reshape(*array.shape[:-1], -1)
 
 
 def unpack_bits(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
     """Rows of bits to their first `count` numbers, uint8 [..., count]."""
     if bits == 8:
         return packed[..., :count]
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        apart = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+        return apart.reshape(*packed.shape[:-1], -1)[..., :count]
     single = np.unpackbits(packed, axis=-1, count=count * bits, bitorder="little")
     numbers = np.packbits(single.reshape(*packed.shape[:-1], count, bits), axis=-1, bitorder="little")
     return numbers[..., 0]

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from genai.kernels.forks import renew_locks
 from genai.kernels.interrupts import uninterrupted
@@ -20,6 +20,25 @@ class CacheFull(RuntimeError):
 
 class BlockError(ValueError):
     """A block was used in a way its state does not allow, such as released twice."""
+
+
+class Backing(Protocol):
+    """Where published blocks are kept besides memory, and found again."""
+
+    def load(self, key: bytes) -> tuple[bytes, Any] | None:
+        """The note and the content that have a key; None if there is none."""
+
+    def fill(self, block: int, content: Any) -> None:
+        """Put content that `load` gave into a block that nobody else reads."""
+
+    def store(self, key: bytes, note: bytes, block: int) -> None:
+        """Keep the content of a block, which does not change as long as this call takes."""
+
+    def figures(self) -> dict[str, int]:
+        """What it has done."""
+
+    def close(self) -> None:
+        """Nothing more is kept."""
 
 
 class BlockPool:
@@ -35,6 +54,9 @@ class BlockPool:
 
     Args:
         num_blocks: size of the pool, at least 1.
+
+    Attributes:
+        backing: keeps what is published, and finds what memory does not hold; None = memory is all.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -50,6 +72,7 @@ class BlockPool:
         self._note_of_block: dict[int, bytes] = {}
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
+        self.backing: Backing | None = None
         self._owners: dict[weakref.ref[Any], Callable[[], None]] = {}
         self._dropped: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
 
@@ -141,9 +164,28 @@ class BlockPool:
             known = self._key_of_block.get(block)
             if known is not None and known != key:
                 raise BlockError(f"block {block} is already published under another key")
+            is_new = key not in self._block_of_key
+            if is_new:
+                self._block_of_key[key] = block
+                self._key_of_block[block], self._note_of_block[block] = key, note
+        if is_new and self.backing is not None:
+            self.backing.store(key, note, block)
+
+    def fetch(self, key: bytes) -> tuple[int, bytes] | None:
+        """As `find`, for what memory does not hold: the block is filled from the backing, and published."""
+        if self.backing is None or (found := self.backing.load(key)) is None:
+            return None
+        note, content = found
+        try:
+            (block,) = self.allocate(1)
+        except CacheFull:
+            return None
+        self.backing.fill(block, content)
+        with self._lock:
             if key not in self._block_of_key:
                 self._block_of_key[key] = block
                 self._key_of_block[block], self._note_of_block[block] = key, note
+        return block, note
 
     def find(self, key: bytes) -> tuple[int, bytes] | None:
         """The block published under a key, with one more reference, and its note; None if there is none."""

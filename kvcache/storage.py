@@ -114,9 +114,11 @@ class PagedStorage:
         for layer in self.layout.layers:
             arrays: list[DeviceArray] = []
             for shape in self._parts(layer):
-                part = self.blocks[:, start : start + _shape_bytes(shape, layer)]
-                dtype = "uint8" if layer.dtype in PACKED_BITS else layer.dtype
-                arrays.append(part.view(dtype).reshape(self.num_blocks, *shape))
+                # Viewed as another type as a whole: not every device can do that with a part of rows.
+                numbers = self.blocks.view("uint8" if layer.dtype in PACKED_BITS else layer.dtype)
+                size, first = _shape_bytes(shape, layer), start // numbers.itemsize
+                part = numbers[:, first : first + size // numbers.itemsize]
+                arrays.append(part.reshape(self.num_blocks, *shape))
                 start += _part_bytes(shape, layer)
             yield PagedLayer(arrays[0], arrays[1], layer.packed)
 

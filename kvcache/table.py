@@ -182,7 +182,7 @@ class BlockTable:
         if self._blocks:
             raise BlockError(f"reuse: the table already holds {self._length} tokens")
         for end, key in self._keys(tokens[:-1], origin, numerics):
-            found = self.pool.find(key)
+            found = self.pool.find(key) or self.pool.fetch(key)
             if found is None:
                 break
             block, note = found

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,10 @@ from numpy.typing import NDArray
 from genai.kernels.weight_formats import ROW as ROW, WeightArrays, WeightFormat, pack_bits, unpack_bits
 
 from .blocks import QuantizationError
+from .threads import worker_count
 
+# Numbers that are packed at once.
+_CHUNK_FLOATS = 1 << 16
 # What llama.cpp's k-quants are (ggml-common.h): codes, and per block multipliers and minima.
 Q2_K = WeightFormat(2, 16, 256, multiplier_bits=4, offset_bits=4)
 Q3_K = WeightFormat(3, 16, 256, multiplier_bits=6, signed=True)
@@ -30,6 +35,9 @@ IQ4_XS = WeightFormat(4, 32, 256, multiplier_bits=6, signed=True)
 IQ4_NL = WeightFormat(4, 32, 32)
 MXFP4 = WeightFormat(4, 32, 32)
 
+# ik_llama.cpp's for 3 and 2 bits (iqk_quantize.cpp, iq3nl_values and iq2nl_values).
+_IQ3 = (-63, -40, -23, -10, 1, 13, 28, 47)
+_IQ2 = (-31, -13, 1, 17)
 _NF4 = (  # Dettmers et al. 2023, appendix E
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -45,6 +53,8 @@ GRIDS: dict[str, NDArray[np.float32]] = {
     "fp4": np.array([*_FP4_HALF, *(-value for value in _FP4_HALF)], np.float32),
     "mxfp4": np.array([*_MXFP4_HALF, *(-value for value in _MXFP4_HALF)], np.float32),
     "iq4": np.array(_IQ4, np.float32),
+    "iq3": np.array(_IQ3, np.float32),
+    "iq2": np.array(_IQ2, np.float32),
 }
 
 
@@ -126,9 +136,15 @@ class QuantizedWeight:
             raise QuantizationError(f"codes are {codes.dtype} {list(codes.shape)}, expected integers [n, k]")
         _check_range("codes", codes, 0, (1 << form.bits) - 1)
         n, k = codes.shape
-        padded = np.zeros((n, form.padded(k)), np.uint8)
-        padded[:, :k] = codes
-        return cls(form, n, k, pack_bits(padded, form.bits), grid, scales, multipliers, offset_scales, offsets)
+        data = np.empty((n, form.padded(k) * form.bits // 8), np.uint8)
+
+        def pack(rows: slice) -> None:
+            padded = np.zeros((len(codes[rows]), form.padded(k)), np.uint8)
+            padded[:, :k] = codes[rows]
+            data[rows] = pack_bits(padded, form.bits)
+
+        _by_rows(pack, n, k)
+        return cls(form, n, k, data, grid, scales, multipliers, offset_scales, offsets)
 
     @property
     def arrays(self) -> WeightArrays:
@@ -143,7 +159,13 @@ class QuantizedWeight:
 
     def dequantise(self) -> NDArray[np.float32]:
         """The weights as float32 [n, k]."""
-        return np.ascontiguousarray(self.arrays.dequantized())
+        arrays, values = self.arrays, np.empty((self.n, self.k), np.float32)
+
+        def fill(rows: slice) -> None:
+            values[rows] = arrays.dequantized(rows=rows)
+
+        _by_rows(fill, self.n, self.k)
+        return values
 
     @property
     def half_scales(self) -> bool:
@@ -156,6 +178,14 @@ class QuantizedWeight:
         floats = 1 if self.offset_scales is None or self.offset_scales is self.scales else 2
         scale_bits = 16 if self.half_scales else 32
         return self.format.bits_per_weight(self.k, scale_bits, floats_per_group=floats)
+
+
+def _by_rows(work: Callable[[slice], None], rows: int, columns: int) -> None:
+    """work(rows) of all rows, in pieces that a core's cache holds."""
+    step = max(1, _CHUNK_FLOATS // columns)
+    with ThreadPoolExecutor(worker_count()) as pool:
+        for _ in pool.map(work, [slice(first, min(first + step, rows)) for first in range(0, rows, step)]):
+            pass
 
 
 def _fits_half(values: NDArray[np.float32]) -> bool:

@@ -3,11 +3,14 @@
 A weight in a block is (point - zero) * scale, where `point` is one of a few values that the format knows (the integers
 0 to 2 ** bits - 1, or a table), and scale and zero belong to the block. A method chooses scales, zeros and points; the
 grid says which of them can be stored, and packs them.
+
+Where blocks share something (`quant.two_levels`: their scales are integers times a float of a group of blocks), a grid
+is bound to a matrix first, which settles what they share; it then says of each block which scales there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,14 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import (
-    QuantizationError,
-    QuantizedBlocks,
-    _half,
-    check_format,
-    num_blocks,
-    pack_nibbles,
-)
+from genai.kernels.weight_formats import BLOCKS, CODE_BITS, ROW, WeightFormat
+
+from .blocks import QuantizationError, _half, num_blocks
+from .formats import QuantizedWeight, uniform_format, uniform_grid
 from .threads import worker_count
 
 Float32 = NDArray[np.float32]
@@ -37,7 +36,7 @@ class CodeGrid(Protocol):
         points: float32 [L], ascending: the values that a code stands for.
         has_zeros: whether zeros are stored; otherwise every zero is `centre`.
         centre: the zero of a block that stores none.
-        bits_per_weight: what a weight takes, with its share of the scale and the zero.
+        form: what is stored.
     """
 
     @property
@@ -49,7 +48,7 @@ class CodeGrid(Protocol):
     @property
     def centre(self) -> float: ...
     @property
-    def bits_per_weight(self) -> float: ...
+    def form(self) -> WeightFormat: ...
 
     def codes(self, places: Float32) -> Bytes:
         """Per number, counted in scales with the zero added, the index of the closest point. Any shape."""
@@ -60,30 +59,50 @@ class CodeGrid(Protocol):
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
         """Scales and zeros [..., blocks] as they can be stored: the closest ones."""
 
-    def packed(self, blocks: CodedBlocks) -> QuantizedBlocks:
-        """The bytes that a model stores."""
+    def bound(self, weight: NDArray[Any], find_scales: FindScales) -> CodeGrid:
+        """The grid for one matrix [rows, columns]: what its blocks share is settled, from the scales that are found."""
+
+    def part(self, rows: slice, blocks: slice) -> CodeGrid:
+        """The grid of some rows and blocks of the matrix that it is bound to."""
+
+    def packed(self, blocks: CodedBlocks) -> QuantizedWeight:
+        """A whole matrix as a model stores it."""
+
+
+# Given a matrix and a grid, the scales and zeros [rows, blocks] that a method begins with.
+FindScales = Callable[[NDArray[Any], CodeGrid], tuple[Float32, Float32]]
 
 
 @dataclass(frozen=True)
 class UniformGrid:
-    """Whole numbers of 4 or 8 bits, as MatMulNBits stores them; see `blocks.QuantizedBlocks`.
+    """Whole numbers, a scale per block of columns or per row.
 
     Args:
-        bits, block_size: see there.
+        bits: 2, 3, 4, 5, 6 or 8.
+        block_size: 16, 32, 64, 128 or 256; with `by_row` the columns of the matrix.
         symmetric: False stores a whole zero point per block.
         half_scales: scales are numbers of float16, unless one is outside its range.
+        by_row: one scale per row, of float32.
 
     Raises:
-        QuantizationError: a format that the operators cannot store.
+        QuantizationError: a format that there is not.
     """
 
     bits: int = 4
     block_size: int = 32
     symmetric: bool = True
     half_scales: bool = True
+    by_row: bool = False
 
     def __post_init__(self) -> None:
-        check_format(self.bits, self.block_size)
+        if self.bits not in CODE_BITS:
+            raise QuantizationError(f"bits is {self.bits}, expected one of {list(CODE_BITS)}")
+        if not self.by_row and self.block_size not in BLOCKS:
+            raise QuantizationError(f"block_size is {self.block_size}, expected one of {list(BLOCKS)}")
+
+    @property
+    def form(self) -> WeightFormat:
+        return uniform_format(self.bits, ROW if self.by_row else self.block_size, zero_points=not self.symmetric)
 
     @property
     def points(self) -> Float32:
@@ -96,11 +115,6 @@ class UniformGrid:
     @property
     def centre(self) -> float:
         return float(1 << (self.bits - 1))
-
-    @property
-    def bits_per_weight(self) -> float:
-        zero = 0 if self.symmetric else self.bits
-        return self.bits + ((16 if self.half_scales else 32) + zero) / self.block_size
 
     def codes(self, places: Float32) -> Bytes:
         rounded = places + np.float32(0.5)
@@ -119,25 +133,73 @@ class UniformGrid:
             zeros = np.full_like(scales, self.centre)
         else:
             zeros = np.floor(np.clip(zeros, 0, (1 << self.bits) - 1) + np.float32(0.5)).astype(np.float32)
-        return (_half(scales) if self.half_scales else scales), zeros
+        return (_half(scales) if self.half_scales and not self.by_row else scales), zeros
 
-    def packed(self, blocks: CodedBlocks) -> QuantizedBlocks:
-        rows, count, size = blocks.codes.shape
-        points = None if self.symmetric else blocks.zeros.astype(np.uint8)
-        if self.bits == 4:
-            data = pack_nibbles(blocks.codes)
-            points = None if points is None else pack_nibbles(points)
-        else:
-            data = blocks.codes
-        return QuantizedBlocks(
-            np.ascontiguousarray(data.reshape(rows, count, size * self.bits // 8)),
-            np.ascontiguousarray(blocks.scales),
-            points,
-            self.bits,
-            size,
-            rows,
-            blocks.columns,
-        )
+    def bound(self, weight: NDArray[Any], find_scales: FindScales) -> UniformGrid:
+        return self
+
+    def part(self, rows: slice, blocks: slice) -> UniformGrid:
+        return self
+
+    def packed(self, blocks: CodedBlocks) -> QuantizedWeight:
+        scales, values = np.ascontiguousarray(blocks.scales), uniform_grid(self.bits, centred=self.symmetric)
+        zeros = (None, None) if self.symmetric else (scales, blocks.zeros.astype(np.uint8))
+        return QuantizedWeight.of_codes(self.form, blocks.matrix, values, scales, None, *zeros)
+
+
+class CodebookGrid:
+    """Any few numbers, a scale per block.
+
+    Args:
+        values: float32 [2 ** bits], what codes stand for, in any order.
+        block_size: columns that share a scale.
+        half_scales: as for UniformGrid.
+        powers_of_two: scales are powers of two, as MXFP4 has them.
+    """
+
+    has_zeros, centre = False, 0.0
+
+    def __init__(
+        self, values: Float32, block_size: int, *, half_scales: bool = True, powers_of_two: bool = False
+    ) -> None:
+        self.values = np.asarray(values, np.float32)
+        self.form = WeightFormat(len(self.values).bit_length() - 1, block_size, block_size)
+        self.block_size, self.half_scales, self._powers = block_size, half_scales, powers_of_two
+        # FP4 has 0 twice; the order of equal values does not matter.
+        order = np.argsort(self.values, kind="stable")
+        self.points, self._order = self.values[order], order.astype(np.uint8)
+        self._middles = (self.points[1:] + self.points[:-1]) / 2
+
+    def __repr__(self) -> str:
+        return f"CodebookGrid({self.form})"
+
+    def codes(self, places: Float32) -> Bytes:
+        return np.searchsorted(self._middles, places).astype(np.uint8)
+
+    def nearest(self, places: Float32) -> Float32:
+        return self.points[np.searchsorted(self._middles, places)]
+
+    def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
+        scales = np.asarray(scales, np.float32)
+        if self._powers:
+            with np.errstate(divide="ignore"):  # 2 ** -24 is the smallest number of float16
+                scales = np.where(scales == 0, 0, np.exp2(np.clip(np.rint(np.log2(np.abs(scales))), -24, 15)))
+        scales = scales.astype(np.float32)
+        return (_half(scales) if self.half_scales else scales), np.zeros_like(scales)
+
+    def bound(self, weight: NDArray[Any], find_scales: FindScales) -> CodebookGrid:
+        return self
+
+    def part(self, rows: slice, blocks: slice) -> CodebookGrid:
+        return self
+
+    def stored(self, codes: Bytes) -> Bytes:
+        """Codes as the format counts them, from places among the ascending points."""
+        return self._order[codes]
+
+    def packed(self, blocks: CodedBlocks) -> QuantizedWeight:
+        codes = self.stored(blocks.matrix)
+        return QuantizedWeight.of_codes(self.form, codes, self.values, np.ascontiguousarray(blocks.scales))
 
 
 @dataclass(frozen=True)
@@ -154,6 +216,11 @@ class CodedBlocks:
     scales: Float32
     zeros: Float32
     columns: int
+
+    @property
+    def matrix(self) -> Bytes:
+        """The codes [rows, columns]."""
+        return self.codes.reshape(len(self.codes), -1)[:, : self.columns]
 
     def values(self, grid: CodeGrid) -> Float32:
         """The matrix that is stored, float32 [rows, columns]."""

@@ -32,13 +32,13 @@ PURE_POLICY = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py
 RUN_TIME_STRANGERS = {"torch", "onnxruntime", "onnxruntime_genai", "transformers"}
 # The rooms inside genai/, from the bottom to the top; graph and ops know each other. errors is a file.
 FLOORS = (
-    "errors graph+ops runtime session quantization engine model text ort_genai llm builder measure quantizer".split()
+    "errors graph+ops runtime session quantization engine model text ort_genai builder llm measure quantizer".split()
 )
 FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor.split("+")}
 MOST_ENTRIES = 14
 # What there is to read, without tests and tools: 55,000 lines for generation, sessions, the builder and CPU kernels,
 # and room for what is being added (quantisation, adapters, batches, other formats, CUDA).
-MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 80_000, 80, 20
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 95_000, 80, 20
 # The NumPy meaning of what decoders compute, which a newcomer reads in a quarter of an hour; its sampler stands apart.
 MOST_LINES_OF_THE_REFERENCE, BESIDE = 600, {"sampling.py"}
 # A product of block-quantised weights is spelled once per task: its rules, the builder, the stored form.

@@ -27,10 +27,13 @@ Written from the code by `python -m tools.command_table`; a test compares the tw
 
 | variable | meaning |
 |---|---|
-| `GENAI_CACHE_DIR` | Where compiled kernels and built models are kept [default: `$XDG_CACHE_HOME`, else `~/.cache`]. |
+| `GENAI_CACHE_DIR` | Where kernels, pulled and built models are kept [default: `$XDG_CACHE_HOME`, else `~/.cache`]. |
 | `GENAI_CPU_ISA` | Compute as a lesser machine would: amx, vnni, avx2 or portable. |
 | `XDG_STATE_HOME` | Where the chat's history is kept [default: `~/.local/state`]. |
-| `HF_HOME`, `HF_HUB_CACHE` | Where downloaded checkpoints lie: a name of Hugging Face that is there is found. |
+| `HF_TOKEN` | Token for gated and private models; else the one that `hf auth login` keeps. |
+| `HF_ENDPOINT` | The hub's address [default: `https://huggingface.co`]. |
+| `HF_HUB_OFFLINE` | 1 forbids the network: names are looked for in the cache alone. |
+| `HF_HOME`, `HF_HUB_CACHE` | Where Hugging Face's library keeps downloads: `genai pull` takes over what is there. |
 | `NO_COLOR`, `TERM=dumb` | No colours and no dimmed text. |
 
 ## Options of commands

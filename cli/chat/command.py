@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.errors import InputError
+from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
 from ..options import sampling_flags
 from ..terminal import Voice, emit, say
 from ..wrapping import WordWrap
+from .tools import read_functions
 
 if TYPE_CHECKING:
     from genai.kernels.messages import ProgressLine
@@ -37,6 +40,14 @@ def chat(
             help="When the context is full: error, truncate (leave out old messages) or shift (also within a reply)."
         ),
     ] = "error",
+    session_name: Annotated[
+        str | None,
+        typer.Option("--session", help="Go on with the conversation of this name, and keep it; a new one begins it."),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option("--tools", help="A Python file of functions that the model may call, each call after asking."),
+    ] = None,
     markdown: Annotated[
         bool, opt.output_option("--markdown/--no-markdown", help="Render replies as Markdown.")
     ] = False,
@@ -55,7 +66,7 @@ def chat(
     from genai.llm.chat import ChatSession
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
-        llm = flags.load_llm(folder, alone=alone)
+        llm = flags.load_llm(folder, alone=alone, speculate="auto")
         try:
             terminal.need_chat_template(llm)
         except BaseException:
@@ -63,26 +74,81 @@ def chat(
             raise
         return llm
 
-    voice = flags.voice
-    session = ChatSession(load(model, alone=True), system=system, on_overflow=on_overflow, **sampling)
+    kept = None if session_name is None else session_file(session_name)
+    functions = None if tools is None else read_functions(tools)
+    called = None if functions is None else functions.tools
+    session = ChatSession(load(model, alone=True), system=system, tools=called, on_overflow=on_overflow, **sampling)
     try:
         session.use_adapter(flags.adapter)
-        if prompt is None:
-            from .loop import Loop
+        with _kept_in(session, kept, flags.voice, system, sampling):
+            if prompt is None:
+                from .loop import Loop
 
-            show_stats = flags.stats is not False
-            Loop(session, voice, load, show_stats=show_stats, markdown=markdown, dump=flags.show_prompt).run()
-            return
-        events = session.send(prompt)
-        if flags.show_prompt:
-            terminal.dump_prompt(session.llm, session.prompt())
-        answer(session, events, voice, markdown=markdown)
-        if session.was_cut:
-            voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
-        if flags.stats and session.last_reply is not None:
-            say(terminal.footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))
+                shown = {"show_stats": flags.stats is not False, "markdown": markdown, "dump": flags.show_prompt}
+                loop = Loop(session, flags.voice, load, kept=kept, **shown)
+                loop.functions = functions
+                loop.run()
+            else:
+                _answer_once(session, prompt, flags, markdown=markdown)
     finally:
         session.llm.close()
+
+
+def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, markdown: bool) -> None:
+    events = session.send(prompt)
+    if flags.show_prompt:
+        terminal.dump_prompt(session.llm, session.prompt())
+    answer(session, events, flags.voice, markdown=markdown)
+    if session.was_cut:
+        flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
+    if flags.stats and session.last_reply is not None:
+        say(terminal.footer(session.last_reply.completion, session.llm.context_size, session.options.get("seed")))
+
+
+@contextmanager
+def _kept_in(
+    session: ChatSession, kept: Path | None, voice: Voice, system: str | None, sampling: dict[str, Any]
+) -> Iterator[None]:
+    """Go on with the conversation that a file holds, and write it there at the end, however that comes."""
+    if kept is None:
+        yield
+        return
+    if kept.exists():
+        session.load(kept)
+        session.set_options(**sampling)  # what flags say comes before what it was held with
+        session.system = session.system if system is None else system
+        voice.say(f"(session {kept.stem}: {len(session.messages)} messages)")
+        say_problem(session, voice)
+    try:
+        yield
+    finally:
+        if session.messages or kept.exists():
+            session.save(kept)
+
+
+def session_file(name: str) -> Path:
+    """Where the conversation of a name is kept; the folder is made, for the user only."""
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise OptionError(
+            f"--session {name!r:.120}",
+            "a name has letters, digits, dots and dashes, at most 100",
+            "choose another name",
+        )
+    try:
+        folder = terminal.state_folder() / "sessions"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"--session {name}: it cannot be kept", str(error), "set XDG_STATE_HOME to a folder that you can write"
+        ) from error
+    return folder / f"{name}.json"
+
+
+def say_problem(session: ChatSession, voice: Voice) -> None:
+    """Say why keys and values beside a conversation that was loaded cannot be used."""
+    if session.state_problem is not None:
+        problem = session.state_problem
+        voice.say(f"(it is read anew: {problem.what}; {problem.why})")
 
 
 def answer(session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:

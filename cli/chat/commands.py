@@ -14,6 +14,7 @@ from genai.errors import InputError, OptionError
 from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
 from ..terminal import dump_prompt, footer
 from ..wrapping import table, width_of
+from .command import say_problem
 
 if TYPE_CHECKING:
     from .loop import Loop
@@ -151,7 +152,7 @@ def _lora(loop: Loop, argument: str) -> None:
         session.use_adapter(None)
     elif "=" in argument:
         name, path, scale = read_lora(argument)
-        session.llm.load_adapter(path.expanduser(), name, scale)
+        session.llm.load_adapter(path, name, scale)
         session.use_adapter(name)
     elif argument:
         session.use_adapter(argument)
@@ -188,6 +189,7 @@ def _load(loop: Loop, argument: str) -> None:
     loop.session.load(argument)
     messages = loop.session.messages
     loop.voice.say(f"(loaded {len(messages)} messages from {argument})")
+    say_problem(loop.session, loop.voice)
     for message in messages[-2:]:
         who = {"user": ">>>", "assistant": "..."}.get(message["role"], message["role"])
         loop.voice.say(f"{who} {_shortened(str(message.get('content') or ''), 400)}")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -16,7 +14,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from ..terminal import Voice
+from ..terminal import Voice, state_folder
 
 _QUOTES = '"""'
 
@@ -30,14 +28,20 @@ class LineEditor:
     Args:
         commands: the slash-commands, for completion; those of `file_commands` take a path.
         settings: what completes behind `/set`: names, and the values of each.
+        adapters: gives what completes behind `/lora`.
     """
 
     def __init__(
-        self, commands: Sequence[str], file_commands: Sequence[str], settings: Mapping[str, Sequence[str]], voice: Voice
+        self,
+        commands: Sequence[str],
+        file_commands: Sequence[str],
+        settings: Mapping[str, Sequence[str]],
+        adapters: Callable[[], Sequence[str]],
+        voice: Voice,
     ) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(voice),
-            completer=_Commands(commands, file_commands, settings),
+            completer=_Commands(commands, file_commands, settings, adapters),
             complete_while_typing=False,
             multiline=True,
             key_bindings=_bindings(),
@@ -115,12 +119,16 @@ def _is_open(text: str) -> bool:
 
 
 class _Commands(Completer):
-    """Completes slash-commands, paths behind those that take one, and settings."""
+    """Completes slash-commands, paths behind those that take one, settings, and adapters."""
 
     def __init__(
-        self, commands: Sequence[str], file_commands: Sequence[str], settings: Mapping[str, Sequence[str]]
+        self,
+        commands: Sequence[str],
+        file_commands: Sequence[str],
+        settings: Mapping[str, Sequence[str]],
+        adapters: Callable[[], Sequence[str]],
     ) -> None:
-        self._commands = commands
+        self._commands, self._adapters = commands, adapters
         self._file_commands = file_commands
         self._settings = settings
         self._paths = PathCompleter(expanduser=True)
@@ -139,15 +147,23 @@ class _Commands(Completer):
             for one in self._settings.get(name, ()) if space else self._settings:
                 if one.startswith(value if space else name):
                     yield Completion(one, start_position=-len(value if space else name))
+        elif command == "/lora":
+            name, equals, path = argument.partition("=")
+            if equals:
+                yield from self._paths.get_completions(Document(path), complete_event)
+            else:
+                for one in self._adapters():
+                    if one.startswith(name):
+                        yield Completion(one, start_position=-len(name))
         elif command in self._file_commands:
             yield from self._paths.get_completions(Document(argument), complete_event)
 
 
 def _history(voice: Voice) -> History:
     """What was typed in earlier chats; only the user may read it. Kept in memory where it cannot be written."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "genai"
-    path = folder / "chat_history"
     try:
+        folder = state_folder()
+        path = folder / "chat_history"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         with path.open("ab"):

@@ -19,7 +19,9 @@ from .editor import LineEditor
 if TYPE_CHECKING:
     from genai.llm.chat import ChatSession
     from genai.llm.llm import LLM
-    from genai.text.parsing import Event
+    from genai.text.parsing import Event, ToolCall
+
+    from .tools import ToolFunctions
 
 # Of the context; beyond it the chat says that it is nearly full.
 _NEARLY_FULL = 0.85
@@ -31,7 +33,7 @@ class Loop:
     """An interactive chat.
 
     Args:
-        load: loads another model, for `/model`.
+        load: loads another model, for `/model`. kept: the file in which the conversation is kept; None = in none.
 
     Attributes:
         session: the conversation.
@@ -40,6 +42,7 @@ class Loop:
         pending: text that the next line starts with; `/edit` sets it.
         sent: the exact text that the model was given last; "" = nothing yet.
         running: set to False by `/bye`.
+        functions: those that the model may call, where people allow it.
     """
 
     def __init__(
@@ -51,14 +54,18 @@ class Loop:
         show_stats: bool,
         markdown: bool,
         dump: bool,
+        kept: Path | None = None,
     ) -> None:
         self.session = session
-        self._load = load
+        self._load, self._kept = load, kept
         self.voice = voice
         self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
         self.pending = self.sent = ""
         self.running = True
-        self._editor = LineEditor(tuple(COMMANDS), FILE_COMMANDS, setting_values(), voice)
+        self.functions: ToolFunctions | None = None
+        self._editor = LineEditor(
+            tuple(COMMANDS), FILE_COMMANDS, setting_values(), lambda: ["off", *self.session.llm.adapters.names], voice
+        )
 
     def run(self) -> None:
         """Until /bye, Ctrl-D, or Ctrl-C twice."""
@@ -111,8 +118,21 @@ class Loop:
                 run_command(self, text)
             elif text.strip():
                 self.answer(self.session.send(text))
+                while results := self._results():
+                    self.answer(self.session.give_results(results))
         except GenaiError as error:
             self.voice.error(error)
+
+    def _results(self) -> list[tuple[ToolCall, str]]:
+        """What the functions return that the last reply calls, so far as people let them run."""
+        reply = self.session.last_reply
+        results = []
+        for call in reply.tool_calls if reply is not None and self.functions is not None else ():
+            if self.functions is None or not self.confirm(f"Run {call.name}({call.arguments_text})?"):
+                return []
+            results.append((call, self.functions.call(call.name, call.arguments)))
+            self.voice.say(f"{call.name} → {results[-1][1]:.200}")
+        return results
 
     def answer(self, events: Iterator[Event]) -> None:
         """Show a reply; Ctrl-C stops it and keeps what there is."""
@@ -125,6 +145,8 @@ class Loop:
         if interrupted:
             self.voice.say("(stopped)")
         self._report(before)
+        if self._kept is not None:
+            self.session.save(self._kept, with_state=False)
 
     def _prompt_of_reply(self) -> str:
         """The prompt that the last reply answers; "" if there is none."""

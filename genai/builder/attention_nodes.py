@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, hidden_dims
+from .kept import alike
 from .layers import Projection, write_linear, write_query_key_norm
 from .rope import table_names
 
@@ -46,7 +47,7 @@ def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:
     path, source = f"/model/layers.{layer}/attn", f"model.layers.{layer}.self_attn"
     names = tuple(f"{source}.{part}_proj" for part in "qkv")
     key = value = ""
-    if options.packed_qkv and options.fused_rope:
+    if options.packed_qkv and options.fused_rope and alike(export, names, options.precision):
         packed = Projection(f"{path}/qkv_proj", names, sizes, spec.hidden_size)
         query = write_linear(export, packed, root, precision=options.precision, bias=spec.qkv_bias)
         query = _write_clip(export, f"{path}/qkv_proj", query, sum(sizes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from ..engine.sampling.params import model_defaults
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError
 from ..model.adapters.parameters import AdapterParameters
+from ..model.gguf_file import SUFFIX, gguf_parts, is_gguf
 from ..text.files import generation_defaults
-from .architectures import find
 from .checkpoint import GENERATION_CONFIG, Checkpoint, MergedCheckpoint, is_checkpoint
 from .folder import check_tokenizer, locked, tokenizer_files, write_model_folder
+from .gguf.checkpoint import GgufCheckpoint
 from .options import ExportOptions
 from .rope_scaling import LongRope
 from .spec import DecoderSpec
@@ -45,6 +47,15 @@ class BuildPlan:
     written_bytes: int
     remarks: list[str]
 
+    @property
+    def rounded(self) -> list[str]:
+        """After the build: what could not be kept exactly, in words, with the error that was measured."""
+        return [
+            f"{kind} weights of experts are now integers of 8 bits, {math.sqrt(error / total):.2%} off (of their norm)"
+            for kind, (error, total) in self.weights.rounded.items()
+            if total
+        ]
+
 
 def plan_build(
     checkpoint_dir: str | Path,
@@ -57,8 +68,8 @@ def plan_build(
     """Read headers and configuration, and check all that can be checked before anything is written.
 
     Args:
-        checkpoint_dir: folder with config.json, *.safetensors and a tokenizer.
-        options: None means INT4 in blocks of 32.
+        checkpoint_dir: folder with config.json, *.safetensors and a tokenizer; or a GGUF file.
+        options: None means INT4 in blocks of 32; of a GGUF file, the weights as it has them.
         force: NaN and infinity among the weights become 0.
         progress: told the bytes of every tensor that is read.
         merge: an adapter to add to the weights before they are stored, and a factor on it.
@@ -68,22 +79,31 @@ def plan_build(
         UnsupportedModelError: an architecture or a part of one that is not known.
         TokenizerError: the tokenizer cannot be used.
     """
-    checkpoint = MergedCheckpoint(checkpoint_dir, *merge) if merge else Checkpoint(checkpoint_dir)
-    architecture = find(checkpoint.config.model_type)
+    checkpoint = open_checkpoint(checkpoint_dir)
+    architecture = checkpoint.architecture
+    if merge:  # as PEFT does: what lies there counts, not what the adapter says of it
+        adapter = replace(merge[0], fan_in_fan_out=architecture.stores_transposed)
+        checkpoint = MergedCheckpoint(checkpoint_dir, adapter, merge[1])
     spec = architecture.describe(checkpoint.config)
-    remarks = check_tokenizer(checkpoint.folder, spec.vocab_size)
+    remarks = [*checkpoint.remarks, *check_tokenizer(checkpoint.folder, spec.vocab_size)]
     if unread := checkpoint.config.unread:
-        remarks.append(f"config.json has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
+        named = "config.json" if checkpoint.source == checkpoint.folder else checkpoint.source.name
+        remarks.append(f"{named} has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
-    options = options or ExportOptions()
+    options = options or ExportOptions(precision=checkpoint.precision)
     # Tables that change with the length are known inside the operator only.
     fits = spec.rotary_size % _ROTATED_TOGETHER == 0 or isinstance(spec.rope_scaling, LongRope)
     if options.fused_rope and not fits:  # onnxruntime cannot rotate inside the attention operator
         options = replace(options, fused_rope=False)
     copied = sum(file.stat().st_size for file in tokenizer_files(checkpoint.folder))
-    written = folder_bytes(spec, options) + copied
+    written = folder_bytes(spec, options, weights.kind) + copied
     search = _search(checkpoint, spec.vocab_size)
     return BuildPlan(checkpoint, spec, options, weights, search, weights.total_bytes, written, remarks)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """A Hugging Face checkpoint folder, or a GGUF file; raises as plan_build does."""
+    return GgufCheckpoint(path) if is_gguf(Path(path).expanduser()) else Checkpoint(path)
 
 
 def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
@@ -152,18 +172,20 @@ def resolve_model_folder(
     watch: Callable[[BuildPlan], Progress] = lambda plan: lambda count: None,
     waiting: Callable[[Path], None] = lambda folder: None,
     options: ExportOptions | None = None,
+    into: Path | None = None,
 ) -> Path:
     """The model folder that a path stands for.
 
-    A path that is no Hugging Face checkpoint is returned as it is. A checkpoint is built into the cache folder
-    ($GENAI_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache; genai/models), under a name that changes with its files.
+    A path that is neither a Hugging Face checkpoint nor a GGUF file is returned as it is. Those are built into the
+    cache folder ($GENAI_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache; genai/models); the name changes with their files.
 
     Args:
         build: False refuses to build what is not there.
         ask: given the question, with the sizes, before a build; False ends it.
         watch: called when a build begins; what it returns is told the bytes of every tensor that is read.
         waiting: called with the cache folder, while another process builds there; one build runs at a time.
-        options: None means INT4 in blocks of 32.
+        options: None means INT4 in blocks of 32; of a GGUF file, the weights as it has them.
+        into: the folder to build into instead; names in it say the precision.
 
     Raises:
         ModelFolderError: it is not built, and is not to be; or see plan_build.
@@ -173,21 +195,29 @@ def resolve_model_folder(
         return source
     from genai.kernels.host.machine import cache_root
 
-    options = options or ExportOptions()
-    target = cache_root() / "models" / f"{source.resolve().name}-{_identity(source, options)}"
+    is_file = is_gguf(source)
+    options = options or ExportOptions(precision="kept" if is_file else "int4")
+    name = source.resolve().name.removesuffix(SUFFIX) if is_file else source.resolve().name
+    identity = _identity(source, options)
+    if into is not None:
+        target = into / f"{name}-{options.precision}-{identity}"
+    else:
+        target = cache_root() / "models" / f"{name}-{identity}"
     if (target / "genai_config.json").is_file():
         return target
     if not build:
         raise ModelFolderError(
-            f"{source} is a Hugging Face checkpoint that is not built yet",
+            f"{source} is a {'GGUF file' if is_file else 'Hugging Face checkpoint'} that is not built yet",
             "it was asked not to build (--no-build)",
             f"leave that out, or build it yourself: genai build {source} -o FOLDER",
         )
     report: list[Progress] = []
     plan = plan_build(source, options, progress=lambda count: report[0](count))
+    kind = "a GGUF file" if is_file else "a checkpoint"
+    form = "a model with its weights as they are," if is_file else f"an {options.precision.upper()} model"
     question = (
-        f"{source} is a checkpoint ({_size(plan.read_bytes)}). Build an {options.precision.upper()} model of "
-        f"{_size(plan.written_bytes)} in {target.parent}?"
+        f"{source} is {kind} ({_size(plan.read_bytes)}). Build {form} of {_size(plan.written_bytes)} in "
+        f"{target.parent}?"
     )
     if not ask(question):
         raise ModelFolderError(
@@ -219,7 +249,8 @@ def _alone(folder: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
 
 def _identity(source: Path, options: ExportOptions) -> str:
     """Changes with the files' names, sizes and times, with the options, and with what the builder writes."""
-    files = sorted(path for pattern in _READ for path in source.glob(pattern))
+    listed = gguf_parts(source) if is_gguf(source) else (path for pattern in _READ for path in source.glob(pattern))
+    files = sorted(listed)
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     text = json.dumps([_BUILDER_VERSION, str(source.resolve()), stats, asdict(options)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

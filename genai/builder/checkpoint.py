@@ -8,12 +8,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..errors import InputError, ModelFolderError
+from ..errors import InputError, ModelFolderError, UnsupportedModelError
 from ..model.adapters.bind import check_mergeable, delta
-from ..model.adapters.parameters import AdapterParameters
+from ..model.adapters.gguf_adapter import in_our_order
+from ..model.adapters.parameters import AdapterParameters, checkpoint_name
 from ..model.folders import folder_json, readable
+from ..model.gguf_file import is_gguf
 from ..model.safetensors_file import SafetensorsFile
+from .architectures import find
+from .architectures.common import Architecture
 from .hf_config import HFConfig
+from .options import Precision
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -22,8 +27,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder looks like a Hugging Face checkpoint, and not like a model folder of ours."""
+    """Whether a path is a GGUF file, or a folder that looks like a Hugging Face checkpoint and not like ours."""
     with readable(folder):
+        if is_gguf(folder):
+            return True
         return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
 
 
@@ -31,14 +38,19 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
     """Tensors by their names in the files; each look-up maps memory and copies nothing.
 
     Attributes:
-        folder: where it lies. config: config.json, with generation_config.json's special tokens.
+        source: what was given. folder: where the tokenizer's files lie.
+        config: config.json, with generation_config.json's special tokens.
+        remarks: what a user should be told. precision: in which weights are stored unless another is asked for.
 
     Raises:
         ModelFolderError: a file is missing. InputError: a file is malformed.
     """
 
+    precision: Precision = "int4"
+
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.source = self.folder = Path(folder)
+        self.remarks: list[str] = []
         has_more = (self.folder / GENERATION_CONFIG).is_file()
         generation = read_json(self.folder, GENERATION_CONFIG) if has_more else {}
         self.config = HFConfig(read_json(self.folder, CONFIG), generation)
@@ -53,6 +65,11 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
                         "download the checkpoint again",
                     )
                 self._places[name] = file
+
+    @property
+    def architecture(self) -> Architecture:
+        """What it is, and where its tensors lie; UnsupportedModelError if it is not known."""
+        return find(self.config.model_type)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._places[name].read(name)
@@ -79,9 +96,18 @@ class MergedCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: str | Path, adapter: AdapterParameters, weight: float = 1.0) -> None:
+        if is_gguf(Path(folder)):
+            raise UnsupportedModelError(
+                f"{folder}: adapters are not merged into GGUF files", "its weights are quantised already",
+                f"use it beside the model, with --lora NAME={adapter.source}; or merge it into the float checkpoint",
+            )  # fmt: skip
         super().__init__(folder)
+        spec = self.architecture.describe(self.config)
+        adapter = in_our_order(adapter, spec.num_attention_heads, spec.num_key_value_heads)
         self._adapter, self._weight = adapter, weight
-        self._changed = {f"{module}.weight": module for module in adapter.pairs}
+        # An adapter from a graph calls modules as the graph does.
+        names = {module: module if f"{module}.weight" in self else checkpoint_name(module) for module in adapter.pairs}
+        self._changed = {f"{name}.weight": module for module, name in names.items()}
         for name, module in self._changed.items():
             shape = self.shape(name) if name in self else None
             check_mergeable(adapter, module, shape, self)

@@ -9,6 +9,7 @@ from genai.quant.blocks import num_blocks
 from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .feed_forward import write_feed_forward
 from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export, hidden_dims, takes_positions
+from .kept import as_stored, write_kept_lookup
 from .layers import Projection, Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
 from .options import BITS
 from .rope import write_rope_tables
@@ -135,12 +136,15 @@ def write_head(export: Export, root: str) -> None:
 
 def _write_vectors(export: Export) -> str:
     spec, options = export.spec, export.options
+    own = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
     precision = options.embedding(tied=spec.tie_word_embeddings)
     shared = spec.tie_word_embeddings and precision == options.head
+    precision = as_stored(export, own, precision)
+    if precision == "blocks":
+        return write_kept_lookup(export, head_projection(export) if shared else own, "input_ids", _PATH)
     matrix = write_matrix(export, head_projection(export), precision) if shared else []
     dims, name = (spec.vocab_size, spec.hidden_size), f"{TABLE}.weight"
     if precision in BITS:
-        own = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
         return _write_quantized_lookup(export, matrix or write_matrix(export, own, precision, name), BITS[precision])
     if shared:
         table = export.graph.node("Transpose", matrix, f"{_PATH}/Transpose", dims, perm=[1, 0])

@@ -7,11 +7,14 @@ that the weights have in the model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
+from .kept import expert_block, expert_integers
 from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
 from .options import BITS
 from .spec import ExpertsSpec
@@ -143,7 +146,15 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
         "swiglu_fusion": 1,
         "normalize_routing_weights": 1,
     }
-    first, second = (_write_matrices(export, layer, experts, which) for which in ("gate_up_proj", "down_proj"))
+    kinds = export.weights.kinds(name for which in _MATRICES for name in _expert_names(layer, experts, which))
+    if options.precision == "kept" and any(kind.names for kind in kinds):
+        block_size = expert_block(kinds)
+        whole = [_write_integers(export, layer, experts, which, block_size) for which in _MATRICES]
+        inputs = [root, scores, *whole[0], "", *whole[1]]
+        level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
+        attributes |= {"expert_weight_bits": 8, "block_size": block_size, **level}
+        return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
+    first, second = (_write_matrices(export, layer, experts, which) for which in _MATRICES)
     if options.precision not in BITS:
         inputs = [root, scores, *first, "", *second]
         return graph.node("MoE", inputs, f"{name}/MoE", hidden_dims(size), domain=CONTRIB, **attributes)
@@ -151,6 +162,34 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     inputs = [root, scores, *first[:2], "", *second[:2], *(["", "", "", ""] if points else []), *points]
     attributes |= {"expert_weight_bits": BITS[options.precision], **options.product_attributes}
     return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
+
+
+_MATRICES = ("gate_up_proj", "down_proj")
+
+
+def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]:
+    for expert in range(experts.count):
+        for part in ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,):
+            yield f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"
+
+
+def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str, block_size: int) -> list[str]:
+    """Experts that are quantised already as integers of 8 bits; returns the names of these and of their scales."""
+    hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    rows, columns = (hidden, wide) if which == "down_proj" else (wide, hidden)
+    name, graph, scales = f"model.layers.{layer}.moe.experts.{which}", export.graph, []
+    matrices = ((one, export.weights.stored(one, (rows, columns))) for one in _expert_names(layer, experts, which))
+    parts = 2 if which == "gate_up_proj" else 1
+
+    def integers() -> Iterator[NDArray[np.uint8]]:
+        found = expert_integers(export, matrices, block_size)
+        for pair in zip(*[found] * parts, strict=True):
+            codes, floats = (np.stack(arrays, axis=1).reshape(parts * rows, -1) for arrays in zip(*pair, strict=True))
+            scales.append(floats)
+            yield codes
+
+    graph.initializer(f"{name}.qweight", (experts.count, parts * rows, columns), np.uint8, integers())
+    return [f"{name}.qweight", graph.array(f"{name}.scales", np.stack(scales))]
 
 
 def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> Matrices:
@@ -176,9 +215,13 @@ def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str
         return _expert_matrices(export, layer, experts, which)
 
     if options.precision not in BITS:
+        precision = options.precision
+        if precision == "kept":
+            narrow = export.weights.kinds(_expert_names(layer, experts, which)) == {np.dtype(np.float16)}
+            precision = "fp16" if narrow else "fp32"
         chunks = Chunks(lambda: (chunk for source, matrix in matrices() for chunk in row_chunks(source, matrix)))
         dims = (experts.count, rows, columns)
-        return [write_float_tensor(export, f"{name}.weight", dims, chunks, options.precision)]
+        return [write_float_tensor(export, f"{name}.weight", dims, chunks, precision)]
     bits = BITS[options.precision]
     row_bytes = -(-columns * bits // 8)  # the operator wants no more, even where columns do not fill their last block
     names = [f"{name}.{part}" for part in ("qweight", "scales", "zero_points")]

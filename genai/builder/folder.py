@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from genai.kernels.interrupts import InterruptsDeferred, temporary_folder
+from genai.kernels.interrupts import temporary_folder
 
 from ..errors import InputError, ModelFolderError
+from ..model.locks import locked as locked
 from ..text.backend import MODEL_NAMES, load_tokenizer
 from .decoder import write_decoder
 from .graph_writer import DataFile, Export, GraphWriter, takes_positions
@@ -94,27 +94,6 @@ def unfinished_folder(target: Path) -> Iterator[Path]:
     _remove_dead(target)
     with temporary_folder(target.parent, f".{target.name}.", _SUFFIX) as folder, locked(folder):
         yield folder
-
-
-@contextlib.contextmanager
-def locked(folder: Path, *, wait: bool = True) -> Iterator[bool | None]:
-    """Hold a folder's lock, which ends with the process; False where another has it, None where locks do not work."""
-    descriptor, held = None, None
-    try:
-        with contextlib.suppress(ImportError, OSError):  # Windows has no such locks, nor have some networks' disks
-            import fcntl
-
-            with InterruptsDeferred():
-                descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                held = True
-            except BlockingIOError:
-                held = False
-        yield held
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _remove_dead(target: Path) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from ..graph.node import OURS
+from ..graph.own_functions import own_functions
 from .options import ExportOptions
 from .spec import DecoderSpec
 from .weights import Chunks, Weights
+
+if TYPE_CHECKING:
+    from .kept import KeptMatrix
 
 Dims = Sequence[int | str]
 
@@ -129,7 +134,13 @@ class GraphWriter:
             value_info=[value for value in self._values if value.name not in outputs],
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER)
+        functions = []
+        if any(node.domain == OURS for node in self._nodes):  # others learn from these functions what they mean
+            opsets.append(helper.make_opsetid(OURS, 1))
+            functions = list(own_functions(OPSET))
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER, functions=functions
+        )
 
 
 # Readers map the file into memory: tensors start at a cache line, large ones at a page.
@@ -215,12 +226,16 @@ POSITIONS = "position_ids"
 
 @dataclass(frozen=True)
 class Export:
-    """One decoder being written: the graph so far, its architecture, the options, and the weights to read from."""
+    """One decoder being written: the graph so far, its architecture, the options, and the weights to read from.
+
+    `kept` has the matrices of quantised blocks that are written, by name.
+    """
 
     graph: GraphWriter
     spec: DecoderSpec
     options: ExportOptions
     weights: Weights
+    kept: dict[str, KeptMatrix] = field(default_factory=dict)
 
 
 def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:

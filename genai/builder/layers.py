@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from genai.quant.blocks import QuantizationError, num_blocks, quantize_blocks
 
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
+from .kept import as_stored, write_kept_product
 from .options import BITS, Precision
 from .weights import Chunks, narrowed, not_finite, transposed_chunks
 
@@ -59,8 +60,11 @@ def write_linear(
     """Apply a projection to `root`; returns the name of the result."""
     graph, name = export.graph, f"{projection.path}/MatMul"
     dims = hidden_dims(projection.outputs, sequence=sequence)
-    inputs = [root, *write_matrix(export, projection, precision)]
-    if precision not in BITS:
+    precision = as_stored(export, projection, precision)
+    inputs = [root] if precision == "blocks" else [root, *write_matrix(export, projection, precision)]
+    if precision == "blocks":
+        result = write_kept_product(export, projection, root, dims, None if bias else output)
+    elif precision not in BITS:
         result = graph.node("MatMul", inputs, name, dims, output=None if bias else output)
     else:
         result = graph.node(

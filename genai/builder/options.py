@@ -9,8 +9,9 @@ from genai.quant.blocks import BLOCK_SIZES
 
 from ..errors import OptionError
 
-Precision = Literal["fp32", "fp16", "int8", "int4"]
-PRECISIONS = ("fp32", "fp16", "int8", "int4")
+# "blocks" is what "kept" becomes for matrices that are quantised; nobody asks for it.
+Precision = Literal["fp32", "fp16", "int8", "int4", "kept", "blocks"]
+PRECISIONS = ("fp32", "fp16", "int8", "int4", "kept")
 BITS = {"int8": 8, "int4": 4}
 
 
@@ -20,7 +21,8 @@ class ExportOptions:
 
     Attributes:
         precision: of the projections as they are stored. Activations, norms and the KV cache are always float32, and
-            products with fp16 weights are computed in float32.
+            products with fp16 weights are computed in float32. "kept" changes nothing: quantised blocks of a GGUF
+            file stay these numbers, and floats are stored as float16 where they are that, else as float32.
         block_size: consecutive inputs that share a scale: 16, 32, 64, 128 or 256.
         symmetric: False gives every block a zero point.
         half_scales: scales are numbers of float16 wherever it holds them well, so that products read a ninth less;
@@ -59,6 +61,11 @@ class ExportOptions:
                 raise _error(name, value, PRECISIONS)
         if self.block_size not in BLOCK_SIZES:
             raise _error("block_size", self.block_size, BLOCK_SIZES)
+        if self.precision == "kept" and (self.block_size != 32 or not self.symmetric):
+            raise OptionError(
+                "block_size and zero points were asked for with precision 'kept'",
+                "what is kept has the blocks of the file", "leave them out, or choose a precision",
+            )  # fmt: skip
         if self.accuracy_level not in range(5):
             raise _error("accuracy_level", self.accuracy_level, range(5))
 
@@ -76,8 +83,8 @@ class ExportOptions:
         """Precision of the embedding table, given whether the head is the same matrix."""
         if self.embedding_precision is not None:
             return self.embedding_precision
-        if self.precision == "fp16":
-            return "fp16"
+        if self.precision in ("fp16", "kept"):
+            return self.precision
         return self.head if tied and self.precision == "int4" else "fp32"
 
 

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from .graph_writer import BOOL, FLOAT, Export
 from .rope_scaling import (
     DynamicScaling,
+    FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
     LongRope,
@@ -47,6 +48,8 @@ def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
         frequencies = _dynamic_frequencies(spec, scaling)
     elif isinstance(scaling, Llama3Scaling):
         frequencies = _llama3_frequencies(frequencies, scaling)
+    elif isinstance(scaling, FrequencyFactors):
+        frequencies = _frequencies(spec, spec.rope_theta, scaling.divisors)
     elif isinstance(scaling, YarnScaling):
         frequencies = _yarn_frequencies(spec, frequencies, scaling)
         factor = yarn_magnitude(scaling.factor) if scaling.attention_factor is None else scaling.attention_factor

@@ -66,7 +66,14 @@ class LongRope:
     long_attention_factor: float | None = None
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRope
+@dataclass(frozen=True, kw_only=True)
+class FrequencyFactors:
+    """A divisor per frequency, whatever the length, as GGUF files have them for Llama 3."""
+
+    divisors: tuple[float, ...]
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRope | FrequencyFactors
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
 
 from genai.quant.blocks import num_blocks
+from genai.quant.ggml import type_of
 
 from .options import BITS, ExportOptions, Precision
 from .rope_scaling import LongRope
@@ -91,12 +95,31 @@ def _linear(name: str, rows: int, columns: int, biased: bool) -> Iterator[tuple[
 _BESIDE_WEIGHTS = 1 << 20
 
 
-def folder_bytes(spec: DecoderSpec, options: ExportOptions) -> int:
-    """Bytes on disk without the tokenizer's files, rounded up a little."""
-    weights = sum(_tensor_bytes(spec, options, name, shape) for name, shape in tensor_shapes(spec).items())
+def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str], np.dtype[Any]]) -> int:
+    """Bytes on disk without the tokenizer's files, rounded up a little.
+
+    Args:
+        kind: the type of a tensor by its name; it decides how those are written that are kept.
+    """
+    weights = sum(
+        _kept_bytes(name, kind(name), shape)
+        if options.precision == "kept"
+        else _tensor_bytes(spec, options, name, shape)
+        for name, shape in tensor_shapes(spec).items()
+    )
     tables = 2 * 4 * spec.context_length * (spec.rotary_size // 2)
     copies = 2 if isinstance(spec.rope_scaling, LongRope) or spec.local_rope_theta else 1
     return weights + copies * tables + _BESIDE_WEIGHTS
+
+
+def _kept_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
+    """Of a tensor that stays as it is; scales of 32 bits are taken for all blocks."""
+    kind = type_of(np.empty(0, stored))
+    if kind is None or len(shape) < 2:
+        return math.prod(shape) * (2 if stored == np.float16 and len(shape) > 1 else 4)
+    if ".experts." in name:  # integers of 8 bits
+        return math.prod(shape) * 10 // 8
+    return int(math.prod(shape) * kind.form.bits_per_weight(shape[-1], 32) / 8)
 
 
 def _tensor_bytes(spec: DecoderSpec, options: ExportOptions, name: str, shape: Shape) -> int:

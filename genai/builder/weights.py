@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.quant.blocks import QuantizationError
+from genai.quant.ggml import dequantise, type_of, without_gaps
+
 from ..errors import InputError
 from .architectures.common import Architecture, TensorSource
 from .checkpoint import Checkpoint
@@ -32,7 +35,34 @@ class Weights:
         self._tensors = tensors
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The tensor as it is stored."""
+        """The tensor as floats; quantised blocks become float32."""
+        tensor = self.stored(name, shape)
+        if type_of(tensor) is None:
+            return tensor
+        try:
+            return dequantise(tensor)
+        except QuantizationError as error:
+            raise not_finite(name) from error
+
+    def kinds(self, names: Iterable[str]) -> set[np.dtype[Any]]:
+        """The types in which tensors are stored."""
+        tensors = self._tensors
+        if isinstance(tensors, CheckpointWeights):
+            return {tensors.kind(name) for name in names}
+        return {np.asarray(tensors[name]).dtype for name in names}
+
+    @property
+    def rounded(self) -> dict[str, tuple[float, float]]:
+        """By the type of what could not be kept exactly: the sums of squares of the errors, and of the values."""
+        return self._tensors.rounded if isinstance(self._tensors, CheckpointWeights) else {}
+
+    def note_rounded(self, kind: str, error: float, total: float) -> None:
+        """Note how far weights of a type are off, by sums of squares."""
+        before = self.rounded.get(kind, (0.0, 0.0))
+        self.rounded[kind] = before[0] + error, before[1] + total
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """The tensor as it is stored: floats, or quantised blocks of the columns."""
         try:  # not `in`: a mapping's default test is to load the tensor
             tensor = np.asarray(self._tensors[name])
         except KeyError as error:
@@ -44,15 +74,17 @@ class Weights:
                 "name tensors as Hugging Face does, and check the configuration's biases, norms and tied embeddings",
             ) from error
         # bfloat16 and the 8-bit floats of ml_dtypes say "V", or nothing, as their kind.
-        if tensor.dtype.kind != "f" and "float" not in tensor.dtype.name:
+        kind = type_of(tensor)
+        if kind is None and tensor.dtype.kind != "f" and "float" not in tensor.dtype.name:
             raise InputError(
                 f"{name} has type {tensor.dtype}",
                 "weights are floating-point numbers",
                 "give the float checkpoint, not a quantised one",
             )
-        if tensor.shape != shape:
+        found = tensor.shape if kind is None else (*tensor.shape[:-1], tensor.shape[-1] * kind.columns)
+        if found != shape:
             raise InputError(
-                f"{name} has shape {list(tensor.shape)}, expected {list(shape)}",
+                f"{name} has shape {list(found)}, expected {list(shape)}",
                 "the sizes follow from the model's configuration",
                 "check that configuration and weights belong together",
             )
@@ -162,6 +194,8 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         prefix, _, rest = (table := architecture.source(spec, TABLE).names[0]).partition(".")
         # Such as "transformer.", where a checkpoint of the base model alone leaves it out.
         self._prefix = f"{prefix}." if table not in checkpoint and rest in checkpoint else ""
+        self._seen: set[str] = set()
+        self.rounded: dict[str, tuple[float, float]] = {}
         self._sources = {name: self._stored(architecture.source(spec, name)) for name in tensor_shapes(spec)}
         self.replaced: list[str] = []
         head = self._stored(architecture.source(spec, HEAD)).names[0]
@@ -181,8 +215,14 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
                 str(error),
                 "check that config.json and the weights belong together",
             ) from error
-        self._progress(tensor.nbytes)
+        if name not in self._seen:
+            self._seen.add(name)
+            self._progress(tensor.nbytes)
         return self._without_gaps(source.names[0], tensor) if self._force else tensor
+
+    def kind(self, name: str) -> np.dtype[Any]:
+        """The type in which a tensor is stored, without reading it."""
+        return self._checkpoint[self._sources[name].names[0]].dtype
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -205,14 +245,14 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         if missing := sorted(wanted - set(self._checkpoint)):
             close = get_close_matches(missing[0], list(self._checkpoint), 3)
             raise InputError(
-                f"the checkpoint lacks {len(missing)} tensors that its config.json calls for, first {missing[0]!r}",
+                f"the checkpoint lacks {len(missing)} tensors that its configuration calls for, first {missing[0]!r}",
                 f"of {len(self._checkpoint)} tensors the closest are {', '.join(close) or 'none'}",
                 "check that config.json and the weights belong together",
             )
         unread = sorted(set(self._checkpoint) - wanted - {tied_head})
         if unread := [name for name in unread if not _DERIVED.search(name)]:
             raise InputError(
-                f"the checkpoint has {len(unread)} tensors that its config.json has no use for, first {unread[0]!r}",
+                f"the checkpoint has {len(unread)} tensors that its configuration has no use for, first {unread[0]!r}",
                 "left out, they would change every answer",
                 "check that config.json and the weights belong together; merge adapters, remove extra heads",
             )
@@ -232,6 +272,11 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
             )
 
     def _without_gaps(self, name: str, tensor: NDArray[Any]) -> NDArray[Any]:
+        if type_of(tensor) is not None:
+            mended = without_gaps(tensor)
+            if mended is not tensor:
+                self.replaced.append(name)
+            return mended
         finite = np.isfinite(tensor)
         if finite.all():
             return tensor

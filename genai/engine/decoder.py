@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from genai.kvcache.pool import BlockPool
 from ..errors import ConfigError, InputError
 from .mix import AdapterMix
 from .scheduler import Run, StepPlan, plan_step
+from .stored import StoredArray, StoredTokens
 
 Logits = NDArray[np.float32]
 
@@ -23,13 +24,20 @@ Logits = NDArray[np.float32]
 class DecoderSequence:
     """One growing token sequence and its cached state.
 
-    `num_computed` of its `tokens` are in the cache.
+    `num_computed` of its `tokens`, and of the proposals behind them, are in the cache.
+
+    Attributes:
+        adapters: what its tokens go through from now on (see Decoder.adapt); those that are computed stay as they are.
+        proposed: tokens that may come after `tokens`. They are computed with them; append keeps what was computed of
+            them where it is given the same.
     """
 
     num_computed: int
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.adapters: AdapterMix | None = None
+        self.proposed: list[int] = []
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
@@ -37,7 +45,27 @@ class DecoderSequence:
         Args:
             together: of how many these are a part, where they are appended in pieces.
         """
+        if self.proposed and [*tokens] == self.proposed[:1]:
+            del self.proposed[0]
+        else:
+            self.take_back()
         self.tokens.extend(tokens)
+
+    @property
+    def numerics(self) -> bytes:
+        """Per token 1 where it has prefill numerics, else 0; empty where there is no difference."""
+        return b""
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """Set tokens that may come next, in place of those proposed before; see Decoder.verifies."""
+        self.take_back()
+        self.proposed.extend(tokens)
+
+    def take_back(self) -> None:
+        """Forget the proposals, and what was computed of them."""
+        if self.proposed:
+            self.proposed.clear()
+            self.drop_cache(len(self.tokens))
 
     def pending(self) -> Run:
         """The next tokens that are not computed yet and go together."""
@@ -49,6 +77,7 @@ class DecoderSequence:
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
+        self.take_back()
         del self.tokens[length:]
         self.drop_cache(max(length - 1, 0))
 
@@ -68,11 +97,17 @@ class Decoder(ABC):
         output_names: outputs that give a row per token: the logits, then others, such as hidden states.
         pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
         token_budget: in a step of so many tokens it is fastest.
+        has_numerics: whether tokens differ in how they round, see DecoderSequence.numerics.
+        verifies: whether sequences may have proposals: tokens then have the same bits in a step with others of their
+            sequence as one by one.
     """
+
+    has_numerics = False
 
     pool: BlockPool | None = None
     block_size = 1
     token_budget = sys.maxsize
+    verifies = False
     vocab_size: int
     executor: Executor
     output_names: tuple[str, ...]
@@ -120,8 +155,8 @@ class Decoder(ABC):
             output: one of `output_names` whose rows are wanted in place of the logits.
 
         Returns:
-            Per sequence float32 [rows, vocab_size], or None. rows = 1, the logits after its last token, once all its
-            tokens are computed; with all_rows, a row per token of this step.
+            Per sequence float32 [rows, vocab_size], or None. Once all its tokens are computed, the logits after its
+            last token and after each proposal that was computed; with all_rows, a row per token of this step.
 
         Raises:
             CacheCapacityError: no room; the sequences are as they were.
@@ -144,6 +179,38 @@ class Decoder(ABC):
 
     def publish(self, sequence: Any) -> None:  # noqa: B027 - where nothing is shared
         """Let later sequences reuse what this one has computed."""
+
+    def stored_arrays(self, sequence: Any) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+        """What of a sequence's cached state must be kept to go on with it elsewhere: arrays, and their bytes in pieces.
+
+        Tokens whose state is not part of it are computed again, which gives the same bits.
+
+        Raises:
+            StateError: parts of it were computed through other adapters than it has now, so that nothing could be
+                computed again.
+        """
+        raise NotImplementedError
+
+    def restore(
+        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+    ) -> Any:
+        """A sequence with the tokens of another one, and its state.
+
+        Args:
+            stored: its tokens, where `arrays` is what `arrays_for` says.
+            read: fills memory with the bytes of the arrays, one after the other.
+            adapters: what its tokens went through, and will.
+
+        What was read is not published: nobody but this sequence and its forks goes on from it.
+
+        Raises:
+            CacheCapacityError: no room. What `read` raises; nothing is kept then.
+        """
+        raise NotImplementedError
+
+    def arrays_for(self, num_stored: int) -> list[StoredArray]:
+        """The arrays that hold the state of so many tokens; their sizes are settled by the model alone."""
+        raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027 - where nothing is kept outside the sequences
         """Give all memory back."""

@@ -6,19 +6,22 @@ input_ids, attention_mask, position_ids and past/present tensors; what else it w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from genai.kernels.executor import Executor
 
-from ..errors import InputError, UnsupportedModelError
+from ..errors import InputError, StateError, UnsupportedModelError
 from ..graph.names import GraphNames
 from ..runtime.python_loop import Plan, run
 from .decoder import Decoder, DecoderSequence, Logits, check_width
+from .mix import AdapterMix
 from .scheduler import StepPlan
+from .stored import StoredArray, StoredTokens
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,34 @@ class DenseDecoder(Decoder):
         other = DenseSequence(sequence.past)
         other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, dict(sequence.given)
         return other
+
+    def arrays_for(self, num_stored: int) -> list[StoredArray]:
+        shapes = {name: (*empty.shape[:-2], num_stored, empty.shape[-1]) for name, empty in self._empty.items()}
+        return [StoredArray(name, self._empty[name].dtype.name, shape) for name, shape in shapes.items()]
+
+    def stored_arrays(self, sequence: DenseSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+        given, defaults = sequence.given, self.defaults
+        if given.keys() != defaults.keys() or any(given[name] is not value for name, value in defaults.items()):
+            raise StateError(
+                "inputs of the graph were given to this sequence",
+                "they are no part of a state, and it could not go on without them",
+                "leave set_model_input and such adapters out, or keep the tokens alone",
+            )
+        arrays = self.arrays_for(sequence.num_computed)
+        pieces = [np.ascontiguousarray(sequence.past[array.name]) for array in arrays]
+        return [(array, iter([piece.reshape(-1).view(np.uint8)])) for array, piece in zip(arrays, pieces, strict=True)]
+
+    def restore(
+        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+    ) -> DenseSequence:
+        sequence = self.open()
+        self.adapt(sequence, adapters)
+        for array in self.arrays_for(stored.num_stored):
+            past = np.empty(array.shape, array.dtype)
+            read(past.reshape(-1).view(np.uint8).data)
+            sequence.past[array.name] = past
+        sequence.tokens, sequence.num_computed = list(stored.tokens), stored.num_stored
+        return sequence
 
     def step(
         self, sequences: Sequence[DenseSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
@@ -13,6 +14,7 @@ from .pace import Pace
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
 from .scheduler import Demand, Scheduler, plan_step
+from .speculation.speculator import Speculator, StepOutcome
 
 DEFAULT_MAX_SEQUENCES = 32
 # Logits of every prompt token are wanted only for log-probabilities; a step holds at most this much of them.
@@ -31,6 +33,9 @@ class Job(Protocol):
         wants_prompt_logits: whether take_prompt_logits is called.
         is_watched: somebody reads its tokens as they come.
         adapters: what its tokens go through; None = none.
+        origin: a sequence that it goes on from, sharing what is cached; None = it starts empty.
+        priority: a higher one is admitted sooner. deadline: of time.monotonic(); None = it has all the time.
+        keeps_sequence: whether `keep` is called.
     """
 
     sequence: Any
@@ -39,6 +44,10 @@ class Job(Protocol):
     max_length: int
     wants_prompt_logits: bool
     adapters: AdapterMix | None
+    origin: Any
+    priority: int
+    deadline: float | None
+    keeps_sequence: bool
 
     @property
     def is_watched(self) -> bool:
@@ -66,8 +75,41 @@ class Job(Protocol):
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         """A token was chosen: append it, or take tokens back. False = the job is done."""
 
+    def expire(self) -> BaseException | None:
+        """Its deadline passed: the error with which it ends; None = what there is counts."""
+
+    def keep(self, sequence: Any) -> None:
+        """A fork of its sequence at its end, which is the job's."""
+
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        """So many more tokens were proposed, and so many more are those that were chosen."""
+
     def finish(self, error: BaseException | None) -> None:
         """Called once, when the job is over; its sequence is closed already."""
+
+
+@dataclass
+class EngineCounts:
+    """What an engine has done since it began; see `genai.llm.stats.Stats`."""
+
+    steps: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    preempted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+    def count(self, job: Job, error: BaseException | None) -> None:
+        """Note a job at its end."""
+        if error is not None:
+            self.failed += 1
+        elif job.cancelled:
+            self.cancelled += 1
+        else:
+            self.finished += 1
 
 
 class Engine:
@@ -80,17 +122,37 @@ class Engine:
         decoder: the model.
         sampler: for its vocabulary.
         max_sequences: jobs that run side by side.
+        speculator: proposes tokens, so that a step may give more than one; None = nobody does. It changes no result:
+            each token is chosen as ever, and a proposal only kept where it is that token.
     """
 
-    def __init__(self, decoder: Decoder, sampler: BatchSampler, max_sequences: int = DEFAULT_MAX_SEQUENCES) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampler: BatchSampler,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        speculator: Speculator | None = None,
+    ) -> None:
         self._decoder = decoder
         self._sampler = sampler
+        self._speculator = speculator
         self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
         self._pace = Pace()
+        self.counts = EngineCounts()
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        self._scheduler.submit(job)
+        self._scheduler.submit(job, priority=job.priority)
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that wait for a place."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that share the steps."""
+        return len(self._scheduler.running)
 
     @property
     def has_work(self) -> bool:
@@ -104,14 +166,14 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
+        wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
+        self._sampler.prepare(job.row for job in self._scheduler.running)
         computed = self._compute()
-        ready = [
-            (job, rows[-1])
-            for job, rows in computed
-            if rows is not None and job.sequence.num_computed == len(job.sequence.tokens)
-        ]
-        if ready:
-            self._choose(self._with_siblings(ready))
+        self.counts.steps += bool(computed)
+        ready = [(job, rows) for job, rows in computed if rows is not None and _is_up_to_date(job)]
+        outcomes = self._choose_all(self._with_siblings(ready))
+        if self._speculator is not None and wants_to_hear:
+            self._speculator.settle(outcomes)
 
     def interrupt(self, *, everything: bool = False) -> None:
         """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
@@ -130,6 +192,9 @@ class Engine:
         for job in [*self._scheduler.running, *self._scheduler.waiting]:
             if job.cancelled:
                 self._end(job, None)
+            elif job.deadline is not None and time.monotonic() >= job.deadline:
+                self.counts.expired += 1
+                self._end(job, job.expire())
 
     def _admit(self) -> None:
         while (job := self._scheduler.candidate()) is not None:
@@ -144,12 +209,15 @@ class Engine:
     def _start(self, job: Job) -> None:
         """Begin a job; one that gave its cache back has a sequence and goes on where it was."""
         if job.sequence is None:
-            sequence = self._decoder.open()
+            sequence = self._decoder.open() if job.origin is None else self._decoder.fork(job.origin)
             self._decoder.adapt(sequence, job.adapters)
             job.start(sequence)
-        if not job.wants_prompt_logits:
+            self.counts.prompt_tokens += job.num_prompt
+            self.counts.cached_tokens += sequence.num_computed
+        if not job.wants_prompt_logits and not job.sequence.num_computed:
             reused = self._decoder.reuse(job.sequence)
             if not job.row.num_generated:
+                self.counts.cached_tokens += reused
                 job.note_reused(reused)
 
     def _compute(self) -> list[tuple[Job, Logits | None]]:
@@ -158,7 +226,8 @@ class Engine:
             try:
                 return self._compute_step(list(self._scheduler.running))
             except CacheCapacityError as error:
-                self._preempt(error)
+                if not self._take_back_proposals():
+                    self._preempt(error)
             except StepInterrupted:
                 break  # the cancelled jobs leave at the next step
             except Exception:
@@ -185,7 +254,7 @@ class Engine:
             budget = min(budget, max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)))
         pending = [sequence.pending() for sequence in sequences]
         watched = sum(
-            job.is_watched and run.num_tokens == 1 and not run.prefill for job, run in zip(jobs, pending, strict=True)
+            job.is_watched and run.num_tokens > 0 and not run.prefill for job, run in zip(jobs, pending, strict=True)
         )
         prefill_budget = self._pace.prefill_budget(reading=sum(run.prefill for run in pending), watched=watched)
         step = plan_step(pending, budget, prefill_budget)
@@ -206,11 +275,19 @@ class Engine:
         job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
         return True
 
+    def _take_back_proposals(self) -> bool:
+        """Whether there were any: they are the first to go where room is scarce."""
+        found = [job for job in self._scheduler.running if job.sequence.proposed]
+        for job in found:
+            job.sequence.take_back()
+        return bool(found)
+
     def _preempt(self, error: CacheCapacityError) -> None:
         job = self._scheduler.preempt()
         if job is None:
             self._end(self._scheduler.running[0], error)
         else:
+            self.counts.preempted += 1
             job.sequence.drop_cache()
 
     # --- choosing tokens -----------------------------------------------------------------------------------------
@@ -230,41 +307,78 @@ class Engine:
                     sibling.sequence.drop_cache()  # it finds the prompt in the prefix cache later
         return together
 
-    def _choose(self, ready: list[tuple[Job, Logits]]) -> None:
-        logits = stacked([row for _, row in ready])
+    def _choose_all(self, ready: list[tuple[Job, Logits]]) -> list[StepOutcome]:
+        """A token for each job, and the next one for those whose token was proposed: its logits are there, too."""
+        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 0) for job, _ in ready}
+        for job, proposed, _ in outcomes.values():
+            if proposed:
+                job.note_proposals(proposed, 0)
+        going = ready
+        while going:
+            for job, _ in going:
+                outcomes[job] = outcomes[job].with_one_more()
+            chosen, going = self._choose(going), []
+            for job, rows in chosen:
+                if _is_up_to_date(job):
+                    job.note_proposals(0, 1)
+                    going.append((job, rows))
+                else:
+                    job.sequence.take_back()  # what the step had no room for
+        return [*outcomes.values()]
+
+    def _choose(self, ready: list[tuple[Job, Logits]]) -> list[tuple[Job, Logits]]:
+        """Give each job its next token; those that go on. `ready` has the logits from each job's last token on."""
+        logits = stacked([rows[_last_row(job)] for job, rows in ready])
         try:
             sampled = self._sampler.sample(logits, [job.row for job, _ in ready])
         except Exception as error:
-            self._choose_apart(ready, error)
-            return
-        for (job, _), token, logprob in zip(ready, sampled.tokens.tolist(), sampled.logprobs, strict=True):
-            self._give(job, token, logprob)
+            return self._choose_apart(ready, error)
+        chosen = zip(ready, sampled.tokens.tolist(), sampled.logprobs, strict=True)
+        return [one for one, token, logprob in chosen if self._give(one[0], token, logprob)]
 
-    def _choose_apart(self, ready: list[tuple[Job, Logits]], error: Exception) -> None:
+    def _choose_apart(self, ready: list[tuple[Job, Logits]], error: Exception) -> list[tuple[Job, Logits]]:
         """A row without a next token must not end the others."""
         if len(ready) == 1:
             self._end(ready[0][0], error)
-            return
-        for one in ready:
-            self._choose([one])
+            return []
+        return [going for one in ready for going in self._choose([one])]
 
-    def _give(self, job: Job, token: int, logprob: TokenLogprob | None) -> None:
+    def _give(self, job: Job, token: int, logprob: TokenLogprob | None) -> bool:
+        """Whether the job goes on."""
         try:
+            self.counts.generated_tokens += 1
             goes_on, error = job.take(token, logprob), None
         except Exception as failure:
             goes_on, error = False, failure
         if not goes_on:
             self._end(job, error)
+        return goes_on
 
     def _end(self, job: Job, error: BaseException | None) -> None:
         self._scheduler.remove(job)
+        self.counts.count(job, error)
+        if self._speculator is not None:
+            self._speculator.forget(job)
         if job.sequence is not None:
+            job.sequence.take_back()
             if error is None:
                 self._decoder.publish(job.sequence)
+                if job.keeps_sequence:
+                    job.keep(self._decoder.fork(job.sequence))
             job.sequence.close()
         job.finish(error)
         for sibling in job.take_siblings():
             sibling.finish(error)
+
+
+def _is_up_to_date(job: Job) -> bool:
+    """Whether the logits after its last token are known."""
+    return bool(job.sequence.num_computed >= len(job.sequence.tokens))
+
+
+def _last_row(job: Job) -> int:
+    """Which row of its logits is that of its last token: proposals stand behind it."""
+    return len(job.sequence.tokens) - int(job.sequence.num_computed) - 1
 
 
 def _demand(job: Job) -> Demand:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from genai.kernels.executor import DeviceAdapter, Executor, StepCancelled, StepContext, StepFunction
 from genai.kernels.forks import renew_locks, was_busy
 from genai.kernels.interrupts import ThreadsRefused
 from genai.kernels.records import RowProgram
+from genai.kvcache.directory import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
 from genai.kvcache.table import BlockTable
 
-from ..errors import CacheCapacityError, StateError, StepInterrupted, no_threads
+from ..errors import CacheCapacityError, OptionError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
 from .decoder import Decoder, DecoderSequence, Logits, check_width
 from .mix import AdapterMix
 from .scheduler import DEFAULT_TOKEN_BUDGET, Run, StepPlan
+from .stored import StoredArray, StoredTokens
 
 # Tokens that are appended together in at least this number have prefill numerics.
 MIN_PREFILL_TOKENS = 32
@@ -39,10 +43,13 @@ class PagedSequence(DecoderSequence):
     def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
         super().__init__()
         self.table, self._rope_threshold = table, rope_threshold
-        self._adapters: AdapterMix | None = None
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
+        # Whether its adapters changed after tokens were computed, which stay as they are.
+        self.was_switched = False
+        # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
+        self.is_private = False
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
@@ -56,27 +63,41 @@ class PagedSequence(DecoderSequence):
         """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
         return int(self._rope_threshold is not None and len(self.tokens) > self._rope_threshold)
 
-    @property
-    def adapters(self) -> AdapterMix | None:
-        """What its tokens go through from now on; those that are computed stay as they are."""
-        return self._adapters
-
     def adapt(self, adapters: AdapterMix | None) -> None:
         """See Decoder.adapt."""
-        self._adapters = adapters
+        before, self.adapters = self._origin, adapters
+        self.was_switched = (self.was_switched or self._origin != before) and self.num_computed > 0
+
+    def resume(self, stored: StoredTokens) -> None:
+        """Take tokens that were computed before, of which nothing is cached yet; how they round is settled."""
+        self.tokens, self._prefill = list(stored.tokens), bytearray(stored.numerics)
+        self._settled, self.is_private = len(self.tokens), True
+
+    @property
+    def numerics(self) -> bytes:
+        """Per token 1 where it has prefill numerics, else 0."""
+        return bytes(self._prefill)
 
     @property
     def _origin(self) -> tuple[int, bytes]:
         """What its keys and values depend on besides tokens and numerics."""
-        return self.rope_table, b"" if self._adapters is None else self._adapters.key
+        return self.rope_table, b"" if self.adapters is None else self.adapters.key
 
     def pending(self) -> Run:
         first, total = self.table.length, len(self.tokens)
-        if first == total:
+        if first >= total:
             return Run(0, False)
         prefill = self._prefill[first]
         end = self._prefill.find(1 - prefill, first)
-        return Run((total if end < 0 else end) - first, bool(prefill))
+        if end < 0:
+            end = total if prefill else total + len(self.proposed)
+        return Run(end - first, bool(prefill))
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """See DecoderSequence.propose; what comes after a change of RoPE tables is computed anew, and not proposed."""
+        super().propose(tokens)
+        if self._rope_threshold is not None and not self.rope_table:
+            del self.proposed[self._rope_threshold - len(self.tokens) :]
 
     def reuse(self) -> int:
         """See Decoder.reuse."""
@@ -84,6 +105,8 @@ class PagedSequence(DecoderSequence):
 
     def publish(self) -> None:
         """See Decoder.publish."""
+        if self.is_private:
+            return
         self.table.publish(self.tokens, self._origin, self._prefill)
 
     @property
@@ -102,8 +125,11 @@ class PagedSequence(DecoderSequence):
             self.drop_cache()
 
     def drop_cache(self, length: int = 0) -> None:
-        self._settled = max(self._settled, self.table.length)
+        self.proposed.clear()
+        self._settled = max(self._settled, min(self.table.length, len(self.tokens)))
         self.table.truncate(min(self.table.length, length))
+        self.was_switched = self.was_switched and self.table.length > 0
+        self.is_private = self.is_private and self.table.length > 0
 
 
 class PagedDecoder(Decoder):
@@ -119,7 +145,9 @@ class PagedDecoder(Decoder):
     """
 
     pool: BlockPool
+    has_numerics = True
     token_budget = DEFAULT_TOKEN_BUDGET
+    verifies = True
 
     def __init__(
         self,
@@ -156,7 +184,8 @@ class PagedDecoder(Decoder):
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
-        other.adapt(sequence.adapters)
+        other.adapters, other.was_switched = sequence.adapters, sequence.was_switched
+        other.is_private = sequence.is_private
         return other
 
     def step(
@@ -178,6 +207,30 @@ class PagedDecoder(Decoder):
         with self._interruptible(()):  # no step is in progress
             self.program, self.run = program, run
 
+    def keep_blocks_in(self, folder: Path, max_bytes: int, identity: bytes) -> None:
+        """Let published blocks be kept in a folder, too, and found there.
+
+        Args:
+            max_bytes: most bytes of the folder. identity: what blocks depend on besides tokens, numerics and adapters.
+
+        Raises:
+            OptionError: the folder cannot be used, or blocks are kept in another one.
+        """
+        before = self.pool.backing
+        if isinstance(before, BlockDirectory) and before.folder.resolve() == folder.resolve():
+            before.max_bytes = max_bytes
+            return
+        if before is not None:
+            raise OptionError(
+                f"prefix cache {folder}", "the model keeps its blocks in another folder", "give the same one, or none"
+            )
+        try:
+            self.pool.backing = BlockDirectory(folder, identity, max_bytes, self.storage)
+        except DirectoryError as error:
+            raise OptionError(
+                f"prefix cache {folder}: the folder cannot be used", str(error), "give one that only you can write"
+            ) from error
+
     def adapt(self, sequence: PagedSequence, adapters: AdapterMix | None) -> None:
         sequence.adapt(adapters)
 
@@ -186,6 +239,40 @@ class PagedDecoder(Decoder):
 
     def publish(self, sequence: PagedSequence) -> None:
         sequence.publish()
+
+    def arrays_for(self, num_stored: int) -> list[StoredArray]:
+        return [StoredArray("blocks", "uint8", (num_stored // self.block_size, int(self.storage.blocks.shape[1])))]
+
+    def stored_arrays(self, sequence: PagedSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+        """Whole blocks only: the rest of a block may hold what was another sequence's."""
+        if sequence.was_switched:
+            raise StateError(
+                "the adapters of this sequence were changed after tokens were computed",
+                "the rest of its last block is computed again from its tokens, which goes through one choice of them",
+                "choose the adapters before the first token, or rewind to 0 after the change",
+            )
+        blocks = sequence.table.blocks[: sequence.num_computed // self.block_size]
+        (array,) = self.arrays_for(len(blocks) * self.block_size)
+        self._check_open()
+        return [(array, (np.asarray(self.storage.blocks[block]) for block in blocks))]
+
+    def restore(
+        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+    ) -> PagedSequence:
+        self._check_open()
+        sequence = self.open()
+        sequence.adapt(adapters)
+        sequence.resume(stored)
+        try:
+            self._append(sequence.table, stored.num_stored)
+            piece = np.empty(int(self.storage.blocks.shape[1]), np.uint8)
+            for block in sequence.table.blocks:
+                read(piece.data)
+                self.storage.blocks[block] = piece
+        except BaseException:
+            sequence.close()
+            raise
+        return sequence
 
     def _run_step(
         self, sequences: Sequence[PagedSequence], step: StepPlan, all_rows: Collection[int], output: str
@@ -284,11 +371,13 @@ class PagedDecoder(Decoder):
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
         for (index, count, _), table in zip(step, tables, strict=True):
-            own, end = sequences[index].tokens, table.length
-            tokens += own[end - count : end]
+            sequence, end = sequences[index], table.length
+            length = len(sequence.tokens)
+            tokens += sequence.tokens[end - count : end]
+            tokens += sequence.proposed[: max(end - length, 0)]
             positions += range(end - count, end)
             starts.append(len(tokens))
-            num_rows = count if index in all_rows else int(end == len(own))
+            num_rows = count if index in all_rows else max(end - length + 1, 0)
             owners.append((index, len(wanted), len(wanted) + num_rows))
             wanted += range(len(tokens) - num_rows, len(tokens))
         block_tables = np.zeros((len(tables), max(len(table.blocks) for table in tables)), np.int32)
@@ -324,6 +413,8 @@ class PagedDecoder(Decoder):
                 self.run.cancel()
                 self.closed, self._running = True, set()
                 del self.run, self.program  # with their weights, whoever still holds this decoder
+        if self.pool.backing is not None:
+            self.pool.backing.close()
         self.storage.close()
         self.executor.close()
 

@@ -7,15 +7,18 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
-from genai.kernels.interrupts import InterruptsDeferred, ThreadsRefused, start
+from genai.kernels.interrupts import InterruptsDeferred, Task, ThreadsRefused, start
 
 from ..errors import StateError, no_threads
 from .engine import Engine, Job
 
 # The garbage collector may end a worker on any thread, also on one that the worker itself waits for.
 _FAREWELL_SECONDS = 5.0
+T = TypeVar("T")
 
 
 class Worker:
@@ -80,6 +83,39 @@ class Worker:
         except ThreadsRefused as error:
             raise no_threads(error) from error
 
+    def ask(self, question: Callable[[], T]) -> T:
+        """What `question` gives, called on the engine's thread between two steps: for what a step changes.
+
+        Raises:
+            StateError: see submit. What `question` raises.
+        """
+        self.check_usable()
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                return question()
+        answer: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+        def reply() -> None:
+            try:
+                answer.put((True, question()))
+            except BaseException as error:
+                answer.put((False, error))
+
+        self._inbox.ask(reply)
+        while True:
+            with suppress(Empty):
+                well, value = answer.get(timeout=Task.SECONDS)
+                if not well:
+                    raise value
+                return cast(T, value)
+            if not self._thread.is_alive():
+                return question()
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, once a job has come."""
+        return self._inbox.engine
+
     def wake(self) -> None:
         """Something changed that the engine should see, such as a job being cancelled."""
         self._inbox.bell.put(None)
@@ -106,6 +142,7 @@ class _Inbox:
         self.lock = threading.RLock()  # the garbage collector may end the worker while its own thread holds this
         self.bell: SimpleQueue[None] = SimpleQueue()
         self.jobs: deque[Job] = deque()
+        self.questions: deque[Callable[[], None]] = deque()
         self.stopped = False
         self.thread: threading.Thread | None = None
         self.engine: Engine | None = None
@@ -123,6 +160,10 @@ class _Inbox:
             self.jobs.extend(jobs)
         self.bell.put(None)
 
+    def ask(self, question: Callable[[], None]) -> None:
+        self.questions.append(question)
+        self.bell.put(None)
+
     def interrupt(self) -> None:
         """A step whose results nobody wants ends early."""
         if self.engine is not None and not self.is_foreign:
@@ -131,6 +172,8 @@ class _Inbox:
     def pass_on(self, engine: Engine) -> bool:
         """Give new jobs to the engine, and wait for some if it has none. False when it is time to stop."""
         while True:
+            while self.questions:
+                self.questions.popleft()()
             with self.lock:
                 while self.jobs:
                     engine.submit(self.jobs.popleft())

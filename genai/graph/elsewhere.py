@@ -18,11 +18,18 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
     text = str(path)
     hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
     name = _HUB.sub("", text.replace(":/", "://", 1) if hub else text, count=1).strip("/")
+    if hub is None and re.match(r"https?:/", text):
+        return ModelFolderError(
+            f"{text:.200}: not {expected}",
+            "it is an address, and was not pulled yet",
+            f"`genai pull {text.replace(':/', '://', 1) if '://' not in text else text}` fetches the file",
+        )
     if path.suffix.lower() == ".gguf":
+        there = path.exists()
         return ModelFolderError(
             f"{text}: a GGUF file is not {expected}",
-            "this version does not read GGUF",
-            f"get the model's original checkpoint (config.json and *.safetensors); {_BUILD.format('CHECKPOINT')}",
+            "GGUF becomes a model folder first" if there else "and there is no such GGUF file",
+            ("" if there else "check the path; ") + _BUILD.format(text).replace("of a checkpoint", "of it"),
         )
     if path.exists() or path.suffix.lower() == ".onnx":
         return None
@@ -32,19 +39,30 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
 
 
 def _hub_name(name: str, what: str) -> ModelFolderError:
-    if there := _downloaded(name):
-        return ModelFolderError(what, "Hugging Face's cache has it", f"give its folder: `genai chat {there}`")
-    target = name.rsplit("/", 1)[-1]
+    if there := downloaded(name):
+        return ModelFolderError(
+            what,
+            "it was not pulled, but Hugging Face's cache has it",
+            f"`genai pull {name}` takes it over from there; or give its folder: `genai chat {there}`, or `genai build "
+            f"{there} -o FOLDER`",
+        )
     return ModelFolderError(
         what,
-        "there is no such folder; it looks like a name on Hugging Face, and this version downloads nothing",
-        f"`hf download {name} --local-dir {target}`; {_BUILD.format(target)}",
+        "there is no such folder; it looks like a name on Hugging Face, and was not pulled yet",
+        f"`genai pull {name}` fetches it, as does `genai chat {name}` after asking, and genai.LLM(…, pull=True); "
+        f"`genai build {name} -o FOLDER` makes an ONNX model of it",
     )
 
 
-def _downloaded(name: str) -> Path | None:
+def downloaded(name: str) -> Path | None:
     """The newest snapshot of a model in Hugging Face's cache."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    snapshots = [one for one in hub.glob(f"models--{name.replace('/', '--')}/snapshots/*") if one.is_dir()]
+    snapshots = [
+        one for one in huggingface_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*") if one.is_dir()
+    ]
     return max(snapshots, key=lambda one: one.stat().st_mtime, default=None)
+
+
+def huggingface_cache() -> Path:
+    """Where Hugging Face's own library keeps what it downloads."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from ..engine.sampling.params import SamplingOptions, SamplingParams
-from ..errors import ContextOverflowError, InputError, OptionError, StateError
+from ..engine.whole_files import replacing
+from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, StateError
 from ..model.adapters.store import AdapterChoice
 from ..model.reading import json_object, read_text_file
-from ..text.parsing import Event
+from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
 from .delivery import CompletionStream, Progress
 from .llm import LLM
+from .reply_shape import ReplyShape, ToolChoice, check_choice
+from .states import load_state
 
 OVERFLOWS = ("error", "truncate", "shift")
 # Share of the context that is freed for the reply where max_tokens does not say how much it needs.
 _REPLY_SHARE = 4
 _FORMAT = "genai-chat-1"
+# Behind the name of a saved conversation: its tokens with their keys and values.
+_STATE_SUFFIX = ".state"
 
 
 class ChatSession:
@@ -29,7 +35,7 @@ class ChatSession:
     Args:
         llm: the model.
         system: a system message, or None.
-        tools: JSON schemas of tools that the model may call.
+        tools: JSON schemas of tools that the model may call. tool_choice: see LLM.chat.
         template: further variables of the chat template.
         on_overflow: what happens when the conversation does not fit the context.
             "error": the message is refused; a reply that reaches the end of the context stops there.
@@ -40,6 +46,7 @@ class ChatSession:
 
     Attributes:
         on_prompt: told while a prompt is read how many of its tokens are computed, of how many.
+        state_problem: why the keys and values beside a loaded conversation could not be used; None = they could.
 
     Raises:
         OptionError, ContextOverflowError: an option that is refused, see LLM.params.
@@ -56,6 +63,7 @@ class ChatSession:
         *,
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
         template: Mapping[str, Any] | None = None,
         on_overflow: str = "error",
         **options: Unpack[SamplingOptions],
@@ -66,7 +74,8 @@ class ChatSession:
             )
         self.llm = llm
         self.system = system
-        self.tools = tools
+        check_choice(tool_choice, tools)
+        self.tools, self.tool_choice = tools, tool_choice
         self.template = template
         self.on_overflow = on_overflow
         self.options: dict[str, Any] = {}
@@ -76,6 +85,8 @@ class ChatSession:
         self.adapter: AdapterChoice = None
         self.num_left_out = 0
         self.on_prompt: Progress | None = None
+        self.state_problem: GenaiError | None = None
+        self._cached: list[int] = []
         self._running: CompletionStream | None = None
 
     def use_adapter(self, adapter: AdapterChoice) -> None:
@@ -114,10 +125,11 @@ class ChatSession:
         """
         llm.params(**self.options)
         self.llm, self.num_left_out, self.last_reply, self.adapter = llm, 0, None, None
+        self._cached = []
 
     def clear(self) -> None:
         """Forget all messages but the system message."""
-        self.messages, self.last_reply, self.num_left_out = [], None, 0
+        self.messages, self.last_reply, self.num_left_out, self._cached = [], None, 0, []
 
     def undo(self) -> str:
         """Take back the last exchange; gives the text of its user message. Raises StateError: there is none."""
@@ -137,7 +149,8 @@ class ChatSession:
         """The exact text that the model would be asked to continue now: without the messages that are left out."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, *self.messages[self.num_left_out :]]
-        return self.llm.render(messages, tools=self.tools, template=self.template)
+        tools = None if self.tool_choice == "none" else self.tools
+        return self.llm.render(messages, tools=tools, template=self.template)
 
     # --- turns ---------------------------------------------------------------------------------------------------
 
@@ -161,6 +174,22 @@ class ChatSession:
         self.messages.append({"role": "user", "content": text})
         return self._answer()
 
+    def give_results(self, results: Sequence[tuple[ToolCall, str]]) -> Iterator[Event]:
+        """Add what the tools returned that the last reply called, and stream the reply to it.
+
+        Args:
+            results: each call with its result.
+
+        Raises:
+            InputError: there are none. ChatTemplateError, with the first event: the template has no results of tools.
+        """
+        if not results:
+            raise InputError("there are no results", "there is nothing to answer", "give one for each call")
+        for call, text in results:
+            name = {"name": call.name} if call.id is None else {"name": call.name, "tool_call_id": call.id}
+            self.messages.append({"role": "tool", **name, "content": text})
+        return self._answer(len(results))
+
     def retry(self) -> Iterator[Event]:
         """Replace the reply to the last message by a new one. A seed that was set gives the same reply again.
 
@@ -177,16 +206,18 @@ class ChatSession:
             stream.cancel()
         return stream is not None
 
-    def _answer(self) -> Iterator[Event]:
+    def _answer(self, num_new: int = 1) -> Iterator[Event]:
+        """Stream a reply; if there is none, the last `num_new` messages are taken back."""
         self.last_reply = None
         try:
             text, ids = self._fitting_prompt(())
             prompt: list[int] | None = ids
             splitter = self.llm.splitter(text)
+            shape = self.llm.shape(text, tools=self.tools, tool_choice=self.tool_choice)
             parts: list[Completion] = []
             try:
                 while prompt is not None:
-                    with self._stream(prompt, parts) as stream:
+                    with self._stream(prompt, parts, shape) as stream:
                         self._running = stream
                         try:
                             for piece in stream:
@@ -195,6 +226,7 @@ class ChatSession:
                             self._running = None
                             stream.close()
                             parts.append(stream.completion)
+                            self._cached = [*prompt, *stream.completion.token_ids]
                     prompt = self._shifted(parts)
             finally:
                 if parts:
@@ -203,13 +235,13 @@ class ChatSession:
             yield from splitter.finish()
         finally:
             if self.last_reply is None:
-                self.messages.pop()
+                del self.messages[-num_new:]
 
-    def _stream(self, prompt: list[int], parts: Sequence[Completion]) -> CompletionStream:
-        options = dict(self.options)
+    def _stream(self, prompt: list[int], parts: Sequence[Completion], shape: ReplyShape) -> CompletionStream:
+        options, num_reply = dict(self.options), sum(len(part.token_ids) for part in parts)
         if options.get("max_tokens") is not None:
-            options["max_tokens"] -= sum(len(part.token_ids) for part in parts)
-        stream = self.llm.stream_tokens(prompt, adapter=self.adapter, **options)
+            options["max_tokens"] -= num_reply
+        stream = self.llm.stream_tokens(prompt, adapter=self.adapter, shape=shape, num_reply=num_reply, **options)
         stream.on_prompt = self.on_prompt
         return stream
 
@@ -279,11 +311,15 @@ class ChatSession:
 
     # --- files ---------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Write the conversation as JSON: messages, system message and options.
+    def save(self, path: str | Path, *, with_state: bool = True) -> None:
+        """Write the conversation as JSON: messages, system message and options; each file whole, or not at all.
+
+        Args:
+            with_state: write the keys and values of its tokens beside it (`path` with ".state" behind it), so that
+                whoever loads it need not read them again; see docs/states.md.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: the file cannot be written. StateFileError: that beside it cannot.
         """
         content = {
             "format": _FORMAT,
@@ -292,14 +328,29 @@ class ChatSession:
             "options": self.options,
             "messages": self.messages,
         }
+        place = Path(path).expanduser()
         try:
             text = json.dumps(content, ensure_ascii=False, indent=2)
-            Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+            with replacing(place) as file:
+                file.write(f"{text}\n".encode())
         except (OSError, TypeError, ValueError) as error:
             raise InputError(f"{path}: the conversation cannot be saved", str(error), "choose another file") from error
+        if with_state:
+            self._save_state(_beside(place))
+
+    def _save_state(self, place: Path) -> None:
+        known = self._cached[: self.llm.context_size - 1]
+        if not known or self.llm.model.decoder.pool is None:  # without a prefix cache nobody could use it
+            with suppress(OSError):
+                place.unlink(missing_ok=True)
+            return
+        with self.llm.read(known, adapter=self.adapter) as state:
+            state.save_state(place)
 
     def load(self, path: str | Path) -> None:
         """Read a conversation that `save` wrote; what there was is replaced.
+
+        Keys and values beside it are put into the prefix cache; `state_problem` says why, where they do not fit.
 
         Raises:
             InputError: the file cannot be read, or is none of ours; then nothing is changed.
@@ -317,6 +368,22 @@ class ChatSession:
             raise
         self.clear()
         self.messages, self.system = messages, system
+        self._load_state(_beside(Path(path).expanduser()))
+
+    def _load_state(self, place: Path) -> None:
+        self.state_problem = None
+        if self.llm.model.decoder.pool is None or not place.exists():
+            return
+        try:
+            with load_state(self.llm, place, None, for_all=True) as state:
+                self._cached = list(state.tokens)
+        except GenaiError as error:
+            self.state_problem = error
+
+
+def _beside(place: Path) -> Path:
+    """Where the keys and values of a saved conversation are."""
+    return place.with_name(place.name + _STATE_SUFFIX)
 
 
 def _joined(parts: Sequence[Completion]) -> Completion:
@@ -331,6 +398,8 @@ def _joined(parts: Sequence[Completion]) -> Completion:
         finish_reason=last.finish_reason,
         stopped_by=last.stopped_by,
         prompt_tokens=last.prompt_tokens - sum(len(part.token_ids) for part in parts[:-1]),
+        proposed_tokens=sum(part.proposed_tokens for part in parts),
+        accepted_tokens=sum(part.accepted_tokens for part in parts),
         timings=first.timings.followed_by(*(part.timings for part in parts[1:])),
         logprobs=None if first.logprobs is None else tuple(one for part in parts for one in part.logprobs or ()),
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ..engine.sampling.batch import TokenLogprob
     from ..text.parsing import Reply, ToolCall
+    from .states import TextState
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,14 @@ class Usage:
     Attributes:
         prompt_tokens: of the prompt. cached_tokens: how many of them were taken from the prefix cache.
         completion_tokens: of the answer.
+        proposed_tokens: how many speculation has guessed. accepted_tokens: how many of these are in the answer.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -64,15 +68,18 @@ class Completion:
         text: what was generated, without stop strings; whole characters.
         token_ids: the tokens behind it, without the stop token. Where a stop string ended the output, the tokens that
             hold it are included.
-        finish_reason: "stop" (EOS, a stop token or a stop string), "length" (max_tokens, or the context is full) or
-            "cancelled".
+        finish_reason: "stop" (EOS, a stop token or a stop string), "length" (max_tokens, or the context is full),
+            "cancelled", or "timeout" (the request's time was over; what there is was generated until then).
         stopped_by: the token id or the stop string of "stop"; None otherwise.
         prompt_tokens: tokens of the prompt. cached_tokens: how many of them were taken from the prefix cache.
         logprobs: one per token of token_ids, where asked for.
         prompt_logprobs: one per prompt token, None for the first, where asked for.
         timings: where the time went.
         seed: of the random numbers; with it the same request gives the same tokens again.
+        score: of a beam search, the sum of its tokens' log-probabilities by the length penalty; None otherwise.
+        state: what to go on from, where it was asked for (keep_state=True); None otherwise.
         prompt_index, sample_index: which prompt of the call, and which of its n samples.
+        proposed_tokens, accepted_tokens: how many tokens speculation has guessed, and how many of these were right.
 
     >>> (completion,) = llm.generate(llm.render("What is 20 - 5?"), logprobs=1)
     >>> completion.text, completion.finish_reason, len(completion.logprobs) == len(completion.token_ids)
@@ -91,11 +98,17 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     prompt_index: int = 0
     sample_index: int = 0
+    score: float | None = None
+    state: TextState | None = field(default=None, repr=False, compare=False)
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def usage(self) -> Usage:
         """Its tokens, counted."""
-        return Usage(self.prompt_tokens, self.cached_tokens, len(self.token_ids))
+        return Usage(
+            self.prompt_tokens, self.cached_tokens, len(self.token_ids), self.proposed_tokens, self.accepted_tokens
+        )
 
     @property
     def tokens_per_second(self) -> float:

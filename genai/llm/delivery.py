@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 from genai.kernels.interrupts import Task
 
 from ..engine.worker import Worker
-from ..errors import StateError
+from ..errors import DeadlineError, StateError
 from ..runtime.single import Single
 from .completion import Completion
 from .generation import Generation
 
 if TYPE_CHECKING:
     import asyncio
+
+    from .states import TextState
 
 _END = None
 
@@ -43,6 +45,7 @@ class Group:
         self._worker = worker
         self._on_done, self._on_text = on_done, on_text
         self.error: BaseException | None = None
+        self._too_late: DeadlineError | None = None
         self.all = [one for leader in leaders for one in leader.samples]
         self.num_left = len(self.all)
         for one in self.all:
@@ -56,7 +59,9 @@ class Group:
 
     def finished(self, generation: Generation, error: BaseException | None) -> None:
         """See Sink; the engine's thread alone calls it."""
-        if error is not None and self.error is None:
+        if isinstance(error, DeadlineError):
+            self._too_late = error  # others have deadlines of their own
+        elif error is not None and self.error is None:
             self.error = error
             self.cancel()
         self.num_left -= 1
@@ -73,6 +78,8 @@ class Group:
         """In order of prompts and samples."""
         if self.error is not None:
             raise self.error
+        if self._too_late is not None and not any(one.num_output for one in self.all):
+            raise self._too_late
         return [one.completion() for one in self.all]
 
 
@@ -184,9 +191,11 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
 
     Attributes:
         on_prompt: told while somebody waits for the first piece how many tokens of the prompt are computed.
+        make_state: makes the state of a running job, on the engine's thread; given by the LLM.
     """
 
     on_prompt: Progress | None = None
+    make_state: Callable[[Generation], TextState] | None = None
 
     def __init__(self, jobs: list[Generation], worker: Worker) -> None:
         self._pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -227,6 +236,16 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
                 self.on_prompt(done, total)
             if is_closed:
                 return _END
+
+    def fork(self) -> TextState:
+        """The generation as it is now, sharing its blocks of the cache: `resume` goes on with it, this stream does too.
+
+        Raises:
+            StateError: it has not begun, or is over, and was not asked to be kept (keep_state=True).
+        """
+        make = self.make_state
+        assert make is not None
+        return self._worker.ask(lambda: make(self._generation))
 
     def __exit__(self, *_: object) -> None:
         self.close()

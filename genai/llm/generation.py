@@ -11,7 +11,10 @@ from ..engine.decoder import Logits
 from ..engine.mix import AdapterMix
 from ..engine.sampling.batch import TokenLogprob, token_logprobs
 from ..engine.sampling.plan import RowSampler, SamplingPlan
+from ..engine.sampling.state import SamplerState
 from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings
+from ..errors import DeadlineError
+from ..model.adapters.store import AdapterChoice
 from ..runtime.device import compile_seconds
 from ..text.tokenizer import TokenizerStream
 from .completion import Completion, FinishReason, Timings
@@ -40,15 +43,31 @@ class Generation:
         seed: of the request. sample: which of its samples this is; siblings: the further ones, which this one leads.
         context_size: most tokens of the sequence. prompt_index: for the completion.
         adapters: what its tokens go through; held until it is over.
+        output: tokens that it generated before, where it goes on from a saved state.
 
     Attributes:
         sink: where it delivers; whoever waits for it says so before it is submitted.
         is_unwanted: set by whoever wants no more of it.
         reader: whoever alone reads what it delivers.
+        origin, sampler: a sequence that it goes on from, and what its sampler remembered then.
+        priority, deadline: see engine.Job.
+        keeps_sequence, kept: whether its sequence is wanted at the end; that, and the adapters that it went through.
+        reads_only: it ends when its prompt is computed.
+        adapter: its adapters, as the caller named them.
+        is_over: whether it has ended.
+        num_reply: so many tokens at the end of the prompt belong to the reply, and to its grammar.
     """
 
     sink: Sink
     reader: weakref.ref[Any] | None = None
+    origin: Any = None
+    sampler: SamplerState | None = None
+    priority = 0
+    deadline: float | None = None
+    keeps_sequence = reads_only = is_over = False
+    kept: tuple[Any, AdapterMix | None] | None = None
+    adapter: AdapterChoice = None
+    num_reply = 0
 
     def __init__(
         self,
@@ -62,6 +81,7 @@ class Generation:
         prompt_index: int = 0,
         siblings: Sequence[Generation] = (),
         adapters: AdapterMix | None = None,
+        output: Sequence[int] = (),
     ) -> None:
         params = plan.params
         self.prompt, self.plan, self.seed, self.sample, self.prompt_index = prompt, plan, seed, sample, prompt_index
@@ -81,13 +101,25 @@ class Generation:
             sibling._prompt_logprobs = self._prompt_logprobs
         self._stream = stream
         self._stops = StopStrings(params.stop)
-        self._banned = BannedStrings(params.banned_strings) if params.banned_strings else None
+        self._banned = BannedStrings(params.banned_strings, len(output)) if params.banned_strings else None
         self._streams: list[TokenizerStream] = []  # before each output token that may be taken back
         self._finish_reason: FinishReason = "cancelled"
         self._stopped_by: int | str | None = None
         self._cached_tokens = 0
+        self._proposed = self._accepted = 0
         self._submitted, self._compiled_before = _now(), compile_seconds()
         self._first_token = self._last_token = self._compiled = 0.0
+        self._already_shown = 0  # characters of what comes next
+        self._num_before = len(output)
+        self._repeat(output)
+
+    def _repeat(self, output: Sequence[int]) -> None:
+        """Read the text of tokens that were generated before; nothing of it is shown again."""
+        for token in output:
+            piece = self._stream.decode(token)
+            self._already_shown += len(piece) - len(self._stops.feed(piece))
+            self._output.append(token)
+        self._logprobs = [TokenLogprob(token, 0.0) for token in output] if self.plan.params.logprobs is not None else []
 
     @property
     def cancelled(self) -> bool:
@@ -114,6 +146,10 @@ class Generation:
         """Tokens that it has generated so far."""
         return len(self._output)
 
+    def new_stream(self) -> TokenizerStream:
+        """A fresh stream like the one that it was given; of a job that has not begun."""
+        return self._stream.copy()
+
     @property
     def samples(self) -> list[Generation]:
         """This and the further samples that it leads."""
@@ -122,15 +158,22 @@ class Generation:
     # --- for the engine ------------------------------------------------------------------------------------------
 
     def start(self, sequence: Any) -> None:
-        sequence.append(self.prompt)
+        found = sequence.num_computed
+        if len(self.prompt) > len(sequence.tokens):
+            sequence.append(self.prompt[len(sequence.tokens) :])
+        if found == len(sequence.tokens):
+            sequence.rewind(found)  # its last logits are needed again
         self.adopt(sequence)
-        self._cached_tokens = 0
+        self._cached_tokens = min(found, len(self.prompt))
 
     def adopt(self, sequence: Any) -> None:
         self.sequence = sequence
         self.row = RowSampler(
             self.plan, sequence.tokens, seed=self.seed, row=self.sample, prompt_length=len(self.prompt)
         )
+        if self.sampler is not None:
+            self.sampler.put_into(self.row)
+        self.row.begin_grammar(self.num_reply)
         self._cached_tokens = len(self.prompt)
 
     def take_siblings(self) -> Sequence[Generation]:
@@ -148,41 +191,72 @@ class Generation:
         self._prompt_logprobs |= dict(enumerate(found, start + 1))
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
+        if self.reads_only:
+            self._finish_reason = "length"
+            return False
+        goes_on = self._take(token, logprob)
+        for forced in self.row.forced() if goes_on else ():
+            goes_on = goes_on and self._take(forced, None)
+        return goes_on
+
+    def _take(self, token: int, logprob: TokenLogprob | None) -> bool:
         self._last_token, self._compiled = _now(), compile_seconds() - self._compiled_before
         if self._first_token == 0.0:
             self._first_token = self._last_token
         reason = self.row.finish_reason(token)
-        if reason != "stop":
+        is_shown = reason != "stop"
+        if is_shown:
+            # One by one, whatever their number: they have decode numerics.
             self.sequence.append([token])
             self._output.append(token)
             if logprob is not None:
                 self._logprobs.append(logprob)
             if len(self.sequence.tokens) >= self.max_length:
                 reason = "length"
-        rewind = self._read(token, reason)
+            if self.row.follow(token):
+                reason = "stop"
+        rewind = self._read(token, is_shown=is_shown, is_last=reason is not None)
         if rewind is not None:
             self._go_back(rewind)
             return True
         if reason is not None:
-            self._finish_reason, self._stopped_by = reason, token if reason == "stop" else None
+            self._finish_reason, self._stopped_by = reason, None if is_shown else token
             self._flush()
         if self._stops.found is not None:
             self._finish_reason, self._stopped_by = "stop", self._stops.found
         return self._finish_reason == "cancelled"
 
+    def expire(self) -> BaseException | None:
+        self._finish_reason = "timeout"
+        if self._output[self._num_before :]:
+            self._flush()
+            return None
+        return DeadlineError(
+            "the time of the request was over before its first token",
+            "it waited for a place, or for its prompt to be read",
+            "give it more time (timeout=), a higher priority, or a shorter prompt",
+        )
+
+    def keep(self, sequence: Any) -> None:
+        self.kept = sequence, self.adapters
+
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        self._proposed += proposed
+        self._accepted += kept
+
     def finish(self, error: BaseException | None) -> None:
         if error is None and self._finish_reason == "cancelled":
             self._flush()
-        self.sequence = self.adapters = None
+        self.sequence, self.adapters, self.origin, self.is_over = None, None, None, True
         self.sink.finished(self, error)
 
     # --- text ----------------------------------------------------------------------------------------------------
 
-    def _read(self, token: int, reason: FinishReason | None) -> Rewind | None:
-        """The text of a token, which may be the last; or what to take back because of it."""
+    def _read(self, token: int, *, is_shown: bool, is_last: bool) -> Rewind | None:
+        """The text of a token; or what to take back because of it."""
         before = self._stream.copy() if self._banned is not None else None
-        text = "" if reason == "stop" else self._stream.decode(token)
-        if reason is not None:
+        text = self._stream.decode(token) if is_shown else ""
+        if is_last:
             text += self._stream.flush()
         if self._banned is None or before is None:
             self._show(text)
@@ -219,6 +293,8 @@ class Generation:
         self._pass_on(self._stops.flush())
 
     def _pass_on(self, text: str) -> None:
+        if self._already_shown:
+            text, self._already_shown = text[self._already_shown :], max(0, self._already_shown - len(text))
         if text:
             self._text.append(text)
             self.sink.text(self, text)
@@ -239,15 +315,17 @@ class Generation:
         first = self._first_token or _now()
         return Completion(
             text="".join(self._text),
-            token_ids=tuple(self._output),
+            token_ids=tuple(self._output[self._num_before :]),
             finish_reason=self._finish_reason,
             stopped_by=self._stopped_by,
             prompt_tokens=len(self.prompt),
             cached_tokens=self._cached_tokens,
             timings=Timings(first - self._submitted, max(0.0, self._last_token - first), self._compiled),
             seed=self.seed,
-            logprobs=tuple(self._logprobs) if params.logprobs is not None else None,
+            logprobs=tuple(self._logprobs[self._num_before :]) if params.logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,
             prompt_index=self.prompt_index,
             sample_index=self.sample,
+            proposed_tokens=self._proposed,
+            accepted_tokens=self._accepted,
         )

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams
@@ -20,17 +22,24 @@ from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.config import Config
 from ..model.folders import bundled_model
-from ..model.model import Model, ModelOptions
+from ..model.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions
 from ..runtime.single import Single
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
 from ..text.tokenizer import Tokenizer
+from .beams import await_beams, run_beams
 from .completion import ChatReply, Completion, Done
 from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 from .generation import Generation
+from .instances import Instance, SchemaClass, instance_of, with_schema
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .questions import Questions, attempt
+from .reply_shape import ReplyShape, ToolChoice, reply_shape
 from .requests import Prompt, RequestBuilder
+from .speculation import Guessing, SpeculationChoice
+from .states import TextState, kept_state, load_state, read, running_state
+from .stats import Stats, read_stats
+from .terms import BeamCallOptions, CallOptions, split_terms
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
@@ -38,10 +47,11 @@ T = TypeVar("T")
 _Ask: TypeAlias = Callable[[T], Prompt | Messages | Mapping[str, Any]]
 
 
-class ChatOptions(SamplingOptions, total=False):
+class ChatOptions(CallOptions, total=False):
     """What calls that answer a conversation take besides its messages."""
 
     tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: ToolChoice
     template: Mapping[str, Any] | None
     params: SamplingParams | None
     adapter: AdapterChoice
@@ -52,14 +62,25 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     same time shares the steps of one engine, and gives the same tokens as alone.
 
     Args:
-        model: a model folder, a Config or a loaded Model; None = the bundled model.
+        model: a model folder, a Config or a loaded Model; the name of a model that was pulled, whose checkpoint is
+            built at the first use; None = the bundled model.
+        pull: fetch a model that is not here, named as in `genai.pull`; otherwise nothing is ever fetched.
+        precision: how the weights of a checkpoint are stored where it is built: "int4", "int8", "fp16" or "fp32";
+            None = as it was built last, else "int4".
         max_sequences: sequences that run side by side; more wait.
         max_adapter_bytes: most memory for adapters; see genai.Adapters.
+        prefix_cache_dir: a folder in which beginnings of prompts are kept, for later processes and for others; it takes
+            at most prefix_cache_bytes (4 GiB). None = they are kept in memory only. See docs/states.md.
+        speculation: guess tokens, so that a step may give several of them, where that is expected to be faster; no
+            token is another for it. A genai.Speculation, or "lookup" (look for what followed when the last tokens came
+            before), "auto" (the same, where the model can be speculated with), "off". A draft model that it names is
+            loaded with the same model_options.
         model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
-        OptionError: an argument out of range.
+        OptionError: an argument out of range. VocabularyMismatchError: a draft model with other tokens.
+        InputError: a text to look through that cannot be read.
 
     >>> llm = LLM()
     >>> llm
@@ -72,61 +93,107 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self,
         model: str | Path | Config | Model | None = None,
         *,
+        pull: bool = False,
+        precision: str | None = None,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
         max_adapter_bytes: int | None = None,
+        prefix_cache_dir: str | Path | None = None,
+        prefix_cache_bytes: int | None = None,
+        speculation: SpeculationChoice = "off",
         **model_options: Unpack[ModelOptions],
     ) -> None:
         if not isinstance(max_sequences, int) or isinstance(max_sequences, bool) or max_sequences < 1:
             raise OptionError(
                 f"max_sequences = {max_sequences!r}", "a whole number of at least 1 is expected", "leave it out"
             )
+        if prefix_cache_dir is None and prefix_cache_bytes is not None:
+            raise OptionError(
+                f"prefix_cache_bytes = {prefix_cache_bytes!r:.40} without prefix_cache_dir",
+                "it limits that folder; memory is limited by cache_bytes",
+                "give a folder, or leave it out",
+            )
         with contextlib.suppress(ChatTemplateError):  # told to whoever renders a conversation
             SHARED.start()  # ready by the time the model is
         self._owns_model = not isinstance(model, Model)
-        self.model = loaded = _loaded(model, model_options)
+        self.model = loaded = _loaded(model, model_options, pull=pull, precision=precision)
         self.tokenizer = Tokenizer(loaded)
         self.parser = get_parser(detect(self.tokenizer.chat_template))
         try:
             self.adapters = Adapters(loaded, max_bytes=max_adapter_bytes)
+            if prefix_cache_dir is not None:
+                most = DEFAULT_PREFIX_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
+                loaded.keep_prefixes_in(prefix_cache_dir, most)
+            self._guessing = Guessing(loaded, self.tokenizer, speculation, dict(model_options), max_sequences)
         except BaseException:
             if self._owns_model:
                 loaded.close()
             raise
         self._requests = RequestBuilder(loaded, self.tokenizer, self.adapters)
         self._max_sequences = max_sequences
-        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences))
+        guessing = self._guessing
+        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences, guessing.speculator()))
 
     # --- whole completions ---------------------------------------------------------------------------------------
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        schema: None = None,
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        progress: Progress | None = None,
+        **options: Unpack[BeamCallOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        schema: type[Instance],
+        adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        progress: Progress | None = None,
+        **options: Unpack[BeamCallOptions],
+    ) -> list[Instance]: ...
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        schema: type[Instance] | None = None,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         progress: Progress | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> list[Completion]:
+        **options: Unpack[BeamCallOptions],
+    ) -> list[Completion] | list[Instance]:
         """Complete one prompt or many; many run as one batch.
 
         Args:
             prompts: texts or lists of token ids.
             params: options, for all prompts or one each; None = the model's defaults.
+            schema: a Pydantic model: the replies are JSON of its schema, and come back as its instances.
             adapter: for all prompts or one each: the name of an adapter (see load_adapter), or names with weights such
                 as {"a": 0.7, "b": 0.3}, whose sum is added; None = the model as it is.
             options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
-                `params`, or the model's defaults.
+                `params`, or the model's defaults. Besides: priority and timeout (docs/llm.md), keep_state
+                (docs/states.md); num_beams, length_penalty, early_stopping, num_return_sequences (docs/beams.md).
             progress: told every tenth of a second how many completions are done, of how many.
 
         Returns:
-            One completion per prompt and sample, in order: all samples of the first prompt, then of the second.
+            One completion (or instance) per prompt and sample, in order: all samples of the first prompt, then of the
+            second.
 
         Raises:
             InputError: no prompt, an empty one, or one that is neither text nor token ids.
             OptionError: options out of range, contradictory or unknown.
+            GrammarError: a schema or grammar that cannot be used. ReplyFormatError: a reply that is no instance.
             ContextOverflowError: a prompt that leaves no room for an answer.
             CacheCapacityError: a sequence that the cache cannot hold even alone.
             SamplingError, LogitsProcessorError: no next token could be chosen.
+            DeadlineError: the time was over before any of them had a token.
             StateError: the LLM is closed, or came here by a fork.
 
         >>> prompts = [llm.render(question) for question in ("What is 12 + 7?", "Spell the word cat.")]
@@ -138,7 +205,26 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
         3
         """
-        return wait_for(self._requests.batch(prompts, params, options, adapter=adapter), self._worker, progress)
+        shaped = with_schema(options, schema)
+        jobs = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
+        found = self._completed(jobs, shaped, progress)
+        return found if schema is None else [instance_of(schema, one.text, one) for one in found]
+
+    def _completed(
+        self, jobs: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
+    ) -> list[Completion]:
+        terms, _ = split_terms(options)
+        if terms.beams is not None:
+            return run_beams(self.model, jobs, terms, self._max_sequences, progress)
+        return self._with_states(jobs, wait_for(jobs, self._worker, progress))
+
+    def _with_states(self, jobs: list[Generation], completions: list[Completion]) -> list[Completion]:
+        """The completions, each with what its job left behind."""
+        results = []
+        for one, completion in zip((one for job in jobs for one in job.samples), completions, strict=True):
+            state, one.kept = kept_state(self, one), None  # jobs of one call hold each other until they are collected
+            results.append(completion if state is None else replace(completion, state=state))
+        return results
 
     async def agenerate(
         self,
@@ -146,7 +232,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
         """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work.
 
@@ -155,7 +241,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
         ['15', '19']
         """
-        return await await_for(self._requests.batch(prompts, params, options, adapter=adapter), self._worker)
+        jobs = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
+        terms, _ = split_terms(options)
+        if terms.beams is not None:
+            return await await_beams(self.model, jobs, terms, self._max_sequences)
+        return self._with_states(jobs, await await_for(jobs, self._worker))
 
     def map(
         self,
@@ -168,7 +258,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         on_answer: Callable[[Answer[T]], object] | None = None,
         progress: Callable[[MapFigures], object] | None = None,
         adapter: AdapterChoice = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> Iterator[Answer[T]]:
         """Answer any number of items, lazily: only a window of them is read ahead of the answers.
 
@@ -208,7 +298,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
-        self.params(params, **options)
+        self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
         def prepare(group: Sequence[T]) -> list[Asked | GenaiError]:
@@ -223,7 +313,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | None = None,
         *,
         adapter: AdapterChoice = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> CompletionStream:
         """Complete one prompt, or answer one conversation, piece by piece.
 
@@ -245,9 +335,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> stream.completion.finish_reason
         'stop'
         """
-        return CompletionStream(
-            self._requests.single(self._prompt(prompt), params, options, adapter=adapter), self._worker
-        )
+        return self._streamed(self._requests.single(self._prompt(prompt), params, options, adapter=adapter))
+
+    def _streamed(self, jobs: list[Generation]) -> CompletionStream:
+        stream = CompletionStream(jobs, self._worker)
+        stream.make_state = partial(running_state, self)
+        return stream
 
     def astream(
         self,
@@ -255,7 +348,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         params: SamplingParams | None = None,
         *,
         adapter: AdapterChoice = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> AsyncCompletionStream:
         """`stream` for async code: an async iterator. Call it where an event loop runs.
 
@@ -273,16 +366,25 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         )
 
     def stream_tokens(
-        self, prompt: Sequence[int], *, adapter: AdapterChoice = None, **options: Unpack[SamplingOptions]
+        self,
+        prompt: Sequence[int],
+        *,
+        adapter: AdapterChoice = None,
+        shape: ReplyShape | None = None,
+        num_reply: int = 0,
+        **options: Unpack[CallOptions],
     ) -> CompletionStream:
         """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
+
+        Args:
+            shape: what the reply may be, see `shape`. num_reply: how many tokens at the end of the prompt are the
+                beginning of the reply.
 
         >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
         '15'
         """
-        return CompletionStream(
-            self._requests.single(prompt, None, options, self.parser.markers, adapter), self._worker
-        )
+        markers = self.parser.markers
+        return self._streamed(self._requests.single(prompt, None, options, markers, adapter, shape, num_reply))
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt text.
@@ -293,14 +395,75 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         ids: list[int] = self.tokenizer.encode(text).tolist()
         return ids
 
+    # --- states --------------------------------------------------------------------------------------------------
+
+    def read(self, prompt: Prompt, *, adapter: AdapterChoice = None, progress: Progress | None = None) -> TextState:
+        """Read a text once, to go on from it many times.
+
+        Args:
+            prompt: a text or token ids. adapter: as for generate.
+            progress: told every tenth of a second how many of its tokens are computed, of how many.
+
+        Raises:
+            As generate.
+
+        >>> document = llm.read(llm.render("What is 12 + 7?"))
+        >>> document.generate(["1", "2"], max_tokens=1)[0].text
+        '9'
+        """
+        return self._read(prompt, adapter, None, progress)
+
+    def _read(
+        self, prompt: Prompt, adapter: AdapterChoice, before: TextState | None, progress: Progress | None = None
+    ) -> TextState:
+        (job,) = self._requests.single(prompt, None, {"temperature": 0.0}, adapter=adapter)
+        return read(self, job, before, progress)
+
+    def load_state(self, path: str | Path, *, adapter: AdapterChoice = None) -> TextState:
+        """A state that `TextState.save_state` wrote, as it was; see docs/states.md.
+
+        Args:
+            adapter: the adapters that it went through, where they have other names now; None = as it was saved.
+
+        Raises:
+            StateFileError: there is none, it is damaged, or none of ours.
+            StateMismatchError: it is of another model, format, type of cache, or of other adapters.
+            OptionError: an adapter that is not loaded. CacheCapacityError: the cache has no room for it.
+
+        >>> llm.load_state("holiday.state")
+        Traceback (most recent call last):
+        genai.errors.StateFileError: holiday.state: the state cannot be read
+          why: [Errno 2] No such file or directory: 'holiday.state'
+          fix: check the path
+        """
+        return load_state(self, path, adapter)
+
+    def stats(self) -> Stats:
+        """What this LLM has done so far, and what it does now.
+
+        >>> llm.stats().generated_tokens > 0
+        True
+        """
+        return read_stats(self.model, self._worker.engine)
+
     # --- conversations -------------------------------------------------------------------------------------------
 
-    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
+    @overload
+    def chat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
+
+    @overload
+    def chat(self, messages: Messages, *, schema: type[Instance], **options: Unpack[ChatOptions]) -> Instance: ...
+
+    def chat(
+        self, messages: Messages, *, schema: type[Instance] | None = None, **options: Unpack[ChatOptions]
+    ) -> ChatReply | Instance:
         """Answer a conversation.
 
         Args:
             messages: the conversation so far, or one user message as text.
+            schema: a Pydantic model: the reply is JSON of its schema, and comes back as its instance.
             tools: JSON schemas of tools that the model may call.
+            tool_choice: "auto", "none", "required" or the one to call; see docs/structured_output.md.
             template: further variables of the chat template, such as documents or enable_thinking.
             params, adapter, options: as for generate; n is 1.
 
@@ -316,19 +479,29 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> llm.chat(messages).text
         'Your name is Nora.'
         """
-        prompt, request = self._turn(messages, options)
-        (completion,) = wait_for(request, self._worker)
-        return self.parsed(prompt, completion)
+        prompt, request = self._turn(messages, options, schema)
+        (completion,) = self._with_states(request, wait_for(request, self._worker))
+        return self._reply(prompt, completion, schema)
 
-    async def achat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChatReply:
+    @overload
+    async def achat(self, messages: Messages, *, schema: None = None, **options: Unpack[ChatOptions]) -> ChatReply: ...
+
+    @overload
+    async def achat(
+        self, messages: Messages, *, schema: type[Instance], **options: Unpack[ChatOptions]
+    ) -> Instance: ...
+
+    async def achat(
+        self, messages: Messages, *, schema: type[Instance] | None = None, **options: Unpack[ChatOptions]
+    ) -> ChatReply | Instance:
         """`chat` for async code.
 
         >>> asyncio.run(llm.achat("What day comes after Monday?")).text
         'Tuesday'
         """
-        prompt, request = self._turn(messages, options)
-        (completion,) = await await_for(request, self._worker)
-        return self.parsed(prompt, completion)
+        prompt, request = self._turn(messages, options, schema)
+        (completion,) = self._with_states(request, await await_for(request, self._worker))
+        return self._reply(prompt, completion, schema)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
         """Answer a conversation piece by piece, split into genai.text.parsing's events: Text, Reasoning, ToolCall, ….
@@ -406,11 +579,21 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prompts = iter(self.tokenizer.chat_prompts([one for one in checked if not isinstance(one, GenaiError)]))
         return [one if isinstance(one, GenaiError) else next(prompts) for one in checked]
 
-    def _turn(self, messages: Messages, options: ChatOptions) -> tuple[str, list[Generation]]:
+    def _reply(self, prompt: str, completion: Completion, schema: type[Instance] | None) -> ChatReply | Instance:
+        reply = self.parsed(prompt, completion)
+        return reply if schema is None else instance_of(schema, reply.text, completion)
+
+    def _turn(
+        self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
+    ) -> tuple[str, list[Generation]]:
         """The rendered prompt of a conversation, and the job that answers it."""
-        prompt = self.render(messages, tools=options.pop("tools", None), template=options.pop("template", None))
+        tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
+        shown = None if choice == "none" else tools
+        prompt = self.render(messages, tools=shown, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
-        return prompt, self._requests.single(prompt, params, options, self.parser.markers, adapter)
+        shape = self.shape(prompt, tools=tools, tool_choice=choice)
+        asked = with_schema(options, schema)
+        return prompt, self._requests.single(prompt, params, asked, self.parser.markers, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
@@ -447,6 +630,17 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         [Text(text='Hello!', problem='')]
         """
         return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
+
+    def shape(
+        self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None, tool_choice: ToolChoice = None
+    ) -> ReplyShape:
+        """What the reply to a rendered prompt may be: for stream_tokens.
+
+        Raises:
+            OptionError: a choice of tools that cannot be obeyed.
+            GrammarError: parameters of a tool that are no schema.
+        """
+        return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice)
 
     def parsed(self, prompt: str, completion: Completion) -> ChatReply:
         """The parts of a reply to a rendered prompt.
@@ -501,6 +695,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         self._worker.close()
         self.adapters.close()
+        self._guessing.close()
         if self._owns_model:
             self.model.close()
 
@@ -509,6 +704,17 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
     def __repr__(self) -> str:
         return f"LLM({str(self.model.folder)!r})"
+
+
+_OWN_OPTIONS = (
+    "pull",
+    "precision",
+    "max_sequences",
+    "max_adapter_bytes",
+    "prefix_cache_dir",
+    "prefix_cache_bytes",
+    "speculation",
+)
 
 
 def rendering(
@@ -527,7 +733,9 @@ def rendering(
     return {"messages": messages, "tools": tools or None, "variables": variables}
 
 
-def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) -> Model:
+def _loaded(
+    model: str | Path | Config | Model | None, options: ModelOptions, *, pull: bool, precision: str | None
+) -> Model:
     if model is not None and not isinstance(model, (str, Path, Config, Model)):
         raise InputError(
             f"model is a {type(model).__name__}", "a folder, a Config or a Model is expected", "pass the model's folder"
@@ -537,10 +745,21 @@ def _loaded(model: str | Path | Config | Model | None, options: ModelOptions) ->
         if name not in known:
             raise OptionError(
                 f"unknown option {name!r} = {value!r:.80}",
-                f"an LLM takes max_sequences, max_adapter_bytes, {', '.join(known)}; options of sampling go to "
+                f"an LLM takes {', '.join([*_OWN_OPTIONS, *known])}; options of sampling go to "
                 "generate, stream or chat",
-                did_you_mean(name, [*known, "max_sequences", "max_adapter_bytes"], "leave it out"),
+                did_you_mean(name, [*known, *_OWN_OPTIONS], "leave it out"),
             )
+    if isinstance(model, (str, Path)):
+        from ..builder.references import loadable
+
+        folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
+        return Model(folder, **options)
+    if pull or precision is not None:
+        raise OptionError(
+            "pull or precision without a name",
+            "they say how a model that is named comes here",
+            "give the model's name, or leave them out",
+        )
     if not isinstance(model, Model):
         return Model(bundled_model() if model is None else model, **options)
     if options:

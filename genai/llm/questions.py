@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.sampling.grammar import joined_options
 from ..engine.sampling.params import SamplingParams
 from ..errors import GenaiError, InputError, StateError
 from ..model.adapters.store import AdapterChoice
 from .mapping import Asked
+from .reply_shape import check_choice
 from .requests import RequestBuilder
 
 if TYPE_CHECKING:
@@ -66,9 +68,10 @@ class Questions:
             raise prompt
         ids = known.get(prompt) if isinstance(prompt, str) else None
         keep = self._llm.parser.markers if is_chat else ()
-        options = {**self._options, **question.options}
+        options = joined_options(self._options, question.options)
         adapter = options.pop("adapter")
-        leaders = self._requests.batch(ids or prompt, self._params, options, keep, adapter)
+        shape = self._llm.shape(str(prompt), tools=question.tools, tool_choice=question.choice) if is_chat else None
+        leaders = self._requests.batch(ids or prompt, self._params, options, keep, adapter, shape)
         return Asked(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)
 
 
@@ -80,11 +83,14 @@ class _Question:
         prompt: as `generate` takes it; of a conversation, known when it was rendered, or the error of that.
         options: of SamplingParams, and "adapter".
         conversation: what `render_all` takes; None where the item is none.
+        tools, choice: those that the reply may call, and whether it does.
     """
 
     prompt: Any
     options: dict[str, Any]
     conversation: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    choice: Any = None
 
 
 def _question(item: Any) -> _Question:
@@ -102,4 +108,8 @@ def _question(item: Any) -> _Question:
     if "prompt" in item:
         return _Question(options.pop("prompt"), options)
     conversation = {name: options.pop(name) for name in ("messages", "tools", "template") if name in options}
-    return _Question(None, options, conversation)
+    tools, choice = conversation.get("tools"), options.pop("tool_choice", None)
+    check_choice(choice, tools)
+    if choice == "none":
+        conversation.pop("tools", None)
+    return _Question(None, options, conversation, tools, choice)

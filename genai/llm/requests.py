@@ -6,15 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..engine.mix import AdapterMix
+from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
+from ..engine.sampling.state import SamplerState
 from ..errors import ContextOverflowError, GenaiError, InputError, OptionError
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.model import Model
 from ..ort_genai.token_rows import token_row
 from ..text.files import generation_defaults
 from ..text.tokenizer import Tokenizer
+from ..text.vocabulary import guidance_of
+from .beams import check_beam_params
 from .generation import Generation
+from .reply_shape import ReplyShape
+from .terms import Terms, split_terms
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
@@ -33,10 +39,21 @@ class RequestBuilder:
         self.context_size = min(model.context_size, limit)
         search = {**generation_defaults(model.folder).sampling, **model.config.search}
         self.defaults = model_defaults(search, self._config.vocab_size)
+        self._guidance = guidance_of(model, tokenizer)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
-    def params(self, params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
-        """The options of a request: those named replace `params`, or the model's defaults."""
+    def params(
+        self, params: SamplingParams | None, options: Mapping[str, Any], terms: Terms | None = None
+    ) -> SamplingParams:
+        """The options of a request: those named replace `params`, or the model's defaults.
+
+        Beams leave out what the model draws with by default.
+        """
+        if terms is not None and terms.beams is not None:
+            greedy = {"temperature": 0, **options}
+            found = with_defaults(self.defaults, greedy) if params is None else params.replace(**options)
+            check_beam_params(found)
+            return found
         if params is None:
             return with_defaults(self.defaults, options)
         if not isinstance(params, SamplingParams):
@@ -51,6 +68,11 @@ class RequestBuilder:
         self._check_least(0, params)
         return params
 
+    def check_all(self, params: SamplingParams | None, options: Mapping[str, Any]) -> None:
+        """Raise the error that requests with these options would be, whatever their prompts."""
+        _, sampling = _terms_of(options)
+        self.check(self.params(params, sampling))
+
     def batch(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -58,11 +80,16 @@ class RequestBuilder:
         options: Mapping[str, Any],
         keep: Sequence[str] = (),
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
+        shape: ReplyShape | None = None,
+        *,
+        with_beams: bool = False,
     ) -> list[Generation]:
         """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
 
-        Their text shows the special tokens `keep`.
+        Their text shows the special tokens `keep`. `shape` says what replies to a conversation may be. Of `options` it
+        takes what is of SamplingParams, and the terms.
         """
+        terms, options = _terms_of(options, with_beams=with_beams)
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
         choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
         if len(choices) != len(rows):
@@ -74,7 +101,8 @@ class RequestBuilder:
             raise OptionError(
                 f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        return self._generations(rows, [self._plan(self.params(one, options)) for one in given], keep, choices)
+        plans = [self._plan(self.params(one, options, terms), shape) for one in given]
+        return self._generations(rows, plans, keep, choices, terms)
 
     def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
         """The ids of those texts that probably fit the context; of none if one of them cannot be encoded.
@@ -94,12 +122,20 @@ class RequestBuilder:
         options: Mapping[str, Any],
         keep: Sequence[str] = (),
         adapter: AdapterChoice = None,
+        shape: ReplyShape | None = None,
+        num_reply: int = 0,
     ) -> list[Generation]:
-        """The job of one prompt and one sample, in a list; its text shows the special tokens `keep`."""
+        """The job of one prompt and one sample, in a list; see batch.
+
+        The last `num_reply` tokens of the prompt are the beginning of the reply.
+        """
+        terms, options = _terms_of(options)
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
-        return self._generations([self._prompt(prompt)], [self._plan(chosen)], keep, [adapter])
+        (job,) = self._generations([self._prompt(prompt)], [self._plan(chosen, shape)], keep, [adapter], terms)
+        job.num_reply = num_reply
+        return [job]
 
     def _generations(
         self,
@@ -107,11 +143,52 @@ class RequestBuilder:
         plans: Sequence[SamplingPlan],
         keep: Sequence[str],
         choices: Sequence[AdapterChoice],
+        terms: Terms,
     ) -> list[Generation]:
         for row, plan in zip(rows, plans, strict=True):
             self._check_least(len(row), plan.params)
         mixes = [self._adapters.mix(choice) for choice in choices]
-        return [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), mixes, strict=True)]
+        leaders = [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), mixes, strict=True)]
+        for leader, choice in zip(leaders, choices, strict=True):
+            for one in leader.samples:
+                one.adapter, one.priority = choice, terms.priority
+                one.deadline, one.keeps_sequence = terms.deadline, terms.keep_state
+        return leaders
+
+    def listed(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        """One prompt or many as a list."""
+        return list(_as_list(prompts))
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt, checked."""
+        return self._prompt(prompt)
+
+    def resumed(self, state: SamplerState, tokens: Sequence[int], options: Mapping[str, Any]) -> list[Generation]:
+        """The job that goes on where another one of these tokens was, in a list.
+
+        Its max_tokens counts what is new; other options may be replaced as well.
+        """
+        terms, options = split_terms(options)
+        done = len(tokens) - state.prompt_length
+        most = options.get("max_tokens")
+        chosen = state.params.replace(**{**options, "n": 1, "max_tokens": None})
+        if most is not None:
+            checked = SamplingParams(max_tokens=most).max_tokens
+            chosen = chosen.replace(max_tokens=done + (checked or 0))
+        if len(tokens) >= self.context_size:
+            raise self._overflow(f"{len(tokens)} tokens, with what was generated,")
+        job = Generation(
+            tokens[: state.prompt_length],
+            self._plan(chosen),
+            seed=state.seed if chosen.seed is None or "seed" not in options else chosen.seed,
+            sample=state.row,
+            stream=self._tokenizer.create_stream(),
+            context_size=self.context_size,
+            output=tokens[state.prompt_length :],
+        )
+        job.sampler = state
+        job.priority, job.deadline, job.keeps_sequence = terms.priority, terms.deadline, terms.keep_state
+        return [job]
 
     def _check_least(self, length: int, params: SamplingParams) -> None:
         least = max(length + params.min_tokens, params.min_length)
@@ -147,14 +224,23 @@ class RequestBuilder:
             "shorten it, or load the model with a larger context",
         )
 
-    def _plan(self, params: SamplingParams) -> SamplingPlan:
+    def _plan(self, params: SamplingParams, shape: ReplyShape | None = None) -> SamplingPlan:
         vocab_size = self._model.decoder.vocab_size  # raises if the model was closed
         if params.top_k > vocab_size:
             raise OptionError(
                 f"top_k = {params.top_k}", f"the vocabulary has {vocab_size} tokens", f"use 0 (all) to {vocab_size}"
             )
         breakers = self._breaker_tokens(tuple(params.dry_sequence_breakers)) if params.dry_multiplier > 0 else ()
-        return plan_sampling(params, vocab_size=vocab_size, eos_token_ids=self._config.eos_token_ids, breakers=breakers)
+        grammar = grammar_of(params)
+        if shape is not None:
+            grammar = shape.around(grammar)
+        return plan_sampling(
+            params,
+            vocab_size=vocab_size,
+            eos_token_ids=self._config.eos_token_ids,
+            breakers=breakers,
+            matcher=None if grammar is None else self._guidance.matcher(grammar),
+        )
 
     def _breaker_tokens(self, breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         if breakers not in self._breakers:
@@ -175,7 +261,7 @@ class RequestBuilder:
                 plan,
                 seed=seed,
                 sample=sample,
-                stream=self._tokenizer.create_stream(keep=keep),
+                stream=self._tokenizer.create_stream(keep=keep, cleans_up=plan.matcher is None),
                 context_size=self.context_size,
                 prompt_index=index,
                 siblings=siblings,
@@ -183,6 +269,23 @@ class RequestBuilder:
             )
 
         return make(0, [make(sample) for sample in range(1, plan.params.n)])
+
+
+def _terms_of(options: Mapping[str, Any], *, with_beams: bool = False) -> tuple[Terms, dict[str, Any]]:
+    """See split_terms; beams are refused where their outputs have no place."""
+    terms, sampling = split_terms(options)
+    if terms.beams is not None and not with_beams:
+        raise OptionError(
+            f"num_beams = {terms.beams.num_beams}",
+            "this call runs generations of one output each, whose tokens are known as they come; beams are known "
+            "when the search ends",
+            "use LLM.generate",
+        )
+    if terms.beams is not None and terms.keep_state:
+        raise OptionError(
+            "keep_state with num_beams", "the sequences of a beam search end with it", "leave one of them out"
+        )
+    return terms, sampling
 
 
 def _as_list(prompts: Any) -> Sequence[Prompt]:

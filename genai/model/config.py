@@ -12,6 +12,7 @@ from ..graph.names import GraphNames
 from . import config_schema
 from .config_schema import Key, Use
 from .folders import folder_json, no_config
+from .hub.local import model_folder_of
 from .reading import json_object
 
 CONFIG_NAME = "genai_config.json"
@@ -52,16 +53,16 @@ class Config:
     """A model folder's genai_config.json.
 
     Args:
-        path: the model folder.
+        path: the model folder, or the name of a model that was pulled.
 
     Raises:
-        ModelFolderError: the folder or the file is missing or unreadable.
+        ModelFolderError: the folder or the file is missing or unreadable, or a model was pulled and not built yet.
         ConfigError: not JSON, an unknown key, a wrong type, or a value out of range.
         NotSupportedYetError: a key that would change what is generated and that this version does not obey.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.folder = Path(path).expanduser()
+        self.folder = model_folder_of(path)
         self.model_data: dict[str, bytes] = {}
         self.providers: list[str] = []
         self.raw: dict[str, Any] = folder_json(self.folder, CONFIG_NAME, ConfigError, no_config)

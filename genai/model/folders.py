@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
 from ..graph.elsewhere import from_elsewhere
+from .hub.store import models
 from .reading import file_text, json_object
 
 BUNDLED_MODEL = "pebble"
@@ -112,14 +113,14 @@ def not_a_folder(path: Path) -> ModelFolderError:
         )
     if text == BUNDLED_MODEL:
         fix = "leave MODEL out: the bundled model is what answers then"
-    elif near := _similar(path):
+    elif near := _similar(path) or _similar_name(text):
         fix = f"did you mean {near}?"
     else:
         fix = (
-            f"give the folder that holds {_CONFIG}, or a Hugging Face checkpoint's; without MODEL the bundled model "
-            'answers; a question goes behind -p: `genai chat -p "…"`'
+            f"give the folder that holds {_CONFIG}, a Hugging Face checkpoint's, or a name as on its page, org/name; "
+            'without MODEL the bundled model answers; a question goes behind -p: `genai chat -p "…"`'
         )
-    why = "there is no such folder" + ("" if "/" in text else ", and models are not known by names here")
+    why = "there is no such folder" + ("" if "/" in text else ", and `genai list` has no model of this name")
     return ModelFolderError(f"{text}: not a model folder", why, fix)
 
 
@@ -173,6 +174,13 @@ def _similar(path: Path) -> Path | None:
         return None
     close = difflib.get_close_matches(path.name, names, 1, 0.7)
     return path.parent / close[0] if close else None
+
+
+def _similar_name(text: str) -> str | None:
+    """The name in the cache that is most alike, whole or without its organisation."""
+    known = {key: model.name for model in models() for key in (model.name.rsplit("/", 1)[-1], model.name)}
+    close = difflib.get_close_matches(text, list(known), 1, 0.7)
+    return known[close[0]] if close else None
 
 
 def _models_below(folder: Path) -> list[Path]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from genai.kernels.executor import Executor
+from genai.kernels import messages
+from genai.kernels.executor import Executor, UnsupportedRecord
+from genai.kernels.host.machine import source_key
 from genai.kernels.messages import ProgressLine, tell
 from genai.kernels.records import Ids
 from genai.kvcache import budget
@@ -16,6 +22,7 @@ from genai.kvcache.storage import PagedStorage
 from ..engine.decoder import Decoder
 from ..engine.dense import DenseDecoder, DenseInput
 from ..engine.paged import PagedDecoder
+from ..engine.state_file import Identity
 from ..errors import UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
@@ -51,14 +58,15 @@ def load_decoder(
     if device == "reference":  # in full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
     with report_progress((lambda current, total: None) if quiet else None):
+        executor = open_executor(device, threads)
         source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+        free = executor.free_bytes()
         cache = budget_cache(
             plan_memory(source, config),
-            free_bytes=budget.available_memory(),
+            free_bytes=budget.available_memory() if free is None else free,
             context_size=context_size,
             cache_bytes=cache_bytes,
         )
-        executor = open_executor(device, threads)
         kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
         if source.flat is None or source.layout is None:
             if not quiet:
@@ -66,7 +74,8 @@ def load_decoder(
             info = replace(source.info, context_size=cache.context_size)
             if lora:
                 raise _no_places(info)
-            return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
+            with refused_by(executor):
+                return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
         names = config.model.decoder.names
         kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
         inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
@@ -79,7 +88,7 @@ def load_decoder(
             after=_QUIET_SECONDS,
         )
         options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
-        with progress:
+        with progress, refused_by(executor):
             program, places = build_row_program(source.model, inputs, options), None
             if lora:
                 program, places = with_places(program)
@@ -97,6 +106,17 @@ def load_decoder(
     return decoder, info, places
 
 
+def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: int, identity: Identity) -> None:
+    """See Model.keep_prefixes_in. Kernels of another version may round differently, so their sources count, too."""
+    if not isinstance(decoder, PagedDecoder):
+        raise UnsupportedModelError(
+            "the prefix cache cannot be kept in a folder", f"the model has no blocks: {info.reason}", "leave it out"
+        )
+    sources = source_key(Path(messages.__file__).parent, ())
+    parts = sources, identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
+    decoder.keep_blocks_in(folder, max_bytes, hashlib.sha256("\0".join(parts).encode()).digest())
+
+
 def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
     """Give a decoder's program places for adapters.
 
@@ -112,8 +132,20 @@ def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
             "no product of its graph is named as projections are (layers.0.….q_proj)",
             "export it with the names of its modules",
         )
-    decoder.replace_program(program)
+    with refused_by(decoder.executor):
+        decoder.replace_program(program)
     return places
+
+
+@contextmanager
+def refused_by(executor: Executor) -> Iterator[None]:
+    """What a device has no kernels for becomes UnsupportedModelError, which names it."""
+    try:
+        yield
+    except UnsupportedRecord as error:
+        raise UnsupportedModelError(
+            f"device = {executor.name!r} cannot run this model", str(error), 'run it with device="cpu"'
+        ) from error
 
 
 def load_as_exported(config: Config, executor: Executor, accuracy: str) -> DenseDecoder:
@@ -127,7 +159,8 @@ def load_as_exported(config: Config, executor: Executor, accuracy: str) -> Dense
     graph.invalidate()
     widen_floats(model)
     kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
-    decoder = _dense(model, config, executor, PlanOptions(kernel=kernel))
+    with refused_by(executor):
+        decoder = _dense(model, config, executor, PlanOptions(kernel=kernel))
     decoder.defaults = defaults
     return decoder
 
@@ -141,6 +174,8 @@ def _no_places(info: DecoderInfo) -> UnsupportedModelError:
 
 
 def _dense(model: OnnxModel, config: Config, executor: Executor, options: PlanOptions) -> DenseDecoder:
+    if executor.free_bytes() is not None:
+        raise UnsupportedRecord("there, decoders run on a flat batch of tokens only, and its graph cannot be flattened")
     decoder = config.model.decoder
     inputs = {}
     for value in model.graph.inputs:

@@ -20,13 +20,15 @@ from .kv_quality import MEASURED, check_kv_quality
 if TYPE_CHECKING:
     from ..engine.decoder import Decoder
     from ..engine.sampling.batch import BatchSampler
+    from ..engine.state_file import Identity
     from .adapters.parameters import AdapterParameters
     from .adapters.places import Places
     from .decoder_graph import DecoderInfo
 
 KV_DTYPES = ("auto", "fp16", "fp32", "int8", "int4")
 ACCURACIES = ("auto", "fp32", "int8")
-DEVICES = ("cpu", "reference")
+DEVICES = ("cpu", "cuda", "auto", "reference")
+DEFAULT_PREFIX_BYTES = 4 * 2**30
 
 
 class Model(Single, AbstractContextManager["Model"]):
@@ -46,8 +48,10 @@ class Model(Single, AbstractContextManager["Model"]):
         cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
         context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
         kv_dtype_force: take "int4" whatever it costs.
-        device: "cpu", or "reference": the forward pass in plain NumPy, slow and in full precision, to compare with;
-            as with accuracy "fp32" nothing is rounded, and how many threads its products use is NumPy's affair.
+        device: "cpu"; "cuda" or "cuda:1": an NVIDIA GPU (see docs/cuda.md); "auto": a GPU where one can be used, else
+            the CPU; or "reference": the forward pass in plain NumPy, slow and in full precision,
+            to compare with; as with accuracy "fp32" nothing is rounded, and how many threads its products use is
+            NumPy's affair.
         lora: give its program places for adapters at once; otherwise the first adapter that is loaded does, between
             two steps, which takes a moment.
         quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
@@ -56,6 +60,7 @@ class Model(Single, AbstractContextManager["Model"]):
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
         OptionError: an argument out of range.
+        DeviceError: the device asked for cannot be used here.
         CacheCapacityError: weights and context need more memory than there is.
     """
 
@@ -92,6 +97,7 @@ class Model(Single, AbstractContextManager["Model"]):
                 check_kv_quality(self.config)
             self._decoder, self.info, self._places = load_decoder(self.config, quiet=quiet, **options)
         self._as_exported = cast("Decoder | None", None)
+        self._identity: Identity | None = None
         self._places_lock = threading.Lock()
         renew_locks(self, "_places_lock")
 
@@ -105,8 +111,8 @@ class Model(Single, AbstractContextManager["Model"]):
 
     @property
     def device_type(self) -> str:
-        """Where it runs: "CPU", as onnxruntime-genai writes it."""
-        return "CPU"
+        """Where it runs: "CPU" or "CUDA", as onnxruntime-genai writes it."""
+        return "CUDA" if self._decoder is not None and self.decoder.executor.name == "cuda" else "CPU"
 
     @property
     def context_size(self) -> int:
@@ -157,6 +163,43 @@ class Model(Single, AbstractContextManager["Model"]):
                 self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy)
             return self._as_exported
 
+    def identity(self) -> Identity:
+        """What saved states of this model are known by; it reads the model's files at the first call."""
+        from ..engine.state_file import Identity
+        from ..runtime.device import instructions
+        from .identity import model_identity
+
+        with self._places_lock:
+            if self._identity is None:
+                info, computed = self.info, instructions(self.decoder.executor)
+                self._identity = Identity(
+                    model_identity(self.folder, self.config.model_data),
+                    f"{computed}, activations {self.accuracy}, keys and values {info.kv_dtype}",
+                    self.decoder.vocab_size,
+                    self.context_size,
+                )
+            return self._identity
+
+    def keep_prefixes_in(self, folder: str | Path, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
+        """Keep the blocks of the prefix cache in a folder, too, where later processes find them; see docs/states.md.
+
+        Args:
+            folder: made if there is none; several models and processes may share it.
+            max_bytes: most bytes of it; what was not used for longest is removed.
+
+        Raises:
+            OptionError: the folder cannot be used, or max_bytes is no whole number of at least 1.
+            UnsupportedModelError: the model runs sequence by sequence, without blocks.
+        """
+        from .loading import keep_prefixes
+
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+            raise OptionError(
+                f"prefix cache of {max_bytes!r:.40} bytes", "a whole number of at least 1 is expected", "leave it out"
+            )
+        identity = self.identity()
+        keep_prefixes(self.decoder, self.info, Path(folder).expanduser(), max_bytes, identity)
+
     @property
     def threads(self) -> int:
         """CPU threads that its kernels use."""
@@ -204,7 +247,7 @@ def check_model_options(
     """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
-    _check_choice("device", device, DEVICES)
+    _check_choice("device", gpu_name(device) or device, DEVICES)
     if not isinstance(lora, bool):
         raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
     if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):
@@ -225,9 +268,15 @@ def check_model_options(
             )
 
 
+def gpu_name(device: str) -> str:
+    """ "cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
+    kind, _, number = str(device).partition(":")
+    return kind if kind == "cuda" and number.isascii() and number.isdecimal() else ""
+
+
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        gpu = name == "device" and str(value).lower().startswith(("cuda", "gpu", "rocm", "mps", "metal"))
-        why = f"allowed: {', '.join(allowed)}{'; this version has no kernels for GPUs' if gpu else ''}"
+        gpu = name == "device" and str(value).lower().startswith(("gpu", "rocm", "mps", "metal"))
+        why = f"allowed: {', '.join(allowed)}{'; there are kernels for GPUs of NVIDIA only' if gpu else ''}"
         fix = did_you_mean(str(value).lower(), allowed, f"pass one of them, or leave {name} out")
         raise OptionError(f"{name} = {value!r}", why, fix)

@@ -76,4 +76,4 @@ class SafetensorsFile:
 
 
 def _malformed(path: Path, why: str) -> InputError:
-    return InputError(f"{path.name} is not a sound safetensors file", why, "download or export the checkpoint again")
+    return InputError(f"{path} is not a sound safetensors file", why, "download or save it again")

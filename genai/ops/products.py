@@ -22,7 +22,7 @@ from .rules import Made, NodeRows, NodeTypes, Packed, RowSpec, States, record_ru
 # Of com.microsoft: a product with a constant matrix of 2, 4 or 8-bit integers in blocks.
 BLOCK_PRODUCT = "MatMulNBits"
 _BITS = (2, 4, 8)
-PRODUCTS = ("MatMul", "Gemm", BLOCK_PRODUCT)
+PRODUCTS = ("MatMul", "Gemm", BLOCK_PRODUCT, QUANTIZED_PRODUCT, "MatMulBnb4")
 # How weights with one scale per column are cut into blocks, and how many rows are repacked at once.
 _WHOLE_COLUMN_BLOCK, _REPACK_ROWS = 64, 1024
 # Products that `accuracy` speaks of: see NodeSpec.exact.

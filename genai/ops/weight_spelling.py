@@ -51,19 +51,20 @@ class WeightSpelling:
         return [*found[: self.computed], computed, *found[self.computed :]]
 
 
-def spell_product(weight: QuantizedWeight, *, accuracy_level: int = 4) -> WeightSpelling:
+def spell_product(weight: QuantizedWeight, *, accuracy_level: int = 4, own: bool = False) -> WeightSpelling:
     """x @ W^T.
 
     Args:
         accuracy_level: 4 = activations may be rounded to 8 bits, 0 or 1 = they stay float32.
+        own: as our operator, even where there is another one.
     """
     form = weight.format
     level = {"accuracy_level": accuracy_level} if accuracy_level else {}
     sizes = {"N": weight.n, "K": weight.k}
-    if _is_blocks(weight, _BLOCK_BITS):
+    if not own and _is_blocks(weight, _BLOCK_BITS):
         attributes = {**sizes, "bits": form.bits, "block_size": form.block_size, **level}
         return WeightSpelling(MS, BLOCK_PRODUCT, attributes, _blocks(weight), 0, "this package, onnxruntime")
-    kind = _bnb4_kind(weight)
+    kind = None if own else _bnb4_kind(weight)
     if kind is not None:
         swapped = weight.data >> np.uint8(4) | weight.data << np.uint8(4)
         arrays = {"codes": swapped.reshape(-1), "scales": weight.scales.reshape(-1)}
@@ -72,10 +73,15 @@ def spell_product(weight: QuantizedWeight, *, accuracy_level: int = 4) -> Weight
     return WeightSpelling(OURS, QUANTIZED_PRODUCT, {**_own_attributes(weight), **level}, _own_arrays(weight), 0)
 
 
-def spell_lookup(weight: QuantizedWeight) -> WeightSpelling:
-    """Rows of W by ids."""
+def spell_lookup(weight: QuantizedWeight, *, own: bool = False, cut: bool = False) -> WeightSpelling:
+    """Rows of W by ids.
+
+    Args:
+        own: as our operator, even where there is another one.
+        cut: the caller cuts off what whole blocks have more columns than W.
+    """
     form = weight.format
-    if _is_blocks(weight, _TABLE_BITS) and not weight.k % form.block_size:
+    if not own and _is_blocks(weight, _TABLE_BITS) and (cut or not weight.k % form.block_size):
         attributes = {"bits": form.bits, "block_size": form.block_size, "gather_axis": 0, "quantize_axis": 1}
         arrays = _blocks(weight)
         arrays["codes"] = weight.data

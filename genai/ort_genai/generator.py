@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -23,17 +24,33 @@ from numpy.typing import NDArray
 from genai.kvcache.budget import available_memory
 
 from ..engine.decoder import Decoder, compute, stacked
+from ..engine.sampling.grammar import Grammar, schema_text, source_text
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ..engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
-from ..errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError
+from ..engine.sampling.state import SamplerState
+from ..engine.state_file import SavedState, read_state, write_state
+from ..errors import (
+    CacheCapacityError,
+    ContextOverflowError,
+    InputError,
+    NotSupportedYetError,
+    OptionError,
+    StateError,
+    StateMismatchError,
+    did_you_mean,
+)
 from ..model.adapters.store import Adapters
 from ..model.decoder_graph import BLOCK_SIZE
 from ..model.model import Model
 from ..runtime.single import Single
 from ..session.refused import refusing_method
+from ..text.vocabulary import guidance_of
 from .log import log
 from .token_rows import LastRun, PaddedRows, token_rows
+
+# The types of guidance, and what they are called here.
+_GUIDANCE = {"json_schema": "json_schema", "regex": "regex", "lark_grammar": "grammar"}
 
 
 class GeneratorParams:
@@ -51,6 +68,8 @@ class GeneratorParams:
                 f"GeneratorParams needs a Model, not {type(model).__name__}", "options depend on it", "pass a Model"
             )
         self.model = model
+        self._grammar: Grammar | None = None
+        self._appends_forced = False
         self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
         self._options["max_length"] = model.context_size
         configured = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
@@ -67,7 +86,6 @@ class GeneratorParams:
 
         Raises:
             OptionError: unknown, of the wrong type or out of range; then none of the options is set.
-            NotSupportedYetError: beams or several sequences per prompt.
         """
         new = {name: checked(name, value) for name, value in options.items()}
         context, vocab = self.model.context_size, self.model.config.model.vocab_size
@@ -88,7 +106,35 @@ class GeneratorParams:
 
     get_speculative_options = refusing_method("get_speculative_options", "speculative decoding comes later")
 
-    set_guidance = refusing_method("set_guidance", "there is no grammar engine here; guidance comes later")
+    def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
+        """Let the output match a grammar. It begins behind the tokens that were appended last.
+
+        Args:
+            type: "json_schema", "regex" or "lark_grammar"; "" with data "" = none.
+            data: the schema as JSON text, the expression, or the grammar. JSON may have blanks anywhere.
+            enable_ff_tokens: tokens that the grammar leaves no choice about are appended together, in front of the one
+                that generate_next_token chooses; with a batch_size of 1 only, as in onnxruntime-genai.
+
+        Raises:
+            OptionError: another type, or only one of the two. Generator raises GrammarError: a grammar that cannot be
+                used.
+        """
+        if type and type not in _GUIDANCE:
+            raise OptionError(
+                f"Unsupported guidance type: {type!r:.80}",
+                "only json_schema, regex, and lark_grammar are supported",
+                did_you_mean(type, _GUIDANCE, "use one of these"),
+            )
+        if bool(type) != bool(data):
+            raise OptionError(
+                "Guidance type and data must be provided together.", f"type = {type!r:.40}, data = {data!r:.40}",
+                "give both, or two empty texts",
+            )  # fmt: skip
+        option = _GUIDANCE.get(type, "")
+        checked_data = schema_text(type, data) if option == "json_schema" else source_text(type, data) if type else ""
+        self._grammar = Grammar(option, checked_data or "", blanks=True) if option else None
+        self._appends_forced = bool(enable_ff_tokens)
+
     set_speculative_options = refusing_method("set_speculative_options", "speculative decoding comes later")
 
 
@@ -103,6 +149,14 @@ class Generator(Single, AbstractContextManager["Generator"]):
         OptionError: options that contradict each other.
         CacheCapacityError: a batch_size for which there is no memory.
     """
+
+    def __new__(cls, model: Model, params: GeneratorParams) -> Generator:
+        """One with num_beams above 1 is a BeamGenerator."""
+        if cls is Generator and isinstance(params, GeneratorParams) and params._options["num_beams"] > 1:
+            from .beams import BeamGenerator
+
+            cls = BeamGenerator
+        return super().__new__(cls)
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
         if not isinstance(model, Model) or not isinstance(params, GeneratorParams):
@@ -126,10 +180,14 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._model = model
         self._eos = model.config.model.eos_token_ids
         self._decoder, self._sampler = model.decoder, model.sampler
-        _check_batch(self._options["batch_size"], model)
+        _check_beams(self._options)
+        _check_batch(self._options["batch_size"] * self._options["num_beams"], model)
         self._open: list[Any] | None = [self._decoder.open() for _ in range(self._options["batch_size"])]
         sampling = SamplingParams.from_search_options(self._options)
-        plan = plan_sampling(sampling, vocab_size=self._decoder.vocab_size, eos_token_ids=self._eos)
+        matcher = None if params._grammar is None else guidance_of(model).matcher(params._grammar)
+        vocab_size = self._decoder.vocab_size
+        plan = plan_sampling(sampling, vocab_size=vocab_size, eos_token_ids=self._eos, matcher=matcher)
+        self._appends_forced = params._appends_forced and len(self._sequences) == 1
         seed = request_seed(sampling)
         self._rows = [
             RowSampler(plan, sequence.tokens, seed=seed, row=row) for row, sequence in enumerate(self._sequences)
@@ -203,6 +261,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         log("append_next_tokens", "{count}, token_count {width}", count=longest, width=self._shown.width)
         for index, sampler in enumerate(self._rows):
             sampler.padding = self._shown.padding(index)
+            sampler.begin_grammar()
 
     def rewind_to(self, length: int) -> None:
         """Forget all tokens from `length` on; what remains stays cached.
@@ -243,6 +302,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if self.is_done():
             self._next_tokens = np.full(len(self._sequences), self._pad_token(), np.int32)
             return
+        if self._appends_forced and not self._append_forced():
+            return
         active = [i for i, ended in enumerate(self._ended) if not ended]
         rows = [None if ended else row for row, ended in zip(self._rows, self._ended, strict=True)]
         picked, pad = self._sampler.sample(self._compute(active), rows).tokens.tolist(), self._pad_token()
@@ -253,12 +314,29 @@ class Generator(Single, AbstractContextManager["Generator"]):
             self._ended[index] = index not in going_on
         for index in going_on:
             self._sequences[index].append([picked[index]])
+            self._rows[index].follow(picked[index])
         if ended := [index for index in active if index not in going_on]:
             log("hit_eos", "sequences {ended}", ended=ended)
         if going_on:
             self._shown.append_column(shown, going_on)
             if self._shown.width >= self.max_length:
                 log("hit_max_length", "{length}", length=self.max_length)
+
+    def _append_forced(self) -> bool:
+        """Append the tokens that the grammar leaves no choice about behind a chosen one.
+
+        Returns:
+            Whether another one is to be chosen.
+        """
+        (row,), (sequence,) = self._rows, self._sequences
+        for token in row.matcher.forced() if row.matcher is not None and row.matcher.num_followed else ():
+            sequence.append([token])
+            row.follow(token)
+            self._shown.append_column([token], {0})
+            self._next_tokens = np.array([token], np.int32)
+            if self._shown.width >= self.max_length:
+                return False
+        return True
 
     def _pad_token(self) -> int:
         config = self._model.config.model
@@ -280,7 +358,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 self._logits = stacked([logits[-1] for logits in computed])
             else:
                 self._logits[behind] = [logits[-1] for logits in computed]
-            self._last_run.ranges = ranges
+            self._last_run.ranges, self._last_run.adapters = ranges, self._sequences[0].adapters
         return self._logits
 
     def is_done(self) -> bool:
@@ -478,6 +556,104 @@ class Generator(Single, AbstractContextManager["Generator"]):
             self.generate_next_token()
             yield self.get_next_tokens()
 
+    # --- states --------------------------------------------------------------------------------------------------
+
+    def fork(self) -> Generator:
+        """Another generator with the same sequences, options and random numbers, which shares their blocks.
+
+        Blocks are copied where one of the two writes into them.
+        """
+        self._open_decoder()
+        other = object.__new__(type(self._without_beams("fork")))
+        other.__dict__.update(self.__dict__)
+        other._open = [self._decoder.fork(sequence) for sequence in self._sequences]
+        other._options, other._ended, other._active = dict(self._options), list(self._ended), list(self._active)
+        other._shown, other._logits = self._shown.copy(), self._logits.copy()
+        other._rows = [
+            RowSampler(row.plan, sequence.tokens, seed=row.seed, row=row.row, prompt_length=row.prompt_length)
+            for row, sequence in zip(self._rows, other._open, strict=True)
+        ]
+        for ours, theirs in zip(self._rows, other._rows, strict=True):
+            SamplerState.of(ours).put_into(theirs)
+        names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
+        other._last_run = LastRun(self._decoder, other._open, names, inputs, self._pad_token())
+        other._last_run.ranges = dict(self._last_run.ranges)
+        return other
+
+    def save_state(self, path: str | Path) -> int:
+        """Write the sequence to a file: tokens, keys and values, what its sampler remembers; returns its bytes.
+
+        The file is written whole and takes its place at the end. See docs/states.md.
+
+        Raises:
+            StateError: a batch of several sequences, none, beams, or adapters that changed after tokens were computed.
+            StateFileError: it cannot be written.
+        """
+        self._open_decoder()
+        (sequence,) = self._only("save_state")
+        if not sequence.tokens:
+            raise StateError("there are no tokens yet", "there is nothing to save", "call append_tokens first")
+        notes = {"ended": self._ended[0], "prompt": self._rows[0].prompt_length}
+        weights = dict.fromkeys(self._active, 1.0)
+        saved = SavedState(weights, self._adapter_key(sequence), SamplerState.of(self._rows[0]), notes)
+        return write_state(Path(path).expanduser(), self._decoder, sequence, self._model.identity(), saved)
+
+    def load_state(self, path: str | Path) -> None:
+        """Take the sequence of a file in the place of this generator's own; its options stay, but for the seed.
+
+        What it generates then is what the saved generator would have generated with these options. A file that LLM
+        saved may be loaded, too, where its tokens fit max_length.
+
+        Raises:
+            StateFileError: there is none, it is damaged, or none of ours.
+            StateMismatchError: it is of another model, format or type of cache; of other adapters than are active here;
+                or has more tokens than max_length.
+            StateError: a batch of several sequences, or beams. CacheCapacityError: the cache has no room.
+        """
+        decoder = self._open_decoder()
+        (before,) = self._only("load_state")
+        mix = before.adapters if self._active else None
+        sequence, saved = read_state(Path(path).expanduser(), decoder, self._model.identity(), lambda found: mix)
+        if len(sequence.tokens) > self.max_length:
+            count = len(sequence.tokens)
+            sequence.close()
+            raise StateMismatchError(
+                f"{path}: the state has {count} tokens", f"max_length is {self.max_length}", "raise max_length"
+            )
+        if sequence.num_computed == len(sequence.tokens):
+            sequence.rewind(len(sequence.tokens))  # the last logits are needed again
+        state, plan = saved.sampler, self._rows[0].plan
+        seed, number = (self._rows[0].seed, 0) if state is None else (state.seed, state.row)
+        length = len(sequence.tokens) if state is None else state.prompt_length
+        row = RowSampler(plan, sequence.tokens, seed=seed, row=number, prompt_length=length)
+        if state is not None:
+            state.put_into(row)
+        before.close()
+        self._open, self._rows, self._next_tokens = [sequence], [row], None
+        self._shown = PaddedRows(1, self._pad_token())
+        self._shown.append([sequence.tokens])
+        self._ended = [saved.notes.get("ended") is True]
+        names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
+        self._last_run = LastRun(decoder, self._open, names, inputs, self._pad_token())
+
+    def _only(self, call: str) -> list[Any]:
+        """The sequence, in a list."""
+        self._without_beams(call)
+        if len(self._sequences) != 1:
+            raise StateError(
+                f"{call} of {len(self._sequences)} sequences", "a state is one sequence", "use batch_size = 1"
+            )
+        return self._sequences
+
+    def _without_beams(self, call: str) -> Generator:
+        """This one; one with beams refuses."""
+        return self
+
+    @staticmethod
+    def _adapter_key(sequence: Any) -> str:
+        mix = getattr(sequence, "adapters", None)
+        return "" if mix is None else mix.key.hex()
+
     # --- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -496,6 +672,25 @@ class Generator(Single, AbstractContextManager["Generator"]):
     set_hidden_states = refusing_method("set_hidden_states", "multi-token prediction comes later")
     snapshot_state = refusing_method("snapshot_state", "recurrent models come later")
     get_speculative_stats = refusing_method("get_speculative_stats", "speculative decoding comes later")
+
+
+def _check_beams(options: Mapping[str, Any]) -> None:
+    """Whether beams and what is asked for besides go together."""
+    beams, wanted = options["num_beams"], options["num_return_sequences"]
+    if wanted > beams:
+        raise OptionError(
+            f"num_return_sequences = {wanted}", f"num_beams = {beams}: there are no more outputs", "raise num_beams"
+        )
+    if beams > 1 and options["diversity_penalty"]:
+        raise NotSupportedYetError(
+            f"diversity_penalty = {options['diversity_penalty']} with num_beams = {beams}",
+            "beams of one prompt form one group (onnxruntime-genai reads this option and ignores it)",
+            "leave it out",
+        )
+    if beams > 1 and options["do_sample"]:
+        raise OptionError(
+            f"do_sample with num_beams = {beams}", "a beam search draws no tokens", "leave one of them out"
+        )
 
 
 def _check_batch(batch_size: int, model: Model) -> None:

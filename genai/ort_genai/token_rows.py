@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.decoder import Decoder, DecoderSequence, compute
+from ..engine.mix import AdapterMix
 from ..errors import InputError, StateError
 from ..graph.names import GraphNames
 
@@ -118,6 +119,12 @@ class PaddedRows:
             tokens.extend([*row, *[self._pad] * (width - len(row))])
             own.extend(b"\1" * len(row) + b"\0" * (width - len(row)))
 
+    def copy(self) -> PaddedRows:
+        """Rows that go their own way."""
+        other = PaddedRows(len(self._tokens), self._pad)
+        other._tokens, other._own = [list(row) for row in self._tokens], [own[:] for own in self._own]
+        return other
+
     def append_column(self, column: Sequence[int], own: Collection[int]) -> None:
         """Append one token to each row; `own` are the rows whose sequences have it too."""
         for index, token in enumerate(column):
@@ -144,7 +151,11 @@ class PaddedRows:
 
 
 class LastRun:
-    """The tokens [start, end) of each sequence of a generator that were computed last; `pad` fills shorter rows."""
+    """The tokens [start, end) of each sequence of a generator that were computed last; `pad` fills shorter rows.
+
+    Attributes:
+        ranges: these tokens. adapters: what they went through.
+    """
 
     def __init__(
         self,
@@ -157,6 +168,7 @@ class LastRun:
         self._decoder, self._sequences, self._pad = decoder, sequences, pad
         self._names, self._types = names, types
         self.ranges: dict[int, tuple[int, int]] = {}
+        self.adapters: AdapterMix | None = None
 
     def output(self, name: str) -> NDArray[np.float32]:
         """The rows of an output, [B, T, width]; zeros where a row has no token."""
@@ -176,8 +188,9 @@ class LastRun:
 
     def _rows(self, index: int, name: str) -> NDArray[np.float32]:
         (start, end), sequence = self.ranges[index], self._sequences[index]
-        later = sequence.tokens[end:]
+        later, active = sequence.tokens[end:], sequence.adapters
         try:
+            self._decoder.adapt(sequence, self.adapters)
             sequence.rewind(end)
             sequence.drop_cache(start)
             (rows,) = compute(self._decoder, [sequence], all_rows=True, output=name)
@@ -186,6 +199,8 @@ class LastRun:
             sequence.rewind(end)
             sequence.append(later)
             raise
+        finally:
+            self._decoder.adapt(sequence, active)
         return rows[len(rows) - (end - start) :]
 
     def input(self, name: str) -> NDArray[Any]:

@@ -5,7 +5,7 @@ The names are those of onnxruntime's file of this name. How weights are rounded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import onnx
 from numpy.typing import NDArray
 
 from genai.kernels.messages import ProgressLine
-from genai.quant.blocks import BITS, BLOCK_SIZES, QuantizationError, QuantizedBlocks, quantize_blocks
+from genai.quant.blocks import BITS, BLOCK_SIZES, QuantizationError, QuantizedBlocks
+from genai.quant.methods import InputStatistics
 
 from ..errors import GraphError, InputError, NotSupportedYetError, OptionError, did_you_mean
 from ..graph.ir import Graph, Node, OnnxModel, OnnxTensor, make_node
@@ -24,9 +25,11 @@ from ..graph.reader import MAX_PROTOBUF_BYTES
 from ..graph.rewrites.base import Level, run_rewrites
 from ..graph.rewrites.constant_folding import lift_constants
 from ..graph.types import DataType
+from ..graph.writer import to_proto
 from .onnx_model import ONNXModel
 from .quant_utils import QuantFormat
 from .selection import chosen_nodes
+from .weight_methods import METHODS, BlockFormat, BlockMethod, input_statistics
 from .writing import weight_bytes, write_quantised
 
 _OPERATORS = {"MatMul": 0, "Gather": 1}
@@ -106,7 +109,7 @@ class RTNWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class KQuantWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Searched scales and minima. Args: see `RTNWeightOnlyQuantConfig`."""
+    """Searched scales and zero points. Args: see `RTNWeightOnlyQuantConfig`."""
 
     def __init__(
         self,
@@ -120,7 +123,13 @@ class KQuantWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Half-quadratic quantisation: zero points that make the error small where it is not large anyway."""
+    """Half-quadratic quantisation: scales and zero points that make the error small where it is not large anyway.
+
+    Zero points are whole numbers here, where onnxruntime's are floats.
+
+    Args:
+        axis: 1; blocks lie along the inputs, which is how the operator reads them.
+    """
 
     def __init__(
         self,
@@ -136,7 +145,16 @@ class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Rounding that makes up for the errors of the columns before, by what activations are like."""
+    """Rounding that makes up for the errors of the columns before, by what activations are like.
+
+    Columns come in the order of their inputs' size, block by block, and scales are searched, whatever `actorder` and
+    `mse` say: both make the error smaller and cost nothing in the model.
+
+    Args:
+        calibration_data_reader: gives the inputs of the model, as for `quantize_static`.
+        percdamp: 0.01; more is taken where it is needed.
+        perchannel: True; each row has scales of its own.
+    """
 
     def __init__(
         self,
@@ -170,29 +188,6 @@ class NVAWQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
             "it hands the model to a package of NVIDIA's, with a data set that it downloads",
             "use DefaultWeightOnlyQuantConfig",
         )
-
-
-@dataclass(frozen=True)
-class BlockFormat:
-    """How one weight is stored."""
-
-    bits: int
-    block_size: int
-    is_symmetric: bool
-
-
-BlockMethod = Callable[[NDArray[Any], BlockFormat, bool], QuantizedBlocks]
-"""From a matrix [n, k], a format, and whether scales are those of float16, to blocks along k."""
-
-
-def _to_nearest(weight: NDArray[Any], form: BlockFormat, half_scales: bool) -> QuantizedBlocks:
-    return quantize_blocks(
-        weight, bits=form.bits, block_size=form.block_size, symmetric=form.is_symmetric, half_scales=half_scales
-    )
-
-
-METHODS: dict[str, BlockMethod] = {"DEFAULT": _to_nearest, "RTN": _to_nearest}
-"""Methods by the names that configurations have for them."""
 
 
 class MatMulNBitsQuantizer:
@@ -277,7 +272,7 @@ class MatMulNBitsQuantizer:
                 "check op_types_to_quantize, nodes_to_include and nodes_to_exclude",
             )
         accuracy = getattr(config, "accuracy_level", self.accuracy_level)
-        writer = _Writer(model, config.quant_format, method, accuracy)
+        writer = _Writer(model, config.quant_format, method, accuracy, self._inputs(model, found))
         with ProgressLine("Quantising", len(found), after=0.5) as progress:
             for graph, node in found:
                 writer.write(graph, node, custom.get(node.name, form))
@@ -287,6 +282,18 @@ class MatMulNBitsQuantizer:
                 if not graph.is_used(name):
                     graph.remove_initializer(name)
         self.model = ONNXModel(model)
+
+    def _inputs(self, model: OnnxModel, found: Sequence[tuple[Graph, Node]]) -> dict[str, InputStatistics]:
+        """By weight what it is multiplied with, where the method wants to know; several nodes may share one."""
+        if not isinstance(self.algo_config, GPTQWeightOnlyQuantConfig):
+            return {}
+        values: dict[str, set[str]] = {}
+        for graph, node in found:
+            tensor = _matrix(graph, node)
+            if node.op_type == "MatMul" and tensor is not None:
+                values.setdefault(tensor.name, set()).add(node.input(0))
+        reader = self.algo_config.calibration_data_reader
+        return input_statistics(to_proto(model), values, reader) if values else {}
 
     def _form(self) -> BlockFormat:
         config = self.algo_config
@@ -316,9 +323,15 @@ def _checked(config: WeightOnlyQuantConfig, form: BlockFormat) -> BlockMethod:
     if config.algorithm not in METHODS:
         raise NotSupportedYetError(
             f"the method {config.algorithm!r} is not supported",
-            f"this version rounds weights by {', '.join(METHODS)}",
+            f"weights are rounded by {', '.join(METHODS)}",
             "use DefaultWeightOnlyQuantConfig or RTNWeightOnlyQuantConfig",
         )
+    for name, known in (("axis", 1), ("percdamp", 0.01), ("perchannel", True)):
+        if getattr(config, name, known) != known:
+            raise NotSupportedYetError(
+                f"{name}={getattr(config, name)} is not supported", f"{config.algorithm} has {name}={known} here",
+                "leave it out",
+            )  # fmt: skip
     if getattr(config, "ratios", None):
         raise NotSupportedYetError("ratios are not supported", "ranges are not clipped by node", "leave them out")
     if getattr(config, "channel_wised_quantize", False):
@@ -401,6 +414,7 @@ class _Writer:
     format: QuantFormat
     method: BlockMethod
     accuracy_level: int | None
+    inputs: Mapping[str, InputStatistics]
     stored: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)
 
     def write(self, graph: Graph, node: Node, form: BlockFormat) -> None:
@@ -420,7 +434,8 @@ class _Writer:
         weight, name = tensor.array(), tensor.name
         try:
             matrix = np.ascontiguousarray(weight.T) if node.op_type == "MatMul" else weight
-            blocks = self.method(matrix, form, tensor.dtype is DataType.FLOAT16)
+            inputs = self.inputs.get(name) if node.op_type == "MatMul" else None
+            blocks = self.method(matrix, form, tensor.dtype is DataType.FLOAT16, inputs)
         except QuantizationError as error:
             raise InputError(
                 f"the weight {name!r} of node {node.name!r} cannot be quantised",

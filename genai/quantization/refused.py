@@ -8,7 +8,6 @@ from ..session.refused import stand_in
 
 _PAGE = "docs/onnx_quantisation.md lists what is there"
 _GRAPH = "the classes that edit graphs are not those of onnxruntime; the functions of this module do what they do"
-_METHOD = "the configuration can be made, and quantising by it is refused: this version rounds weights to nearest"
 _QUANTIZER = "the one quantiser of that file does it all"
 REASONS = {
     "CalibrationMethod.Distribution": "it fits float8 to a mean and a deviation, and no float8 is made here",
@@ -19,10 +18,7 @@ REASONS = {
     "cuda_quantizer": "it lays weights out for onnxruntime's own CUDA kernels",
     "fusions": "nodes are joined by quant_pre_process",
     "matmul_nbits_quantizer.DefaultWeightOnlyQuantizer": _QUANTIZER,
-    "matmul_nbits_quantizer.GPTQWeightOnlyQuantConfig": _METHOD,
-    "matmul_nbits_quantizer.HQQWeightOnlyQuantConfig": _METHOD,
     "matmul_nbits_quantizer.HQQWeightOnlyQuantizer": _QUANTIZER,
-    "matmul_nbits_quantizer.KQuantWeightOnlyQuantConfig": _METHOD,
     "matmul_nbits_quantizer.NVAWQWeightOnlyQuantizer": _QUANTIZER,
     "neural_compressor": "methods for weights are in genai.quant",
     "onnx_quantizer": _GRAPH,

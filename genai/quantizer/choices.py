@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from genai.quant.blocks import BITS, BLOCK_SIZES
-from genai.quant.grids import UniformGrid
+from genai.kernels.weight_formats import BLOCKS, CODE_BITS, ROW
+from genai.quant.grids import CodeGrid, UniformGrid
 from genai.quant.methods import METHODS
+from genai.quant.named_forms import NAMED_FORMS, named_grid
 
 from ..errors import InputError, OptionError, did_you_mean
 from ..model.reading import read_text_file
 from .sites import Site
+
+UNIFORM = "uniform"
+# A row of a table is read per token, whatever its size: exactness costs memory only, and a fifteenth of an 8B shape.
+TABLE_FORM: Mapping[str, Any] = {"form": UNIFORM, "bits": 8, "block_size": 32}
+FORMS = (UNIFORM, *NAMED_FORMS)
+# What onnxruntime has kernels for: bits of its products and experts, and of its tables.
+_PRODUCT_BITS, _TABLE_BITS = (2, 4, 8), (4, 8)
+# What DequantizeLinear stores in blocks.
+_QDQ_BITS = (4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,55 +33,102 @@ class FormatChoice:
     """How a matrix is stored.
 
     Attributes:
-        bits: 4 or 8; 0 = floats, as they are.
-        block_size: columns that share a scale: 16, 32, 64, 128, 256.
-        symmetric: False stores a zero point per block.
+        form: "uniform", or a name of NAMED_FORMS, which has bits and block sizes of its own.
+        bits: 2, 3, 4, 5, 6 or 8; 0 = floats, as they are. None = 4, or what the form has.
+        block_size: columns that share a scale: 16, 32, 64, 128, 256; 0 = all of a row. None = 32, or the form's.
+        symmetric: False stores a zero point per block; of uniform forms alone.
         method: see `genai.quant.methods`.
         half_scales: scales are stored as float16, which a Cast in the graph widens.
+        qdq: products are written as DequantizeLinear and MatMul, not as one operator; uniform 4 and 8 bits.
 
     Raises:
-        OptionError: a value that is not offered.
+        OptionError: a value that is not offered, or that the form does not have.
     """
 
-    bits: int = 4
-    block_size: int = 32
+    form: str = UNIFORM
+    bits: int | None = None
+    block_size: int | None = None
     symmetric: bool = True
     method: str = "search"
     half_scales: bool = True
+    qdq: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("bits", self.bits, (0, *BITS))
-        _one_of("block_size", self.block_size, BLOCK_SIZES)
-        if self.method not in METHODS:
-            fix = did_you_mean(str(self.method), METHODS, f"choose one of {', '.join(METHODS)}")
-            raise OptionError(f"method is {self.method!r}", "there is no such method", fix)
-        for name in ("symmetric", "half_scales"):
+        for name, known in (("form", FORMS), ("method", METHODS)):
+            if (value := getattr(self, name)) not in known:
+                fix = did_you_mean(str(value), known, f"choose one of {', '.join(known)}")
+                raise OptionError(f"{name} is {value!r}", f"there is no such {name}", fix)
+        bits, sizes = NAMED_FORMS.get(self.form, (4, (32,)))
+        own_bits, own_sizes = ((bits,), sizes) if self.form in NAMED_FORMS else ((0, *CODE_BITS), (ROW, *BLOCKS))
+        for name, usual, some in (("bits", bits, own_bits), ("block_size", sizes[0], own_sizes)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, usual)
+            _one_of(name, getattr(self, name), some, of="" if self.form == UNIFORM else self.form)
+        for name in ("symmetric", "half_scales", "qdq"):
             _one_of(name, getattr(self, name), (True, False))
+        if self.form in NAMED_FORMS and not (self.symmetric and not self.qdq):
+            raise OptionError(
+                f"{self.form} {'as QDQ' if self.qdq else 'with zero points'}",
+                "there is no such form; what it stores per block belongs to it",
+                "leave it out, or choose the form uniform",
+            )
+        if self.qdq and self.bits not in (0, *_QDQ_BITS):
+            raise OptionError(f"qdq with {self.bits} bits", "DequantizeLinear has 4 and 8 bits", "choose one of them")
 
-    @property
-    def grid(self) -> UniformGrid:
-        return UniformGrid(self.bits, self.block_size, self.symmetric, self.half_scales)
+    def changed(self, changes: Mapping[str, Any]) -> FormatChoice:
+        """Another choice; a new form begins with its own bits and block size, and new bits alone mean uniform ones."""
+        start = {one.name: getattr(self, one.name) for one in fields(self)}
+        form = changes.get("form", UNIFORM if changes.get("bits") is not None else self.form)
+        if form != self.form:
+            start |= {"form": form, "bits": None, "block_size": None, "symmetric": True}
+        return FormatChoice(**{**start, **changes})
+
+    def grid(self, columns: int) -> CodeGrid:
+        """What methods work on, for a matrix of so many columns; not for floats."""
+        assert self.bits and self.block_size is not None
+        if self.form != UNIFORM:
+            return named_grid(self.form, self.block_size, half_scales=self.half_scales)
+        by_row = self.block_size == ROW
+        return UniformGrid(
+            self.bits, -(-columns // 16) * 16 if by_row else self.block_size, self.symmetric, self.half_scales, by_row
+        )
 
     def nbytes(self, site: Site) -> int:
         """Bytes that a site takes in the file."""
         if not self.bits:
             return 4 * site.elements
-        blocks = -(-site.columns // self.block_size)
-        zeros = 0 if self.symmetric else -(-blocks * self.bits // 8)
-        scale = 2 if self.half_scales or site.half else 4
-        return site.rows * (blocks * (self.block_size * self.bits // 8 + scale) + zeros)
+        form = self.grid(site.columns).form
+        half = (self.half_scales or site.half) and form.group_size != ROW
+        floats = 2 if form.offset_bits and form.multiplier_bits else 1
+        bits = form.bits_per_weight(site.columns, 16 if half else 32, floats_per_group=floats)
+        return site.rows * round(bits * site.columns / 8)
+
+    def has_foreign_kernel(self, site: Site) -> bool:
+        """Whether onnxruntime has kernels for what is written; otherwise it runs it by the model's functions."""
+        if not self.bits:
+            return True
+        if self.form in ("nf4", "fp4"):
+            return not (site.lookups or site.experts or site.columns % (self.block_size or 1))
+        if self.form != UNIFORM or (self.block_size == ROW and not self.qdq):
+            return False
+        return self.bits in (_TABLE_BITS if site.lookups else _PRODUCT_BITS)
 
     def label(self) -> str:
         """Such as "4 bits, blocks of 32, gptq"."""
         if not self.bits:
             return "floats"
+        size = f"blocks of {self.block_size}" if self.block_size else "a scale per row"
         zeros = "" if self.symmetric else ", zero points"
-        return f"{self.bits} bits, blocks of {self.block_size}{zeros}, {self.method}"
+        name = f"{self.bits} bits" if self.form == UNIFORM else self.form
+        return f"{name}, {size}{zeros}{', QDQ' if self.qdq else ''}, {self.method}"
 
 
-def _one_of(name: str, value: object, known: Sequence[object]) -> None:
+def _one_of(name: str, value: object, known: Sequence[object], *, of: str = "") -> None:
     if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
-        raise OptionError(f"{name} is {value!r}", f"it can be {', '.join(map(str, known))}", f"choose one for {name}")
+        raise OptionError(
+            f"{name} is {value!r}", f"{'that of ' + of if of else 'it'} can be {', '.join(map(str, known))}",
+            f"choose one for {name}",
+        )  # fmt: skip
 
 
 _RULE_KEYS = ("match", *(one.name for one in fields(FormatChoice)))
@@ -114,7 +171,7 @@ class Recipe:
     def _choice(self, site: Site) -> FormatChoice:
         for pattern, changes in self.rules:
             if fnmatch.fnmatchcase(site.base_name, pattern):
-                return replace(self.default, **changes)
+                return self.default.changed(changes)
         return self.default
 
 
@@ -134,7 +191,7 @@ def read_recipe(path: Path, default: FormatChoice) -> Recipe:
     if not isinstance(content, dict) or not set(content) <= {"default", "rules"}:
         found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise _malformed(path, f"it holds {found}")
-    start = replace(default, **_changes(path, content.get("default") or {}, ()))
+    start = default.changed(_changes(path, content.get("default") or {}, ()))
     rules = content.get("rules") or []
     if not isinstance(rules, list):
         raise _malformed(path, f"rules is a {type(rules).__name__}")
@@ -144,7 +201,7 @@ def read_recipe(path: Path, default: FormatChoice) -> Recipe:
         pattern = changes.pop("match", None)
         if not isinstance(pattern, str) or not pattern:
             raise _malformed(path, f"the rule {rule} has no pattern")
-        replace(start, **changes)  # values that are not offered
+        start.changed(changes)  # values that are not offered
         made.append((pattern, changes))
     return Recipe(start, tuple(made), str(path), text)
 

@@ -12,6 +12,7 @@ from typing import Any
 from genai.quant.methods import METHODS
 
 from ..errors import ModelFolderError, OptionError
+from .choices import FORMS, UNIFORM
 from .options import QuantizeOptions
 from .report import Point, curve_plot, html_page, html_table, read_report, size_text
 from .run import Progress, quantize_model
@@ -19,24 +20,40 @@ from .run import Progress, quantize_model
 DEFAULT_VARIANTS = "rtn/4/128,rtn/4/32,search/4/32,gptq/4/128,gptq/4/32,distill/4/32,search/8/32"
 # Below it, two models answer alike but for rare tokens.
 MOST_KLD = 0.02
-_HEADS = ["output", "bits per weight", "size", "mean KLD", "99 % KLD", "same top token", "perplexity", "quantised in"]
+_HEADS = [
+    "output",
+    "bits per weight",
+    "size",
+    "mean KLD",
+    "99 % KLD",
+    "same top token",
+    "perplexity",
+    "quantised in",
+    "in onnxruntime",
+]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way: method, bits and block size."""
+    """One way: a method, and a form with its bits and block size (None = the form's own)."""
 
     method: str
-    bits: int
-    block_size: int
+    bits: int | None = None
+    block_size: int | None = None
+    form: str = UNIFORM
 
     @property
     def name(self) -> str:
-        return f"{self.method}-{self.bits}-{self.block_size}"
+        words = (self.method, None if self.form == UNIFORM else self.form, self.bits, self.block_size)
+        return "-".join(str(word) for word in words if word is not None)
+
+    def of(self, options: QuantizeOptions) -> QuantizeOptions:
+        """The options with it."""
+        return replace(options, method=self.method, form=self.form, bits=self.bits, block_size=self.block_size)
 
 
 def parse_variants(text: str) -> list[Variant]:
-    """Variants as "method/bits/block,…"; "default" stands for DEFAULT_VARIANTS.
+    """Variants as "method/bits/block" or "method/form", with commas between; "default" stands for DEFAULT_VARIANTS.
 
     Raises:
         OptionError: a part that is none, or fewer than two.
@@ -44,11 +61,16 @@ def parse_variants(text: str) -> list[Variant]:
     variants = []
     for part in (DEFAULT_VARIANTS if text == "default" else text).split(","):
         words = part.strip().split("/")
-        if len(words) != 3 or not all(word.isdecimal() for word in words[1:]):
+        if len(words) == 3 and all(word.isdecimal() for word in words[1:]):
+            variants.append(Variant(words[0], int(words[1]), int(words[2])))
+        elif len(words) == 2 and words[1] in FORMS:
+            variants.append(Variant(words[0], form=words[1]))
+        else:
             raise OptionError(
-                f"variant {part!r}", "it is no method/bits/block", f"write for example {DEFAULT_VARIANTS}"
+                f"variant {part!r}",
+                f"it is neither method/bits/block nor method/form; forms are {', '.join(FORMS)}",
+                f"write for example {DEFAULT_VARIANTS}",
             )
-        variants.append(Variant(words[0], int(words[1]), int(words[2])))
     if len(set(variants)) < 2:
         raise OptionError(f"variants {text!r}", "at least two are compared", f"write for example {DEFAULT_VARIANTS}")
     return list(dict.fromkeys(variants))
@@ -90,7 +112,7 @@ def compare(
     """
     if not options.evaluate:
         raise OptionError("evaluate is off", "outputs are compared by what they cost", "leave --no-eval out")
-    ways = {one.name: replace(options, method=one.method, bits=one.bits, block_size=one.block_size) for one in variants}
+    ways = {one.name: one.of(options) for one in variants}
     if options.calib is not None and options.eval_file is not None:  # it is for those alone that need data
         ways = {
             n: way if METHODS[way.method].needs != "nothing" else replace(way, calib=None) for n, way in ways.items()
@@ -120,7 +142,7 @@ def _found(folder: Path, source: str | Path, way: QuantizeOptions) -> dict[str, 
         report = read_report(folder)
     except (OSError, ValueError):
         report = {}
-    wanted = {"method": way.method, "bits": way.bits, "block_size": way.block_size, "seed": way.seed}
+    wanted = {name: getattr(way, name) for name in ("method", "form", "bits", "block_size", "seed")}
     made = report.get("options", {})
     if report.get("source") != str(source) or any(made.get(key) != value for key, value in wanted.items()):
         raise ModelFolderError(
@@ -155,6 +177,7 @@ def rows(result: Comparison) -> list[list[str]]:
                 name + mark, f"{report['bits_per_weight']:.3f}", size_text(report["nbytes"]), f"{quality['kld']:.6f}",
                 f"{quality['p99']:.5f}", f"{100 * quality['top1_agreement']:.2f} %", f"{quality['perplexity']:.4f}",
                 f"{report['seconds'].get('quantising', 0.0):.1f} s",
+                "kernels" if "onnxruntime" in report["readers"] else "functions",
             ]
         )  # fmt: skip
     return table

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ..errors import OptionError
-from .choices import FormatChoice, Recipe, read_recipe
+from ..errors import OptionError, did_you_mean
+from .choices import UNIFORM, FormatChoice, Recipe, read_recipe
 
+TARGET_RUNTIMES = ("onnxruntime", "any")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -18,12 +19,16 @@ class QuantizeOptions:
     """Options of `quantize`.
 
     Attributes:
-        bits, block_size, symmetric, method, half_scales: of every matrix that nothing else is said of; see Choice.
-        head_bits, embedding_bits: of the head and the token embedding; None = as all others, 0 = floats. Where both are
-            one matrix they must agree.
+        form, bits, block_size, symmetric, method, half_scales, qdq: of every matrix that nothing else is said of; see
+            FormatChoice.
+        head_bits, embedding_bits: of the head and the token embedding; 0 = floats, None = as all others, but 8 bits for
+            an embedding that is not the head, too, and of which no recipe or target says more. Where both are one
+            matrix they must agree.
         recipe: YAML file of choices by patterns over names (docs/quantisation.md).
         target_bits: bits per weight of the whole file that the matrices' bits are chosen for.
         target_size: bytes of the whole weights, likewise.
+        target_runtime: "onnxruntime": targets choose among forms that it has kernels for; "any": among the most exact
+            of each size, which onnxruntime runs by the model's functions, with these weights as float32.
         target_kld: mean divergence, in nats per token, that must be kept at the least size.
         calib: text that methods with statistics are calibrated with; None = the model writes one itself.
         samples, length: sequences of calibration, and tokens of each (no more than the context).
@@ -39,17 +44,20 @@ class QuantizeOptions:
         OptionError: a value that is not offered, or options that contradict each other.
     """
 
-    bits: int = 4
-    block_size: int = 32
+    form: str = UNIFORM
+    bits: int | None = None
+    block_size: int | None = None
     symmetric: bool = True
     method: str = "search"
     half_scales: bool = True
+    qdq: bool = False
     head_bits: int | None = None
     embedding_bits: int | None = None
     recipe: Path | None = None
     target_bits: float | None = None
     target_size: int | None = None
     target_kld: float | None = None
+    target_runtime: str = "onnxruntime"
     calib: Path | None = None
     samples: int = 128
     length: int = 512
@@ -77,16 +85,29 @@ class QuantizeOptions:
                 raise OptionError(f"{targets[0]} is {value}", "a target is above 0", "give a larger one")
             if self.recipe is not None:
                 raise OptionError(f"recipe and {targets[0]} are given", "both choose bits", "leave one out")
+        if self.target_runtime not in TARGET_RUNTIMES:
+            raise OptionError(
+                f"target_runtime is {self.target_runtime!r}", f"it can be {' or '.join(TARGET_RUNTIMES)}",
+                did_you_mean(self.target_runtime, TARGET_RUNTIMES, "choose one of them"),
+            )  # fmt: skip
+        if self.target_runtime != TARGET_RUNTIMES[0] and not targets:
+            raise OptionError(
+                f"target_runtime is {self.target_runtime!r}, and there is no target",
+                "it says what a target chooses from",
+                "leave it out, or give --target-bits, --target-size or --target-kld",
+            )
+        if targets and (self.form != UNIFORM or self.bits is not None or self.block_size is not None or self.qdq):
+            raise OptionError(
+                f"{targets[0]} is given, and a form, bits or a block size", "a target chooses them",
+                "leave one out; --method and --asymmetric go with a target",
+            )  # fmt: skip
         if not self.evaluate and self.eval_file is not None:
             raise OptionError("eval_file is given, and evaluate is off", "nothing is evaluated", "leave one out")
 
     @property
     def choice(self) -> FormatChoice:
         """Of every matrix that nothing else is said of."""
-        return FormatChoice(
-            bits=self.bits, block_size=self.block_size, symmetric=self.symmetric, method=self.method,
-            half_scales=self.half_scales,
-        )  # fmt: skip
+        return FormatChoice(**{one.name: getattr(self, one.name) for one in fields(FormatChoice)})
 
     @property
     def has_target(self) -> bool:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.quant.blocks import QuantizationError, QuantizedBlocks, _half, dequantize_blocks
+from genai.kernels.weight_formats import ROW
+from genai.quant.blocks import QuantizationError, _half
+from genai.quant.formats import QuantizedWeight
+from genai.quant.grids import in_parallel, row_slices
 from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_error
@@ -81,7 +84,7 @@ class Quantising:
         value = site.products[0].input(0)
         return [one for one in self.source.sites if any(node.input(0) == value for node in one.products)]
 
-    def packed(self, site: Site) -> QuantizedBlocks | None:
+    def packed(self, site: Site) -> QuantizedWeight | None:
         """A finished site as it will be written: with its rows scaled where a later matrix's factors ask for it."""
         stored = self.stored(site)
         if stored is None:
@@ -95,9 +98,8 @@ class Quantising:
             if after is not None and after.factors is not None:
                 _, first, count = fold.rows
                 factors = _unshared(after.factors, fold, count)
-                scales = packed.scales.copy()
-                scales[first : first + count] /= factors[:, None]
-                packed = replace(packed, scales=_half(scales) if self.choices[site].half_scales else scales)
+                narrow = self.choices[site].half_scales and packed.format.group_size != ROW
+                packed = _with_rows_divided(packed, first, count, factors, narrow=narrow)
                 break
         return packed
 
@@ -117,7 +119,7 @@ class Quantising:
         packed = self.packed(site)
         if packed is None:
             return None
-        matrix = dequantize_blocks(packed)
+        matrix = packed.dequantise()
         stored, fold = self.stored(site), self.fold(site)
         if stored is not None and stored.factors is not None and (fold is None or fold.rows is None):
             matrix /= stored.factors
@@ -128,7 +130,7 @@ class Quantising:
         stored = self.stored(site)
         if stored is None:
             return None
-        matrix = dequantize_blocks(stored.packed)
+        matrix = stored.packed.dequantise()
         if stored.factors is not None:
             matrix /= stored.factors
         return matrix
@@ -213,7 +215,7 @@ class Quantising:
         if done:  # of the same group, in an interrupted run
             return done[0], {}
         weights = [self.source.weight(site) for site in sites]
-        grids = [self.choices[site].grid for site in sites]
+        grids = [self.choices[site].grid(site.columns) for site in sites]
         factors, notes = find_factors(weights, grids, inputs, sharing=fold.sharing)
         return factors.astype(np.float32), notes
 
@@ -227,14 +229,14 @@ class Quantising:
             start = time.perf_counter()
             method = METHODS[choice.method]
             if inputs is None and method.needs != "nothing":
-                method = METHODS["search"]  # a table whose rows are only looked up: nothing is multiplied with it
+                method = METHODS["search"]  # a table whose rows are only looked up, or experts
                 notes = {**(notes or {}), "method": "search"}
             weight = self.source.weight(site)
             try:
                 result = _quantized(weight, choice, method, inputs, factors)
             except QuantizationError as error:
                 raise InputError(f"{site.name}: {error}", f"method {method.name}", "choose another method") from error
-            packed = choice.grid.packed(result.blocks)
+            packed = result.packed
             said = {**result.notes, **(notes or {}), **_errors(weight, packed, factors, inputs)}
             self.workspace.put(self._prefix + site.name, Stored(packed, factors, said, time.perf_counter() - start))
             self.source.release(site.name)
@@ -246,28 +248,47 @@ def _quantized(
     factors: NDArray[np.float32] | None,
 ) -> MethodResult:  # fmt: skip
     if factors is None:
-        return method.quantize(weight, choice.grid, inputs)
+        return method.quantize(weight, choice.grid(weight.shape[1]), inputs)
     scaled = None if inputs is None else inputs.scaled(1 / factors.astype(np.float64))
-    return method.quantize(weight * factors, choice.grid, scaled)
+    return method.quantize(weight * factors, choice.grid(weight.shape[1]), scaled)
 
 
 def _errors(
-    weight: NDArray[np.float32], packed: QuantizedBlocks, factors: NDArray[np.float32] | None,
+    weight: NDArray[np.float32], packed: QuantizedWeight, factors: NDArray[np.float32] | None,
     inputs: InputStatistics | None,
 ) -> dict[str, float]:  # fmt: skip
     """Relative squared errors of the weights, and of the outputs where inputs are known."""
-    stored = dequantize_blocks(packed)
+    stored = packed.dequantise()
     if factors is not None:
         stored /= factors
-    difference, total = 0.0, 0.0
-    for first in range(0, len(stored), 4096):
-        exact = np.asarray(weight[first : first + 4096], np.float32)
-        difference += float(np.square(exact - stored[first : first + 4096], dtype=np.float64).sum())
-        total += float(np.square(exact, dtype=np.float64).sum())
+
+    def squares(rows: slice) -> tuple[float, float]:
+        exact = np.ascontiguousarray(weight[rows], np.float32)
+        lost = exact - stored[rows]
+        return float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
+
+    parts = list(in_parallel(squares, row_slices(*stored.shape)))
+    difference, total = (sum(part[place] for part in parts) for place in (0, 1))
     found = {"weight_error": difference / total if total else 0.0}
     if inputs is not None:
         found["output_error"] = output_error(weight, stored, inputs)
     return found
+
+
+def _with_rows_divided(
+    packed: QuantizedWeight, first: int, count: int, factors: NDArray[np.float32], *, narrow: bool
+) -> QuantizedWeight:
+    """Some rows divided by factors [count]; scales are rounded to float16 again if `narrow`."""
+
+    def divided(scales: NDArray[np.float32]) -> NDArray[np.float32]:
+        changed = np.array(scales)
+        changed[first : first + count] /= factors[:, None]
+        return _half(changed) if narrow else changed
+
+    scales, offset_scales = divided(packed.scales), packed.offset_scales
+    if offset_scales is not None:
+        offset_scales = scales if offset_scales is packed.scales else divided(offset_scales)
+    return replace(packed, scales=scales, offset_scales=offset_scales)
 
 
 def _as_table(inputs: InputStatistics) -> InputStatistics:

@@ -26,6 +26,7 @@ class MatrixRow:
         weight_error: ||W - V|| ** 2 / ||W|| ** 2. output_error: the same of its outputs, None where no input was seen.
         sensitivity: by candidate the divergence of the model in which this matrix alone is stored so.
         notes: what the method said. seconds: it took.
+        computed_by: "onnxruntime" where that has a kernel for what is stored; "functions" where it runs the model's.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MatrixRow:
     sensitivity: Mapping[str, float]
     notes: Mapping[str, Any]
     seconds: float
+    computed_by: str
 
 
 @dataclass(frozen=True)

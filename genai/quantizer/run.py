@@ -10,13 +10,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from genai.quant.blocks import dequantize_blocks
 from genai.quant.methods import METHODS
 
 from ..builder.folder import require_absent, unfinished_folder
@@ -25,23 +24,25 @@ from ..text.tokenizer import Tokenizer
 from .allocation import Candidates
 from .assemble import write_folder
 from .calibration import CalibrationText, read_text, written_text
-from .choices import FormatChoice
+from .choices import TABLE_FORM, FormatChoice
 from .options import QuantizeOptions
 from .quality import Evaluation, Quality
 from .quantising import Quantising
-from .report import MatrixRow, Point, Report, size_text
+from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
 from .sites import Site
 from .source import FloatModel
 from .streaming import Override, StreamedDecoder
 from .targets import beside_bytes, choose, curve, measured, predicted, sensitivity_table
-from .workspace import FinishedMatrices
+from .workspace import FinishedMatrices, workspace_folder
 
 # Raised when the same options give other bytes.
-_VERSION = 1
+_VERSION = 2
 # Of a text that serves for both, one part in so many is kept for the evaluation.
 _HELD_OUT = 8
 # A target of divergence is met by trying, so many times at most.
 _MOST_ROUNDS = 5
+# More than a report takes, with one line per matrix.
+_REPORT_BYTES = 1 << 20
 # What else is on the curve: bits and block sizes, rounded to nearest.
 _CURVE = ((4, 128), (4, 32), (8, 32))
 
@@ -78,14 +79,27 @@ def quantize_model(
     try:
         return run.all()
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise ModelFolderError(
-            f"cannot write {output}: {error.strerror or error}",
-            "the disk is full" if full else "the system refused it",
-            "free some space and run the same command again: finished matrices are kept"
-            if full
-            else "check that the parent folder exists and can be written",
-        ) from error
+        raise _unwritable(output, error) from error
+    except ModelFolderError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
+            raise _unwritable(output, error.__cause__) from error
+        raise
+
+
+# What the system says when it has no room for a file, and why that is.
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of this user is used up",
+    errno.EFBIG: "files of this process, or on this disk, may not be so large (ulimit -f)",
+}
+
+
+def _unwritable(output: str | Path, error: OSError) -> ModelFolderError:
+    fix = "make room and run the same command again: finished matrices are kept"
+    if error.errno not in _NO_ROOM:
+        fix = "check that the parent folder exists and can be written"
+    why = _NO_ROOM.get(error.errno or 0, "the system refused it")
+    return ModelFolderError(f"cannot write {output}: {error.strerror or error}", why, fix)
 
 
 @dataclass
@@ -97,6 +111,8 @@ class _Run:
     command: str
 
     def all(self) -> Report:
+        if (self.output / f"{REPORT}.json").exists():  # all was done when a run was killed
+            shutil.rmtree(workspace_folder(self.output), ignore_errors=True)
         require_absent(self.output)
         if not self.output.parent.is_dir():
             raise ModelFolderError(
@@ -109,6 +125,7 @@ class _Run:
                 recipe = self.options.read_recipe()
                 choices = recipe.choices(self._source.sites)
                 self._apply_ends(choices)
+                self._check_experts(choices)
                 self._check_finite()
             self._require_room(choices)
             self._workspace = stack.enter_context(FinishedMatrices(self.output, self._plan(recipe.text)))
@@ -145,8 +162,12 @@ class _Run:
     # Before
 
     def _apply_ends(self, choices: dict[Site, FormatChoice]) -> None:
-        """head_bits and embedding_bits."""
+        """head_bits and embedding_bits; a table that is only looked up has 8 bits unless something is said of it."""
         head, embedding = self.options.head_bits, self.options.embedding_bits
+        if self.options.recipe is None and embedding is None:
+            for site in choices:
+                if site.is_table and choices[site].bits:
+                    choices[site] = choices[site].changed({**TABLE_FORM, "qdq": False})
         if head is None and embedding is None:
             return
         for site in choices:
@@ -159,7 +180,26 @@ class _Run:
                     f"in {self.source_path} head and embedding are one matrix, {site.name}",
                     "give both the same bits, or one of them",
                 )
-            choices[site] = replace(choices[site], bits=int(wanted.pop() or 0))
+            choices[site] = choices[site].changed({"bits": int(wanted.pop() or 0)})
+
+    def _check_experts(self, choices: Mapping[Site, FormatChoice]) -> None:
+        """QMoE has uniform blocks of 2, 4 and 8 bits, of one size for both matrices."""
+        sizes: dict[str, FormatChoice] = {}
+        for site, choice in choices.items():
+            if site.mixture is None:
+                continue
+            if not (choice.bits and choice.has_foreign_kernel(site)) or choice.qdq or not choice.block_size:
+                raise OptionError(
+                    f"the experts {site.base_name}: {choice.label()}", "QMoE has blocks of 2, 4 and 8 bits",
+                    "choose one of them, for the experts alone by a recipe's rule",
+                )  # fmt: skip
+            other = sizes.setdefault(site.mixture.output(0), choice)
+            if (choice.block_size, choice.symmetric) != (other.block_size, other.symmetric):
+                raise OptionError(
+                    f"the experts {site.base_name}: blocks of {other.block_size} and of {choice.block_size}",
+                    "both matrices of a mixture have one block size, and both zero points or none",
+                    "give both the same",
+                )
 
     def _check_finite(self) -> None:
         """Bad weights are better known before the long work."""
@@ -169,8 +209,11 @@ class _Run:
             self.progress("Checking weights", index + 1, len(self._source.sites))
 
     def _require_room(self, choices: Mapping[Site, FormatChoice]) -> None:
-        # Once in the workspace, once in the output.
-        needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source)
+        # Once in the workspace, once in the output, beside the tokenizer's files and the report.
+        other = sum(path.stat().st_size for path in self._source.folder.glob("*.json")) + _REPORT_BYTES
+        needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source) + other
+        done = workspace_folder(self.output)  # by an interrupted run, of which this may go on
+        needed -= sum(path.stat().st_size for path in done.glob("*.npy")) if done.is_dir() else 0
         free = shutil.disk_usage(self.output.parent).free
         if free < needed:
             raise ModelFolderError(
@@ -277,7 +320,7 @@ class _Run:
             target = self.options.target_kld
             if target is None:
                 return tried[0]
-            expected = predicted(self._candidates, chosen, self.options)
+            expected = predicted(self._candidates, chosen)
             factor = max(factor, 1e-6) if expected <= 0 else quality.kld / expected
             if quality.kld <= target and quality.kld >= 0.8 * target:
                 break
@@ -361,7 +404,7 @@ class _Run:
             folder_bytes=on_disk,
             bits_per_weight=bits,
             parts=_parts(rows, nbytes),
-            readers=("this toolkit", "onnxruntime", "onnxruntime-genai"),
+            readers=_readers(rows),
             calibration=None if self._calib_text is None else self._calib_text.origin,
             evaluation=None if quality is None or self._eval_text is None else self._eval_text.origin,
             quality=quality,
@@ -376,18 +419,19 @@ class _Run:
         choice, stored = quantising.choices[site], quantising.stored(site)
         notes = {} if stored is None else dict(stored.notes)
         nbytes = choice.nbytes(site)
+        by = "onnxruntime" if choice.has_foreign_kernel(site) else "functions"
         return MatrixRow(
             site.base_name, site.part, site.layer, site.rows, site.columns, choice.label(),
             nbytes * 8 / site.elements, nbytes,
             notes.pop("weight_error", 0.0), notes.pop("output_error", None), sensitivity, notes,
-            0.0 if stored is None else stored.seconds,
+            0.0 if stored is None else stored.seconds, by,
         )  # fmt: skip
 
     def _curve_points(self, evaluation: Evaluation, beside: int, weights: int) -> list[Point]:
         points = []
         for number, (bits, size) in enumerate(_CURVE):
             self.progress("Measuring others", number, len(_CURVE))
-            choice = replace(self.options.choice, bits=bits, block_size=size, method="rtn")
+            choice = FormatChoice(bits=bits, block_size=size, method="rtn", half_scales=self.options.half_scales)
             nbytes = beside + sum(choice.nbytes(site) for site in self._source.sites)
             kld = evaluation.measure(self._rounded(choice)).kld
             points.append(Point(f"rtn {bits}/{size}", nbytes * 8 / weights, kld, "measured"))
@@ -395,8 +439,8 @@ class _Run:
 
     def _rounded(self, choice: FormatChoice) -> Override:
         def instead(site: Site) -> Any:
-            blocks = METHODS["rtn"].quantize(self._source.weight(site), choice.grid, None).blocks
-            return dequantize_blocks(choice.grid.packed(blocks))
+            weight = self._source.weight(site)
+            return METHODS["rtn"].quantize(weight, choice.grid(site.columns), None).packed.dequantise()
 
         return instead
 
@@ -407,6 +451,16 @@ class _Run:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _readers(rows: list[MatrixRow]) -> tuple[str, ...]:
+    """Which runtimes read it, and how."""
+    wide = [row for row in rows if row.computed_by == "functions"]
+    if not wide:
+        return ("this toolkit", "onnxruntime", "onnxruntime-genai")
+    size = size_text(4 * sum(row.rows * row.columns for row in wide))
+    how = f"by the model's functions, which make float32 ({size}) of {len(wide)} matrices"
+    return ("this toolkit", f"onnxruntime and onnxruntime-genai {how}")
 
 
 def _parts(rows: list[MatrixRow], nbytes: int) -> dict[str, dict[str, float]]:

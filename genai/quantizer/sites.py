@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 
 from ..graph.ir import DataType, Graph, Node, OnnxTensor
 from ..graph.names import GraphNames
+from ..graph.node import MS
 from ..graph.types import TensorType
 from ..measure.evaluation.model_diff import layer_of
 
 FLOATS = (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16)
 # What moves a constant's elements without changing them, or says them in another type.
 _PASSED = ("Cast", "Transpose", "Identity", "Reshape")
+# A mixture of experts, and the inputs that are its matrices.
+MIXTURE, MIXTURE_MATRICES = (MS, "MoE"), (2, 4)
 # Matrices with fewer elements stay as they are: their scales would take as much as they spare.
 LEAST_ELEMENTS = 4096
 
@@ -26,6 +29,8 @@ class Site:
         inputs_first: it is stored [columns, rows], as MatMul wants it; otherwise [rows, columns].
         products: the nodes that multiply with it. lookups: those that read rows of it by token ids.
         half: it meets float16 activations, so its scales must be float16, too.
+        experts: how many matrices lie one below the other, in a mixture of experts; 0 = it is one matrix.
+        mixture: the node that multiplies with them.
     """
 
     name: str
@@ -35,6 +40,8 @@ class Site:
     products: list[Node] = field(default_factory=list, compare=False, repr=False)
     lookups: list[Node] = field(default_factory=list, compare=False, repr=False)
     half: bool = False
+    experts: int = 0
+    mixture: Node | None = field(default=None, compare=False, repr=False)
 
     @property
     def elements(self) -> int:
@@ -46,10 +53,17 @@ class Site:
         return layer_of(self.name)
 
     @property
+    def is_table(self) -> bool:
+        """Whether it is only looked up."""
+        return bool(self.lookups) and not self.products
+
+    @property
     def part(self) -> str:
-        """What it is, for tables: embedding, head, attention, feed-forward, or other."""
+        """What it is, for tables: embedding, head, attention, experts, feed-forward, or other."""
         if self.layer is None:
             return ("embedding and head" if self.products else "embedding") if self.lookups else "head"
+        if self.experts:
+            return "experts"
         if any(word in self.name for word in ("attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj")):
             return "attention"
         return "feed-forward" if any(word in self.name for word in ("mlp", "ffn", "feed_forward")) else "other"
@@ -68,6 +82,11 @@ def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
     found: dict[str, Site] = {}
     ids = _copies_of(graph, names.input_ids)
     for node in graph.nodes:
+        if node.key == MIXTURE:
+            for index in MIXTURE_MATRICES:
+                if (experts := _experts(graph, node, index)) is not None:
+                    found.setdefault(experts.name, experts)
+            continue
         kind, index = _role(node, ids)
         if kind == "":
             continue
@@ -81,7 +100,16 @@ def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
         site = found.setdefault(tensor.name, Site(tensor.name, rows, columns, as_products, half=half))
         if (site.rows, site.columns) == (rows, columns):
             (site.products if kind == "product" else site.lookups).append(node)
-    return tuple(site for site in found.values() if site.products or site.lookups)
+    return tuple(site for site in found.values() if site.products or site.lookups or site.experts)
+
+
+def _experts(graph: Graph, node: Node, index: int) -> Site | None:
+    """The matrices [experts, rows, columns] of a mixture, as one."""
+    tensor = graph.initializers.get(node.input(index))
+    if tensor is None or len(tensor.shape) != 3 or tensor.dtype not in FLOATS or tensor.num_elements < LEAST_ELEMENTS:
+        return None
+    count, rows, columns = tensor.shape
+    return Site(tensor.name, count * rows, columns, False, mixture=node, experts=count)
 
 
 def _role(node: Node, ids: set[str]) -> tuple[str, int]:

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.large import ReservedMemory
-from genai.kernels.reference.weights import dequantize_weight
+from genai.kernels.weight_formats import from_stored
+from genai.quant.formats import uniform_format, uniform_grid
+from genai.quant.ggml import type_of
 
 from ..builder.build import plan_build
 from ..builder.checkpoint import is_checkpoint
@@ -25,13 +27,14 @@ from ..builder.graph_writer import HollowFile
 from ..builder.options import ExportOptions
 from ..errors import InputError, UnsupportedModelError
 from ..graph.ir import DataType, Graph, Node, OnnxTensor, make_node
+from ..graph.rewrites.simplify import remove_dead_code
 from ..graph.shapes import infer_shapes
 from ..model.config import Config
 from ..model.decoder_graph import read_decoder_file, whole_number
 from ..model.folders import folder_errors
 from ..ops.products import BLOCK_PRODUCT
 from ..ops.rules import find_stored_weights
-from .sites import FLOATS, LEAST_ELEMENTS, Site, find_sites
+from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, Site, find_sites
 
 Loader = Callable[[], NDArray[np.float32]]
 # Rows that are dequantised at once.
@@ -57,7 +60,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     Raises:
         ModelFolderError, ConfigError, InputError, GraphError: it cannot be read.
         InputError: it is quantised already, and `requantize` is not set.
-        UnsupportedModelError: there is nothing to quantise, or mixtures of experts.
+        UnsupportedModelError: there is nothing to quantise, or mixtures of experts that QMoE does not compute.
     """
 
     def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
@@ -74,13 +77,13 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             raise
 
     def _open(self, requantize: bool) -> None:
-        self.folder = self._hollow_folder() if is_checkpoint(self.source) else self.source
+        self.folder = self._hollow_folder(requantize) if is_checkpoint(self.source) else self.source
         self.config = Config(self.folder)
         with folder_errors(self.folder):
             self.model = read_decoder_file(self.config)
             infer_shapes(self.model)
         graph = self.model.graph
-        if quantized := [node for node in graph.nodes if find_stored_weights(node.op_type).packed]:
+        if quantized := [node for node in graph.nodes if _is_quantized(graph, node)]:
             self._dequantize(quantized, requantize)
         self._widen()
         infer_shapes(self.model)
@@ -93,10 +96,12 @@ class FloatModel(AbstractContextManager["FloatModel"]):
                 "give a float decoder, or a Hugging Face checkpoint",
             )
 
-    def _hollow_folder(self) -> Path:
+    def _hollow_folder(self, requantize: bool) -> Path:
         """The folder that `genai build --precision fp32` writes, with holes in place of large tensors."""
         place = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
         plan = plan_build(self.source, ExportOptions(precision="fp32"))
+        if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
+            self._refuse_quantized(f"weights in {', '.join(sorted(quantized))}", requantize)
         self.remarks += plan.remarks
         files: list[HollowFile] = []
 
@@ -127,7 +132,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             InputError: NaN or infinity; the message names the row and the block of 32.
         """
         stored = self.stored(site.name)
-        matrix = stored.T if site.inputs_first else stored
+        matrix = stored.T if site.inputs_first else stored.reshape(site.rows, site.columns)
         for first in range(0, site.rows, _PART_ROWS):
             bad = ~np.isfinite(matrix[first : first + _PART_ROWS])
             if bad.any():
@@ -179,14 +184,17 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             if not graph.is_used(tensor.name):
                 graph.remove_initializer(tensor.name)
 
-    def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
-        kinds = sorted({node.op_type for node in nodes})
+    def _refuse_quantized(self, what: str, requantize: bool) -> None:
         if not requantize:
             raise InputError(
-                f"{self.source} is quantised already: {len(nodes)} nodes ({', '.join(kinds)})",
+                f"{self.source} is quantised already: {what}",
                 "what quantisation has lost does not come back, and a second loses more on top",
                 "give the float model; or --requantize, and the report says what it costs against this model",
             )
+
+    def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
+        kinds = sorted({node.op_type for node in nodes})
+        self._refuse_quantized(f"{len(nodes)} nodes ({', '.join(kinds)})", requantize)
         if unknown := [kind for kind in kinds if kind not in (BLOCK_PRODUCT, "GatherBlockQuantized")]:
             raise UnsupportedModelError(
                 f"{self.source} has weights in {', '.join(unknown)}",
@@ -201,12 +209,14 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         made: dict[str, str] = {}
         for node in nodes:
             self._replace_packed(node, made)
+        # What widened their scales would have the names that new ones are given.
+        remove_dead_code.apply(self.model)
 
     def _replace_packed(self, node: Node, made: dict[str, str]) -> None:
         graph, is_product = self.model.graph, node.op_type == BLOCK_PRODUCT
         data, scales, points = (1, 2, 3) if is_product else (0, 2, 3)
         tensor = _packed_source(graph, node.input(data))
-        side = [graph.constant_tensor(node.input(index)) if node.input(index) else None for index in (scales, points)]
+        side = [_behind_cast(graph, node.input(index)) if node.input(index) else None for index in (scales, points)]
         if tensor is None or side[0] is None:
             raise UnsupportedModelError(
                 f"{node.op_type} {node.name!r}: its weights are no initializers", "they are read from the file",
@@ -245,6 +255,14 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         )
 
 
+def _is_quantized(graph: Graph, node: Node) -> bool:
+    """Whether a node reads a matrix of integers, packed or behind DequantizeLinear."""
+    if node.op_type == "DequantizeLinear":
+        tensor = graph.initializers.get(node.input(0))
+        return tensor is not None and len(tensor.shape) > 1
+    return bool(find_stored_weights(node.op_type).packed)
+
+
 def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
     """The initializer of packed bytes, through a Reshape."""
     while (tensor := graph.initializers.get(name)) is None:
@@ -253,6 +271,13 @@ def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
             return None
         name = node.input(0)
     return tensor
+
+
+def _behind_cast(graph: Graph, name: str) -> OnnxTensor | None:
+    """A constant as it is stored: narrow scales may be widened by a Cast."""
+    if (node := graph.producer(name)) is not None and node.op_type == "Cast":
+        name = node.input(0)
+    return graph.constant_tensor(name)
 
 
 def _dequantized(
@@ -265,15 +290,15 @@ def _dequantized(
     block: int,
 ) -> NDArray[np.float32]:
     """float32 [columns, rows]."""
-    data, result = tensor.raw().reshape(rows, -1), np.empty((columns, rows), np.float32)
-    scales = scales.reshape(rows, -1)
-    points = None if points is None else points.reshape(rows, -1)
+    form = uniform_format(bits, block, zero_points=points is not None)
+    data, scales = tensor.raw().reshape(rows, -1), scales.reshape(rows, -1)
+    grid = uniform_grid(bits, centred=points is None)
+    zeros = (None, None) if points is None else (scales, points.reshape(rows, -1))
+    arrays = from_stored(form, rows, columns, data, grid, scales, None, *zeros)
+    result = np.empty((columns, rows), np.float32)
     for first in range(0, rows, _PART_ROWS):
         part = slice(first, min(first + _PART_ROWS, rows))
-        result[:, part] = dequantize_weight(
-            data[part], scales[part], None if points is None else points[part],
-            n=part.stop - first, k=columns, bits=bits, block_size=block,
-        ).T  # fmt: skip
+        result[:, part] = arrays.dequantized(rows=part).T
     return result
 
 
@@ -283,10 +308,11 @@ def _wide(tensor: OnnxTensor) -> NDArray[np.float32]:
 
 
 def _refuse_experts(graph: Graph) -> None:
+    """QMoE gives the chosen experts shares that sum to 1, and knows gate and up as one matrix."""
     for node in graph.nodes:
-        if node.op_type in ("MoE", "QMoE"):
+        if node.key == MIXTURE and not (int(node.attribute("normalize_routing_weights", 0)) and not node.input(6)):
             raise UnsupportedModelError(
-                f"{node.op_type} {node.name!r}: mixtures of experts are not quantised by this command yet",
-                "most of their weights would stay in floats",
-                "genai build quantises them by rounding to nearest",
+                f"{node.op_type} {node.name!r}: experts whose shares do not sum to 1, or that have a third matrix",
+                "QMoE, the operator for quantised experts, does not compute them",
+                "export the model by genai build, which writes mixtures in the form that it takes",
             )

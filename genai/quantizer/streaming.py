@@ -21,6 +21,7 @@ from genai.kernels.executor import StepContext, StepFunction
 from genai.kernels.records import (
     Attention,
     DenseWeight,
+    Experts,
     GatedProduct,
     Ids,
     Lookup,
@@ -71,7 +72,8 @@ class ProgramStage:
     Attributes:
         number: 0 for the first.
         program: reads `program.given`, which earlier stages made, and makes what later ones read.
-        uses: products with matrices of sites. lookups: sites whose rows are looked up.
+        uses: products with matrices of sites.
+        lookups: sites whose inputs are not known: their rows are looked up, or each expert has tokens of its own.
     """
 
     number: int
@@ -162,6 +164,7 @@ class StreamedDecoder:
         )
         uses = [use for part in parts if isinstance(part, Record) for use in self._uses_of(part)]
         tables = [part.table for part in parts if isinstance(part, Lookup)]
+        tables += [branch.weight for part in parts if isinstance(part, Experts) for branch in branches(part)]
         lookups = [site for table in tables if (site := self.site_of(table)) is not None]
         return ProgramStage(number, program, tuple(uses), tuple(lookups))
 
@@ -245,7 +248,8 @@ class _StageConstants:
         site, inputs_first = self._sites[name]
         matrix = self._instead(site)
         matrix = self._decoder.source.weight(site) if matrix is None else matrix
-        return np.ascontiguousarray(matrix.T if inputs_first else matrix, np.float32)
+        matrix = np.ascontiguousarray(matrix.T if inputs_first else matrix, np.float32)
+        return matrix.reshape(site.experts, -1, site.columns) if site.experts else matrix
 
     def packed(self, weight: Weight) -> None:
         if isinstance(weight, DenseWeight) and weight.data in self._sites:

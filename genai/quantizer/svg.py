@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -35,6 +35,10 @@ class Bars:
         return _framed(height, lines)
 
 
+# Width of a character of a label.
+_CHARACTER = 7
+
+
 @dataclass(frozen=True)
 class Series:
     """Points (x, y, label) of one colour; `line` joins them and leaves their labels out."""
@@ -55,7 +59,7 @@ class Scatter:
 
     def svg(self) -> str:
         """The plot."""
-        height, left, bottom, top, right = 420, 80, 370, 40, 200
+        height, left, bottom, top, right = 420, 80, 370, 48, 200
         every = [(x, y) for one in self.series for x, y, _ in one.points if y > 0 and math.isfinite(y)]
         lines = [_text(0, 16, self.title, bold=True)]
         if not every:
@@ -79,16 +83,20 @@ class Scatter:
             lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 5}" stroke="#222"/>')
             lines.append(_text(x, bottom + 18, f"{tick / 2:g}", anchor="middle"))
         lines.append(_text((left + _WIDTH - right) / 2, height - 12, self.x_label, anchor="middle"))
-        lines.append(_text(0, top - 6, self.y_label))
+        lines.append(_text(0, top - 10, self.y_label))
+        taken: list[tuple[float, float, float]] = []
         for index, one in enumerate(self.series):
-            lines += self._drawn(one, _COLOURS[index % len(_COLOURS)], place)
+            lines += self._drawn(one, _COLOURS[index % len(_COLOURS)], place, taken)
             lines.append(
                 _text(_WIDTH - right + 12, top + 16 * index + 4, one.label, colour=_COLOURS[index % len(_COLOURS)])
             )
         return _framed(height, lines)
 
-    def _drawn(self, one: Series, colour: str, place: object) -> list[str]:
-        assert callable(place)
+    def _drawn(
+        self, one: Series, colour: str, place: Callable[[float, float], tuple[float, float]],
+        taken: list[tuple[float, float, float]],
+    ) -> list[str]:  # fmt: skip
+        """One series; `taken` has the places of labels (left, right, y), to which its own are added."""
         points = [(*place(x, y), label) for x, y, label in one.points if y > 0 and math.isfinite(y)]
         if one.line:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
@@ -98,7 +106,14 @@ class Scatter:
             lines.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>'
             )
-            lines.append(_text(x + 7, y - 5, label))
+            right = x + 7 + _CHARACTER * len(label)
+            offsets = (-5.0, 14.0, -18.0, 27.0, -31.0)
+            free = [
+                y + dy for dy in offsets if not any(a < right and x < b and abs(y + dy - c) < 12 for a, b, c in taken)
+            ]
+            height = free[0] if free else y + offsets[0]
+            taken.append((x + 7, right, height))
+            lines.append(_text(x + 7, height, label))
         return lines
 
 

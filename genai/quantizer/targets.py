@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.quant.blocks import dequantize_blocks
 from genai.quant.methods import METHODS
 
 from ..errors import OptionError
 from .allocation import Candidate, Candidates, cheapest, smallest, total_bytes, total_loss
-from .choices import FormatChoice
+from .choices import UNIFORM, FormatChoice
 from .options import QuantizeOptions
 from .quality import Evaluation
 from .sites import Site
@@ -25,12 +24,28 @@ from .workspace import FinishedMatrices
 _REMEMBERED = "sensitivity"
 
 
-def candidate_choices(options: QuantizeOptions) -> dict[str, FormatChoice]:
+# Uniform bits and block sizes that onnxruntime has kernels for; and the most exact forms of every size, whoever reads
+# them. The smallest come first.
+_FOREIGN = ((2, 32), (2, 16), (4, 128), (4, 64), (4, 32), (4, 16), (8, 128), (8, 32))
+_ANY = ("nl2", "q2_k", "nl3", "q3_k", "nl4", "q4_k", "q5_k", "q6_k")
+
+
+def candidate_choices(options: QuantizeOptions, site: Site) -> dict[str, FormatChoice]:
     """The ways to store a matrix, by label, the smallest first."""
     start = options.choice
-    forms = [(4, 128), (4, 64), (4, 32), (4, 16), (8, 128), (8, 32)]
-    choices = [replace(start, bits=bits, block_size=size) for bits, size in forms]
-    return {f"{choice.bits} bits/{choice.block_size}": choice for choice in choices}
+    uniform = [start.changed({"bits": bits, "block_size": size}) for bits, size in _FOREIGN]
+    if site.experts:  # both matrices of a mixture have one block size
+        choices = [choice for choice in uniform if choice.block_size == 32]
+    elif options.target_runtime == "any":
+        start = replace(start, symmetric=True)
+        choices = [*(start.changed({"form": name}) for name in _ANY), start.changed({"bits": 8})]
+    else:
+        choices = [choice for choice in uniform if choice.has_foreign_kernel(site)]
+    return {_candidate_label(choice): choice for choice in choices}
+
+
+def _candidate_label(choice: FormatChoice) -> str:
+    return f"{choice.bits} bits/{choice.block_size}" if choice.form == UNIFORM else choice.form
 
 
 def measured(
@@ -39,10 +54,9 @@ def measured(
 ) -> Candidates:  # fmt: skip
     """Per matrix its candidates with what each costs; those measured before an interrupt are not measured again."""
     known: dict[str, dict[str, float]] = workspace.remembered(_REMEMBERED) or {}
-    choices = candidate_choices(options)
 
     def trials(site: Site) -> Iterator[tuple[str, Override]]:
-        done = known.get(site.name, {})
+        done, choices = known.get(site.name, {}), candidate_choices(options, site)
         progress()
         if len(done) < len(choices):
             for label, choice in choices.items():
@@ -50,18 +64,20 @@ def measured(
 
     for site, label, loss in evaluation.sensitivities(trials):
         known.setdefault(site.name, {})[label] = loss
-        if len(known[site.name]) == len(choices):
+        if len(known[site.name]) == len(candidate_choices(options, site)):
             workspace.remember(_REMEMBERED, known)
     return {
-        site.name: [Candidate(label, choice.nbytes(site), known[site.name][label]) for label, choice in choices.items()]
+        site.name: [
+            Candidate(label, choice.nbytes(site), known[site.name][label])
+            for label, choice in candidate_choices(options, site).items()
+        ]
         for site in source.sites
     }
 
 
 def _rounded(source: FloatModel, site: Site, choice: FormatChoice) -> NDArray[np.float32]:
     """With searched scales, whatever the method will be: it takes no data, and orders matrices alike."""
-    blocks = METHODS["search"].quantize(source.weight(site), choice.grid, None).blocks
-    return dequantize_blocks(choice.grid.packed(blocks))
+    return METHODS["search"].quantize(source.weight(site), choice.grid(site.columns), None).packed.dequantise()
 
 
 def _only(site: Site, matrix: NDArray[np.float32]) -> Override:
@@ -79,7 +95,6 @@ def choose(
     Raises:
         OptionError: none do; the message says the nearest that can be met.
     """
-    choices = candidate_choices(options)
     beside, weights = beside_bytes(source), sum(site.elements for site in source.sites)
     least = sum(min(one.nbytes for one in some) for some in candidates.values()) + beside
     if options.target_kld is not None:
@@ -107,7 +122,7 @@ def choose(
                 f"the fewest bits that there are take {least} bytes, {least * 8 / weights:.3f} bits per weight",
                 f"give {nearest} or more",
             )
-    return {site: choices[found[site.name].label] for site in source.sites}
+    return {site: candidate_choices(options, site)[found[site.name].label] for site in source.sites}
 
 
 def beside_bytes(source: FloatModel) -> int:
@@ -130,9 +145,11 @@ def sensitivity_table(candidates: Candidates) -> dict[str, dict[str, Any]]:
     return {name: {one.label: one.loss for one in some} for name, some in candidates.items()}
 
 
-def predicted(candidates: Candidates, choices: Mapping[Site, FormatChoice], options: QuantizeOptions) -> float:
+def predicted(candidates: Candidates, choices: Mapping[Site, FormatChoice]) -> float:
     """The sum of what choices cost, one by one."""
-    labels = {choice: label for label, choice in candidate_choices(options).items()}
     return sum(
-        one.loss for site, choice in choices.items() for one in candidates[site.name] if one.label == labels[choice]
+        one.loss
+        for site, choice in choices.items()
+        for one in candidates[site.name]
+        if one.label == _candidate_label(choice)
     )

@@ -8,14 +8,15 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.quant.blocks import QuantizedBlocks
+from genai.kernels.weight_formats import WeightFormat
+from genai.quant.formats import QuantizedWeight
 
 from ..builder.folder import locked
 from ..errors import StateError
@@ -35,10 +36,25 @@ class Stored:
         seconds: it took.
     """
 
-    packed: QuantizedBlocks
+    packed: QuantizedWeight
     factors: NDArray[np.float32] | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+def workspace_folder(target: Path) -> Path:
+    """The hidden folder beside a model folder that is being made."""
+    return target.parent / f".{target.name}.quantizing"
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """A file that NumPy writes to by `write`, whose errors are the system's."""
+
+    file: Any
+
+    def write(self, data: bytes) -> int:
+        return int(self.file.write(data))
 
 
 class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
@@ -56,7 +72,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
     """
 
     def __init__(self, target: Path, plan: Mapping[str, Any]) -> None:
-        self.folder = target.parent / f".{target.name}.quantizing"
+        self.folder = workspace_folder(target)
         self._stack = ExitStack()
         self._identity = hashlib.sha256(json.dumps(plan, sort_keys=True, default=str).encode()).hexdigest()
         self.folder.mkdir(exist_ok=True)
@@ -82,28 +98,37 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
             for part in record["arrays"]
         }
         factors = arrays.pop("factors", None)
-        return Stored(
-            QuantizedBlocks(**_plain(arrays), **record["format"]), factors, record["notes"], record["seconds"]
-        )
+        if record["zero_points"]:
+            arrays["offset_scales"] = arrays["scales"]
+        form = WeightFormat(**record["format"])
+        packed = QuantizedWeight(form, record["n"], record["k"], **arrays)
+        return Stored(packed, factors, record["notes"], record["seconds"])
 
     def put(self, name: str, result: Stored) -> None:
         """Keep a matrix; it counts as finished when all of it is on disk."""
         packed = result.packed
         arrays: dict[str, NDArray[Any] | None] = {
             "data": packed.data,
+            "grid": packed.grid,
             "scales": packed.scales,
-            "zero_points": packed.zero_points,
+            "multipliers": packed.multipliers,
+            "offset_scales": None if packed.offset_scales is packed.scales else packed.offset_scales,
+            "offsets": packed.offsets,
             "factors": result.factors,
         }
         present = {part: array for part, array in arrays.items() if array is not None}
         for part, array in present.items():
             path = self.folder / f"{_file(name)}.{part}.npy"
             with _replacing(path) as file:
-                np.save(file, array, allow_pickle=False)
+                # Not to the file itself: of a full disk NumPy would say no more than how much was written.
+                np.save(_Writer(file), array, allow_pickle=False)
         record = {
             "name": name,
             "arrays": list(present),
-            "format": {"bits": packed.bits, "block_size": packed.block_size, "n": packed.n, "k": packed.k},
+            "format": asdict(packed.format),
+            "n": packed.n,
+            "k": packed.k,
+            "zero_points": packed.offset_scales is not None and packed.offset_scales is packed.scales,
             "notes": dict(result.notes),
             "seconds": result.seconds,
         }
@@ -165,7 +190,3 @@ class _replacing(AbstractContextManager[Any]):
 def _file(name: str) -> str:
     """A name that any file system takes."""
     return hashlib.sha256(name.encode()).hexdigest()[:24]
-
-
-def _plain(arrays: dict[str, Any]) -> dict[str, Any]:
-    return {"zero_points": None, **arrays}

@@ -36,10 +36,6 @@ _REFUSED = {
     },
     _PAGE: {
         "this version runs text models": "Audios Images MultiModalProcessor",
-        "several Generators may share one Model from several threads already, and LLM batches requests": (
-            "Engine EngineCapabilities EngineErrorCode EngineEvent EngineEventBuffer EngineEventFlags FinishReason "
-            "Request RequestOptions TurnOptions TurnUsage"
-        ),
         "multi-token prediction comes later": "MtpGenerator",
         "this version runs text models, not speech": "StreamingProcessor",
         "models run on the CPU": "get_current_gpu_device_id set_current_gpu_device_id",

@@ -62,6 +62,24 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
     return LoadedTokenizer(backend, names)
 
 
+def first_difference(folder: Path, other: Path) -> str | None:
+    """How the vocabularies of two folders differ: the first id with another text; None if they do not.
+
+    Raises:
+        TokenizerError: one of them cannot be read.
+    """
+    mine, theirs = (
+        {id_: text for text, id_ in load_tokenizer(one).backend.get_vocab(with_added_tokens=True).items()}
+        for one in (folder, other)
+    )
+    different = [id_ for id_ in mine.keys() | theirs.keys() if mine.get(id_) != theirs.get(id_)]
+    if not different:
+        return None
+    first = min(different)
+    texts = (f"{words[first]!r}" if first in words else "no token" for words in (mine, theirs))
+    return f"token {first} is {next(texts)} in {folder} and {next(texts)} in {other}"
+
+
 def _from_sentencepiece(
     folder: Path, declared: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]
 ) -> tuple[Path, str, dict[str, str]]:

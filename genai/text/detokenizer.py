@@ -97,7 +97,7 @@ class ByteLevel(Stage):
 
     # One table for all: every request has a chain of its own.
     _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-    _BYTES: ClassVar[dict[str, int]] = {chr(byte): byte for byte in _PRINTABLE} | {
+    BYTES: ClassVar[dict[str, int]] = {chr(byte): byte for byte in _PRINTABLE} | {
         chr(0x100 + index): byte for index, byte in enumerate(sorted(set(range(256)).difference(_PRINTABLE)))
     }
 
@@ -106,7 +106,7 @@ class ByteLevel(Stage):
 
     def feed(self, token: str) -> Iterable[str]:
         try:
-            data = bytes([self._BYTES[character] for character in token])
+            data = bytes([self.BYTES[character] for character in token])
         except KeyError:
             # An added token with other characters stands for itself.
             data = token.encode()
@@ -303,7 +303,7 @@ def _build_stages(decoder: Mapping[str, Any] | None) -> list[Stage]:
         return [JoinWords()]
     stages: list[Stage] = []
     fused = False
-    for part in _flatten(decoder):
+    for part in decoder_parts(decoder):
         kind = part["type"]
         make = (_STAGES_BEHIND if fused else _STAGES).get(kind)
         stage = make(part) if make is not None else None
@@ -319,9 +319,10 @@ def _build_stages(decoder: Mapping[str, Any] | None) -> list[Stage]:
     return stages
 
 
-def _flatten(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def decoder_parts(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The decoders of a chain, in order."""
     if decoder["type"] == "Sequence":
         for part in decoder["decoders"]:
-            yield from _flatten(part)
+            yield from decoder_parts(part)
     else:
         yield decoder

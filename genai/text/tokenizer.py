@@ -82,6 +82,11 @@ class Tokenizer:
         self._options = {"add_special_tokens": False, "skip_special_tokens": True}
 
     @property
+    def backend(self) -> Any:
+        """The object of the tokenizers library."""
+        return self._backend
+
+    @property
     def vocab_size(self) -> int:
         """Entries of the tokenizer's vocabulary, special tokens included. The model's may be padded to more."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
@@ -233,6 +238,10 @@ class Tokenizer:
         found = self._backend.token_to_id(token)
         return -1 if found is None else int(found)
 
+    def is_special(self, token: str) -> bool:
+        """Whether a text is a special token, which decode leaves out."""
+        return token in self._special
+
     def token_text(self, token: int) -> str:
         """The vocabulary entry of an id, as the tokenizer's files write it; "" if it has none.
 
@@ -322,12 +331,14 @@ class Tokenizer:
         """
         return self._templates.source(None, template_name, with_tools=with_tools).text
 
-    def create_stream(self, *, keep: Collection[str] = ()) -> TokenizerStream:
+    def create_stream(self, *, keep: Collection[str] = (), cleans_up: bool = True) -> TokenizerStream:
         """A stream that decodes one token at a time, with the options as they are now.
 
         Args:
             keep: special tokens that are shown even where skip_special_tokens leaves them out, such as the markers of
                 a reply parser. Texts that are no special token of this tokenizer change nothing.
+            cleans_up: whether spaces are removed that tokenizer_config.json wants removed; a text that must match
+                something keeps them.
 
         Raises:
             InputError: keep is not a list of texts.
@@ -336,7 +347,7 @@ class Tokenizer:
         is_list = isinstance(keep, (list, tuple, set, frozenset))
         if not is_list or not all(isinstance(token, str) for token in keep):
             raise InputError(f"create_stream: keep = {keep!r}", "a list of special tokens is expected", "pass [token]")
-        return TokenizerStream(self, frozenset(keep))
+        return TokenizerStream(self, frozenset(keep), cleans_up=cleans_up)
 
     def _checked_ids(self, tokens: ArrayLike, call: str) -> NDArray[np.int64]:
         try:
@@ -368,12 +379,12 @@ class Tokenizer:
 class TokenizerStream:
     """Decodes a generation token by token; made by Tokenizer.create_stream()."""
 
-    def __init__(self, tokenizer: Tokenizer, keep: frozenset[str] = frozenset()) -> None:
+    def __init__(self, tokenizer: Tokenizer, keep: frozenset[str] = frozenset(), *, cleans_up: bool = True) -> None:
         decoder = tokenizer._backend.decoder
         self._tokenizer = tokenizer
         self._skipped = tokenizer._special - keep if tokenizer._options["skip_special_tokens"] else frozenset()
         state = None if decoder is None else json.loads(decoder.__getstate__())
-        self._detokenizer = Detokenizer(state, cleanup=tokenizer._cleanup)
+        self._detokenizer = Detokenizer(state, cleanup=cleans_up and tokenizer._cleanup)
 
     def copy(self) -> TokenizerStream:
         """A stream in the same state that goes its own way."""

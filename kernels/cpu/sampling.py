@@ -19,6 +19,7 @@ from .program.calls import Call, Items
 from .program.kept import NodeProgram, addresses_of
 from .program.pool import Threads
 from .program.waiting import fetch_add
+from .sampling_steps.constraint import constrain
 from .sampling_steps.draw import draw, most_likely, uniforms
 from .sampling_steps.passes import close, scan, total_weight
 from .sampling_steps.repetition import dry, edit, forbid_repeated_ngrams, penalties
@@ -40,7 +41,7 @@ from .sampling_steps.selection import weigh
 from .sampling_steps.truncation import min_p, mirostat, top_k, top_n_sigma, top_p, typical_p, xtc
 
 _integers, _doubles, _floats = array_at("int64", 1), array_at("float64", 1), array_at("float32", 1)
-_ids, _counters = array_at("int32", 1), array_at("uint64", 1)
+_ids, _counters, _words = array_at("int32", 1), array_at("uint64", 1), array_at("uint32", 1)
 # Per logit, on one thread.
 _NANOSECONDS_TO_SAMPLE, _NANOSECONDS_TO_SUM = 0.5, 2.0
 # Rows of so few logits become a list of candidates at once, exact to float64.
@@ -75,6 +76,8 @@ def _apply_rare(row: Row, step: int, settings: Any, tokens: Any, span: Any, coin
 @helper
 def _look(row: Row, settings: Any) -> None:
     """See whether the row can be sampled."""
+    if not row.flags[OPEN]:  # a mask left few tokens, and found out
+        return
     scan(row)
     if row.flags[STATUS] == FINE and row.given.shape[0] <= _SHORT_ROW and settings[Setting.TEMPERATURE] != 0:
         close(row, -math.inf)
@@ -116,6 +119,7 @@ class SamplingArguments(Arguments):
     num_edits: int
     tokens: Address
     num_tokens: int
+    masks: Address
     workspace: Workspace
     outcomes: Address
     distributions: Address
@@ -177,6 +181,9 @@ def _sampler(name: str, rare: bool) -> NativeOp:
         edit(row, edit_ids[edited], edit_values[edited])
         if rare:
             forbid_repeated_ngrams(row, history, int(setting[Setting.NO_REPEAT_NGRAM_SIZE]))
+        if span[Span.MASK] > 0:
+            words = -(-size // 32)
+            constrain(row, _words(arguments.masks + 4 * words * (span[Span.MASK] - 1), words))
         _look(row, setting)
         for place in range(MAX_STEPS):
             if steps[place] == Step.END or row.flags[STATUS] != FINE:
@@ -255,6 +262,7 @@ class CpuSampler:
             num_edits=len(batch.edit_ids),
             tokens=_given(batch.tokens),
             num_tokens=len(batch.tokens),
+            masks=_given(batch.masks),
             outcomes=outcomes,
             distributions=distributions,
             same=np.empty((self._workspace.slots, longest), np.int32) if longest else None,

@@ -227,6 +227,9 @@ def _kept(batch: SamplingBatch, i: int, logits: NDArray[np.float32], coin: float
     edits = slice(span[Span.FIRST_EDIT], span[Span.END_EDIT])
     for token, value in zip(batch.edit_ids[edits], batch.edit_values[edits], strict=True):
         row[token] = value if np.isneginf(value) else row[token] + value
+    if span[Span.MASK] > 0:
+        allowed = np.unpackbits(batch.masks[span[Span.MASK] - 1].astype("<u4").view(np.uint8), bitorder="little")
+        row[allowed[: len(row)] == 0] = -np.inf
     history = batch.tokens[span[Span.FIRST_TOKEN] : span[Span.END_TOKEN]].tolist()
     if settings[Setting.NO_REPEAT_NGRAM_SIZE] > 0:
         row = no_repeat_ngram(row, history, int(settings[Setting.NO_REPEAT_NGRAM_SIZE]))

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..grids import CodeGrid
 from .base import Float64, InputStatistics, Method, MethodResult, output_error, required, required_gram
-from .rtn import round_to_nearest
-from .search import importance
+from .rtn import METHOD as ROUNDING
+from .search import find_searched, importance
 
 _POWERS = tuple(step / 20 for step in range(20))
 
@@ -59,7 +59,7 @@ def find_factors(
 
 def _scaled_error(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics, factors: Float64) -> float:
     scaled = np.asarray(weight, np.float32) * factors.astype(np.float32)
-    stored = round_to_nearest(scaled, grid).blocks.values(grid)
+    stored = ROUNDING.quantize(scaled, grid, None).values
     stored /= factors.astype(np.float32)
     return output_error(weight, stored, inputs)
 
@@ -73,4 +73,11 @@ def rounded(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None
     return importance(weight, grid, inputs)
 
 
-METHOD = Method("awq", "gram", rounded, "columns with large inputs are scaled up first, their inputs down", folds=True)
+METHOD = Method(
+    "awq",
+    "gram",
+    rounded,
+    find_searched,
+    "columns with large inputs are scaled up first, their inputs down",
+    folds=True,
+)

@@ -10,7 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blocks import QuantizationError
-from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, in_blocks, in_parallel, row_slices
+from ..formats import QuantizedWeight
+from ..grids import (
+    CodedBlocks,
+    CodeGrid,
+    FindScales,
+    Float32,
+    coded,
+    empty_blocks,
+    in_blocks,
+    in_parallel,
+    row_slices,
+)
 
 Float64 = NDArray[np.float64]
 
@@ -48,12 +59,27 @@ class MethodResult:
     """A matrix as a method left it.
 
     Attributes:
-        blocks: what is to be stored.
+        blocks: what is to be stored. grid: bound to the matrix.
         notes: what a report should say, such as a damping that had to be raised.
     """
 
     blocks: CodedBlocks
+    grid: CodeGrid
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The matrix that is stored, float32 [rows, columns]."""
+        return self.blocks.values(self.grid)
+
+    @property
+    def packed(self) -> QuantizedWeight:
+        """It as a model stores it."""
+        return self.grid.packed(self.blocks)
+
+
+# What a method does with a matrix [rows, columns], the grid that is bound to it, and the statistics of its inputs.
+Quantizing = Callable[[NDArray[Any], CodeGrid, InputStatistics | None], MethodResult]
 
 
 @dataclass(frozen=True)
@@ -63,38 +89,52 @@ class Method:
     Attributes:
         name: as users say it.
         needs: "nothing", "squares" or "gram": which statistics of the inputs.
-        quantize: called with the matrix [rows, columns], the grid, and the statistics (None if nothing is needed).
+        run: what it does. find_scales: by which a grid is bound to a matrix before, given the statistics.
         summary: in one line.
         folds: whether columns may be scaled first, where the graph can undo it (AWQ).
     """
 
     name: str
     needs: str
-    quantize: Callable[[NDArray[Any], CodeGrid, InputStatistics | None], MethodResult]
+    run: Quantizing
+    find_scales: Callable[[InputStatistics | None], FindScales]
     summary: str
     folds: bool = False
 
+    def quantize(self, weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
+        """Quantise a matrix [rows, columns].
+
+        Args:
+            inputs: statistics of what it is multiplied with; None if the method needs nothing.
+
+        Raises:
+            QuantizationError: NaN or infinity in the matrix, or statistics that are missing or do not fit.
+        """
+        if self.needs != "nothing":
+            required(inputs, self.name, weight.shape[1])
+        return self.run(weight, grid.bound(weight, self.find_scales(inputs)), inputs)
+
 
 def block_by_block(
-    weight: NDArray[Any], grid: CodeGrid, choose: Callable[[Float32], tuple[Float32, Float32]]
+    weight: NDArray[Any], grid: CodeGrid, choose: Callable[[Float32, CodeGrid], tuple[Float32, Float32]]
 ) -> MethodResult:
     """A matrix whose blocks do not depend on each other, on all cores.
 
     Args:
-        choose: given values [rows, blocks, block_size], the scales and zeros [rows, blocks] as they are stored.
+        choose: given values [rows, blocks, block_size] and the grid of these rows, the scales and zeros [rows, blocks] as they are stored.
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)
 
     def work(part: slice) -> None:
         values = in_blocks(weight[part], grid.block_size, first_row=part.start)
-        scales, zeros = choose(values)
+        scales, zeros = choose(values, grid.part(part, slice(None)))
         result.scales[part], result.zeros[part] = scales, zeros
         result.codes[part] = coded(values, scales, zeros, grid)
 
     for _ in in_parallel(work, row_slices(rows, columns)):
         pass
-    return MethodResult(result)
+    return MethodResult(result, grid)
 
 
 def required(inputs: InputStatistics | None, method: str, columns: int) -> InputStatistics:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..grids import CodedBlocks, CodeGrid, Float32, in_blocks, reciprocal
 from .base import InputStatistics, Method, MethodResult, required, required_gram
 from .gptq import DAMPING, gptq
+from .search import find_searched
 
 ROUNDS, _GRADIENTS = 4, 12
 # Damping of G where it is inverted for the aim: so much of the float matrix itself stays in it.
@@ -50,7 +51,7 @@ def distill(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None
     for _ in range(ROUNDS):
         training.fit_scales()
         training.fit_codes()
-    return MethodResult(training.best, {**start.notes, **training.notes})
+    return MethodResult(training.best, grid, {**start.notes, **training.notes})
 
 
 def aimed(weight: NDArray[Any], inputs: InputStatistics) -> Float32:
@@ -99,7 +100,7 @@ class _Training:
             after = _dot(remaining, prepared)
             direction = prepared + _ratio(after, power)[:, None] * direction
             power = after
-        self._scales, _ = self._grid.settled(self._scales + move, self._zeros)
+        self._scales, self._zeros = self._grid.settled(self._scales + move, self._zeros)
         self._keep()
 
     def fit_codes(self) -> None:
@@ -131,7 +132,7 @@ class _Training:
         self.best = CodedBlocks(
             np.where(rows[..., None], self._codes, self.best.codes),
             np.where(rows, self._scales, self.best.scales),
-            self._zeros,
+            np.where(rows, self._zeros, self.best.zeros),
             self._columns,
         )
         self.notes["loss_after"] = float(self._losses.sum()) / self._total
@@ -171,4 +172,6 @@ def _ratio(above: Float32, below: Float32) -> Float32:
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
-METHOD = Method("distill", "gram", distill, "scales and codes trained on the float matrix's outputs, from GPTQ's on")
+METHOD = Method(
+    "distill", "gram", distill, find_searched, "scales and codes trained on the float matrix's outputs, from GPTQ's on"
+)

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from ..blocks import QuantizationError
 from ..grids import CodedBlocks, CodeGrid, Float32, coded, in_blocks, reciprocal
 from .base import Float64, InputStatistics, Method, MethodResult, required_gram
-from .search import BlockSearch
+from .search import BlockSearch, find_searched
 
 DAMPING = 0.01
 _MOST_DAMPING = 10.0
 # Columns whose losses reach the rest of the matrix by one product.
 _PANEL = 128
-# Rows whose scales are searched at once.
-_SEARCH_ROWS = 1024
+# Floats whose scales are searched at once.
+_SEARCH_FLOATS = 1 << 15
 
 
 def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
@@ -52,9 +52,10 @@ def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -
         lost = np.empty((last - first, rows), np.float32)
         for j in range(first, last):
             block = order[j] // size
-            if j == first or order[j - 1] // size != block:
-                inside = slice(j, j + np.count_nonzero(order[j:last] // size == block))
-                scales[:, block], zeros[:, block] = _block_scales(left[inside], costs[inside], grid)
+            if j == 0 or order[j - 1] // size != block:
+                inside = slice(j, j + np.count_nonzero(order[j:] // size == block))
+                own = grid.part(slice(None), slice(block, block + 1))
+                scales[:, block], zeros[:, block] = _block_scales(left[inside], costs[inside], own)
                 inverse = reciprocal(scales[:, block])
             places = left[j] * inverse + zeros[:, block]
             found = grid.codes(places)
@@ -67,7 +68,7 @@ def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -
         padding = np.zeros((rows, 1, 1), np.float32)
         codes[:, columns:] = coded(padding, scales[:, -1:], zeros[:, -1:], grid)[:, 0]
     result = CodedBlocks(codes.reshape(rows, blocks, size), scales, zeros, columns)
-    return MethodResult(result, {"damping": damping} if damping != DAMPING else {})
+    return MethodResult(result, grid, {"damping": damping} if damping != DAMPING else {})
 
 
 def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:
@@ -83,12 +84,12 @@ def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:
 
 
 def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
-    """Places in the order from which to which a panel goes: whole blocks, about _PANEL columns."""
+    """Places in the order from which to which a panel goes: about _PANEL columns, of whole blocks or of one block."""
     changes = np.flatnonzero(np.diff(order // block_size)) + 1
     result, first = [], 0
     for end in [*changes.tolist(), len(order)]:
         if end - first >= _PANEL or end == len(order):
-            result.append((first, end))
+            result += [(place, min(place + 2 * _PANEL, end)) for place in range(first, end, 2 * _PANEL)]
             first = end
     return result
 
@@ -122,11 +123,13 @@ def _block_scales(columns: Float32, costs: Float32, grid: CodeGrid) -> tuple[Flo
     rows = columns.shape[1]
     scales, zeros = np.empty((2, rows), np.float32)
     weights = costs / costs.mean()
-    for first in range(0, rows, _SEARCH_ROWS):
-        part = slice(first, first + _SEARCH_ROWS)
-        best = BlockSearch(np.ascontiguousarray(columns[:, part].T)[:, None], weights, grid).run()
+    step = max(1, _SEARCH_FLOATS // len(columns))
+    for first in range(0, rows, step):
+        part = slice(first, first + step)
+        own = grid.part(part, slice(None))
+        best = BlockSearch(np.ascontiguousarray(columns[:, part].T)[:, None], weights, own).run()
         scales[part], zeros[part] = best.scales[:, 0], best.zeros[:, 0]
     return scales, zeros
 
 
-METHOD = Method("gptq", "gram", gptq, "what a column loses is made good by the columns after it")
+METHOD = Method("gptq", "gram", gptq, find_searched, "what a column loses is made good by the columns after it")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..grids import CodedBlocks, CodeGrid, Float32, coded, in_blocks
+from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, coded, in_blocks
 from .base import InputStatistics, Method, MethodResult, block_by_block
 
 
@@ -37,7 +37,17 @@ def range_zeros(low: Float32, scales: Float32, grid: CodeGrid) -> Float32:
 
 def round_to_nearest(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None = None) -> MethodResult:
     """See the module."""
-    return block_by_block(weight, grid, lambda values: extreme_scales(values, grid))
+    return block_by_block(weight, grid, extreme_scales)
+
+
+def find_extremes(inputs: InputStatistics | None) -> FindScales:
+    """Scales of the extreme values, whatever the inputs."""
+
+    def find(weight: NDArray[Any], grid: CodeGrid) -> tuple[Float32, Float32]:
+        blocks = round_to_nearest(weight, grid).blocks
+        return blocks.scales, blocks.zeros
+
+    return find
 
 
 def with_scales(weight: NDArray[Any], scales: Float32, zeros: Float32, grid: CodeGrid) -> CodedBlocks:
@@ -46,4 +56,4 @@ def with_scales(weight: NDArray[Any], scales: Float32, zeros: Float32, grid: Cod
     return CodedBlocks(coded(blocks, scales, zeros, grid), scales, zeros, weight.shape[1])
 
 
-METHOD = Method("rtn", "nothing", round_to_nearest, "round to nearest, scales of the extreme values")
+METHOD = Method("rtn", "nothing", round_to_nearest, find_extremes, "round to nearest, scales of the extreme values")

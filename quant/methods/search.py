@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..grids import CodeGrid, Float32, reciprocal, spread
+from ..grids import CodeGrid, FindScales, Float32, reciprocal, spread
 from .base import InputStatistics, Method, MethodResult, block_by_block, required
 from .rtn import extreme_scales
 
@@ -50,7 +50,8 @@ class BlockSearch:
         self._values, self._grid = values, grid
         self._weights = None if weights is None else np.broadcast_to(weights, values.shape)
         self._weighted = values if weights is None else values * weights
-        self._squares = np.einsum("rbi,rbi->rb", self._weighted, values)
+        points = grid.points
+        self._step = float(points[-1] - points[0]) / (len(points) - 1)  # from point to point, in the mean
         scales, zeros = extreme_scales(values, grid)
         self.best = Best(scales, zeros, self._errors_with(self._points(scales, zeros), scales))
 
@@ -61,7 +62,7 @@ class BlockSearch:
             self._try_ranges()
         else:
             self._try_signs(start, zeros)
-        reach = np.float32(_NEIGHBOURS / max(abs(self._grid.points - self._grid.centre)))
+        reach = np.float32(_NEIGHBOURS * self._step / max(abs(self._grid.points - self._grid.centre)))
         for round_ in range(_ROUNDS):
             for step in (0, -1, 1):
                 factor = np.float32(1 + step * reach / (round_ + 1))
@@ -72,7 +73,7 @@ class BlockSearch:
         ends = self._grid.points[[0, -1]] - np.float32(self._grid.centre)
         for end in ends:  # the extreme value at the lowest point, or at the highest
             for stretch in _STRETCHES:
-                factor = ends[0] / (end + np.sign(end) * np.float32(0.1 * stretch))
+                factor = ends[0] / (end + np.sign(end) * np.float32(0.1 * stretch * self._step))
                 self._try(start * factor, zeros)
 
     def _try_ranges(self) -> None:
@@ -82,10 +83,10 @@ class BlockSearch:
         points = self._grid.points
         span, middle = points[-1] - points[0], (points[-1] + points[0]) / 2
         for stretch in _RANGE_STRETCHES:
-            scales = (high - low) / np.float32(span + 0.1 * stretch)
+            scales = (high - low) / np.float32(span + 0.1 * stretch * self._step)
             centre = middle - (high + low) / 2 * reciprocal(scales)
             for shift in _ZERO_SHIFTS:
-                self._try(scales, centre + np.float32(shift))
+                self._try(scales, centre + np.float32(shift * self._step))
 
     def _points(self, scales: Float32, zeros: Float32) -> Float32:
         """The closest points, less the zeros."""
@@ -128,11 +129,26 @@ def searched(weight: NDArray[Any], grid: CodeGrid, weights: NDArray[Any] | None)
     """The matrix with searched scales; `weights` [columns] of the errors, None = all alike."""
     spreaded = None if weights is None else _normed(spread(weights, grid.block_size))
 
-    def best(values: Float32) -> tuple[Float32, Float32]:
+    def best(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
         found = BlockSearch(values, spreaded, grid).run()
         return found.scales, found.zeros
 
     return block_by_block(weight, grid, best)
+
+
+def find_searched(inputs: InputStatistics | None) -> FindScales:
+    """Searched scales; columns weigh as much as their inputs, where those are known."""
+
+    def find(weight: NDArray[Any], grid: CodeGrid) -> tuple[Float32, Float32]:
+        blocks = searched(weight, grid, None if inputs is None else inputs.squares).blocks
+        return blocks.scales, blocks.zeros
+
+    return find
+
+
+def find_alike(inputs: InputStatistics | None) -> FindScales:
+    """Searched scales, all columns alike."""
+    return find_searched(None)
 
 
 def _normed(weights: Float32) -> Float32:
@@ -158,5 +174,9 @@ def importance(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | N
     return searched(weight, grid, required(inputs, "importance", weight.shape[1]).squares)
 
 
-SEARCH = Method("search", "nothing", search, "round to nearest, scales searched for the least squared error")
-IMPORTANCE = Method("importance", "squares", importance, "searched scales, errors weighed by the inputs' squares")
+SEARCH = Method(
+    "search", "nothing", search, find_alike, "round to nearest, scales searched for the least squared error"
+)
+IMPORTANCE = Method(
+    "importance", "squares", importance, find_searched, "searched scales, errors weighed by the inputs' squares"
+)

@@ -16,7 +16,7 @@ from genai.builder import ExportOptions
 from genai.builder.build import execute, plan_build
 from genai.engine.decoder import compute as compute_pending
 from genai.model.adapters.names import module_of
-from genai.model.adapters.parameters import read_adapter
+from genai.model.adapters.parameters import input_names, read_adapter, write_onnx_adapter
 from tools.random_weights import random_tensor
 
 FOLDER = Path(__file__).parent / "adapter_goldens"
@@ -110,3 +110,25 @@ def test_as_merged_weights(name: str, golden: Any, golden_folder: Any, letter_to
         adapters.load(folder, "a")
         close(logits(model, case.tokens, adapters.mix("a")), expected)
         close(logits(model, case.tokens, adapters.mix({"a": 0.0})), logits(model, case.tokens), 0.0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_adapters_of_graphs_merge_like_those_of_checkpoints(
+    name: str, golden: Any, letter_tokenizer: Path, tmp_path: Path
+) -> None:
+    """Names are the graph's, and nothing says how the checkpoint stores its matrices; one of them is square."""
+    case = golden(name)
+    module = {"llama": "model.layers.1.self_attn.o_proj", "gpt2": "transformer.h.1.attn.c_proj"}[name]
+    rows, columns = case.shapes[f"{module}.weight"]
+    shapes = {"A": (5, columns), "B": (rows, 5)}
+    tensors = {f"base_model.model.{module}.lora_{factor}.weight": shape for factor, shape in shapes.items()}
+    read = read_adapter(write_adapter(tmp_path / "a", {"r": 5, "fan_in_fan_out": name == "gpt2"}, tensors))
+    write_onnx_adapter(read, tmp_path / "x.onnx_adapter", "float32", names=input_names(read))
+    checkpoint, found = case.write_checkpoint(tmp_path / "checkpoint", letter_tokenizer), []
+    for adapter in (read, read_adapter(tmp_path / "x.onnx_adapter")):
+        plan = plan_build(checkpoint, ExportOptions(precision="fp32"), merge=(adapter, 0.5))
+        with genai.Model(execute(plan, tmp_path / f"merged {len(found)}"), accuracy="fp32") as model:
+            found.append(logits(model, case.tokens))
+    close(found[1], found[0], 1e-6)
+    with pytest.raises(genai.InputError, match="is not finite"):
+        execute(plan_build(checkpoint, ExportOptions(precision="fp32"), merge=(read, 1e300)), tmp_path / "large")

@@ -280,14 +280,14 @@ def test_pickles_are_never_opened(checkpoint: Path) -> None:
 
 def test_missing_tensor(checkpoint: Path) -> None:
     change_tensors(checkpoint, lambda tensors: tensors.pop("model.layers.3.mlp.up_proj.weight"))
-    refuse(checkpoint, InputError, "lacks 1 tensors that its config.json calls for, first 'model.layers.3.mlp.up_proj")
+    refuse(checkpoint, InputError, "lacks 1 tensors that its configuration calls for, first 'model.layers.3.mlp.up_proj")
 
 
 def test_left_over_tensor(checkpoint: Path) -> None:
     """A bias that config.json does not speak of would silently be dropped."""
     bias = np.ones(60, np.float32)
     change_tensors(checkpoint, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": bias}))
-    refuse(checkpoint, InputError, "has 1 tensors that its config.json has no use for")
+    refuse(checkpoint, InputError, "has 1 tensors that its configuration has no use for")
 
 
 def test_shapes_that_contradict_the_config(checkpoint: Path, golden: Any, letter_tokenizer: Path) -> None:

@@ -80,6 +80,14 @@ def test_lines_go_through_adapters(tmp_path: Path, capsys: Capture) -> None:
     found = answers(output)
     assert (found["0"], found["1"], found["2"]) == ("19, nineteen", "19", "")
     assert "nobody" in output.read_text()
+    # Another one of the same name is another option.
+    before, other = output.read_bytes(), [*command[:-1], f"words={bundled_adapter('pirate')}"]
+    for changed in (other, [*command[:-1], command[-1] + ":0.5"]):
+        assert run_here([*changed, "--retry-errors"]) == 1
+        assert "was begun with other options" in capsys.readouterr().err
+    assert output.read_bytes() == before
+    assert run_here([*command, "--retry-errors"]) == 1
+    assert "was begun" not in capsys.readouterr().err
     assert run_here([*command, "--force", "--ray", "local"]) == 2
     assert "--lora with --ray" in capsys.readouterr().err
 

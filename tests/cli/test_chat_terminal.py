@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from genai.engine.sampling.option_rules import DEFAULT_ORDER
+from genai.model.folders import bundled_adapter
 
 Open = Callable[..., Any]
 STORY = "Tell me a story about Luna and Tom."
@@ -43,7 +44,7 @@ def test_a_conversation_with_its_figures(terminal: Open) -> None:
 def test_help_and_unknown_commands(terminal: Open) -> None:
     one = chat(terminal)
     screen = one.enter("/help", "Ctrl-C stops")
-    for command in "help set system model clear retry undo edit save load stats prompt tokens bye".split():
+    for command in "help set system model lora clear retry undo edit save load stats prompt tokens bye".split():
         assert f"/{command} " in screen
     one.enter("/nonsense", "unknown command '/nonsense'.*/help lists")
     one.enter("/sav", "did you mean /save")
@@ -178,6 +179,28 @@ def test_several_lines_pasting_history_and_completion(terminal: Open) -> None:
     assert one.exit_code() == 0
     again = chat(terminal)
     again.enter("\x1b[A", "15\n.*tok/s")
+
+
+def test_adapters(terminal: Open, tmp_path: Path) -> None:
+    words, pirate = bundled_adapter("words"), bundled_adapter("pirate")
+    one = chat(terminal, "--lora", f"words={words}")
+    one.enter("What is 12 + 7?", "19, nineteen")
+    one.enter("/lora off", "adapter: none; loaded: words")
+    one.enter("What is 12 + 8?", r"20\n.*tok/s")
+    one.enter(f"/lora pirate={pirate}", "adapter: pirate; loaded: words, pirate")
+    one.enter("What is 12 + 9?", r"21, matey! Arr!")
+    one.enter("/lora wrods", "Adapter not found: wrods.*did you mean 'words'")
+    one.enter(f"/lora off={words}", "/lora off goes on without adapters")
+    one.enter(f"/lora x={tmp_path / 'none'}", "not an adapter")
+    one.enter(f"/lora x={words}:nan", "scale of adapter 'x' = nan")
+    one.type("/lora wo\t")
+    one.wait_for("/lora words")
+    one.enter("", "adapter: words; loaded: words, pirate")
+    (tmp_path / "some-folder").mkdir()
+    one.type(f"/lora z={tmp_path}/so\t")
+    one.wait_for("some-folder")
+    one.type("\x03\x04")
+    assert one.exit_code() == 0
 
 
 def test_ctrl_c_keeps_the_reply_and_twice_leaves(terminal: Open) -> None:

@@ -388,8 +388,8 @@ def test_misuse(small: og.Model, action: Callable[[og.Generator], Any], error: t
         ({"no_repeat_ngram_size": 10**5000}, OptionError, "too long to be written"),
         ({"repetition_penalty": 1e-300}, OptionError, "1e-28"),
         ({"batch_size": 0}, OptionError, "1 or greater"),
-        ({"num_beams": 2}, NotSupportedYetError, "beam search"),
-        ({"num_return_sequences": 2}, NotSupportedYetError, "several sequences"),
+        ({"num_beams": 257}, OptionError, "1 to 256"),
+        ({"num_return_sequences": 0}, OptionError, "num_return_sequences"),
         ({"no_repeat_ngram_size": -1}, OptionError, "0 or greater"),
     ],
 )
@@ -413,10 +413,8 @@ def test_params_of_another_model(small: og.Model, form_folder: Callable[..., Pat
         og.Generator(other, og.GeneratorParams(small))
 
 
-def test_guidance_and_speculation_are_refused(small: og.Model) -> None:
+def test_speculation_is_refused(small: og.Model) -> None:
     params = og.GeneratorParams(small)
-    with pytest.raises(NotSupportedYetError, match="guidance"):
-        params.set_guidance("json_schema", "{}")
     with pytest.raises(NotSupportedYetError, match="speculative"):
         params.set_speculative_options(max_draft_tokens=4)
 

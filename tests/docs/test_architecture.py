@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-MOST_FILES, MOST_WORDS = 14, 15
+MOST_FILES, MOST_WORDS = 14, 16
 
 
 def table(heading: str) -> list[list[str]]:

@@ -102,7 +102,8 @@ class FakeJob:
         self.row: Any = None
         self.num_prompt, self.max_length = len(prompt), len(prompt) + count
         self.cancelled = self.is_watched = False
-        self.adapters = None
+        self.adapters = self.origin = self.deadline = None
+        self.priority, self.keeps_sequence = 0, False
         self.wants_prompt_logits = self.params.prompt_logprobs is not None
         self.output: list[int] = []
         self.prompt_rows: dict[int, np.ndarray] = {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+import sys
+from pathlib import Path
 
-from genai.kernels.large import Arena, huge_array
+import numpy as np
+import pytest
+
+from genai.kernels.large import HUGE_PAGE, Arena, huge_array, mapped_array
 
 
 def test_arrays_of_an_arena_are_zeroed_lie_side_by_side_and_do_not_overlap() -> None:
@@ -37,3 +41,26 @@ def test_huge_arrays_are_zeroed_and_aligned() -> None:
     for shape in ((5,), (1 << 20,)):
         array = huge_array(shape, np.float32)
         assert array.shape == shape and not array.any() and array.ctypes.data % 64 == 0
+
+
+def test_mapped_arrays_are_zeroed_aligned_and_take_what_they_use() -> None:
+    for size in (0, 1, 4097, 1 << 17, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 4097):
+        array = mapped_array(size)
+        assert array.shape == (size,) and not array.any() and array.ctypes.data % 64 == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system's own account of memory")
+def test_memory_of_mapped_arrays_goes_back() -> None:
+    size, count = HUGE_PAGE + HUGE_PAGE // 4, 40
+
+    def used() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
+
+    before, arrays = used(), [mapped_array(size) for _ in range(count)]
+    for array in arrays:
+        array[...] = 1
+    taken = used() - before
+    assert size * count <= taken + (1 << 20) <= 1.1 * size * count  # whole huge pages would be 1.6
+    del array, arrays
+    assert used() - before < 0.05 * size * count

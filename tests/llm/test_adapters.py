@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,6 +200,119 @@ def test_adapters_within_a_budget(bundled_folder: Path, adapter_folder: Callable
         LLM(bundled_folder, max_adapter_bytes=0)
 
 
+def test_the_budget_counts_what_requests_still_use(bundled_folder: Path, adapter_folder: Callable[..., Path]) -> None:
+    """Two of one request, those that were unloaded, and those that are loaded at the same time."""
+    folders = [adapter_folder(seed) for seed in range(20, 25)]
+    with LLM(bundled_folder, threads=2, lora=True) as free:
+        free.load_adapter(folders[0], "a")
+        room = free.adapters.nbytes * 3 // 2
+    with LLM(bundled_folder, threads=2, lora=True, max_adapter_bytes=room) as llm:
+        llm.load_adapter(folders[0], "a")
+        llm.load_adapter(folders[1], "b")
+        with pytest.raises(genai.CacheCapacityError, match="max_bytes allows"):
+            llm.generate(["x"], adapter={"a": 0.5, "b": 0.5})
+        assert llm.generate(["x"], adapter="b", max_tokens=1)
+        held = llm.adapters.mix("a")
+        assert held is not None
+        llm.unload_adapter("a")
+        assert llm.adapters.nbytes == held.parts[0][0].nbytes
+        llm.load_adapter(folders[2], "c")
+        assert not llm.adapters.info("c")["in_memory"]
+        assert llm.adapters.info("c")["bytes"] == llm.adapters.info("b")["bytes"]
+        with pytest.raises(genai.CacheCapacityError, match="of which requests use"):
+            llm.generate(["x"], adapter="c")
+        del held
+        assert llm.generate(["x"], adapter="c", max_tokens=1)
+        start = threading.Barrier(len(folders))
+
+        def load(index: int) -> None:
+            start.wait()
+            llm.load_adapter(folders[index], f"n{index}")
+
+        threads = [threading.Thread(target=load, args=(index,)) for index in range(len(folders))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert llm.adapters.nbytes <= room
+        assert sorted(llm.adapters.names) == ["b", "c", "n0", "n1", "n2", "n3", "n4"]
+
+
+def test_an_adapter_that_overflows_harms_nobody_else(
+    llm: LLM, adapter_folder: Callable[..., Path], bundled_folder: Path
+) -> None:
+    """Its requests end with an error; pages of the cache that hold its NaN are used again by others."""
+    asked = requests(8, 6)
+    wanted = [tokens_of(llm.generate([p], adapter=a, **OPTIONS)) for p, a in asked]
+    per_block = llm.model.decoder.storage.layout.bytes_per_block  # type: ignore[attr-defined]
+    with LLM(bundled_folder, threads=2, cache_bytes=12 * per_block, context_size=192) as small:
+        for seed, (name, options) in enumerate(NAMES.items()):
+            small.load_adapter(adapter_folder(seed, **options), name)
+        small.load_adapter(adapter_folder(9, size=1e18), "overflowing")
+        for _ in range(2):
+            lost = [small.stream(prompt, adapter="overflowing", **OPTIONS) for prompt, _ in asked]
+            kept = [small.stream(prompt, adapter=adapter, **OPTIONS) for prompt, adapter in asked]
+            for stream in lost:
+                with pytest.raises(genai.SamplingError, match="no next token"):
+                    list(stream)
+            for stream in kept:
+                list(stream)
+            assert [[stream.completion.token_ids] for stream in kept] == wanted
+
+
+# What may be asked for together with adapters: options of a request, and of the model.
+FEATURES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "samples": {"n": 3},
+    "log-probabilities": {"logprobs": 2},
+    "the prompt's": {"prompt_logprobs": 1},
+    "stops": {"stop": ("a", " the")},
+    "banned strings": {"banned_strings": ("e",)},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "dry": {"dry_multiplier": 0.8},
+    "least tokens": {"min_tokens": 6, "ignore_eos": False},
+    "bias": {"logit_bias": {7: 4.0}},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "fp32": {"accuracy": "fp32"},
+    "int8 keys and values": {"kv_dtype": "int8"},
+    "int4 keys and values": {"kv_dtype": "int4", "kv_dtype_force": True},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_feature_gives_in_company_what_it_gives_alone(
+    model: str, bundled_folder: Path, adapter_folder: Callable[..., Path]
+) -> None:
+    """Short prompts, and long ones that are computed in chunks; a cache that holds a part of them."""
+    rng = np.random.default_rng(8)
+    prompts = [rng.integers(3, 1500, size).tolist() for size in (9, 330)]
+    choices: list[Any] = [None, "b", {"a": -0.5, "d": 0.7}]
+    asked = [(feature, prompt, choice) for feature in FEATURES for prompt in prompts for choice in choices]
+    with LLM(bundled_folder, threads=1, **MODELS[model]) as wide:
+        for seed, (name, options) in enumerate(NAMES.items()):
+            wide.load_adapter(adapter_folder(seed, **options), name)
+        alone = [wide.generate([p], adapter=c, **{**OPTIONS, **FEATURES[f]}) for f, p, c in asked]
+        per_block = wide.model.decoder.storage.layout.bytes_per_block  # type: ignore[attr-defined]
+    options = {"cache_bytes": 40 * per_block, "context_size": 400, **MODELS[model]}
+    with LLM(bundled_folder, threads=2, **options) as narrow:
+        for seed, (name, own) in enumerate(NAMES.items()):
+            narrow.load_adapter(adapter_folder(seed, **own), name)
+        params = [narrow.params(**{**OPTIONS, **FEATURES[feature]}) for feature, _, _ in asked]
+        together = narrow.generate([p for _, p, _ in asked], params, adapter=[c for _, _, c in asked])
+    found = iter(together)
+    for case, wanted in zip(asked, alone, strict=True):
+        for one in wanted:
+            other = next(found)
+            assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason), (
+                case[0],
+                case[2],
+            )
+            assert one.logprobs == other.logprobs
+            assert one.prompt_logprobs == other.prompt_logprobs
+
+
 def churn(llm: LLM, adapter_folder: Callable[..., Path], rounds: int, seed: int) -> None:
     """Batches while adapters come and go and requests are cancelled; each that ends gives what it gives alone."""
     rng = np.random.default_rng(seed)
@@ -259,6 +373,7 @@ def test_choices_that_mean_nothing(llm: LLM) -> None:
         ({"a": float("nan")}, "weight of adapter 'a' = nan"),
         ({"a": float("inf")}, "weight of adapter 'a' = inf"),
         ({"a": "1"}, "weight of adapter 'a' = '1'"),
+        ({"a": 10**400}, "weight of adapter 'a' = 1000"),
         (7, "adapter = 7"),
     ):
         with pytest.raises(OptionError, match=message):
@@ -267,7 +382,8 @@ def test_choices_that_mean_nothing(llm: LLM) -> None:
         llm.generate(["x"], adapter=["a", "b"])
     with pytest.raises(OptionError, match="Adapter already loaded: a"):
         llm.load_adapter(llm.adapters.info("a")["source"], "a")
-    for scale in (float("nan"), float("inf"), True, "2"):
+    assert llm.generate(["x"], adapter={"a": np.float32(0.5), "b": np.int64(1)}, max_tokens=1)  # type: ignore[dict-item]
+    for scale in (float("nan"), float("inf"), True, "2", 10**400):
         with pytest.raises(OptionError, match="scale of adapter 'z'"):
             llm.load_adapter(llm.adapters.info("a")["source"], "z", scale)  # type: ignore[arg-type]
     for name in ("", 3, "x" * 300):
@@ -276,6 +392,16 @@ def test_choices_that_mean_nothing(llm: LLM) -> None:
     with pytest.raises(OptionError, match="lora = 1"):
         Model(llm.model.folder, lora=1)  # type: ignore[arg-type]
     assert read_adapter(llm.adapters.info("a")["source"]).ranks == [4]
+
+
+def test_an_error_names_a_few_of_many_adapters(llm: LLM) -> None:
+    source = llm.adapters.info("a")["source"]
+    for index in range(12):
+        llm.load_adapter(source, f"n{index}")
+    with pytest.raises(OptionError) as caught:
+        llm.generate(["x"], adapter="n13")
+    assert caught.value.why == "loaded are: a, b, c, d, n0, n1, n2, n3, n4, n5, …"
+    assert "did you mean" in caught.value.fix
 
 
 def test_a_chat_with_adapters(llm: LLM, adapter_folder: Callable[..., Path]) -> None:

@@ -248,8 +248,8 @@ def test_the_engine_goes_on(llm: genai.LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
-        ({"device": "cuda"}, ["device = 'cuda'", "no kernels for GPUs"]),
-        ({"device": "cuda:0"}, ["no kernels for GPUs"]),
+        ({"device": "mps"}, ["device = 'mps'", "GPUs of NVIDIA only"]),
+        ({"device": "cuda:one"}, ["device = 'cuda:one'", "did you mean 'cuda'?"]),
         ({"device": "CPU"}, ["did you mean 'cpu'?"]),
         ({"device": "reference", "threads": 2}, ["device = 'reference' with threads = 2", "as NumPy takes"]),
         ({"device": "reference", "accuracy": "int8"}, ["with accuracy = 'int8'", "full precision"]),

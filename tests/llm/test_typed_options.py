@@ -20,19 +20,23 @@ from genai.engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions
 from genai.errors import OptionError
 from genai.llm.chat import ChatSession
 from genai.llm.llm import LLM, ChatOptions
+from genai.llm.states import TextState
+from genai.llm.terms import BeamCallOptions, CallOptions
 from genai.model.model import Model, ModelOptions
 from genai.ort_genai.generator import GeneratorParams
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {
     LLM.__init__: ModelOptions,
-    **dict.fromkeys((LLM.generate, LLM.agenerate, LLM.stream, LLM.astream, LLM.stream_tokens), SamplingOptions),
+    **dict.fromkeys((LLM.generate, LLM.agenerate, TextState.generate), BeamCallOptions),
+    **dict.fromkeys((LLM.stream, LLM.astream, LLM.stream_tokens, TextState.stream, TextState.resume), CallOptions),
     **dict.fromkeys(
         (LLM.params, SamplingParams.replace, ChatSession.__init__, ChatSession.set_options), SamplingOptions
     ),
     **dict.fromkeys((LLM.chat, LLM.achat, LLM.stream_chat, LLM.astream_chat), ChatOptions),
     GeneratorParams.set_search_options: SearchOptions,
 }
+TERMS = ("priority", "timeout", "keep_state")
 # Each line is wrong as its comment says, but for those without one.
 SNIPPET = """
 import genai
@@ -64,7 +68,8 @@ def test_sampling_options_are_the_fields_of_sampling_params() -> None:
     names = {"np": np, "NDArray": NDArray}  # which the module imports for type checkers only
     fields = get_type_hints(SamplingParams, localns=names)
     assert get_type_hints(SamplingOptions, localns=names) == fields and len(fields) > 30
-    assert set(ChatOptions.__annotations__) == {*fields, "tools", "template", "params", "adapter"}
+    assert set(ChatOptions.__annotations__) == {*fields, "tools", "template", "params", "adapter", *TERMS}
+    assert set(CallOptions.__annotations__) == {*fields, *TERMS}
 
 
 def test_search_options_are_those_that_are_checked() -> None:

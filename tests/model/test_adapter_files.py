@@ -74,6 +74,10 @@ def places(bundled: Model) -> Any:
         ("/model/layers.0/attn/q_proj/lora_A/MatMul", None),
         ("model.layers.1.input_layernorm", None),
         ("lm_head", None),
+        ("model.vision_tower.encoder.layers.3.self_attn.q_proj", None),
+        ("visual.blocks.3.attn.q_proj", None),
+        ("model.encoder.layers.3.self_attn.q_proj", None),
+        ("model.language_model.layers.3.self_attn.q_proj", Module(3, "q_proj")),
         ("model.layers.99999999999.self_attn.q_proj", None),
         ("", None),
     ],
@@ -126,7 +130,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"alpha_pattern": {"(": 1}}, "it is no pattern"),
     ({"alpha_pattern": {"a" * 2000: 1}}, "longer than 1000"),
     ({"alpha_pattern": {".*": "x"}}, "'x'"),
-]
+    ({"alpha_pattern": {"(?!model).*q_proj": 1}}, "it is no pattern that is tried here"),
+    ({"r": 10**400}, "r is 1000"),
+    ({"lora_alpha": -(10**400)}, "lora_alpha is -1000"),
+    ({"lora_alpha": 1e39}, "lora_alpha is 1e.39"),
+    ({"use_rslora": "false"}, "use_rslora is 'false'"),
+    ({"use_bdlora": {"nblocks": 2}}, "use_bdlora is"),
+    ({"kasa_config": {"beta": 1}}, "kasa_config is"),
+    ({"monteclora_config": {"num_samples": 1}}, "monteclora_config is"),
+    ({"velora_config": {"num_groups": 1}}, "velora_config is"),
+    # These factors fit a base from which a part was taken.
+    *(({"init_lora_weights": name}, "init_lora_weights is") for name in
+      ("pissa", "pissa_niter_4", "OLoRA", "corda", "lora_ga", "loftq")),
+    *(({"init_lora_weights": name}, "") for name in (True, "gaussian", "orthogonal", "eva")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED, ids=[str(index) for index in range(len(REFUSED))])
@@ -139,6 +156,31 @@ def test_configs_that_are_refused(peft_folder: Callable[..., Path], config: dict
         read_adapter(folder)
     assert caught.value.why
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("patterns", "scales"),
+    [
+        ({"q_proj": 8, "layers.1.self_attn.q_proj": 16}, (2, 2)),  # the first that matches, in the config's order
+        ({"layers.1.self_attn.q_proj": 16, "q_proj": 8}, (2, 4)),
+        ({"proj": 8, "_proj": 8, "ttn.q_proj": 8}, (1, 1)),  # parts of names are no names
+        ({"self_attn": 8, "layers.1": 8, "q_proj.": 8}, (1, 1)),  # nor are beginnings
+        ({r"^model\.layers\.0\..*": 8}, (2, 1)),
+        ({r"layers\.[1-9]\.self_attn\.(q|v)_proj$": 8, "k_proj|o_proj": 12}, (1, 2)),
+        ({"": 8}, (1, 1)),
+    ],
+)
+def test_patterns_as_peft_matches_them(
+    peft_folder: Callable[..., Path], patterns: dict[str, float], scales: tuple[float, float]
+) -> None:
+    pairs = read_adapter(peft_folder(lora_alpha=4, alpha_pattern=patterns)).pairs
+    assert tuple(pairs[MODULE.format(layer)].scale for layer in (0, 1)) == scales
+
+
+def test_more_patterns_than_can_be_tried(peft_folder: Callable[..., Path]) -> None:
+    folder = peft_folder(tensors(range(600), 1, (1, 2), (2, 1)), r=1, alpha_pattern={f"x{i}": 1 for i in range(2000)})
+    with pytest.raises(InputError, match="has 2000 patterns, for 600 modules"):
+        read_adapter(folder)
 
 
 def test_a_pattern_that_would_take_for_ever(peft_folder: Callable[..., Path]) -> None:
@@ -159,6 +201,9 @@ TENSORS: list[tuple[dict[str, np.ndarray], str]] = [
     ({name: array for name, array in tensors().items() if "0.self_attn.q_proj.lora_A" not in name}, "has no factor A"),
     (tensors(b=(256, 3)), "of one rank"),
     (tensors(a=(4, 256, 1)), "A is .rank, inputs."),
+    ({name: array.astype(np.int8) for name, array in tensors().items()}, "is int8"),
+    ({name: array > 0 for name, array in tensors().items()}, "is bool"),
+    (tensors() | {"base_model.model.lm_head.base_layer.weight": np.zeros(3, np.float32)}, "the embedding or the head"),
 ]
 
 
@@ -171,8 +216,14 @@ def test_tensors_that_are_refused(
 
 
 def test_folders_that_are_none(tmp_path: Path, peft_folder: Callable[..., Path]) -> None:
-    with pytest.raises(ModelFolderError):
-        read_adapter(tmp_path / "nowhere")
+    (tmp_path / "weights.safetensors").write_bytes(b"x")
+    for path, why in (("nowhere", "no such folder or file"), ("weights.safetensors", "does not end in .onnx_adapter")):
+        with pytest.raises(ModelFolderError, match="not an adapter") as caught:
+            read_adapter(tmp_path / path)
+        assert why in caught.value.why
+    for odd in (None, 5, b"x", "x" * 5000):
+        with pytest.raises(InputError, match="an adapter's path is"):
+            read_adapter(odd)  # type: ignore[arg-type]
     with pytest.raises(ModelFolderError, match=r"no adapter_config\.json"):
         read_adapter(tmp_path)
     folder = peft_folder()
@@ -334,6 +385,14 @@ def test_factors_in_files(tmp_path: Path) -> None:
         read({"model.layers.0.attn.q_proj.lora_A.MatMul.weight": np.ones((3, 2), np.float32)})
     with pytest.raises(InputError, match="is quantised"):
         read({"model.layers.0.attn.q_proj.lora_A.quant.weight": np.ones((3, 2), np.uint8)})
+    name = "model.layers.0.attn.q_proj"
+    a, b = np.ones((3, 2), np.float32), np.ones((2, 5), np.float32)
+    with pytest.raises(InputError, match="has two factors A"):
+        read({f"{name}.lora_A.MatMul.weight": a, f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b})
+    with pytest.raises(InputError, match="is int64"):
+        read({f"{name}.lora_A.weight": a.astype(np.int64), f"{name}.lora_B.weight": b})
+    with pytest.raises(InputError, match="of one rank"):
+        read({f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b[:1]})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -353,4 +412,37 @@ def test_conversion_there_and_back(tmp_path: Path, bundled: Model, dtype: str) -
         write_peft(AdapterParameters(Path("h"), {}, "onnx_adapter", {"v": np.ones(2)}), tmp_path / "no", dtype)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        write_peft(source, tmp_path / "file", dtype)
+        write_peft(source, tmp_path / "file" / "x", dtype)
+
+
+def test_conversion_to_peft_has_the_checkpoints_names(tmp_path: Path) -> None:
+    """PEFT finds the modules of a checkpoint, exactly those that the adapter has, by what is written."""
+    source = read_adapter(bundled_adapter("pirate"))
+    write_onnx_adapter(source, tmp_path / "x.onnx_adapter", "float32", names=input_names(source))
+    write_peft(read_adapter(tmp_path / "x.onnx_adapter"), tmp_path / "back", "float32")
+    back = read_adapter(tmp_path / "back")
+    assert back.pairs.keys() == source.pairs.keys()
+    config = json.loads((tmp_path / "back" / "adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(source.pairs)
+
+
+def test_what_is_never_written(tmp_path: Path) -> None:
+    name = MODULE.format(0)
+    for value in (1e5, math.nan):
+        large = adapted(name, value=value)
+        with pytest.raises(InputError, match="has numbers up to") as caught:
+            write_peft(large, tmp_path / "p", "float16")
+        assert caught.value.why == "the largest float16 is 6.55e+04"
+        with pytest.raises(InputError, match="has numbers up to"):
+            write_onnx_adapter(large, tmp_path / "x.onnx_adapter", "float16", names={})
+    assert list(tmp_path.iterdir()) == []
+    good = adapted(name)
+    write_peft(good, tmp_path / "p", "float16")
+    write_onnx_adapter(good, tmp_path / "x.onnx_adapter", "float16", names={})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for path in (tmp_path / "p", tmp_path / "x.onnx_adapter"):
+        with pytest.raises(InputError, match="exists already"):
+            write_peft(read_adapter(path), path, "float32")
+    with pytest.raises(InputError, match="exists already"):
+        write_onnx_adapter(read_adapter(tmp_path / "p"), tmp_path / "x.onnx_adapter", "float32", names={})
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

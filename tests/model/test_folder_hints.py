@@ -11,12 +11,15 @@ from genai.builder.build import resolve_model_folder
 from genai.builder.checkpoint import is_checkpoint
 from genai.errors import ModelFolderError
 from genai.graph.reader import read_model
+from genai.kernels.cpu.jit import LIBRARY
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    assert LIBRARY.folder  # chosen now: compiled kernels stay where they are
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     return tmp_path
 
@@ -24,13 +27,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("given", "texts"),
     [
-        ("meta-llama/Llama-3.2-1B", ["name on Hugging Face", "`hf download meta-llama/Llama-3.2-1B --local-dir"]),
-        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`"]),
-        ("hf.co/Qwen/Qwen3-0.6B", ["hf download Qwen/Qwen3-0.6B"]),
-        ("models/phi-3.Q4_K_M.gguf", ["GGUF", "*.safetensors"]),
+        ("meta-llama/Llama-3.2-1B", ["name on Hugging Face", "`genai pull meta-llama/Llama-3.2-1B`", "pull=True"]),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["`genai pull Qwen/Qwen3-0.6B`"]),
+        ("hf.co/Qwen/Qwen3-0.6B", ["genai pull Qwen/Qwen3-0.6B"]),
+        ("models/phi-3.Q4_K_M.gguf", ["no such GGUF file", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"]),
         ("model.onnx", [".onnx file is not a model folder", "no such file"]),
-        ("llama3", ["not known by names", 'genai chat -p "…"']),
-        ("llama3:8b", ["not known by names"]),
+        ("llama3", ["`genai list` has no model of this name", "org/name", 'genai chat -p "…"']),
+        ("https://example.com/a.gguf", ["`genai pull https://example.com/a.gguf`"]),
+        ("hf:../x", ["no name of a repository"]),
+        ("llama3:8b", ["has no model of this name"]),
         ("pebble", ["leave MODEL out"]),
         ("What is the capital of France?", ['`genai chat -p "What is the capital of France?"`']),
         ("Tell me a story", ['genai chat -p "Tell me a story"']),
@@ -79,15 +84,16 @@ def test_folders_nearby(here: Path) -> None:
         Config("deep")
     (here / "gguf").mkdir()
     (here / "gguf/a.gguf").touch()
-    with pytest.raises(ModelFolderError, match="does not read GGUF"):
+    with pytest.raises(ModelFolderError, match="GGUF becomes a model folder first"):
         Config("gguf")
 
 
 def test_what_hugging_face_has_downloaded(here: Path) -> None:
     snapshot = here / "hf/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
     snapshot.mkdir(parents=True)
-    with pytest.raises(ModelFolderError, match=f"genai chat {snapshot}"):
+    with pytest.raises(ModelFolderError, match=f"genai chat {snapshot}") as caught:
         Config("Qwen/Qwen3-0.6B")
+    assert "`genai pull Qwen/Qwen3-0.6B` takes it over from there" in caught.value.fix
 
 
 @pytest.mark.parametrize("given", ["meta-llama/Llama-3.2-1B", "https://hf.co/Qwen/Qwen3-0.6B", "a.gguf", "here.gguf"])

@@ -167,6 +167,26 @@ def test_switching_goes_on_from_here(folder: Path, tmp_path: Path) -> None:
         assert np.abs(plain.get_logits() - changed).max() > 1e-3
 
 
+def test_outputs_of_the_last_run_are_those_that_it_had(folder: Path, tmp_path: Path) -> None:
+    """get_output computes them again, through what they went through; what is cached stays as it is."""
+    file = write_file(tmp_path / "a.onnx_adapter", 1, 4)
+    with genai.Model(folder) as model:
+        adapters = genai.Adapters(model)
+        adapters.load(file, "a")
+
+        def after(*, asked: bool) -> np.ndarray:
+            generator = genai.Generator(model, genai.GeneratorParams(model))
+            generator.append_tokens(PROMPT)
+            base = generator.get_logits().copy()
+            generator.set_active_adapter(adapters, "a")
+            if asked:
+                np.testing.assert_array_equal(generator.get_output("logits")[:, -1:], base)
+            generator.append_tokens([17])
+            return generator.get_logits().copy()
+
+        np.testing.assert_array_equal(after(asked=True), after(asked=False))
+
+
 def test_values_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     with genai.Model(folder) as model:
         adapters = genai.Adapters(model)

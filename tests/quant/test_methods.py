@@ -9,20 +9,43 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from genai.kernels.reference.weights import dequantize_weight
-from genai.quant.blocks import QuantizationError, QuantizedBlocks, dequantize_blocks, quantize_blocks
-from genai.quant.grids import UniformGrid, coded, in_blocks
+from genai.kernels.weight_formats import pack_bits, unpack_bits
+from genai.quant import formats
+from genai.quant.blocks import QuantizationError, quantize_blocks
+from genai.quant.formats import QuantizedWeight, row_scaled_format
+from genai.quant.grids import CodebookGrid, CodeGrid, UniformGrid, coded, in_blocks
 from genai.quant.methods import METHODS, InputStatistics, method
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_error
 from genai.quant.methods.distill import aimed
-from genai.quant.methods.gptq import DAMPING, block_order, inverse_factor
+from genai.quant.methods.gptq import DAMPING, block_order, inverse_factor, panels
+from genai.quant.two_levels import TwoLevelGrid
 
 Array = NDArray[Any]
 GRIDS = [
     UniformGrid(4, 32, True), UniformGrid(4, 32, False), UniformGrid(4, 16, True, False), UniformGrid(8, 64, True),
     UniformGrid(8, 32, False), UniformGrid(4, 256, False),
 ]  # fmt: skip
+# Every other kind of form, and the relative error of the outputs that rounding to nearest is below.
+FORMS: dict[str, tuple[CodeGrid, float]] = {
+    "2 bits": (UniformGrid(2, 32), 0.3),
+    "3 bits": (UniformGrid(3, 64, False), 0.06),
+    "5 bits": (UniformGrid(5, 16), 0.004),
+    "6 bits": (UniformGrid(6, 128, False), 0.002),
+    "8 bits by row": (UniformGrid(8, 160, by_row=True), 0.0005),
+    "3 bits by row": (UniformGrid(3, 160, False, by_row=True), 0.1),
+    "NF4": (CodebookGrid(formats.GRIDS["nf4"], 64), 0.02),
+    "FP4": (CodebookGrid(formats.GRIDS["fp4"], 32), 0.03),
+    "MXFP4": (CodebookGrid(formats.GRIDS["mxfp4"], 32, powers_of_two=True), 0.03),
+    "Q2_K": (TwoLevelGrid(formats.Q2_K, UniformGrid(2, 16, False)), 0.2),
+    "Q3_K": (TwoLevelGrid(formats.Q3_K, UniformGrid(3, 16)), 0.05),
+    "Q4_K": (TwoLevelGrid(formats.Q4_K, UniformGrid(4, 32, False)), 0.01),
+    "Q6_K": (TwoLevelGrid(formats.Q6_K, UniformGrid(6, 16)), 0.001),
+    "IQ4_XS": (TwoLevelGrid(formats.IQ4_XS, CodebookGrid(formats.GRIDS["iq4"], 32)), 0.01),
+    "2 bits, a float per row": (
+        TwoLevelGrid(row_scaled_format(2, 32), CodebookGrid(formats.GRIDS["iq2"], 32), trains=True), 0.2
+    ),
+}  # fmt: skip
 
 
 def matrix(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
@@ -38,38 +61,74 @@ def statistics(columns: int, seed: int = 1, tokens: int = 600) -> InputStatistic
     return InputStatistics(tokens, (x**2).mean(axis=0), x.T @ x / tokens)
 
 
-def unpacked(packed: QuantizedBlocks) -> Array:
-    return dequantize_weight(
-        packed.data, packed.scales, packed.zero_points, n=packed.n, k=packed.k, bits=packed.bits,
-        block_size=packed.block_size,
-    )  # fmt: skip
+def meant(packed: QuantizedWeight) -> Array:
+    """By the formula of `kernels.weight_formats`, number by number in float64."""
+    form, k = packed.format, packed.k
+    codes = unpack_bits(packed.data, form.bits, k)
+    block, group = form.block_size or k, form.group_size or max(k, form.padded(k))
+    values = np.zeros((packed.n, k))
+    for column in range(k):
+        at, of = column // block, column // group
+        factor = packed.scales[:, of].astype(np.float64)
+        if packed.multipliers is not None:
+            factor = factor * packed.multipliers[:, at]
+        values[:, column] = factor * packed.grid[codes[:, column]]
+        if packed.offset_scales is not None and packed.offsets is not None:
+            values[:, column] -= packed.offset_scales[:, of].astype(np.float64) * packed.offsets[:, at]
+    return values
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_what_is_packed_is_what_the_blocks_say(name: str, grid: UniformGrid) -> None:
     weight, inputs = matrix(24, 150), statistics(150)  # 150: no block size divides it
-    blocks = METHODS[name].quantize(weight, grid, inputs).blocks
-    packed = grid.packed(blocks)
-    values = blocks.values(grid)
-    np.testing.assert_array_equal(unpacked(packed).astype(np.float32), values)
-    np.testing.assert_array_equal(dequantize_blocks(packed), values)
+    result = METHODS[name].quantize(weight, grid, inputs)
+    packed, values = result.packed, result.values
+    np.testing.assert_allclose(meant(packed), values, rtol=1e-6, atol=1e-6 * np.abs(values).max())
+    np.testing.assert_allclose(packed.dequantise(), values, rtol=1e-6, atol=1e-6 * np.abs(values).max())
     if grid.half_scales:
         np.testing.assert_array_equal(packed.scales.astype(np.float16).astype(np.float32), packed.scales)
     assert output_error(weight, values, inputs) < {4: 0.1, 8: 0.001}[grid.bits]
 
 
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_method_knows_every_form(name: str, form: str) -> None:
+    """What is packed is what the method chose, and methods that look at more lose less."""
+    grid, most = FORMS[form]
+    weight, inputs = matrix(24, 150), statistics(150)
+    result = METHODS[name].quantize(weight, grid, inputs)
+    packed = result.packed
+    assert packed.format == grid.form
+    np.testing.assert_allclose(meant(packed), result.values, rtol=1e-5, atol=1e-6 * np.abs(weight).max())
+    plain = METHODS["rtn"].quantize(weight, grid, None).values
+    assert output_error(weight, plain, inputs) < most
+    if name in ("gptq", "distill"):
+        assert output_error(weight, result.values, inputs) < 0.8 * output_error(weight, plain, inputs)
+    elif name == "search" and not isinstance(grid, TwoLevelGrid):  # else floats of groups differ
+        assert np.square(weight - result.values).sum() <= np.square(weight - plain).sum() * (1 + 1e-5)
+
+
+def test_blocks_wider_than_a_panel_keep_their_scale() -> None:
+    order = block_order(np.arange(1, 1001, dtype=np.float64), 1000)
+    assert panels(order, 1000)[0] == (0, 256) and panels(order, 1000)[-1] == (768, 1000)
+    grid, inputs = UniformGrid(4, 1008, by_row=True), statistics(1000)
+    packed = METHODS["gptq"].quantize(matrix(5, 1000), grid, inputs).packed
+    assert packed.scales.shape == (5, 1)
+
+
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_rounding_to_nearest_is_that_of_the_builder(grid: UniformGrid) -> None:
     weight = matrix(40, 200)
-    packed = grid.packed(METHODS["rtn"].quantize(weight, grid, None).blocks)
+    packed = METHODS["rtn"].quantize(weight, grid, None).packed
     wanted = quantize_blocks(
         weight, bits=grid.bits, block_size=grid.block_size, symmetric=grid.symmetric, half_scales=grid.half_scales
     )
-    np.testing.assert_array_equal(packed.data, wanted.data)
+    np.testing.assert_array_equal(packed.codes, unpack_bits(wanted.data.reshape(packed.n, -1), grid.bits, 200))
     np.testing.assert_array_equal(packed.scales, wanted.scales)
     if wanted.zero_points is not None:
-        np.testing.assert_array_equal(packed.zero_points, wanted.zero_points)
+        assert packed.offsets is not None
+        np.testing.assert_array_equal(pack_bits(packed.offsets, packed.format.bits), wanted.zero_points)
 
 
 @settings(max_examples=25, deadline=None)

@@ -148,12 +148,42 @@ def refused(kind: Any, *words: str, source: Any = None, **options: Any) -> None:
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def feeds() -> Feeds:
+    return Feeds([{"ids": np.arange(first, first + 25)} for first in (0, 25)])
+
+
 @pytest.mark.parametrize(
-    "config",
-    [ours.HQQWeightOnlyQuantConfig(), ours.KQuantWeightOnlyQuantConfig(), ours.GPTQWeightOnlyQuantConfig(Feeds([]))],
+    ("config", "most"),
+    [
+        (ours.HQQWeightOnlyQuantConfig(block_size=32), 1.0),
+        (ours.KQuantWeightOnlyQuantConfig(), 0.97),
+        (ours.GPTQWeightOnlyQuantConfig(feeds(), block_size=32), 0.9),
+    ],
+    ids=lambda value: getattr(value, "algorithm", ""),
 )
-def test_methods_that_are_not_there(config):
-    refused(genai.NotSupportedYetError, repr(config.algorithm), algo_config=config)
+def test_methods_lose_less_than_rounding_to_nearest(config, most):
+    """On the data that it is calibrated with, and the same here and in onnxruntime."""
+    import onnxruntime
+
+    everything = {"ids": np.arange(50)}
+    exact = run_here(model(), everything)
+    plain = ours.MatMulNBitsQuantizer(model(), block_size=32, accuracy_level=1)
+    better = ours.MatMulNBitsQuantizer(model(), block_size=32, accuracy_level=1, algo_config=config)
+    for quantizer in (plain, better):
+        quantizer.process()
+    found = [run_here(quantizer.model.model, everything) for quantizer in (plain, better)]
+    assert apart(found[1], exact) < most * apart(found[0], exact)
+    session = onnxruntime.InferenceSession(better.model.model.SerializeToString())
+    assert apart(session.run(None, everything)[0], found[1]) < 1e-3
+    assert {"w_scales", "w_zero_points"} <= stored(better.model.model).keys()
+
+
+def test_gptq_wants_data():
+    refused(genai.OptionError, "calibration_data_reader", algo_config=ours.GPTQWeightOnlyQuantConfig())
+    refused(genai.InputError, "no data", algo_config=ours.GPTQWeightOnlyQuantConfig(Feeds([])))
+    broken = ours.GPTQWeightOnlyQuantConfig(feeds(), percdamp=0.1)
+    refused(genai.NotSupportedYetError, "percdamp", algo_config=broken)
+    refused(genai.NotSupportedYetError, "axis", algo_config=ours.HQQWeightOnlyQuantConfig(axis=0))
 
 
 def test_what_cannot_be_obeyed():

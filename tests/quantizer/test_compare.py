@@ -34,29 +34,31 @@ def test_the_smallest_that_is_good_enough_is_taken() -> None:
 
 def test_variants() -> None:
     assert parse_variants("rtn/4/32, gptq/8/64") == [Variant("rtn", 4, 32), Variant("gptq", 8, 64)]
+    assert parse_variants("rtn/4/32,gptq/nl3")[1] == Variant("gptq", form="nl3")
+    assert parse_variants("rtn/4/32,gptq/nl3")[1].name == "gptq-nl3"
     assert len(parse_variants("default")) > 4
-    for bad in ("", "rtn/4", "rtn/4/32", "rtn/4/32,rtn/4/32", "rtn/x/32,rtn/4/32"):
+    for bad in ("", "rtn/4", "rtn/4/32", "rtn/4/32,rtn/4/32", "rtn/x/32,rtn/4/32", "rtn/nl9,rtn/4/32"):
         with pytest.raises(OptionError, match="variant"):
             parse_variants(bad)
 
 
 def test_a_comparison(small: Path, tmp_path: Path) -> None:
-    wanted = parse_variants("rtn/4/32,search/4/16,search/8/32")
+    wanted = parse_variants("rtn/nl2,search/4/16,search/8/32")
     made = []
 
     def progress(phase: str, done: float, total: float) -> None:
         made.append(phase.partition(":")[0])
 
     result = compare(small, tmp_path / "out", wanted, quick(), most_kld=1e-3, progress=progress)
-    assert result.taken == "search-8-32" and list(result.reports) == ["rtn-4-32", "search-4-16", "search-8-32"]
+    assert result.taken == "search-8-32" and list(result.reports) == ["rtn-nl2", "search-4-16", "search-8-32"]
     plain = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert plain["taken"] == "search-8-32" and set(plain["reports"]) == set(made)
     page = (tmp_path / "out" / "comparison.html").read_text()
-    assert "Take search-8-32" in page and 'href="rtn-4-32/quantization_report.html"' in page
+    assert "Take search-8-32" in page and 'href="rtn-nl2/quantization_report.html"' in page
     made.clear()
     again = compare(small, tmp_path / "out", wanted, quick(), progress=progress)
     assert not made and list(again.reports) == list(result.reports)
-    with pytest.raises(ModelFolderError, match=r"it is not rtn-4-32 of"):
+    with pytest.raises(ModelFolderError, match=r"it is not rtn-nl2 of"):
         compare(small, tmp_path / "out", wanted, quick(seed=5))
     with pytest.raises(OptionError, match="evaluate is off"):
         compare(small, tmp_path / "no", wanted, quick(evaluate=False))

@@ -57,6 +57,11 @@ class Architecture:
     describe: Describe
     rules: tuple[Rule, ...] = ()
 
+    @property
+    def stores_transposed(self) -> bool:
+        """Whether matrices are stored as [inputs, outputs]."""
+        return any(rule.view is transposed for rule in self.rules)
+
     def source(self, spec: DecoderSpec, name: str) -> TensorSource:
         """Where the tensor that we call `name` lies."""
         view: Callable[[NDArray[Any]], NDArray[Any]] | None = None

@@ -7,20 +7,21 @@ Log-probabilities are exact to float64: logit - log(sum(exp(logits))), computed 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Executor, Sampler
+from genai.kernels.executor import Executor
 from genai.kernels.forks import renew_locks
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, OWN, ROW, SamplingBatch
 
 from ...errors import LogitsProcessorError, SamplingError
 from ...runtime.device import open_executor
 from ..decoder import Logits
+from .masks import MaskFiller
 from .plan import RowSampler
 
 
@@ -39,13 +40,22 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Normalizer(Protocol):
+    """The part of a Sampler that makes log-probabilities of logits."""
+
+    def log_normalizers(
+        self, logits: Any, rows: NDArray[np.int64], top: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """See genai.kernels.executor.Sampler."""
+
+
 def token_logprobs(
     logits: NDArray[np.float32],
     tokens: Sequence[int] | NDArray[np.integer],
     top: int = 0,
     *,
     rows: Sequence[int] | None = None,
-    sampler: Sampler | None = None,
+    sampler: Normalizer | None = None,
 ) -> list[TokenLogprob]:
     """Log-probabilities of one token per row: of a prompt (logits of row i, token i + 1) or of chosen tokens.
 
@@ -76,7 +86,7 @@ def token_logprobs(
     return results
 
 
-def _processed(logits: NDArray[np.float32], row: RowSampler) -> NDArray[np.float32]:
+def processed(logits: NDArray[np.float32], row: RowSampler) -> NDArray[np.float32]:
     """Logits [V] after the request's functions, see SamplingParams.logits_processors."""
     token_ids, result = tuple(row.tokens), logits.copy()
     for processor in row.plan.params.logits_processors:
@@ -155,8 +165,15 @@ class BatchSampler:
     def __init__(self, vocab_size: int, executor: Executor | None = None) -> None:
         self._vocab_size = vocab_size
         self._sampler = (executor or open_executor(threads=1)).sampler(vocab_size)
+        self._masks = MaskFiller(vocab_size)
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
+
+    def prepare(self, rows: Iterable[RowSampler]) -> None:
+        """Fill the masks of rows that will be sampled next, while something else is computed."""
+        matchers = [row.matcher for row in rows if row.matcher is not None]
+        if matchers:
+            self._masks.begin(matchers)
 
     def sample(self, logits: Logits, rows: Sequence[RowSampler | None]) -> SampledBatch:
         """The next token of each row. Nothing is appended; a call that raises changes nothing.
@@ -191,6 +208,13 @@ class BatchSampler:
         distributions[list(active)] = found
         return distributions
 
+    def log_normalizers(
+        self, logits: Logits, rows: NDArray[np.int64], top: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """See genai.kernels.executor.Sampler; calls of several threads take turns."""
+        with self._lock:
+            return self._sampler.log_normalizers(logits, rows, top)
+
     def _run(
         self, logits: Logits, active: dict[int, RowSampler], distributions: NDArray[np.float64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -206,30 +230,36 @@ class BatchSampler:
 
     def _batch(self, logits: Logits, active: dict[int, RowSampler]) -> SamplingBatch:
         rows: list[bytes] = []
-        processed: list[NDArray[np.float32]] = []
+        replaced: list[NDArray[np.float32]] = []
         edit_ids: list[NDArray[Any]] = []
         edit_values: list[NDArray[Any]] = []
         windows: list[NDArray[Any]] = []
+        matchers = [row.matcher for row in active.values() if row.matcher is not None]
+        masks, num_masks = self._masks.filled(matchers), 0
         num_edits = num_tokens = 0
         for source, row in active.items():
             if row.plan.params.logits_processors:
-                processed.append(_processed(logits[source], row))
-                source = -len(processed)
+                replaced.append(processed(logits[source], row))
+                source = -len(replaced)
             (ids, values), (window, first_output) = row.edits(), row.window()
             edit_ids.append(ids)
             edit_values.append(values)
             windows.append(window)
             edits, tokens = (num_edits, num_edits + len(ids)), (num_tokens, num_tokens + len(window))
-            counter, span = (row.seed, row.row, len(row.tokens)), (source, *edits, *tokens, first_output)
+            mask = 0
+            if row.matcher is not None:
+                mask = num_masks = num_masks + 1
+            counter, span = (row.seed, row.row, len(row.tokens)), (source, *edits, *tokens, mask, first_output)
             rows += row.asked, OWN.pack(*counter, *span, row.since_breaker)
             num_edits, num_tokens = edits[1], tokens[1]
         return SamplingBatch(
             rows=np.ndarray(len(active), ROW, b"".join(rows)),
             plain=all(row.plan.is_plain for row in active.values()),
-            replaced=np.array(processed, np.float32).reshape(-1, self._vocab_size),
+            replaced=np.array(replaced, np.float32).reshape(-1, self._vocab_size),
             edit_ids=_joined(edit_ids, np.int32),
             edit_values=_joined(edit_values, np.float32),
             tokens=_joined(windows, np.int32),
+            masks=masks,
         )
 
     def _logprobs(

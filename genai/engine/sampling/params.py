@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from ...errors import OptionError, did_you_mean
-from . import option_rules as rules
+from ...errors import NotSupportedYetError, OptionError, did_you_mean
+from . import grammar as grammars, option_rules as rules
 from .search_options import SEARCH_OPTIONS, checked
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class SamplingParams:
 
     Values are checked and brought into the types below; options that contradict each other raise (see
     docs/sampling.md). Applied in this order: logits_processors on the model's logits; logit_bias; what masks tokens
-    (no_repeat_ngram_size, minimum lengths, banned strings); then `samplers`; then the draw.
+    (grammars, no_repeat_ngram_size, minimum lengths, banned strings); then `samplers`; then the draw.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, seed=1).top_p
     0.9
@@ -72,6 +72,9 @@ class SamplingParams:
         seed: of the random numbers: 0 to 2 ** 64 - 1; None = a new one each time. A token depends on the seed, the
             sample's number and its position only, not on the batch or on threads.
         n: samples per prompt.
+        json_schema: a JSON schema that the reply is an instance of: an object, its JSON text, or a Pydantic model. Kept
+            as text. regex: an expression that the reply matches as a whole. grammar: one in Lark or GBNF. choice: texts
+            of which the reply is one. At most one of the four; see docs/structured_output.md.
         logprobs: report log-probabilities of output tokens, with that many most likely alternatives; None = do not.
             They are those of the model's distribution, before all that is described here. prompt_logprobs: the same
             for prompt tokens.
@@ -118,6 +121,10 @@ class SamplingParams:
         None, rules.whole(0, "0 to 2 ** 64 - 1, or None (a new one each time)", high=2**64 - 1, optional=True)
     )
     n: int = _option(1, rules.whole(1, f"1 to {_MOST_SAMPLES}", high=_MOST_SAMPLES))
+    json_schema: str | Mapping[str, Any] | bool | None = _option(None, grammars.schema_text)
+    regex: str | None = _option(None, grammars.source_text)
+    grammar: str | None = _option(None, grammars.source_text)
+    choice: Sequence[str] = _option((), grammars.choices)
     logprobs: int | None = _option(None, _ALTERNATIVES)
     prompt_logprobs: int | None = _option(None, _ALTERNATIVES)
     logits_processors: Sequence[LogitsProcessor] = _option((), rules.processors)
@@ -220,6 +227,10 @@ class SamplingOptions(TypedDict, total=False):
     banned_strings: str | Sequence[str]
     seed: int | None
     n: int
+    json_schema: str | Mapping[str, Any] | bool | type | None
+    regex: str | None
+    grammar: str | None
+    choice: Sequence[str]
     logprobs: int | None
     prompt_logprobs: int | None
     logits_processors: Sequence[LogitsProcessor]
@@ -244,6 +255,13 @@ def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
     """
     further = {name: search[name] for name in ("min_p", "typical_p") if search.get(name) is not None}
     search = {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
+    for name in ("num_beams", "num_return_sequences"):
+        if search.get(name, 1) != 1:
+            raise NotSupportedYetError(
+                f"{name} = {search[name]} as a model's default",
+                "streams and conversations have one output, so that beams are asked for per call",
+                f"set it to 1 in genai_config.json, and give {name} to LLM.generate",
+            )
     if search.get("top_k"):
         search["top_k"] = min(search["top_k"], vocab_size)
     found = _from_search(search)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from genai.kernels.sampling import ASKED, LIMIT_PLACE, MAX_STEPS, Setting, Step, is_plain
 
 from ...errors import OptionError
+from .guidance import Matcher
 from .option_rules import MOST_TOKENS, SAMPLERS
 from .params import SamplingParams
 
@@ -31,6 +32,8 @@ class SamplingPlan:
         edit_ids, edit_values: int32 and float32, the logit bias.
         held_back: int32, the tokens that may not be chosen before the output is long enough.
         most_history: how many tokens back the steps look; infinite = all.
+        matcher: at the beginning of the grammar, if there is one. skips_forced: whether tokens that it leaves no
+            choice about are appended without being sampled; not where something else is asked about each token.
     """
 
     params: SamplingParams
@@ -42,6 +45,8 @@ class SamplingPlan:
     edit_values: NDArray[np.float32]
     held_back: NDArray[np.int32]
     most_history: float
+    matcher: Matcher | None = None
+    skips_forced: bool = False
 
 
 def plan_sampling(
@@ -50,6 +55,7 @@ def plan_sampling(
     vocab_size: int,
     eos_token_ids: Sequence[int] = (),
     breakers: Sequence[Sequence[int]] = (),
+    matcher: Matcher | None = None,
 ) -> SamplingPlan:
     """Make a request's options ready.
 
@@ -58,6 +64,7 @@ def plan_sampling(
         vocab_size: logits per row.
         eos_token_ids: tokens that end a sequence of this model.
         breakers: DRY's sequence breakers as tokens, see `breakers.breaker_tokens`.
+        matcher: at the beginning of the grammar that the output matches, if there is one.
 
     Raises:
         OptionError: a token id, or a number of alternatives, that the vocabulary does not have.
@@ -85,7 +92,16 @@ def plan_sampling(
         edit_values=np.asarray([*biases.values()], np.float32),
         held_back=np.asarray(held_back, np.int32),
         most_history=_most_history(steps, settings),
+        matcher=matcher,
+        skips_forced=_skips_forced(params),
     )
+
+
+def _skips_forced(params: SamplingParams) -> bool:
+    """Whether nothing but the token itself comes of choosing one that is the only one left."""
+    asks = params.logprobs is not None or params.mirostat or params.logits_processors or params.no_repeat_ngram_size
+    forbids = params.banned_strings or -math.inf in dict(params.logit_bias).values()
+    return not (asks or forbids)
 
 
 def request_seed(params: SamplingParams) -> int:
@@ -186,11 +202,12 @@ class RowSampler:
 
     Attributes:
         padding: places of a padded row that hold no token, and count in min_length.
+        matcher: its place in the grammar; its owner says what is appended (`follow`).
     """
 
     __slots__ = (
-        "_breaker_ends", "_copy", "_forbidden", "_length", "_limits",
-        "padding", "plan", "prompt_length", "row", "seed", "tokens",
+        "_breaker_ends", "_copy", "_forbidden", "_grammar_start", "_length", "_limits",
+        "matcher", "padding", "plan", "prompt_length", "row", "seed", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -201,6 +218,9 @@ class RowSampler:
         self.seed = seed
         self.row = row
         self.padding = 0
+        self.matcher: Matcher | None = None
+        self._grammar_start = 0
+        self.begin_grammar()
         self.prompt_length = len(tokens) if prompt_length is None else prompt_length
         # An int32 copy of the tokens, as many as `_length`, and the places in it where sequence breakers end.
         self._copy, self._length = _NO_IDS, 0
@@ -222,7 +242,21 @@ class RowSampler:
             forbidden: token ids that may not be chosen at that place (until the next rewind).
         """
         self._forget(length)
+        if self.matcher is not None:
+            self._grammar_start = min(self._grammar_start, length)
+            self.matcher.rewind(length - self._grammar_start)
         self._forbidden = (length, np.asarray(sorted(forbidden), np.int32))
+
+    @property
+    def forbidden_now(self) -> tuple[int, ...]:
+        """Token ids that a rewind forbids at the next place."""
+        return tuple(self._forbidden[1].tolist()) if self._forbidden[0] == len(self.tokens) else ()
+
+    def restore(self, surprise_limit: float | None, forbidden: Collection[int]) -> None:
+        """Go on as a row did that had the same tokens: Mirostat's limit and forbidden ids of the next place."""
+        if surprise_limit is not None:
+            self._limits = [(len(self.tokens), surprise_limit)]
+        self._forbidden = (len(self.tokens), np.asarray(sorted(forbidden), np.int32))
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether the output ends with `token`, just chosen and not appended yet: at a stop token, or being full."""
@@ -230,6 +264,37 @@ class RowSampler:
             return "stop"
         most = self.plan.params.max_tokens
         return "length" if most is not None and self.num_generated + 1 >= most else None
+
+    def begin_grammar(self, num_tokens: int = 0) -> None:
+        """Let the grammar, where there is one, begin in front of the last `num_tokens` of those that are there now.
+
+        Raises:
+            GrammarError: it does not allow these.
+        """
+        self.matcher = None if self.plan.matcher is None else self.plan.matcher.fork()
+        self._grammar_start = len(self.tokens) - num_tokens
+        for token in self.tokens[self._grammar_start :] if self.matcher is not None else ():
+            self.follow(token)
+
+    def follow(self, token: int) -> bool:
+        """A token was appended; whether the grammar allows nothing behind it.
+
+        Raises:
+            GrammarError: it does not allow the token, or took more than its limits.
+        """
+        if self.matcher is None:
+            return False
+        self.matcher.follow(token)
+        return self.matcher.is_over
+
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next and need not be sampled."""
+        return self.matcher.forced() if self.matcher is not None and self.plan.skips_forced else ()
+
+    def history(self) -> NDArray[np.int32]:
+        """All tokens, int32 [n]: a view that is good until the next token."""
+        self._sync()
+        return self._copy[: self._length]
 
     # --- for BatchSampler ----------------------------------------------------------------------------------------
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from ...errors import NotSupportedYetError, OptionError, did_you_mean
+from ...errors import OptionError, did_you_mean
+from ..beams import MOST_BEAMS
 from . import option_rules as rules
 
 
 @dataclass(frozen=True)
 class Option:
-    """One search option: its default, what its values are checked with, and what any but the default would need."""
+    """One search option: its default, and what its values are checked with."""
 
     default: Any
     check: rules.Check
-    needs: str = ""
 
 
 _BOOL = rules.Choice((False, True), "True or False")
@@ -38,12 +38,14 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
     "random_seed": Option(-1, _SEED),
     "chunk_size": Option(0, rules.count(0, "0 (automatic) or greater, below 2 ** 31")),
     "no_repeat_ngram_size": Option(0, rules.count(0, "0 or greater, below 2 ** 31")),
-    "num_beams": Option(1, _COUNT, "beam search"),
-    "num_return_sequences": Option(1, _COUNT, "several sequences per prompt"),
-    # These steer beam search, or how onnxruntime allocates; with one beam they cannot change tokens.
-    "length_penalty": Option(1.0, _NUMBER),
+    "num_beams": Option(1, rules.whole(1, f"1 to {MOST_BEAMS}", high=MOST_BEAMS)),
+    "num_return_sequences": Option(1, _COUNT),
+    # With one beam these cannot change tokens.
+    "length_penalty": Option(1.0, rules.number(-50, "a number, -50 to 50", high=50)),
     "early_stopping": Option(True, _BOOL),
+    # onnxruntime-genai reads it and does nothing with it.
     "diversity_penalty": Option(0.0, _NUMBER),
+    # How onnxruntime allocates.
     "past_present_share_buffer": Option(False, _BOOL),
 }
 
@@ -75,15 +77,9 @@ def checked(name: str, value: Any) -> Any:
 
     Raises:
         OptionError: unknown name, wrong type, out of range.
-        NotSupportedYetError: a value that asks for something this version does not do.
     """
     option = SEARCH_OPTIONS.get(name)
     if option is None:
         hint = did_you_mean(name, SEARCH_OPTIONS, f"known options: {', '.join(sorted(SEARCH_OPTIONS))}")
         raise OptionError(f"unknown search option {name!r} = {value!r}", "it is not part of the API", hint)
-    found = option.check(name, value)
-    if option.needs and found != option.default:
-        raise NotSupportedYetError(
-            f"{name} = {value!r} is not supported yet", f"it needs {option.needs}", f"use {name} = {option.default}"
-        )
-    return found
+    return option.check(name, value)

@@ -119,13 +119,14 @@ class BannedStrings:
 
     Args:
         banned: the strings; none is empty. Characters are compared as they are.
+        position: output tokens that came before, and stay.
     """
 
-    def __init__(self, banned: Sequence[str]) -> None:
+    def __init__(self, banned: Sequence[str], position: int = 0) -> None:
         # The longest first: where several end, it goes back the farthest.
         self._matchers = [_Matcher(text) for text in sorted(banned, key=len, reverse=True)]
         self._tokens: list[_Token] = []  # those that may still be taken back
-        self._position = 0  # output tokens before them
+        self._position = position  # output tokens before them
         self._forbidden: dict[int, frozenset[int]] = {}
 
     def feed(self, token: int, piece: str) -> str | Rewind:

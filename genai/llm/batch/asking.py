@@ -112,7 +112,7 @@ class Asking:
                 "it needs either a prompt (or text) or messages",
                 "name the field that is the prompt in a template, such as {question}",
             )
-        with_messages = ("tools", "template") if "messages" in own else ()
+        with_messages = ("tools", "tool_choice", "template") if "messages" in own else ()
         for name in own:
             if name not in ("prompt", "messages", *with_messages, *OPTIONS):
                 raise OptionError(
@@ -132,7 +132,9 @@ class Asking:
         return {"messages": [{"role": "user", "content": text}]}
 
 
-_TEXTS = frozenset(("prompt", "adapter", "stop", "banned_strings", "samplers", "dry_sequence_breakers"))
+_TEXTS = frozenset(
+    ("prompt", "adapter", "stop", "banned_strings", "samplers", "dry_sequence_breakers", "regex", "grammar")
+)
 
 
 def _from_cell(name: str, value: Any) -> Any:

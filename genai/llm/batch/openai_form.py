@@ -31,8 +31,6 @@ _ONLY: dict[str, Any] = {
     "stream": False,
     "echo": False,
     "best_of": 1,
-    "response_format": {"type": "text"},
-    "tool_choice": "auto",
     "parallel_tool_calls": True,
     "modalities": ["text"],
 }
@@ -63,6 +61,8 @@ def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     item: dict[str, Any] = {needed: given.pop(needed)}
     if url == CHAT:
         item |= _chat_fields(given)
+    if "response_format" in given:
+        item |= _response_format(given.pop("response_format"))
     if "max_completion_tokens" in given:
         given["max_tokens"] = given.pop("max_completion_tokens")
     if isinstance(bias := given.get("logit_bias"), Mapping):
@@ -83,6 +83,8 @@ def _chat_fields(given: dict[str, Any]) -> dict[str, Any]:
     item = {}
     if tools := given.pop("tools", None):
         item["tools"] = tools
+    if (choice := given.pop("tool_choice", None)) is not None:
+        item["tool_choice"] = choice
     if (template := given.pop("chat_template_kwargs", None)) is not None:
         item["template"] = template
     top, wanted = given.pop("top_logprobs", None), given.pop("logprobs", False)
@@ -93,6 +95,23 @@ def _chat_fields(given: dict[str, Any]) -> dict[str, Any]:
             'write "logprobs": true, "top_logprobs": 5, say',
         )
     return {**item, "logprobs": 0 if top is None else top} if wanted else item
+
+
+def _response_format(asked: Any) -> dict[str, Any]:
+    """What the reply must match, as an option."""
+    kind = asked.get("type") if isinstance(asked, Mapping) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    form = asked.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(form, Mapping) or "schema" not in form:
+        raise OptionError(
+            f"response_format = {asked!r:.80}",
+            'it is {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": …}}',
+            "write one of these",
+        )
+    return {"json_schema": form["schema"]}
 
 
 def _token_id(token: Any) -> Any:

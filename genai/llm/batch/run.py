@@ -174,7 +174,14 @@ def run_batch(
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "choose one of them")
     llm.params(**options)
     model = llm.model.folder.name
-    asked = {"model": model, "asking": repr(asking), "options": sorted((k, repr(v)) for k, v in options.items())}
+    asked: dict[str, Any] = {
+        "model": model,
+        "asking": repr(asking),
+        "options": sorted((k, repr(v)) for k, v in options.items()),
+    }
+    if loaded := getattr(llm, "adapters", None):  # a cluster has none
+        # By what they hold: the same name may mean another one the next time.
+        asked |= {"adapters": {name: loaded.info(name)["key"] for name in loaded.names}} if loaded.names else {}
     settings = digest(json.dumps(asked, sort_keys=True).encode(), 4)
     report = BatchReport(lines.name, output, model)
     with Journal(output, settings, lines.total if lines.total is not None else 2**60, begin) as journal:

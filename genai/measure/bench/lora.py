@@ -5,15 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from genai.kernels.executor import Factors
+from numpy.typing import NDArray
 
 from ...engine.decoder import compute
 from ...engine.mix import AdapterMix
-from ...errors import ContextOverflowError
+from ...errors import ContextOverflowError, OptionError
+from ...model.adapters.bind import bind
+from ...model.adapters.names import FUSED, Module
+from ...model.adapters.parameters import MOST_RANK, AdapterParameters, Pair
 from ...model.model import Model
 from .speed import BenchRow, Progress, silent
 
@@ -21,18 +24,24 @@ _SPREAD = 0.01
 
 
 def made_up_adapter(model: Model, rank: int, seed: int) -> Any:
-    """An adapter of one rank on every place of a model, in its device's memory."""
+    """An adapter of one rank on every projection of a model, in its device's memory.
+
+    Those that the graph has in one product (q, k and v) have factors of their own, as in adapters that are trained.
+    """
     places = model.adapter_places()
     rng = np.random.default_rng(seed)
-    dtype = np.float16 if places.rounds else np.float32
-    whole = {part.place.number: part.place for parts in places.parts.values() for part in parts}
 
-    def made(number: int) -> Factors:
-        a, b = (rng.standard_normal(shape, np.float32) * _SPREAD for shape in
-                ((rank, whole[number].columns), (whole[number].rows, rank)))  # fmt: skip
-        return Factors(0, a.astype(dtype), b.astype(dtype))
+    def made(*shape: int) -> NDArray[np.float32]:
+        return rng.standard_normal(shape, np.float32) * np.float32(_SPREAD)
 
-    return model.decoder.executor.load_adapter([[made(number)] for number in range(places.count)])
+    pairs = {}
+    for module, parts in places.parts.items():
+        inner = [Module(module.layer, name) for name in FUSED.get(module.projection, ())]
+        if not inner or not all(one in places.parts for one in inner):
+            rows = sum(part.width for part in parts)
+            pairs[str(module)] = Pair(made(rank, parts[0].place.columns), made(rows, rank))
+    adapter = AdapterParameters(Path("made up"), pairs, "peft")
+    return model.decoder.executor.load_adapter(bind(adapter, places))
 
 
 def bench_lora(
@@ -54,12 +63,14 @@ def bench_lora(
             of its own. context, tokens: prompt and steps of a decoding run. prompt: tokens of a prefill run.
 
     Returns:
-        Per rank and batch (batch 0 is prefill): tok/s of the model without places; and how much of that is lost with
-        places and no adapter, and with adapters; medians of ratios.
+        Per rank and batch (the last row of a rank is prefill): tok/s of the model without places; and how much
+        more time it takes with places and no adapter, and with adapters, as a share; medians over the turns.
 
     Raises:
-        ContextOverflowError: a run exceeds the model's context.
+        ContextOverflowError: a run exceeds the model's context. OptionError: a rank that no adapter may have.
     """
+    if max(ranks) > MOST_RANK:
+        raise OptionError(f"rank {max(ranks)}", f"adapters have ranks of 1 to {MOST_RANK}", "measure one of those")
     with load(False) as plain, load(True) as placed:
         longest = max(context + tokens + 1, prompt + 1)
         if longest > plain.context_size:

@@ -28,8 +28,11 @@ _SHORT_PROMPT, _ALONE_STEPS, _LONGEST_REPLY = 16, 64, 4096
 class TimedJob:
     """A job of random tokens (see engine.Job) that notes when each of its tokens comes."""
 
-    wants_prompt_logits = cancelled = False
+    wants_prompt_logits = cancelled = keeps_sequence = False
     adapters: AdapterMix | None = None
+    deadline: float | None = None
+    origin: Any = None
+    priority = 0
     sequence: Any = None
     row: RowSampler
 
@@ -62,6 +65,15 @@ class TimedJob:
         self.times.append(time.perf_counter())
         self.sequence.append([token])
         return len(self.sequence.tokens) < self.max_length
+
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        raise AssertionError("nobody proposes tokens")
+
+    def expire(self) -> BaseException | None:
+        raise AssertionError("it has no deadline")
+
+    def keep(self, sequence: Any) -> None:
+        raise AssertionError("nobody asked for it")
 
     def finish(self, error: BaseException | None) -> None:
         self.sequence, self.error = None, error

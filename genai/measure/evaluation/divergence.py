@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import VocabularyMismatchError
 from ...model.kv_quality import LEAST_TOKENS, MEASURED, MOST_DIVERGENCE, KvQuality, record
-from ...text.backend import load_tokenizer
+from ...text.backend import first_difference
 from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
 from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, rope_thresholds, scored_rows
 
@@ -157,15 +157,8 @@ def check_same_vocabulary(base: Model, other: Model) -> None:
         raise _mismatch(f"{base.folder} gives {sizes[0]} logits per token, {other.folder} gives {sizes[1]}")
     if base.folder.resolve() == other.folder.resolve():
         return
-    backends = (load_tokenizer(model.folder).backend for model in (base, other))
-    mine, theirs = (
-        {id_: text for text, id_ in backend.get_vocab(with_added_tokens=True).items()} for backend in backends
-    )
-    different = [id_ for id_ in mine.keys() | theirs.keys() if mine.get(id_) != theirs.get(id_)]
-    if different:
-        first = min(different)
-        texts = (f"{words[first]!r}" if first in words else "no token" for words in (mine, theirs))
-        raise _mismatch(f"token {first} is {next(texts)} in {base.folder} and {next(texts)} in {other.folder}")
+    if found := first_difference(base.folder, other.folder):
+        raise _mismatch(found)
 
 
 def _mismatch(what: str) -> VocabularyMismatchError:

@@ -238,13 +238,16 @@ def _threads(count: int) -> str:
 
 
 def check_gpu(place: Place) -> Finding:
-    """GPUs found, or why not. This version computes on the CPU either way."""
+    """GPUs found, or why not. No driver is called, so what it would refuse is not known yet."""
     found = find_gpus(place.root)
     cupy = "installed" if found.cupy else "not installed"
     why = [*found.hints, f"cupy is {cupy}"]
     if found.names:
-        text = f"{', '.join(found.names)} (driver {found.driver}), {'; '.join(why)}; not used: models run on the CPU"
-        return Finding("gpu", Mark.NOTE, text, facts=asdict(found))
+        text = f"{', '.join(found.names)} (driver {found.driver}), {'; '.join(why)}"
+        if found.cupy:
+            return Finding("gpu", Mark.OK, f"{text}; models run there with --device cuda", facts=asdict(found))
+        fix = "pip install onnx-genai-toolkit[cuda13] (or cuda12, for a driver older than 580), then --device cuda"
+        return Finding("gpu", Mark.NOTE, f"{text}; models run on the CPU", fix, facts=asdict(found))
     return Finding("gpu", Mark.OK, f"none: {'; '.join(why)}; models run on the CPU", facts=asdict(found))
 
 

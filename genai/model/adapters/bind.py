@@ -12,7 +12,7 @@ from genai.kernels.executor import Factors
 
 from ...errors import InputError, did_you_mean
 from .names import EXPERTS, Module, module_of
-from .parameters import MOST_RANK, AdapterParameters, Pair
+from .parameters import MOST_RANK, AdapterParameters, Pair, scaled
 from .places import PlaceColumns, Places
 
 # Kernels add to so many columns at once.
@@ -87,8 +87,7 @@ def _factors(
         )
     if not 1 <= len(a) <= MOST_RANK:
         raise InputError(f"{adapter.source}: {name!r} has rank {len(a)}", f"1 to {MOST_RANK} run", "use another")
-    with np.errstate(over="ignore", invalid="ignore"):
-        a32, b32 = a.astype(np.float32), b.astype(np.float32) * np.float32(pair.scale * scale)
+    a32, b32 = scaled(pair, scale)
     for factor, array in (("A", a32), ("B", b32)):
         if not np.isfinite(array).all():
             raise InputError(
@@ -120,9 +119,20 @@ def _aligned(factors: list[Factors], rows: int) -> list[Factors]:
 
 
 def delta(adapter: AdapterParameters, module: str, weight: float = 1.0) -> NDArray[np.float32]:
-    """What an adapter adds to the weight of a module, as the base stores it: float32 [outputs, inputs], or turned."""
-    pair = adapter.pairs[module]
-    added = pair.b.astype(np.float32) @ pair.a.astype(np.float32) * np.float32(pair.scale * weight)
+    """What an adapter adds to the weight of a module, as the base stores it: float32 [outputs, inputs], or turned.
+
+    Raises:
+        InputError: numbers that are not finite.
+    """
+    a, b = scaled(adapter.pairs[module], weight)
+    with np.errstate(over="ignore", invalid="ignore"):
+        added = b @ a
+    if not np.isfinite(added).all():
+        raise InputError(
+            f"{adapter.source}: what it adds to {module!r} is not finite",
+            f"its factors, times the weight {weight:g}, are too large for float32, or damaged",
+            "use a smaller weight; or train or download the adapter again",
+        )
     return added.T if adapter.fan_in_fan_out else added
 
 

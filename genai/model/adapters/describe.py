@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ...errors import ModelFolderError
 from .names import module_of
 from .parameters import SUFFIX, AdapterParameters
 from .peft import CONFIG
@@ -34,9 +35,16 @@ def describe(adapter: AdapterParameters) -> dict[str, Any]:
 
 
 def find_adapters(folder: Path) -> list[Path]:
-    """Adapters in a folder, and in the folders in it: PEFT's folders and `.onnx_adapter` files, by name."""
+    """Adapters in a folder, and in the folders in it: PEFT's folders and `.onnx_adapter` files, by name.
+
+    Raises:
+        ModelFolderError: there is no such folder.
+    """
+    if not folder.is_dir():
+        why = "it is a file" if folder.exists() else "there is no such folder"
+        raise ModelFolderError(f"{folder}: no folder of adapters", why, "give the folder that they lie in")
     if (folder / CONFIG).is_file():
         return [folder]
-    entries = sorted(folder.iterdir())[:_MOST_ENTRIES] if folder.is_dir() else []
+    entries = sorted(folder.iterdir())[:_MOST_ENTRIES]
     inner = [path for entry in entries if entry.is_dir() for path in sorted(entry.glob(f"*{SUFFIX}"))]
     return sorted([entry for entry in entries if entry.suffix == SUFFIX or (entry / CONFIG).is_file()] + inner)

@@ -10,6 +10,8 @@ _ATTENTION = re.compile("attn|attention|attentions")
 # Parts of names behind which nothing is a projection that adapters can change.
 EXPERTS = re.compile("experts?$|moe$|block_sparse_moe$")
 _SHARED = re.compile("shared_experts?$")
+# Parts of names before the layers of another model beside the decoder.
+_ELSEWHERE = re.compile("vision|visual|image|audio|speech|encoder$")
 _MOST_DIGITS = 6
 
 # What each projection is called: everywhere, in attention, and in feed-forward layers.
@@ -44,7 +46,7 @@ def module_of(name: str) -> Module | None:
     """The projection that a name with dots or slashes speaks of; None where it is none that can be adapted."""
     parts = re.split(r"[./]", name)
     places = [i for i, part in enumerate(parts[:-2]) if part in _LAYERS and _is_number(parts[i + 1])]
-    if not places:
+    if not places or any(_ELSEWHERE.search(part) for part in parts[: places[0]]):
         return None
     inside = parts[places[0] + 2 :]
     is_shared = any(_SHARED.match(part) for part in inside)

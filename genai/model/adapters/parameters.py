@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InputError
+from ...errors import InputError, ModelFolderError
 from ...session.adapter_format import AdapterFormat
+from ..gguf_file import is_gguf
 from .names import module_of
 
 SUFFIX = ".onnx_adapter"
 # Nobody trains larger ones; a step's memory grows with the ranks of its adapters.
 MOST_RANK = 1024
+_GIVE_ONE = f"give a folder as PEFT writes it, an {SUFFIX} file, or a GGUF file of an adapter"
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ class AdapterParameters:
         values: other arrays, by the name of the graph's input whose default they replace.
         base: what the files say of the model that it was trained on; "" = nothing.
         base_hash: the identity of that model, if the files say it; see `base_identity`.
-        kind: "peft" or "onnx_adapter".
+        kind: "peft", "onnx_adapter" or "gguf".
         fan_in_fan_out: whether the base stores its weights as [inputs, outputs], as GPT-2 does: for merging.
+        permuted: rows of queries and keys are in the order of ggml; see `gguf_adapter`.
     """
 
     source: Path
@@ -55,6 +59,7 @@ class AdapterParameters:
     base: str = ""
     base_hash: str = ""
     fan_in_fan_out: bool = False
+    permuted: bool = False
 
     @cached_property
     def content_hash(self) -> bytes:
@@ -85,15 +90,75 @@ class AdapterParameters:
 
 
 def read_adapter(source: str | Path) -> AdapterParameters:
-    """An adapter from a PEFT folder or an `.onnx_adapter` file.
+    """An adapter from a PEFT folder, an `.onnx_adapter` file or a GGUF file.
 
     Raises:
         ModelFolderError, InputError: there is none, it is damaged, or of a kind that cannot be run beside its base.
     """
+    from .gguf_adapter import read_gguf_adapter
     from .peft import read_peft
 
-    path = Path(source)
-    return read_peft(path) if path.is_dir() or path.suffix != SUFFIX else read_onnx_adapter(path)
+    path = adapter_path(source)
+    if is_gguf(path):
+        return read_gguf_adapter(path)
+    return read_peft(path) if path.is_dir() else read_onnx_adapter(path)
+
+
+def adapter_path(source: str | Path) -> Path:
+    """Where an adapter is. Raises ModelFolderError, InputError: there is none."""
+    try:
+        path = Path(source)
+        if path.is_dir():
+            return path
+        there = path.exists()
+    except (TypeError, ValueError, OSError) as error:
+        raise InputError(f"an adapter's path is {source!r:.80}", str(error)[:200], _GIVE_ONE) from error
+    if not there or not (path.suffix == SUFFIX or is_gguf(path)):
+        why = f"it is a file whose name does not end in {SUFFIX}" if there else "there is no such folder or file"
+        raise ModelFolderError(f"{path}: not an adapter", why, _GIVE_ONE)
+    return path
+
+
+def paired(source: Path, module: str, a: NDArray[Any], b: NDArray[Any], scale: float = 1.0) -> Pair:
+    """Factors of a module as its files hold them, checked against each other. Raises InputError: they do not agree."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+        raise InputError(
+            f"{source}: {module!r} has A {list(a.shape)} and B {list(b.shape)}",
+            "A is [rank, inputs] and B [outputs, rank], of one rank",
+            "save the adapter again",
+        )
+    for array in (a, b):
+        if not is_float(array):
+            raise InputError(
+                f"{source}: a factor of {module!r} is {array.dtype}",
+                "the factors of adapters are multiplied as floats here; whole numbers are quantised ones",
+                "save the adapter again in float16, bfloat16 or float32",
+            )
+    return Pair(a, b, scale)
+
+
+def scaled(pair: Pair, weight: float = 1.0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A and B as float32, all scales in B; what float32 cannot hold is infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return pair.a.astype(np.float32), pair.b.astype(np.float32) * np.float32(pair.scale * weight)
+
+
+def is_float(array: NDArray[Any]) -> bool:
+    """Whether an array holds floats, of NumPy's types or of ml_dtypes'."""
+    return array.dtype.kind == "f" or "float" in array.dtype.name
+
+
+def narrowed(array: NDArray[np.float32], dtype: Any, source: Path, module: str) -> NDArray[Any]:
+    """A factor in the type that it is to be written in. Raises InputError: a number has no place in it."""
+    with np.errstate(over="ignore"):
+        result: NDArray[Any] = np.ascontiguousarray(array.astype(dtype))
+    if not np.isfinite(result).all():
+        raise InputError(
+            f"{source}: a factor of {module!r} has numbers up to {np.abs(array).max():.3g}",
+            f"the largest {np.dtype(dtype)} is {np.finfo(dtype).max:.3g}",
+            "write float32; or train the adapter again if it holds NaN or infinite numbers",
+        )
+    return result
 
 
 def read_onnx_adapter(path: Path) -> AdapterParameters:
@@ -109,11 +174,15 @@ def read_onnx_adapter(path: Path) -> AdapterParameters:
             )
         module, factor = split_factor(name)
         if factor and array.ndim == 2:
+            if (module, factor) in halves:
+                raise InputError(
+                    f"{path}: {module!r} has two factors {factor}", "a projection has one pair", "export it again"
+                )
             halves[module, factor] = array
         else:
             values[name] = array
     pairs = {
-        module: Pair(halves[module, "A"].T, halves[module, "B"].T)
+        module: paired(path, module, halves[module, "A"].T, halves[module, "B"].T)
         for module, factor in halves
         if factor == "A" and (module, "B") in halves
     }
@@ -128,13 +197,24 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
 
     Args:
         dtype: of the factors that it will hold. names: per module what the graph's inputs are called before ".lora_A".
+
+    Raises:
+        InputError: numbers that the type cannot hold; something is there already; the system refuses to write.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for module, pair in adapter.pairs.items():
         base = names.get(module, module)
-        arrays[f"{base}.lora_A.MatMul.weight"] = pair.a.T.astype(dtype)
-        arrays[f"{base}.lora_B.MatMul.weight"] = (pair.b.T.astype(np.float32) * np.float32(pair.scale)).astype(dtype)
+        a, b = scaled(pair)
+        arrays[f"{base}.lora_A.MatMul.weight"] = narrowed(a.T, dtype, adapter.source, module)
+        arrays[f"{base}.lora_B.MatMul.weight"] = narrowed(b.T, dtype, adapter.source, module)
+    if path.exists():
+        raise written_already(path)
     AdapterFormat.of({**arrays, **adapter.values}).export_adapter(path)
+
+
+def written_already(path: Path) -> InputError:
+    """The error that something is where an adapter is to be written."""
+    return InputError(f"{path} exists already", "an adapter is never overwritten", "remove it, or choose another place")
 
 
 def input_names(adapter: AdapterParameters, taken: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -145,6 +225,11 @@ def input_names(adapter: AdapterParameters, taken: Mapping[str, str] | None = No
     """
     known = {module_of(split_factor(name)[0]): split_factor(name)[0] for name in taken or ()}
     return {module: known.get(module_of(module), module.replace(".self_attn.", ".attn.")) for module in adapter.pairs}
+
+
+def checkpoint_name(module: str) -> str:
+    """What checkpoints call a module that graphs of onnxruntime-genai's builder call "model.layers.0.attn.q_proj"."""
+    return re.sub(r"^(model\.layers\.\d+\.)attn\.", r"\1self_attn.", module)
 
 
 def split_factor(name: str) -> tuple[str, str]:

@@ -10,18 +10,22 @@ from typing import Any
 
 import numpy as np
 import re2
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ...errors import InputError, ModelFolderError
 from ..folders import folder_json, readable
 from ..safetensors_file import SafetensorsFile
-from .parameters import AdapterParameters, Pair
+from .parameters import AdapterParameters, checkpoint_name, narrowed, paired, scaled, written_already
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # Where our own tools write down which base an adapter was trained on; see `store.base_identity`.
 BASE_HASH = "genai_base_sha256"
 _PREFIXES = ("base_model.model.", "base_model.")
-_MOST_PATTERNS, _MOST_PATTERN = 10_000, 1000
+# Every pattern is tried on every module, which takes a few microseconds.
+_MOST_PATTERN, _MOST_TRIALS = 1000, 1_000_000
+_QUIETLY = re2.Options()
+_QUIETLY.log_errors = False
 
 # Kinds of adapters that are more than two factors beside a product: what is set, and why that cannot run.
 _REFUSED = {
@@ -37,7 +41,13 @@ _REFUSED = {
     "corda_config": "CorDA changes the base's weights",
     "lora_ga_config": "LoRA-GA changes the base's weights",
     "megatron_config": "Megatron's parallel layers are cut in another way",
+    "use_bdlora": "BD-LoRA stores one of the factors in blocks",
+    "kasa_config": "KaSA truncates the base's weights, and scales the factors' ranks",
+    "monteclora_config": "MonteCLoRA mixes factors that it draws",
+    "velora_config": "VeLoRA keeps further parameters beside the factors",
 }
+# Ways to begin training that take what the factors hold out of the base's weights: these files fit what was left.
+_TAKEN_OUT_OF_THE_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 _MERGE = "merge it into the base with PEFT (merge_and_unload), and build a model folder from the result"
 
 
@@ -61,7 +71,19 @@ def read_peft(folder: Path) -> AdapterParameters:
                 f"{path}: {module!r} has two factors {factor}", "they are of several adapters", "save one of them alone"
             )
         names[module][factor] = name
-    pairs = {module: _pair(file, module, found, config, path) for module, found in names.items()}
+    ranks, alphas = (_Numbers(config, *fields, folder, len(names)) for fields in _FIELDS)
+    pairs = {}
+    for module, found in names.items():
+        a, b = _arrays(file, module, found, path)
+        rank, alpha = ranks.of(module), alphas.of(module)
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        pairs[module] = paired(path, module, a, b, scale)
+        if len(a) != rank:
+            raise InputError(
+                f"{path}: {module!r} has rank {len(a)}, {CONFIG} says {rank:g}",
+                "what is added is scaled by it, so both must agree",
+                f"correct r or rank_pattern in {CONFIG}",
+            )
     if not pairs:
         raise InputError(f"{path}: holds no factors", "an adapter has at least one pair", "save the adapter again")
     return AdapterParameters(
@@ -90,10 +112,17 @@ def _config(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder}: bias is {config['bias']!r:.40}", "biases of the base were trained beside the factors", _MERGE
         )
-    for name in ("rank_pattern", "alpha_pattern"):
-        patterns = config.get(name) or {}
-        if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
-            raise InputError(f"{folder}: {name} is {patterns!r:.80}", "numbers by pattern are expected", "correct it")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_TAKEN_OUT_OF_THE_BASE):
+        raise InputError(
+            f"{folder}: init_lora_weights is {begun!r:.40}",
+            "training began by taking a part out of the base's weights, so the factors fit another base than yours",
+            "save it with PEFT's path_initial_model_for_weight_conversion, or use the base without that part and set "
+            f"init_lora_weights to true in {CONFIG}",
+        )
+    for name in ("use_rslora", "fan_in_fan_out"):
+        if not isinstance(config.get(name) or False, bool):
+            raise InputError(f"{folder}: {name} is {config[name]!r:.40}", "true or false is expected", "correct it")
     return config
 
 
@@ -120,6 +149,7 @@ def _factor_of(name: str, path: Path) -> tuple[str, str]:
         if found and after.split(".")[-1] == "weight" and after.count(".") <= 1:
             return before, factor
     reasons = {
+        "base_layer": "the embedding or the head was adapted, whose weight was saved beside the factors",
         "lora_embedding": "the embedding was adapted, whose rows are looked up and not multiplied",
         "lora_magnitude_vector": _REFUSED["use_dora"],
         "modules_to_save": _REFUSED["modules_to_save"],
@@ -128,80 +158,104 @@ def _factor_of(name: str, path: Path) -> tuple[str, str]:
     raise InputError(f"{path}: tensor {name!r:.200} is no factor of a product", why, _MERGE)
 
 
-def _pair(file: SafetensorsFile, module: str, names: Mapping[str, str], config: Mapping[str, Any], path: Path) -> Pair:
+def _arrays(
+    file: SafetensorsFile, module: str, names: Mapping[str, str], path: Path
+) -> tuple[NDArray[Any], NDArray[Any]]:
     if len(names) != 2:
         raise InputError(
             f"{path}: {module!r} has no factor {'B' if 'A' in names else 'A'}", "A and B come in pairs",
             "save the adapter again",
         )  # fmt: skip
-    a, b = (file.read(names[factor]) for factor in "AB")
-    rank = _matching(config, "rank_pattern", "r", module, 8, path)
-    alpha = _matching(config, "alpha_pattern", "lora_alpha", module, 8, path)
-    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-        raise InputError(
-            f"{path}: {module!r} has A {list(a.shape)} and B {list(b.shape)}",
-            "A is [rank, inputs] and B [outputs, rank], of one rank",
-            "save the adapter again",
-        )
-    if len(a) != rank:
-        raise InputError(
-            f"{path}: {module!r} has rank {len(a)}, {CONFIG} says {rank:g}",
-            "what is added is scaled by it, so both must agree",
-            f"correct r or rank_pattern in {CONFIG}",
-        )
-    return Pair(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    return file.read(names["A"]), file.read(names["B"])
 
 
-def _matching(
-    config: Mapping[str, Any], patterns: str, default: str, module: str, otherwise: float, path: Path
-) -> float:
-    """A number of the config: that of the first pattern which is the end of a module's name, or matches there."""
-    found, key = config.get(default, otherwise), default
-    for pattern, value in (config.get(patterns) or {}).items():
+# Patterns of the config, what holds where none matches, and the least number that makes sense.
+_FIELDS = (("rank_pattern", "r", 1.0), ("alpha_pattern", "lora_alpha", -math.inf))
+_MOST_NUMBER = float(np.finfo(np.float32).max)
+
+
+class _Numbers:
+    """A number of the config per module, chosen as PEFT does: that of the first pattern, in the config's order, which
+    matches the whole name or its end behind a dot.
+
+    Args:
+        patterns, default: the fields. least: the smallest number that makes sense. modules: how many are asked about.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], patterns: str, default: str, least: float, folder: Path, modules: int
+    ) -> None:
+        self._place, self._least = folder / CONFIG, least
+        given = config.get(patterns) or {}
+        if not isinstance(given, dict):
+            raise InputError(f"{folder}: {patterns} is {given!r:.80}", "numbers by pattern are expected", "correct it")
+        if len(given) * modules > _MOST_TRIALS:
+            raise InputError(
+                f"{folder}: {patterns} has {len(given)} patterns, for {modules} modules",
+                f"at most {_MOST_TRIALS:,} pairs of the two are tried",
+                "write patterns that fit several modules",
+            )
+        self._default = self._number(default, config.get(default, 8))
+        self._numbers = [
+            (self._pattern(patterns, pattern), self._number(f"{patterns}[{pattern!r:.80}]", value))
+            for pattern, value in given.items()
+        ]
+
+    def of(self, module: str) -> float:
+        """The number of a module."""
+        return next((number for pattern, number in self._numbers if pattern.fullmatch(module)), self._default)
+
+    def _pattern(self, patterns: str, pattern: str) -> Any:
         try:
             if len(pattern) > _MOST_PATTERN:
                 raise ValueError(f"it is longer than {_MOST_PATTERN} characters")
-            if re2.fullmatch(rf"(.*\.)?({pattern})", module):
-                found, key = value, f"{patterns}[{pattern!r:.80}]"
-                break
-        except (re2.error, ValueError, TypeError) as error:
+            return re2.compile(rf"(.*\.)?({pattern})", _QUIETLY)
+        except (re2.error, ValueError) as error:
+            said = error.args[0] if error.args else error
+            why = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
             raise InputError(
-                f"{path.parent / CONFIG}: {patterns} has {pattern!r:.80}", f"it is no pattern: {error}", "correct it"
+                f"{self._place}: {patterns} has {pattern!r:.80}",
+                f"it is no pattern that is tried here ({why}): one that looks around or back could take for ever",
+                "write the modules down by their names",
             ) from error
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise InputError(f"{path.parent / CONFIG}: {key} is {found!r:.40}", "a finite number is expected", "correct it")
-    if patterns == "rank_pattern" and found < 1:
-        raise InputError(f"{path.parent / CONFIG}: {key} is {found}", "a rank is at least 1", "correct it")
-    return float(found)
+
+    def _number(self, what: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_NUMBER:
+            raise InputError(f"{self._place}: {what} is {value!r:.40}", "a finite number is expected", "correct it")
+        if value < self._least:
+            raise InputError(f"{self._place}: {what} is {value}", "a rank is at least 1", "correct it")
+        return float(value)
 
 
 def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
     """Write an adapter as PEFT does, scales in the second factors.
 
     Raises:
-        InputError: it has arrays that are no factors, or the system refuses to write.
+        InputError: it has arrays that are no factors, or numbers that the type cannot hold; something is there
+            already; the system refuses to write.
     """
     if adapter.values:
         raise InputError(
             f"{adapter.source}: {next(iter(adapter.values))!r} is no factor of a product",
             "PEFT's folders hold pairs of factors", "keep it as an .onnx_adapter file",
         )  # fmt: skip
-    ranks = {module: len(pair.a) for module, pair in adapter.pairs.items()}
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise written_already(folder)
+    names = {module: checkpoint_name(module) for module in adapter.pairs}
+    ranks = {names[module]: len(pair.a) for module, pair in adapter.pairs.items()}
     most = max(ranks.values())
-    others = {module: rank for module, rank in ranks.items() if rank != most}
+    others = {re2.escape(module): rank for module, rank in ranks.items() if rank != most}
     config = {
         "base_model_name_or_path": adapter.base, "bias": "none", "fan_in_fan_out": adapter.fan_in_fan_out,
         "inference_mode": True, "lora_alpha": most, "lora_dropout": 0.0, "peft_type": "LORA", "r": most,
-        "rank_pattern": {re2.escape(module): rank for module, rank in others.items()},
-        "alpha_pattern": {re2.escape(module): rank for module, rank in others.items()},
-        "target_modules": sorted({module.rpartition(".")[2] for module in ranks}), "task_type": "CAUSAL_LM",
+        "rank_pattern": others, "alpha_pattern": others, "target_modules": sorted(ranks), "task_type": "CAUSAL_LM",
         **({BASE_HASH: adapter.base_hash} if adapter.base_hash else {}),
     }  # fmt: skip
     tensors = {}
     for module, pair in adapter.pairs.items():
-        scaled = pair.b.astype(np.float32) * np.float32(pair.scale)
-        tensors[f"{_PREFIXES[0]}{module}.lora_A.weight"] = np.ascontiguousarray(pair.a.astype(dtype))
-        tensors[f"{_PREFIXES[0]}{module}.lora_B.weight"] = np.ascontiguousarray(scaled.astype(dtype))
+        for factor, array in zip("AB", scaled(pair), strict=True):
+            name = f"{_PREFIXES[0]}{names[module]}.lora_{factor}.weight"
+            tensors[name] = narrowed(array, dtype, adapter.source, module)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

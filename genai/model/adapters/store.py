@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from genai.kernels.executor import DeviceAdapter
+import numpy as np
+
+from genai.kernels.executor import DeviceAdapter, Factors
 from genai.kernels.forks import renew_locks
 from genai.kvcache.budget import available_memory, format_bytes
 
@@ -21,6 +22,7 @@ from ...engine.mix import AdapterMix
 from ...errors import CacheCapacityError, InputError, OptionError, StateError, did_you_mean
 from ...runtime.single import Single
 from .bind import bind
+from .gguf_adapter import in_our_order
 from .parameters import AdapterParameters, read_adapter
 from .peft import BASE_HASH
 
@@ -31,9 +33,11 @@ AdapterChoice: TypeAlias = str | Mapping[str, float] | None
 """The adapters of a request: a name, names with weights, or None."""
 
 _MOST_ADAPTERS_OF_A_REQUEST = 16
+# Names that an error lists.
+_MOST_SHOWN = 10
 
 
-@dataclass
+@dataclass(eq=False)
 class _Entry:
     """An adapter that has a name.
 
@@ -94,6 +98,8 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             )
         self.model, self.max_bytes = model, max_bytes
         self._entries: dict[str, _Entry] = {}
+        # All that are in memory, also those that nothing but a request knows any more.
+        self._in_memory: weakref.WeakSet[DeviceAdapter] = weakref.WeakSet()
         self._lock = threading.RLock()
         renew_locks(self, "_lock")
 
@@ -104,14 +110,15 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take now."""
-        return sum(entry.device.nbytes for entry in list(self._entries.values()) if entry.device is not None)
+        """Bytes of memory that they take now, those included that were unloaded and that a request still uses."""
+        with self._lock:
+            return sum(device.nbytes for device in self._in_memory)
 
     def load(self, path: str | Path, name: str, scale: float = 1.0) -> None:
         """Read an adapter and give it a name.
 
         Args:
-            path: a folder as PEFT writes it, or an `.onnx_adapter` file.
+            path: a folder as PEFT writes it, an `.onnx_adapter` file, or a GGUF file.
             scale: a factor on what it adds, besides what its files say.
 
         Raises:
@@ -126,15 +133,15 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             raise OptionError(
                 f"Adapter already loaded: {name}", "names are unique", "unload it first, or choose another name"
             )
-        read = read_adapter(path)
-        entry = _Entry(
-            name, Path(path), weight, _key(read, weight), 0, None, read.ranks, frozenset(read.pairs), read.values
-        )  # fmt: skip
+        read = self._read(path)
         self._check_base(read)
-        self._fill(entry, read)
+        factors = self._factors(read, weight)
+        key, modules = _key(read, weight), frozenset(read.pairs)
+        entry = _Entry(name, Path(path), weight, key, 0, None, read.ranks, modules, read.values)
         with self._lock:
             if name in self._entries:
                 raise OptionError(f"Adapter already loaded: {name}", "names are unique", "choose another name")
+            self._fill(entry, factors)
             self._entries[name] = entry
 
     def unload(self, name: str, *, when_idle: bool = False) -> None:
@@ -157,12 +164,14 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             del self._entries[name]
 
     def info(self, name: str) -> dict[str, Any]:
-        """What is known of an adapter: source, scale, ranks, modules, bytes, whether it is in memory, and its users."""
+        """What is known of an adapter: source, scale, the hash of its numbers and scale, ranks, how many modules it
+        changes, bytes, whether it is in memory, and how many requests use it."""
         entry = self._entry(name)
         return {
             "name": name,
             "source": str(entry.source),
             "scale": entry.scale,
+            "key": entry.key.hex(),
             "ranks": entry.ranks,
             "modules": len(entry.modules),
             "bytes": entry.nbytes,
@@ -189,7 +198,8 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
                 if entry.values:
                     raise _only_generators(entry)
                 entry.last_used = time.monotonic()
-            mix = AdapterMix.of([(self._device(entry), entry.key, weight) for entry, weight in entries])
+            wanted_too = [entry for entry, _ in entries]
+            mix = AdapterMix.of([(self._device(entry, wanted_too), entry.key, weight) for entry, weight in entries])
             for entry, _ in entries:
                 entry.users.add(mix)
             return mix
@@ -238,56 +248,74 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
     def _entry(self, name: Any) -> _Entry:
         entry = self._entries.get(name) if isinstance(name, str) else None
         if entry is None:
-            loaded = ", ".join(self.names) or "none"
-            fix = did_you_mean(str(name), self.names, "load it first")
-            raise OptionError(f"Adapter not found: {name!s:.80}", f"loaded are: {loaded}", fix)
+            names = self.names
+            shown = [*names[:_MOST_SHOWN], *(["…"] if len(names) > _MOST_SHOWN else [])]
+            fix = did_you_mean(str(name), names, "load it first")
+            raise OptionError(f"Adapter not found: {name!s:.80}", f"loaded are: {', '.join(shown) or 'none'}", fix)
         return entry
 
-    def _device(self, entry: _Entry) -> DeviceAdapter:
-        """Its memory; read from its files again if it was dropped."""
+    def _read(self, path: str | Path) -> AdapterParameters:
+        """An adapter's files, its rows in the order of the model's."""
+        decoder = self.model.config.model.decoder
+        return in_our_order(read_adapter(path), decoder.num_attention_heads, decoder.num_key_value_heads)
+
+    def _device(self, entry: _Entry, others: Sequence[_Entry]) -> DeviceAdapter:
+        """Its memory; read from its files again if it was dropped, without dropping the `others`."""
         if entry.device is None:
-            read = read_adapter(entry.source)
+            read = self._read(entry.source)
             if _key(read, entry.scale) != entry.key:
                 raise InputError(
                     f"{entry.source}: adapter {entry.name!r} is not the one that was loaded",
                     "its files changed after it was dropped from memory (max_bytes)",
                     "unload it and load it anew",
                 )
-            self._fill(entry, read, now=True)
-        assert entry.device is not None
+            self._fill(entry, self._factors(read, entry.scale), others)
+            if entry.device is None:
+                raise self._no_room(entry)
         return entry.device
 
-    def _fill(self, entry: _Entry, read: AdapterParameters, *, now: bool = False) -> None:
-        """Bring an adapter into memory; unless it is needed `now`, only if there is room beside those in use."""
+    def _factors(self, read: AdapterParameters, scale: float) -> list[list[Factors]]:
+        """Its factors per place of the model; none of an adapter that replaces inputs of the graph."""
         if read.values:
             self.model.check_adapter_values(read)
-            return
-        factors = bind(read, self.model.adapter_places(), scale=entry.scale)
-        size = sum(one.a.nbytes + one.b.nbytes for place in factors for one in place)
-        with self._lock:
-            fits = self._make_room(size)
-            if not fits and (now or (self.max_bytes is not None and size > self.max_bytes)):
-                raise CacheCapacityError(
-                    f"adapter {entry.name!r} takes {format_bytes(size)}",
-                    f"max_bytes allows {format_bytes(self.max_bytes or 0)}, of which requests use "
-                    f"{format_bytes(self.nbytes)}",
-                    "raise it, use fewer adapters at a time, or one of lower rank",
-                )
-            if size > available_memory():
-                raise CacheCapacityError(
-                    f"adapter {entry.name!r} takes {format_bytes(size)}",
-                    f"{format_bytes(available_memory())} are free",
-                    "unload others, or give a smaller cache_bytes when the model is loaded",
-                )
-            if fits:
-                entry.device = self.model.decoder.executor.load_adapter(factors)
-                entry.nbytes = entry.device.nbytes
+            return []
+        return bind(read, self.model.adapter_places(), scale=scale)
 
-    def _make_room(self, size: int) -> bool:
+    def _fill(self, entry: _Entry, factors: list[list[Factors]], others: Sequence[_Entry] = ()) -> None:
+        """Bring an adapter into memory if there is room beside those in use and the `others`.
+
+        Raises:
+            CacheCapacityError: there never will be any.
+        """
+        if entry.values:
+            return
+        size = sum(one.a.nbytes + one.b.nbytes for place in factors for one in place)
+        if size > available_memory():
+            raise CacheCapacityError(
+                f"adapter {entry.name!r} takes {format_bytes(size)}",
+                f"{format_bytes(available_memory())} are free",
+                "unload others, or give a smaller cache_bytes when the model is loaded",
+            )
+        device = self.model.decoder.executor.load_adapter(factors)
+        entry.nbytes = device.nbytes
+        if self.max_bytes is not None and entry.nbytes > self.max_bytes:
+            raise self._no_room(entry)
+        if self._make_room(entry.nbytes, others):
+            entry.device = device
+            self._in_memory.add(device)
+
+    def _no_room(self, entry: _Entry) -> CacheCapacityError:
+        return CacheCapacityError(
+            f"adapter {entry.name!r} takes {format_bytes(entry.nbytes)}",
+            f"max_bytes allows {format_bytes(self.max_bytes or 0)}, of which requests use {format_bytes(self.nbytes)}",
+            "raise it, use fewer adapters at a time, or one of lower rank",
+        )
+
+    def _make_room(self, size: int, others: Sequence[_Entry]) -> bool:
         """Drop idle adapters, the longest unused first, until so much more fits the budget; whether it does."""
         if self.max_bytes is None:
             return True
-        idle = [entry for entry in self._entries.values() if entry.device is not None and not entry.users]
+        idle = [one for one in self._entries.values() if one.device is not None and not one.users and one not in others]
         for entry in sorted(idle, key=lambda entry: entry.last_used):
             if self.nbytes + size <= self.max_bytes:
                 break
@@ -331,8 +359,11 @@ def _check_name(name: Any) -> None:
         raise OptionError(f"an adapter's name is {name!r:.80}", "a text of 1 to 256 characters is expected", "pass one")
 
 
+_NUMBERS: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
+
+
 def _number(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e6:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not abs(value) <= 1e6:  # NaN is no number
         raise OptionError(f"{what} = {value!r:.40}", "a finite number, at most a million, is expected", "pass one")
     return float(value)
 

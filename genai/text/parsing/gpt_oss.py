@@ -10,6 +10,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
+from .calls import CallFormat
 from .events import MalformedCallError, Marker, Text, ToolCall, decode_arguments
 from .parser import Parser, show_reasoning
 from .source import PartialCall, Reader, Source, show_failed, show_until, starts_with, take_run, take_until
@@ -86,4 +87,13 @@ PARSER = Parser(
     (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS),
     lambda template: CHANNEL in template and MESSAGE in template,
     _read,
+    calls=lambda template: CallFormat(
+        opening=f"{CHANNEL}commentary to={_FUNCTIONS}",
+        before_name="",
+        before_arguments=f" {CONSTRAIN}json{MESSAGE}",
+        after="",
+        between=f"<|call|>{START}assistant{CHANNEL}commentary to={_FUNCTIONS}",
+        thought=(f"{CHANNEL}analysis{MESSAGE}", f"<|end|>{START}assistant"),
+        is_free=False,
+    ),
 )

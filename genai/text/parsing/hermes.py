@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from .calls import CallFormat
 from .events import MalformedCallError, Marker, call_from_json
 from .parser import THINK, Parser, read_spans, reasoning_span
 from .source import PartialCall, Reader, Source, show_failed, take_run
@@ -36,4 +37,12 @@ PARSER = Parser(
     lambda template: OPENING in template and "<function=" not in template and "<arg_key>" not in template,
     partial(read_spans, spans={OPENING: _read_call, THINK[0]: reasoning_span(THINK)}),
     THINK,
+    lambda template: CallFormat(
+        opening=OPENING,
+        before_name='\n{"name": "',
+        before_arguments='", "arguments": ',
+        after=f"}}\n{CLOSING}",
+        between=f"\n{OPENING}",
+        thought=THINK if THINK[0] in template else None,
+    ),
 )

@@ -6,6 +6,7 @@ its first object shows what it is. Calls in Python syntax (`brave_search.call(â€
 
 from __future__ import annotations
 
+from .calls import CallFormat
 from .events import MalformedCallError, Marker, Text, ToolCall, call_from_json
 from .parser import Parser, hide_marker, read_spans
 from .source import PartialCall, Reader, Source, show_failed, starts_with, take_run
@@ -57,4 +58,12 @@ PARSER = Parser(
     _STOPS,
     lambda template: TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template),
     _read,
+    calls=lambda template: CallFormat(
+        opening="{",
+        before_name='"name": "',
+        before_arguments='", "parameters": ',
+        after="}",
+        between="; {",
+        is_alone=True,
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from .calls import CallFormat
 from .events import MalformedCallError, Marker, ToolCall, call_from_value, decode_arguments, decode_json
 from .parser import Parser, read_spans, reasoning_span
 from .source import PartialCall, Reader, Source, show_failed, starts_with, take_run
@@ -60,10 +61,14 @@ def _take_word(source: Source, part: PartialCall) -> Reader[str]:
         yield None
 
 
+_LIST = CallFormat(OPENING, '{"name": "', '", "arguments": ', "}", ", ", start="[", end="]")
+_NAMED = CallFormat(OPENING, "", ARGUMENTS, "", OPENING)
+
 PARSER = Parser(
     "mistral",
     (OPENING, CALL_ID, ARGUMENTS, *THINK),
     lambda template: OPENING in template,
     partial(read_spans, spans={OPENING: _read_call, THINK[0]: reasoning_span(THINK)}),
     THINK,
+    lambda template: _NAMED if ARGUMENTS in template else _LIST,
 )

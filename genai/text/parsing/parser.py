@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from .calls import CallFormat
 from .events import Marker, Reasoning, Text
 from .source import Reader, Source, show_until, starts_with, take_run
 
@@ -24,6 +25,7 @@ class Parser:
         fits: whether a chat template teaches this format.
         read: reads a reply to its end.
         reasoning: opening and closing marker of a reasoning span that the prompt may already open, or None.
+        calls: how calls of tools are written, by the chat template; None where there are none.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Parser:
     fits: Callable[[str], bool]
     read: Callable[[Source], Reader[None]]
     reasoning: tuple[str, str] | None = None
+    calls: Callable[[str], CallFormat] | None = None
 
     def starts_in_reasoning(self, prompt: str) -> bool:
         """Whether the rendered prompt ends in an opened reasoning span, which the reply then continues."""

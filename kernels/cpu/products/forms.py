@@ -7,6 +7,7 @@ scale the results. Floats of groups stay floats of records, blocks' integers sta
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,11 @@ def grid_of(grid: NDArray[np.float32]) -> _Grid:
         steps = grid.astype(np.float64) / unit
         return float(np.sum((np.rint(steps) - steps) ** 2)) * unit**2
 
-    unit = min((reach / top for top in range(_LARGEST_BYTE, _SMALLEST_REACH - 1, -1)), key=error)
+    def preference(unit: float) -> tuple[float, bool]:
+        """Of units that fit equally well, a power of two changes no number."""
+        return error(unit), math.frexp(unit)[0] != 0.5
+
+    unit = min((reach / top for top in range(_LARGEST_BYTE, _SMALLEST_REACH - 1, -1)), key=preference)
     values = np.resize((grid.astype(np.float64) / unit).astype(np.float32), GRID_ENTRIES)
     return _Grid(unit, None, values, (np.rint(values) + _TABLE_ZERO).astype(np.uint8))
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...executor import Factors, StepContext, StepError
 from ...formats import FormatError
-from ...large import huge_array
+from ...large import mapped_array
 from ..arguments import Arguments
 from ..emit import FLOAT_VECTOR, INT16, INT64, LANES, Emitter, constant, micro_kernel
 from ..jit import native_op
@@ -93,7 +93,7 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
     sizes = [_lines(one.a.nbytes) for one in every], [dtype.itemsize * LANES * count for count in tiles]
     # The A of factors that share a place follow each other without a gap.
     gaps = sum(_lines(sum(one.a.nbytes for one in place)) for place in factors)
-    memory = huge_array((begin + gaps + sum(map(_lines, sizes[1])),), np.uint8)
+    memory = mapped_array(begin + gaps + sum(map(_lines, sizes[1])))
     table, address = memory[: 8 * entries].view(np.int64), int(memory.__array_interface__["data"][0])
     table[0] = dtype.itemsize
     segment, end = _HEADER + _PLACE * len(factors), begin

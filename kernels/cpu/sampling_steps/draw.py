@@ -14,7 +14,7 @@ import numpy as np
 from ...sampling import ALL_MASKED
 from ..lazy import helper
 from .passes import num_blocks, scan, total_weight
-from .row import BLOCK, COUNT, MAXIMA, MAXIMUM, OPEN, STATUS, SUMS, TEMPERATURE, TOKENS, WEIGHTS, Row, current
+from .row import BLOCK, COUNT, MAXIMA, MAXIMUM, OPEN, STATUS, SUMS, TEMPERATURE, TOKENS, VALUES, WEIGHTS, Row, current
 from .selection import weigh
 
 _ROUNDS = 10
@@ -26,7 +26,9 @@ _ZERO, _ONE, _SPARE_BITS = np.uint64(0), np.uint64(1), np.uint64(11)
 
 @helper
 def most_likely(row: Row) -> Any:
-    """The token of an open row with the largest logit, among equals the lowest id."""
+    """The token with the largest logit, among equals the lowest id; candidates are in order of their ids."""
+    if not row.flags[OPEN]:
+        return _most_likely_candidate(row)
     scan(row)
     logits = current(row)
     for block in range(num_blocks(row)):
@@ -36,6 +38,18 @@ def most_likely(row: Row) -> Any:
                     return token
     row.flags[STATUS] = ALL_MASKED
     return -1
+
+
+@helper
+def _most_likely_candidate(row: Row) -> Any:
+    values, best = row.numbers[VALUES], -1
+    for i in range(row.flags[COUNT]):
+        if best < 0 or values[i] > values[best]:
+            best = i
+    if best < 0 or values[best] == -math.inf:
+        row.flags[STATUS] = ALL_MASKED
+        return -1
+    return row.ids[TOKENS, best]
 
 
 @helper

@@ -52,11 +52,14 @@ def top_k(row: Row, k: int) -> None:
 def _floor_of_top_k(row: Row, k: int) -> Any:
     """A floor that k block maxima reach, but not many more: then at least k tokens do."""
     blocks = num_blocks(row)
-    if k > blocks:
-        return -math.inf
     low, high = row.state[MAXIMUM], row.state[MAXIMUM]
+    in_play = 0
     for block in range(blocks):
-        low = min(low, row.blocks[MAXIMA, block])
+        if row.blocks[MAXIMA, block] > MASKED:
+            low = min(low, row.blocks[MAXIMA, block])
+            in_play += 1
+    if k > in_play:
+        return -math.inf
     for _ in range(_MOST_HALVINGS):
         middle = (low + high) / 2
         if not low < middle < high:

@@ -39,6 +39,7 @@ def batch(**changes: Any) -> SamplingBatch:
         edit_ids=np.array([0, 99], np.int32),
         edit_values=np.zeros(2, np.float32),
         tokens=np.array([0, 99], np.int32),
+        masks=np.zeros((1, 4), np.uint32),
     )
     return dataclasses.replace(plain, **changes)
 
@@ -83,6 +84,9 @@ def test_a_valid_batch() -> None:
         ({"rows": spans(Span.END_EDIT, -1)}, "end of the edits"),
         ({"rows": spans(Span.FIRST_TOKEN, -1)}, "first token"),
         ({"rows": spans(Span.END_TOKEN, 3)}, "end of the tokens"),
+        ({"rows": spans(Span.MASK, 2)}, "mask of a row is 0 to 2, expected 0 to 1"),
+        ({"masks": np.zeros((1, 3), np.uint32)}, "masks"),
+        ({"masks": np.zeros((1, 4), np.int32)}, "masks"),
     ],
 )
 def test_invalid_batches(changes: dict[str, Any], name: str) -> None:

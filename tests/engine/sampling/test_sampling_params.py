@@ -67,6 +67,10 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "banned_strings": (["", [""], 5, None], {"banned_strings": ["a", "b"]}),
     "seed": ([-1, 2**64, 1.5, "1", True], {"seed": 2**64 - 1}),
     "n": ([0, -1, 10_001, None], {"n": 2}),
+    "json_schema": ([5, [], "{", "[1]", {"const": math.nan}, {1: {2}}], {"json_schema": {"type": "object"}}),
+    "regex": (["", "  ", 5, ["a"], b"a", "\ud800"], {"regex": "[a-z]+"}),
+    "grammar": (["", 5, "x" * (2**20 + 1)], {"grammar": 'start: "a"'}),
+    "choice": ([[], "", "yes", [""], [5], 5], {"choice": ["yes", "no"]}),
     "logprobs": ([-1, 0.5, True, 2**31], {"logprobs": 0}),
     "prompt_logprobs": ([-1, 0.5, 2**31], {"prompt_logprobs": 3}),
     "logits_processors": ([5, [5], None], {"logits_processors": [print]}),
@@ -130,6 +134,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
         for names in SAMPLERS.values()
         for name in names
     ],
+    ({"regex": "a", "choice": ["b"]}, "regex", "choice"),
+    ({"json_schema": {}, "ignore_eos": True}, "json_schema", "ignore_eos = True"),
     ({"top_k": 5, "samplers": ["top_p", "temperature"]}, "top_k = 5", "samplers = 'top_p;temperature'"),
 ]  # fmt: skip
 

@@ -1,0 +1,191 @@
+"""`genai pull`, `list`, `show` and `rm`: models by name, in the cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genai.errors import GenaiError, ModelFolderError, did_you_mean
+
+from . import options as opt
+from .build import ask as ask_to_build, interruptible, waiting, watch
+from .info import figures_of
+from .pulling import Pulling, size
+from .terminal import emit, emit_figures, say
+from .wrapping import printable
+
+if TYPE_CHECKING:
+    from genai.model.hub.store import PulledModel
+
+Reference = Annotated[
+    str, typer.Argument(help="org/name, org/name@revision, org/name:Q4_K_M, an address, or a name that `list` shows.")
+]
+Name = Annotated[str, typer.Argument(help="As `genai list` shows it; without its org where only one has it.")]
+
+
+def pull(
+    reference: Reference,
+    precision: opt.Precision = None,
+) -> None:
+    """Fetch a model from Hugging Face, or a file from an address, into the cache; print where it lies.
+
+    Only the files of one model in one form are fetched: the form that runs here best, or the one behind the colon.
+    """
+    from genai.builder.references import BuildHooks, find_or_pull, resolve_model, source_path
+
+    pulling = Pulling(yes=True, precision=precision).hooks
+    with interruptible("genai: interrupted; what was downloaded is kept, the same command goes on"):
+        if precision is not None:
+            place = resolve_model(reference, pulling, BuildHooks(True, ask_to_build, watch, waiting), precision)
+        else:
+            place = source_path(find_or_pull(reference, pulling), reference)
+    emit(str(place), "\n")
+
+
+def list_models(as_json: opt.AsJson = False) -> None:
+    """List the models in the cache: name, kind, size, precision, when pulled. Then what was left unfinished."""
+    from genai.model.hub.store import models, unfinished
+
+    found, rest = [facts_of(model) for model in models()], [_unfinished(folder) for folder in unfinished()]
+    if as_json:
+        emit(json.dumps({"models": found, "unfinished": rest}, indent=2), "\n")
+        return
+    if not found and not rest:
+        say("genai: no models yet; `genai pull org/name` fetches one, and without a name the bundled model answers")
+        return
+    emit_figures(
+        [
+            *(
+                (row["name"], f"{row['kind']}, {size(row['bytes'])}, {row['precision']}, {row['pulled']}")
+                for row in found
+            ),
+            *((row["name"], f"unfinished, {size(row['bytes'])}") for row in rest),
+        ]
+    )
+
+
+def rm(
+    name: Name,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove a model from the cache: its files, and what was built of them. Also what was left unfinished."""
+    from genai.model.hub.store import bytes_below, remove
+
+    folder = _folder_named(name)
+    question = f"Remove {folder} ({size(bytes_below(folder))})?"
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ModelFolderError(
+                f"{name}: not removed", "it is asked for first, and nobody can answer here", f"`genai rm {name} --yes`"
+            )
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            say("genai: nothing was removed")
+            raise typer.Exit(1)
+    taken = bytes_below(folder)
+    remove(folder)
+    say(f"genai: removed {name}, {size(taken)}")
+
+
+def show(name: Name, as_json: opt.AsJson = False) -> None:
+    """Describe a model in the cache: where it lies, its files, licence and revision, and `genai info` of it."""
+    from genai.measure.model_info import describe
+    from genai.model.hub.choosing import ONNX
+
+    model = _model_named(name)
+    facts = {
+        **facts_of(model),
+        "place": str(model.path),
+        "source": model.source,
+        "revision": model.revision,
+        "license": model.license,
+        "files": {file.path: file.size for file in model.files},
+        "built": [str(folder) for folder in model.built()],
+        "info": None,
+    }
+    folders = [model.path] if model.kind == ONNX else model.built()
+    try:
+        facts["info"] = describe(folders[0]) if folders else None
+    except GenaiError as error:
+        say(f"genai: {error}")
+    emit_figures(json.dumps(facts, indent=2) if as_json else [(key, printable(text)) for key, text in _lines(facts)])
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "name", facts["name"]
+    yield "kind", f"{facts['kind']}, {facts['precision']}, {size(facts['bytes'])} with what was built"
+    yield "place", facts["place"]
+    yield "source", f"{facts['source']}{', revision ' + facts['revision'] if facts['revision'] else ''}"
+    yield "licence", facts["license"] or "its page names none"
+    yield "pulled", facts["pulled"]
+    yield "files pulled", ", ".join(f"{path} {size(count)}" for path, count in facts["files"].items())
+    yield "built", ", ".join(facts["built"]) or "nothing yet"
+    if facts["info"] is not None:
+        yield from figures_of(facts["info"])
+
+
+def facts_of(model: PulledModel) -> dict[str, Any]:
+    """What `genai list` shows of a model."""
+    from genai.model.hub.store import bytes_below
+
+    return {
+        "name": model.name,
+        "kind": model.kind,
+        "bytes": bytes_below(model.folder),
+        "precision": _precision(model),
+        "pulled": model.pulled,
+    }
+
+
+def _precision(model: PulledModel) -> str:
+    """How its weights are stored, and how they are in what was built of it."""
+    from genai.model.hub.choosing import CHECKPOINT, precision_in
+    from genai.model.reading import file_text, json_object
+
+    stored = precision_in(model.root)
+    if model.kind == CHECKPOINT:
+        try:
+            text = file_text(model.path / "config.json", GenaiError, GenaiError) or "{}"
+            config = json_object(text, "config.json", GenaiError)
+        except GenaiError:
+            config = {}
+        stored = str(config.get("dtype") or config.get("torch_dtype") or "")[:20]
+    built = sorted({folder.name.rsplit("-", 2)[1] for folder in model.built() if folder.name.count("-") > 1})
+    return " → ".join(filter(None, (stored or "as stored", ", ".join(built))))
+
+
+def _unfinished(folder: Path) -> dict[str, Any]:
+    from genai.model.hub.store import bytes_below
+
+    return {"name": folder.name, "bytes": bytes_below(folder)}
+
+
+def _folder_named(name: str) -> Path:
+    """The folder of a model, or of what was left unfinished."""
+    from genai.model.hub.store import folder_name, unfinished
+
+    for folder in unfinished():
+        if folder.name in (name, folder_name(name)):
+            return folder
+    return _model_named(name).folder
+
+
+def _model_named(name: str) -> PulledModel:
+    from genai.model.hub.references import parse
+    from genai.model.hub.store import find, models
+
+    reference = parse(name)
+    found = find(name if reference is None else reference.name)
+    if found is None:
+        known = [model.name for model in models()]
+        raise ModelFolderError(
+            f"{name:.200}: no model of this name is in the cache",
+            f"there are {', '.join(known[:8])}" if known else "it is empty",
+            did_you_mean(name, known, "`genai list` shows them"),
+        )
+    return found

@@ -1,0 +1,90 @@
+"""Metadata of a GGUF file, asked for typed values one key at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConfigError, UnsupportedModelError
+from ..spec import MAX_NUMBER
+
+
+class Metadata:
+    """The values of an architecture's keys: "{arch}." is put before the names that are asked for.
+
+    Every getter raises ConfigError if a value is missing that has no default, or is of another type.
+    """
+
+    def __init__(self, values: Mapping[str, Any], architecture: str, source: object) -> None:
+        self.values, self.architecture, self._source = values, architecture, source
+        self._asked: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        """The value as it is, or None."""
+        key = f"{self.architecture}.{name}"
+        self._asked.add(key)
+        return self.values.get(key)
+
+    @property
+    def unread(self) -> list[str]:
+        """Keys of the architecture that nobody asked for so far."""
+        return sorted(key for key in self.values if key.startswith(f"{self.architecture}.") and key not in self._asked)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive whole number; of a list with one per layer, which must be the same for all."""
+        value = self._same(name, self.get(name))
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise self._wrong(name, value, "a positive whole number")
+        return value
+
+    def optional_integer(self, name: str) -> int:
+        """A whole number; 0 if there is none."""
+        value = self._same(name, self.get(name))
+        if value is None:
+            return 0
+        if type(value) is not int or value < 0:
+            raise self._wrong(name, value, "a whole number, not negative")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+            raise self._wrong(name, value, "a finite number")
+        if not math.isfinite(value):
+            raise self._wrong(name, value, "a finite number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return default if value is None else value
+
+    def text(self, name: str, default: str) -> str:
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(name, value, "a text")
+        return default if value is None else value
+
+    def _same(self, name: str, value: Any) -> Any:
+        """Newer files may list one number per layer."""
+        if not isinstance(value, np.ndarray):
+            return value
+        if value.size == 0 or not (value == value.flat[0]).all():
+            raise UnsupportedModelError(
+                f"{self._source}: {self.architecture}.{name} differs from layer to layer: {value.tolist()!r:.80}",
+                "here all layers have the same sizes",
+                "use another model",
+            )
+        return value.flat[0].item()
+
+    def _wrong(self, name: str, value: Any, wanted: str) -> ConfigError:
+        key = f"{self.architecture}.{name}"
+        what = f"{self._source} has no {key}" if value is None else f"{self._source}: {key} is {value!r:.80}"
+        return ConfigError(what, f"expected {wanted}", "convert the model again with a current convert_hf_to_gguf.py")

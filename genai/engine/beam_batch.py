@@ -1,0 +1,208 @@
+"""Beam searches of several prompts side by side: their sequences, forked copy-on-write, and candidates from logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SamplingError
+from .beams import BeamPolicy, Continuation
+from .decoder import Decoder, Logits, compute
+from .sampling.batch import Normalizer, TokenLogprob, processed, token_logprobs
+from .sampling.plan import RowSampler, SamplingPlan
+
+
+@dataclass
+class Beam:
+    """A running beam: its sequence, what may not come next there, its score so far, and its tokens' probabilities."""
+
+    sequence: Any
+    row: RowSampler
+    score: float
+    logprobs: list[TokenLogprob]
+
+
+@dataclass(frozen=True)
+class BeamOutput:
+    """A finished output.
+
+    Attributes:
+        tokens: those that were generated, without the one that ended it. logprobs: one for each, where asked for.
+        stopped_by: the stop token; None = the limit of length.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    stopped_by: int | None
+
+
+class BeamSearch:
+    """The search of one prompt.
+
+    Args:
+        decoder: whose sequences the beams are; log-probabilities come from `sampler`, of its device.
+        sequence: that holds the prompt; the search closes it.
+        plan: of the request. policy: of this prompt.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampler: Normalizer,
+        sequence: Any,
+        plan: SamplingPlan,
+        policy: BeamPolicy[BeamOutput],
+    ) -> None:
+        self.decoder, self._sampler, self.plan, self.policy = decoder, sampler, plan, policy
+        self.beams = [self._beam(sequence, 0.0, [])]
+
+    def _beam(self, sequence: Any, score: float, logprobs: list[TokenLogprob]) -> Beam:
+        row = RowSampler(self.plan, sequence.tokens, seed=0, prompt_length=self.policy.prompt_length)
+        return Beam(sequence, row, score, logprobs)
+
+    def advance(self, logits: NDArray[np.float32]) -> list[Continuation]:
+        """One step: from the logits after each running beam [beams, V] to the beams that run then, or to the end.
+
+        Raises:
+            SamplingError: no token can be chosen. LogitsProcessorError: a function of the request failed.
+        """
+        scores, best = self._scores(logits)
+        candidates = self._candidates(scores, best)
+        if not candidates:
+            raise SamplingError(
+                "no beam has a next token", "every token is masked", "forbid fewer tokens: all have the logit -inf"
+            )
+        chosen = list(self.policy.advance(candidates, lambda one: self._output(one, logits)))
+        if self.policy.is_done:
+            self.close()
+        else:
+            self._fork(chosen, logits)
+        return chosen
+
+    def _scores(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Per beam the best tokens [beams, K], after masks and penalties, and their log-probabilities."""
+        every, top = np.arange(len(logits)), min(self.policy.num_candidates, logits.shape[1])
+        if not self._changes_scores:
+            scores = logits
+            normalizers, best = self._sampler.log_normalizers(scores, every, top)
+        elif self.policy.processes_logits:
+            scores = self._processed(logits)
+            normalizers, best = self._sampler.log_normalizers(scores, every, top)
+        else:
+            normalizers, _ = self._sampler.log_normalizers(logits, every, 0)
+            scores = self._processed((logits - normalizers[:, None]).astype(np.float32))
+            _, best = self._sampler.log_normalizers(scores, every, top)
+            normalizers = np.where(np.isnan(normalizers), normalizers, 0.0)
+        if np.isnan(normalizers).any():
+            raise SamplingError(
+                "the logits of a beam have no log-probabilities",
+                "they hold NaN or infinity, or nothing but -inf",
+                "check the model, and forbid fewer tokens",
+            )
+        kept = np.take_along_axis(scores, np.maximum(best, 0), 1).astype(np.float64) - normalizers[:, None]
+        return np.where(best < 0, -np.inf, kept), best
+
+    @property
+    def _changes_scores(self) -> bool:
+        params = self.plan.params
+        return bool(
+            params.logits_processors
+            or params.repetition_penalty != 1
+            or params.no_repeat_ngram_size
+            or any(len(beam.row.edits()[0]) for beam in self.beams)
+        )
+
+    def _processed(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        params, result = self.plan.params, scores.copy()
+        for index, beam in enumerate(self.beams):
+            row, tokens = result[index], beam.row.tokens
+            if params.logits_processors:
+                row[:] = processed(row, beam.row)
+            ids, values = beam.row.edits()
+            np.add.at(row, ids, values)
+            if params.repetition_penalty != 1:
+                seen = np.unique(np.asarray(tokens, np.int64))
+                row[seen] *= np.where(row[seen] < 0, params.repetition_penalty, 1 / params.repetition_penalty)
+            if params.no_repeat_ngram_size:
+                row[_repeating(tokens, params.no_repeat_ngram_size)] = -np.inf
+        return result
+
+    def _candidates(self, scores: NDArray[np.float64], best: NDArray[np.int64]) -> list[Continuation]:
+        """The best continuations of all beams; among equals those of earlier beams, then of lower ids."""
+        total = scores + np.array([beam.score for beam in self.beams])[:, None]
+        beams = np.broadcast_to(np.arange(len(total))[:, None], total.shape)
+        order = np.lexsort((best.ravel(), beams.ravel(), -total.ravel()))[: self.policy.num_candidates]
+        found = [Continuation(float(total.flat[i]), int(beams.flat[i]), int(best.flat[i])) for i in order.tolist()]
+        return [one for one in found if one.score > -np.inf]
+
+    def _output(self, one: Continuation, logits: NDArray[np.float32]) -> BeamOutput:
+        beam, stops = self.beams[one.beam], one.token in self.policy.stop_ids
+        tokens = tuple(beam.row.tokens[self.policy.prompt_length :])
+        if stops:
+            return BeamOutput(tokens, tuple(beam.logprobs), one.token)
+        return BeamOutput((*tokens, one.token), (*beam.logprobs, *self._logprobs([one], logits)), None)
+
+    def _logprobs(self, chosen: Sequence[Continuation], logits: NDArray[np.float32]) -> list[TokenLogprob]:
+        """Of tokens in the model's own distribution; none where nobody asked."""
+        top = self.plan.params.logprobs
+        if top is None:
+            return []
+        tokens, rows = [one.token for one in chosen], [one.beam for one in chosen]
+        return token_logprobs(logits, tokens, top, rows=rows, sampler=self._sampler)
+
+    def _fork(self, chosen: Sequence[Continuation], logits: NDArray[np.float32]) -> None:
+        """Go on with the chosen beams: the first of each parent in its place, the others as forks of it."""
+        before, sequences, used = self.beams, [], set()
+        for one in chosen:
+            parent = before[one.beam].sequence
+            sequences.append(self.decoder.fork(parent) if one.beam in used else parent)
+            used.add(one.beam)
+        logprobs: Sequence[Sequence[TokenLogprob]] = [[one] for one in self._logprobs(chosen, logits)]
+        for index in set(range(len(before))) - used:
+            before[index].sequence.close()
+        self.beams = []
+        for one, sequence, added in zip(chosen, sequences, logprobs or [()] * len(chosen), strict=True):
+            sequence.append([one.token])
+            self.beams.append(self._beam(sequence, one.score, [*before[one.beam].logprobs, *added]))
+
+    def conclude(self) -> None:
+        """Nothing more is computed."""
+        length = self.policy.prompt_length
+        self.policy.conclude(
+            [
+                (beam.score, BeamOutput(tuple(beam.row.tokens[length:]), tuple(beam.logprobs), None))
+                for beam in self.beams
+            ]
+        )
+        self.policy.is_done = True
+        self.close()
+
+    def close(self) -> None:
+        """Give the cached state back."""
+        for beam in self.beams:
+            beam.sequence.close()
+        self.beams = []
+
+
+def advance_all(
+    decoder: Decoder, searches: Sequence[BeamSearch], token_budget: int | None = None
+) -> list[list[Continuation]]:
+    """One step of all searches that are not done, computed together; what runs then, per search."""
+    live = [search for search in searches if not search.policy.is_done]
+    rows: list[Logits] = compute(
+        decoder, [beam.sequence for search in live for beam in search.beams], token_budget=token_budget
+    )
+    logits = iter([row[-1] for row in rows])
+    chosen = {id(search): search.advance(np.stack([next(logits) for _ in search.beams])) for search in live}
+    return [chosen.get(id(search), []) for search in searches]
+
+
+def _repeating(tokens: Sequence[int], size: int) -> list[int]:
+    """The tokens with which an n-gram would come again."""
+    end = len(tokens) - size + 1
+    last = list(tokens[end:])
+    return [tokens[i + size - 1] for i in range(max(end, 0)) if list(tokens[i : i + size - 1]) == last]

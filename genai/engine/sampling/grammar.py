@@ -1,0 +1,175 @@
+"""What a reply must match, as a request says it: a JSON schema, an expression, a grammar, or one of some texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import GrammarError
+from .json_schema import close_objects, ends, move_bounds
+
+if TYPE_CHECKING:
+    from .params import SamplingParams
+
+# Longer ones are a mistake, or an attack: every character takes time and memory before a limit of the compiler counts.
+MOST_CHARACTERS = 2**20
+MOST_CHOICES = 10_000
+# The options of SamplingParams that say it; a request has at most one of them.
+OPTIONS = ("json_schema", "regex", "grammar", "choice")
+# On one line, as json.dumps writes it: where blanks are free, a model may write them without end. A schema can ask for
+# something else ("x-guidance").
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the text of a reply must match, as a whole.
+
+    Attributes:
+        option: which of OPTIONS says it, or "tools": calls of tools, or a body behind reasoning, in Lark.
+        text: the schema as JSON text, the regular expression, the grammar in llguidance's dialect of Lark, or the
+            choices as a JSON list.
+        blanks: whether JSON may have blanks anywhere, as llguidance has it by itself.
+        body: what a grammar in Lark calls @body.
+    """
+
+    option: str
+    text: str
+    blanks: bool = False
+    body: Grammar | None = None
+
+    @property
+    def source(self) -> str:
+        """As llguidance takes it. Raises GrammarError: it is not of its kind."""
+        from llguidance import LLMatcher
+
+        if self.option == "json_schema":
+            return LLMatcher.grammar_from_json_schema(self._schema(), defaults=None if self.blanks else JSON_STYLE)  # type: ignore[arg-type]
+        if self.option == "regex":
+            return LLMatcher.grammar_from_regex(self.text)
+        if self.option == "choice":
+            lines = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(self.text))
+            return LLMatcher.grammar_from_lark(f"start: {lines}")
+        if self.body is None:
+            return LLMatcher.grammar_from_lark(_as_lark(self.text))
+        inner = self.body.source
+        body = json.loads(inner)["grammars"][0] if inner.startswith("{") else {"lark_grammar": inner}
+        return json.dumps({"grammars": [{"name": "main", "lark_grammar": self.text}, {**body, "name": "body"}]})
+
+    def _schema(self) -> str:
+        """The schema as it is given to llguidance."""
+        schema = json.loads(self.text)
+        if not ends(schema):
+            why = "an instance of it would hold another one, and that another one, without end"
+            raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
+        move_bounds(schema)
+        # True and false are schemas, too, but hold no options.
+        return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
+
+
+def grammar_of(params: SamplingParams) -> Grammar | None:
+    """The grammar that a request asks for, if any."""
+    for option in OPTIONS:
+        value = getattr(params, option)
+        if value is not None and value != ():
+            return Grammar(option, json.dumps(value, ensure_ascii=False) if option == "choice" else value)
+    return None
+
+
+def _as_lark(text: str) -> str:
+    """A grammar in Lark, converted if it is GBNF: only that has `::=`."""
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except (Exception, RecursionError) as error:
+        raise GrammarError(
+            "the grammar is not GBNF", str(error)[:300] or type(error).__name__, "correct it, or write it in Lark"
+        ) from None
+
+
+def joined_options(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, and those that replace them: a grammar replaces any other one."""
+    if any(name in own for name in OPTIONS):
+        given = {name: value for name, value in given.items() if name not in OPTIONS}
+    return {**given, **own}
+
+
+# --- checks of the options, see option_rules.Check ---------------------------------------------------------------
+
+
+def schema_text(name: str, value: Any) -> str | None:
+    """A JSON schema as JSON text: from such text, from what JSON can write, or from a Pydantic model."""
+    if value is None:
+        return None
+    if callable(make := getattr(value, "model_json_schema", None)):
+        value = make()
+        close_objects(value)
+    if not isinstance(value, (str, Mapping, bool)):
+        raise GrammarError(
+            f"{name} is a {type(value).__name__}",
+            "a schema is a JSON object, as a dictionary or as text, or a Pydantic model",
+            "pass one of these",
+        )
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+        text = json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GrammarError(f"{name} is not JSON", str(error)[:200], "write the schema as JSON") from None
+    if not isinstance(parsed, (Mapping, bool)):
+        raise GrammarError(
+            f"{name} = {text[:80]} is no schema", "a schema is an object, true or false", 'such as {"type": "object"}'
+        )
+    return _limited(name, text)
+
+
+def source_text(name: str, value: Any) -> str | None:
+    """A regular expression or a grammar."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        shown = f"{name} = {value!r:.80}" if isinstance(value, str) else f"{name} is a {type(value).__name__}"
+        raise GrammarError(shown, "a text that is not empty is expected", "pass its source")
+    return _limited(name, value)
+
+
+def choices(name: str, value: Any) -> tuple[str, ...]:
+    """The texts of which the reply is one."""
+    if value is None or value == ():
+        return ()
+    valid = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    if not valid or not all(isinstance(text, str) and text for text in value) or not 0 < len(value) <= MOST_CHOICES:
+        raise GrammarError(
+            f"{name} is not a list of texts", f"a list of 1 to {MOST_CHOICES:,} texts, none of them empty, is expected",
+            'such as ["yes", "no"]',
+        )  # fmt: skip
+    _limited(name, "".join(value))
+    return tuple(dict.fromkeys(value))
+
+
+def _limited(name: str, text: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        raise GrammarError(
+            f"{name} has {len(text):,} characters", f"at most {MOST_CHARACTERS:,} are compiled", "make it smaller"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"{name} has half a surrogate pair at position {error.start}", "it is not valid Unicode", "remove it"
+        ) from None
+    return text
+
+
+def contradictions(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Options that cannot be obeyed beside a grammar, as option_rules says them: two, why, and what to do."""
+    given = [name for name in OPTIONS if options[name] != defaults[name]]
+    if len(given) > 1:
+        yield given[0], given[1], "a reply matches one grammar", "leave one of them out"
+    if given and options["ignore_eos"]:
+        yield given[0], "ignore_eos = True", "the end of a grammar is the end of the reply", "leave ignore_eos out"

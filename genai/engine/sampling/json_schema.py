@@ -1,0 +1,113 @@
+"""JSON schemas before they are compiled: their parts, bounds that llguidance widens, and whether instances end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, TypeGuard
+
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems", "not")
+# By how much a bound that must not be reached is moved, at most: of the bound, or of one.
+_STEP = 1e-9
+
+
+def parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas inside one, with how a JSON pointer goes on to each."""
+    if not isinstance(schema, Mapping):
+        return
+    for name in _NAMED:
+        inner = schema.get(name)
+        for key, part in inner.items() if isinstance(inner, Mapping) else ():
+            yield f"/{name}/{escaped(key)}", part
+    for name in _LISTED:
+        inner = schema.get(name)
+        for index, part in enumerate(inner) if isinstance(inner, list) else ():
+            yield f"/{name}/{index}", part
+    for name in _SINGLE:
+        if isinstance(schema.get(name), Mapping):
+            yield f"/{name}", schema[name]
+
+
+def all_parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """A schema and all inside it, each with its JSON pointer."""
+    waiting = [("", schema)]
+    while waiting:
+        path, part = waiting.pop()
+        yield path, part
+        waiting += [(path + step, inner) for step, inner in parts(part)]
+
+
+def escaped(key: str) -> str:
+    """A key as a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def close_objects(schema: Any) -> None:
+    """Let objects have the named values alone, in place, where nothing is said of others: classes ignore these."""
+    for _, part in all_parts(schema):
+        if isinstance(part, MutableMapping) and "properties" in part:
+            part.setdefault("additionalProperties", False)
+
+
+def move_bounds(schema: Any) -> None:
+    """Replace whole bounds that must not be reached, in place, by others next to them that may be.
+
+    llguidance 1.9 takes 2 for greater than 2 if the other bound is below 3. Where schemas are merged, that may stand in
+    another part.
+    """
+    known = [part for _, part in all_parts(schema) if isinstance(part, MutableMapping)]
+    merges = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in known)
+    for part in known:
+        if part.get("type") != "integer":
+            _move(part, "exclusiveMinimum", "minimum", "aximum", 1, merges)
+            _move(part, "exclusiveMaximum", "maximum", "inimum", -1, merges)
+
+
+def _move(part: MutableMapping[str, Any], exclusive: str, inclusive: str, other: str, sign: int, merges: bool) -> None:
+    bound = part.get(exclusive)
+    if not _is_number(bound) or not float(bound).is_integer() or abs(bound) > 2**40:
+        return
+    if _is_number(known := part.get(inclusive)) and sign * known > sign * bound:
+        return  # that one is nearer
+    limits = [part[name] for name in part if name.endswith(other) and _is_number(part[name])]
+    room = min((sign * (limit - bound) for limit in limits), default=math.inf)
+    if merges or 0 < room < 1:
+        del part[exclusive]
+        part[inclusive] = bound + sign * min(_STEP * max(1.0, abs(bound)), room / 2 if room > 0 else math.inf)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def ends(schema: Any) -> bool:
+    """Whether there is an instance: some schemas only have ones that hold another of their kind, without end."""
+    known = {f"#{path}": part for path, part in all_parts(schema)}
+    finite = dict.fromkeys(known, False)
+    while True:
+        found = [ref for ref, part in known.items() if not finite[ref] and _ends(part, finite)]
+        finite |= dict.fromkeys(found, True)
+        if finite["#"] or not found:
+            return finite["#"]
+
+
+def _ends(schema: Any, finite: Mapping[str, bool]) -> bool:
+    """Whether there is an instance, as far as it is known of what it refers to; what is not understood has one."""
+    if not isinstance(schema, Mapping) or "const" in schema or "enum" in schema:
+        return True
+    if isinstance(ref := schema.get("$ref"), str) and not finite.get(ref, True):
+        return False
+    for name, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        inner = schema.get(name)
+        if isinstance(inner, list) and not enough(_ends(part, finite) for part in inner):
+            return False
+    types = schema.get("type")
+    if types == "object":
+        named, required = schema.get("properties"), schema.get("required")
+        if isinstance(named, Mapping) and isinstance(required, list):
+            return all(_ends(named[key], finite) for key in required if isinstance(key, str) and key in named)
+    if types == "array" and _is_number(least := schema.get("minItems")) and least > 0:
+        return _ends(schema.get("items"), finite)
+    return True

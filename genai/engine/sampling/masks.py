@@ -1,0 +1,113 @@
+"""Masks of a batch: which tokens each row's grammar allows; filled while a step runs, or when they are missed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.sampling import mask_words
+
+from .guidance import Matcher
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
+
+# Threads that fill masks. They take cores from the step that runs beside them, and a mask takes a twentieth of a
+# millisecond.
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True)
+class FilledMask:
+    """A row of an array of masks.
+
+    Attributes:
+        masks: uint32 [M, words], see `SamplingBatch`. row: which of them.
+    """
+
+    masks: NDArray[np.uint32]
+    row: int
+
+
+class MaskFiller:
+    """Fills masks. Used by one thread at a time.
+
+    Args:
+        vocab_size: logits per row.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = mask_words(vocab_size)
+        self._process = 0
+        self._helper: ThreadPoolExecutor | None = None
+        self._threads: LLExecutor | None = None
+        self._pending: tuple[Future[None], Sequence[Matcher]] | None = None
+
+    def begin(self, matchers: Iterable[Matcher]) -> None:
+        """Fill the masks that are missing on a thread of its own; `filled` waits for it."""
+        self._wait()
+        missing = [matcher for matcher in matchers if matcher.mask is None]
+        if not missing:
+            return
+        self._renew()
+        if self._helper is None:
+            self._helper = ThreadPoolExecutor(1, "genai-masks")
+        with suppress(RuntimeError):  # no thread can be started: `filled` does it
+            self._pending = self._helper.submit(self._fill, missing), missing
+
+    def filled(self, matchers: Sequence[Matcher]) -> NDArray[np.uint32]:
+        """The masks, uint32 [M, words], in order.
+
+        Raises:
+            GrammarError: a grammar took more than its limits.
+        """
+        self._wait()
+        if missing := [matcher for matcher in matchers if matcher.mask is None]:
+            self._fill(missing)
+        found = [matcher.mask for matcher in matchers if matcher.mask is not None]
+        for matcher in matchers:
+            if matcher.automaton.is_error():
+                raise matcher.failure()
+        if not found:
+            return np.empty((0, self._words), np.uint32)
+        masks = found[0].masks
+        if len(masks) == len(found) and all(one.masks is masks and one.row == i for i, one in enumerate(found)):
+            return masks
+        return np.stack([one.masks[one.row] for one in found])
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            (future, _), self._pending = self._pending, None
+            if self._process == os.getpid():  # the thread of a process that was forked is not there
+                future.result()
+
+    def _renew(self) -> None:
+        if self._process != os.getpid():
+            self._process, self._helper, self._threads = os.getpid(), None, None
+
+    def _fill(self, matchers: Sequence[Matcher]) -> None:
+        masks = np.zeros((len(matchers), self._words), np.uint32)
+        if len(matchers) == 1:
+            automaton = matchers[0].automaton
+            with suppress(ValueError, RuntimeError):  # it has failed: `filled` says so
+                automaton.unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
+        else:
+            self._fill_beside(matchers, masks)
+        for row, matcher in enumerate(matchers):
+            matcher.mask = FilledMask(masks, row)
+
+    def _fill_beside(self, matchers: Sequence[Matcher], masks: NDArray[np.uint32]) -> None:
+        self._renew()
+        if self._threads is None:
+            from llguidance import LLExecutor
+
+            self._threads = LLExecutor(max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2)))
+        jobs = [(matcher.automaton, row) for row, matcher in enumerate(matchers)]
+        self._threads.unsafe_compute_mask_ptr(jobs, masks.ctypes.data, 4 * self._words, len(masks))

@@ -1,0 +1,174 @@
+"""Beam searches of an LLM: prompts in, the best outputs of each, as completions. They run on the caller's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..engine.beam_batch import BeamOutput, BeamSearch, advance_all
+from ..engine.beams import BeamOptions, TransformersBeams
+from ..engine.sampling.params import SamplingParams
+from ..errors import CacheCapacityError, DeadlineError, OptionError
+from ..model.model import Model
+from .completion import Completion, FinishReason, Timings
+from .generation import Generation
+from .terms import Terms
+
+# What a beam search obeys of SamplingParams; the rest draws tokens, or takes them back.
+_OBEYED = frozenset(
+    "repetition_penalty no_repeat_ngram_size logit_bias min_tokens min_length max_tokens stop_token_ids ignore_eos "
+    "logprobs logits_processors samplers temperature seed".split()
+)
+
+
+def check_beam_params(params: SamplingParams) -> None:
+    """Raise OptionError if a request with beams asks for something that they cannot do."""
+    neutral = {one.name: one.default for one in fields(params)}
+    for name, value in params.as_dict().items():
+        draws = value not in (0, 1) if name == "temperature" else name not in _OBEYED and value != neutral[name]
+        if draws:
+            raise OptionError(
+                f"{name} = {value!r:.80} with beams",
+                "a beam search draws no tokens and takes none back: it keeps the most likely outputs",
+                f"leave {name} or num_beams out",
+            )
+
+
+def run_beams(
+    model: Model,
+    leaders: Sequence[Generation],
+    terms: Terms,
+    max_sequences: int,
+    progress: Callable[[int, int], None] | None = None,
+    is_unwanted: Callable[[], bool] = lambda: False,
+) -> list[Completion]:
+    """The num_return_sequences best outputs of each prompt, in order of prompts, the best first.
+
+    Args:
+        leaders: one job per prompt, which are not given to the engine. max_sequences: beams that run side by side.
+        progress: told after each step how many prompts are done, of how many.
+        is_unwanted: asked before each step; if so, what there is is the result.
+
+    Raises:
+        CacheCapacityError: the beams of one prompt alone do not fit. DeadlineError: the time was over before a first
+            output was finished. SamplingError, LogitsProcessorError: no next token could be chosen.
+    """
+    assert terms.beams is not None
+    results: dict[int, list[Completion]] = {}
+    window, deadline = max(1, max_sequences // terms.beams.num_beams), terms.deadline
+    waiting = list(range(len(leaders)))
+
+    def note(done: int) -> None:
+        if progress is not None:
+            progress(len(results) + done, len(leaders))
+
+    while waiting:
+        group, waiting = waiting[:window], waiting[window:]
+        try:
+            runs = [_Run(model, leaders[index], terms.beams) for index in group]
+            _run(runs, deadline, note, is_unwanted)
+        except CacheCapacityError:
+            if window == 1:
+                raise
+            window, waiting = max(1, window // 2), [*group, *waiting]
+            continue
+        results |= {index: run.completions() for index, run in zip(group, runs, strict=True)}
+    return [one for index in range(len(leaders)) for one in results[index]]
+
+
+async def await_beams(
+    model: Model, leaders: Sequence[Generation], terms: Terms, max_sequences: int
+) -> list[Completion]:
+    """The same while other tasks go on; a cancelled task ends the search."""
+    import asyncio
+
+    unwanted: list[bool] = []
+    try:
+        return await asyncio.to_thread(
+            run_beams, model, leaders, terms, max_sequences, is_unwanted=lambda: bool(unwanted)
+        )
+    except BaseException:
+        unwanted.append(True)
+        raise
+
+
+class _Run:
+    """The search of one prompt."""
+
+    def __init__(self, model: Model, job: Generation, options: BeamOptions) -> None:
+        decoder = model.decoder
+        self.job, self.options, self.decoder = job, options, decoder
+        sequence = decoder.open() if job.origin is None else decoder.fork(job.origin)
+        decoder.adapt(sequence, job.adapters)
+        job.start(sequence)
+        self.cached = sequence.num_computed or decoder.reuse(sequence)
+        stop_ids = job.plan.stop_ids
+        policy = TransformersBeams[BeamOutput](options, len(job.prompt), job.max_length, stop_ids)
+        self.search = BeamSearch(decoder, model.sampler, sequence, job.plan, policy)
+        self.sequence: Any = sequence
+        self.is_timed_out = False
+        self._began, self._first = time.perf_counter(), 0.0
+        self._ended = self._began
+
+    def note_step(self) -> None:
+        """A step was made."""
+        self._ended = time.perf_counter()
+        if not self._first:
+            self._first = self._ended
+            self.decoder.publish(self.sequence)
+
+    def completions(self) -> list[Completion]:
+        """The best outputs that there are."""
+        found = self.search.policy.finished[: self.options.num_return_sequences]
+        first = self._first or self._ended
+        timings = Timings(first - self._began, self._ended - first)
+        return [self._completion(rank, score, output, timings) for rank, (score, output) in enumerate(found)]
+
+    def _completion(self, rank: int, score: float, output: BeamOutput, timings: Timings) -> Completion:
+        stream = self.job.new_stream()
+        text = "".join(stream.decode(token) for token in output.tokens) + stream.flush()
+        reason: FinishReason = "stop" if output.stopped_by is not None else "length"
+        return Completion(
+            text=text,
+            token_ids=output.tokens,
+            finish_reason=reason,
+            stopped_by=output.stopped_by,
+            prompt_tokens=len(self.job.prompt),
+            cached_tokens=self.cached,
+            timings=timings,
+            seed=0,
+            logprobs=output.logprobs if self.job.plan.params.logprobs is not None else None,
+            prompt_index=self.job.prompt_index,
+            sample_index=rank,
+            score=score,
+        )
+
+
+def _run(
+    runs: Sequence[_Run], deadline: float | None, note: Callable[[int], None], is_unwanted: Callable[[], bool]
+) -> None:
+    """Until all are done, or the time is over."""
+    searches = [run.search for run in runs]
+    try:
+        while not all(search.policy.is_done for search in searches):
+            if is_unwanted():
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                if any(not search.policy.finished for search in searches):
+                    raise DeadlineError(
+                        "the time of the beam search was over before an output was finished",
+                        "outputs are known when they end",
+                        "give it more time (timeout=), fewer beams, or a smaller max_tokens",
+                    )
+                return
+            before = [search.policy.is_done for search in searches]
+            advance_all(runs[0].decoder, searches)
+            for run, was_done in zip(runs, before, strict=True):
+                if not was_done:
+                    run.note_step()
+            note(sum(search.policy.is_done for search in searches))
+    finally:
+        for search in searches:
+            search.close()

@@ -1,0 +1,209 @@
+"""What an LLM is told about speculation, and what becomes of it: texts to look through, and a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from genai.kernels.messages import ProgressLine
+
+from ..engine.speculation.draft import DraftModel
+from ..engine.speculation.lookup import LookupText
+from ..engine.speculation.speculator import DEFAULT_MOST_TOKENS, Speculator
+from ..errors import InputError, OptionError, UnsupportedModelError, VocabularyMismatchError
+from ..model.model import Model
+from ..model.reading import read_text_file
+from ..text.backend import first_difference
+from ..text.tokenizer import Tokenizer
+
+WAYS = ("off", "auto", "lookup")
+MOST_SPECULATIVE_TOKENS = 64
+# Characters of a text that are encoded at once; of one text so many are looked through, which takes 16 bytes a token.
+_PIECE, _MOST_CHARACTERS = 2**16, 2**25
+# Rows of logits of one step take at most this much.
+_LOGITS_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How tokens are guessed, so that one step may give several. It changes no token, only the time that it takes.
+
+    Args:
+        lookup: guess what followed the last tokens where they came before, in the prompt or in the reply.
+        lookup_file: a UTF-8 text that is looked through as well, at most 32 Mi characters.
+        draft: a smaller model with the same vocabulary and special ids, which guesses too: a folder or a loaded Model.
+        num_speculative_tokens: guesses per sequence and step, at most; how many there are is decided at each step.
+
+    Raises:
+        OptionError: an argument out of range, or nothing that could guess.
+
+    >>> import genai
+    >>> with genai.LLM(speculation=genai.Speculation(num_speculative_tokens=8)) as llm:
+    ...     print(llm.chat("Count from 3 to 7.").text)
+    3, 4, 5, 6, 7
+    """
+
+    lookup: bool = True
+    lookup_file: str | Path | None = None
+    draft: str | Path | Model | None = None
+    num_speculative_tokens: int = DEFAULT_MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        most = self.num_speculative_tokens
+        if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= MOST_SPECULATIVE_TOKENS:
+            raise OptionError(
+                f"num_speculative_tokens = {most!r}",
+                f"a whole number from 1 to {MOST_SPECULATIVE_TOKENS} is expected",
+                "leave it out",
+            )
+        for name, kinds in (("lookup_file", str | Path), ("draft", str | Path | Model)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise OptionError(f"{name} is a {type(value).__name__}", "a path is expected", "pass the path")
+        if not isinstance(self.lookup, bool):
+            raise OptionError(f"lookup = {self.lookup!r}", "True or False is expected", "leave it out for True")
+        if not self.lookup and self.lookup_file is None and self.draft is None:
+            raise OptionError(
+                "lookup = False, and neither a lookup_file nor a draft", "nothing could guess", "name one of them"
+            )
+
+
+SpeculationChoice: TypeAlias = Speculation | str
+"""A Speculation; "lookup" is one without arguments, "auto" the same where the model can be speculated with, "off" none.
+"""
+
+
+class Guessing:
+    """What an LLM holds for speculation: made with it, closed with it.
+
+    Args:
+        model, tokenizer: of the LLM.
+        choice: see LLM.
+        options: of a draft model that is loaded.
+
+    Raises:
+        As LLM.
+    """
+
+    def __init__(
+        self, model: Model, tokenizer: Tokenizer, choice: SpeculationChoice, options: dict[str, Any], max_sequences: int
+    ) -> None:
+        self._model, self._max_sequences = model, max_sequences
+        self._asked = asked = _asked(model, choice)
+        self._text: LookupText | None = None
+        self._draft: Model | None = None
+        self._owns_draft = False
+        if asked is None:
+            return
+        if asked.lookup_file is not None:
+            self._text = _read(Path(asked.lookup_file), tokenizer, quiet=bool(options.get("quiet")))
+        if asked.draft is not None:
+            self._owns_draft = not isinstance(asked.draft, Model)
+            self._draft = Model(asked.draft, **options) if not isinstance(asked.draft, Model) else asked.draft
+            try:
+                _check_draft(model, tokenizer, self._draft)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def is_on(self) -> bool:
+        """Whether tokens are guessed."""
+        return self._asked is not None
+
+    def speculator(self) -> Speculator | None:
+        """What the engine asks; None where nothing is guessed."""
+        asked, vocab_size = self._asked, self._model.decoder.vocab_size
+        if asked is None:
+            return None
+        draft = None
+        if self._draft is not None:
+            draft = DraftModel(
+                self._draft.decoder,
+                self._draft.sampler,
+                context_size=self._draft.context_size,
+                vocab_size=vocab_size,
+            )
+        most_rows = max(self._max_sequences, _LOGITS_BYTES // (4 * vocab_size))
+        return Speculator(
+            lookup=asked.lookup,
+            text=self._text,
+            draft=draft,
+            most_tokens=asked.num_speculative_tokens,
+            most_rows=min(most_rows, self._model.decoder.token_budget),
+        )
+
+    def close(self) -> None:
+        """Give the draft model back, unless it came loaded."""
+        if self._draft is not None and self._owns_draft:
+            self._draft.close()
+
+
+def _asked(model: Model, choice: SpeculationChoice) -> Speculation | None:
+    if isinstance(choice, str) and choice in WAYS:
+        if choice == "off" or (choice == "auto" and not model.decoder.verifies):
+            return None
+        choice = Speculation()
+    if not isinstance(choice, Speculation):
+        raise OptionError(
+            f"speculation = {choice!r:.80}",
+            f"a Speculation or one of {', '.join(map(repr, WAYS))} is expected",
+            'leave it out for "off"',
+        )
+    if not model.decoder.verifies:
+        raise UnsupportedModelError(
+            f"{model.folder}: guesses cannot be verified with this model",
+            "its graph runs as it was exported, where a token may round differently in a step with others",
+            "leave speculation out, or export a graph that can be flattened (info.reason says what is in the way)",
+        )
+    return choice
+
+
+def _read(path: Path, tokenizer: Tokenizer, *, quiet: bool) -> LookupText:
+    text = read_text_file(path)
+    if len(text) > _MOST_CHARACTERS:
+        raise InputError(
+            f"{path}: has {len(text):,} characters", f"at most {_MOST_CHARACTERS:,} are looked through", "give a part"
+        )
+    line = ProgressLine(f"Reading {path.name}", len(text), after=1.0)
+    tokens: list[int] = []
+    try:
+        for piece in _pieces(text):
+            tokens += tokenizer.encode(piece).tolist()
+            if not quiet:
+                line.add(len(piece))
+    finally:
+        line.close()
+    return LookupText(tokens)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text in pieces, cut where lines end if they do."""
+    begin = 0
+    while begin < len(text):
+        end = text.rfind("\n", begin + 1, begin + _PIECE) + 1 or begin + _PIECE
+        yield text[begin:end]
+        begin = end
+
+
+def _check_draft(model: Model, tokenizer: Tokenizer, draft: Model) -> None:
+    """Raise VocabularyMismatchError unless a token means the same to both models."""
+    if draft.folder.resolve() == model.folder.resolve():
+        return
+    other = Tokenizer(draft)
+    found = first_difference(model.folder, draft.folder)
+    ids = (
+        ("bos_token_id", tokenizer.bos_token_id, other.bos_token_id),
+        ("eos_token_id", sorted(tokenizer.eos_token_ids.tolist()), sorted(other.eos_token_ids.tolist())),
+    )
+    for name, mine, theirs in ids:
+        if found is None and mine != theirs:
+            found = f"{name} is {mine} in {model.folder} and {theirs} in {draft.folder}"
+    if found is not None:
+        raise VocabularyMismatchError(
+            f"the draft model has another vocabulary: {found}",
+            "a guess is a token id, which must mean the same to both models",
+            "take a smaller model of the same family, with the same tokenizer, as the draft",
+        )

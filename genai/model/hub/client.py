@@ -1,0 +1,193 @@
+"""Requests to a hub, through huggingface_hub: its session and its token; and what a refusal means.
+
+A request that fails for a moment (broken connections, 5xx, 429) is tried again a few times; what is said about waiting
+is obeyed, up to a minute.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+from ...errors import AccessError, DownloadError, GenaiError
+from .references import HUB, endpoint, offline
+
+_TIMEOUT = 20.0  # seconds without a byte
+_WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before another try
+_LONGEST_WAIT = 60.0
+_MOST_ANSWERS = 64 << 20  # bytes of an answer that is read whole
+_TOKENS = "https://huggingface.co/settings/tokens"
+
+T = TypeVar("T")
+Notice = Callable[[str], None]
+"""Told in a few words what is being waited for."""
+
+
+class Response(Protocol):
+    """What is used of an answer of httpx, whose version huggingface_hub chooses."""
+
+    status_code: int
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By name, in any case."""
+        ...
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """The body, in pieces as they come."""
+        ...
+
+
+class Broken(Exception):
+    """A try failed in a way that may not happen again; `wait` is how long the server asks to wait, in seconds."""
+
+    def __init__(self, why: str, wait: float | None = None) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+class Client:
+    """Asks a hub, or any server, for files.
+
+    Args:
+        page: the model's page, for messages.
+        notice: told what is being waited for.
+    """
+
+    def __init__(self, page: str = "", notice: Notice = lambda text: None) -> None:
+        self._page, self._notice = page, notice
+
+    def read(self, url: str) -> bytes:
+        """A whole answer of at most 64 MiB. Raises DownloadError, AccessError."""
+
+        def once() -> bytes:
+            found = bytearray()
+            with self.open(url) as response:
+                for piece in response.iter_bytes():
+                    found += piece
+                    if len(found) > _MOST_ANSWERS:
+                        raise DownloadError(
+                            f"{url:.200}: the answer has more than {_MOST_ANSWERS >> 20} MiB",
+                            "that much is not read into memory",
+                            "check that it is a hub's address (HF_ENDPOINT)",
+                        )
+            return bytes(found)
+
+        return self.patiently(once)
+
+    def patiently(self, attempt: Callable[[], T], reached: Callable[[], int] = lambda: 0) -> T:
+        """What `attempt` returns. Where it raises Broken it is called again: a few times, counted anew whenever it came
+        further than ever before, which `reached` says in bytes."""
+        waits, furthest = iter(_WAITS), reached()
+        while True:
+            try:
+                return attempt()
+            except Broken as error:
+                if (now := reached()) > furthest:
+                    waits, furthest = iter(_WAITS), now
+                wait = next(waits, None)
+                if wait is None or (error.wait or 0) > _LONGEST_WAIT:
+                    raise self._given_up(error) from error
+                if error.wait is not None:
+                    wait = error.wait
+                    self._notice(f"the server asks to wait {wait:.0f} s")
+                time.sleep(wait)
+
+    @contextmanager
+    def open(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[Response]:
+        """An answer whose body is read piece by piece; redirections are followed, and only the hub sees the token.
+
+        Raises:
+            Broken: it is worth another try. AccessError: a token or a consent is missing.
+            DownloadError: anything else than a file came back, or the network is forbidden.
+        """
+        if offline():
+            raise DownloadError(
+                f"{url:.200}: not fetched", "HF_HUB_OFFLINE forbids the network", "unset it, and run the command again"
+            )
+        from huggingface_hub import errors, get_session, get_token
+
+        asked = {"accept-encoding": "identity", "user-agent": "onnx-genai-toolkit", **(headers or {})}
+        token = get_token() if url.startswith(endpoint() + "/") else None
+        if token:
+            asked["authorization"] = f"Bearer {token}"
+        failed: type[Exception] = vars(errors)["HTTPError"]  # httpx's own, of whichever version it is
+        try:
+            with get_session().stream("GET", url, headers=asked, timeout=_TIMEOUT, follow_redirects=True) as response:
+                if response.status_code >= 400 and response.status_code != 416:
+                    raise self._refused(url, response, with_token=bool(token))
+                yield response
+        except GenaiError:
+            raise
+        except failed as error:
+            raise Broken(f"{type(error).__name__}: {error}") from error
+        except ValueError as error:  # an address that a redirection made up
+            raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
+
+    def _given_up(self, error: Broken) -> DownloadError:
+        if error.wait is not None and error.wait > _LONGEST_WAIT:
+            return DownloadError(
+                "the server takes no more requests for now",
+                f"{error}; it asks to wait {error.wait:.0f} s",
+                "run the command again then: what has come is kept; with a token (HF_TOKEN) the limits are higher",
+            )
+        return DownloadError(
+            f"the download broke off {len(_WAITS) + 1} times",
+            str(error),
+            "check the connection (and HF_ENDPOINT, proxies), and run the command again: what has come is kept",
+        )
+
+    def _refused(self, url: str, response: Any, *, with_token: bool) -> Exception:
+        status, code = response.status_code, response.headers.get("x-error-code", "")
+        said = response.headers.get("x-error-message", "")[:300]
+        if status == 429 or status >= 500:
+            return Broken(f"{status} from {url:.200}", _asked_to_wait(response.headers))
+        if code == "RevisionNotFound":
+            return DownloadError(
+                f"{url:.200}: no such revision", "the repository has none", "look at the page's branches"
+            )
+        at_hub = bool(self._page)
+        if at_hub and (code == "GatedRepo" or (status == 403 and code != "RepoNotFound")):
+            return gated(self._page, said, with_token=with_token)
+        if at_hub and (status == 401 or code == "RepoNotFound"):
+            why = "there is no such repository, or it is private"
+            fix = f"check the name; for a private one set HF_TOKEN to a token from {_TOKENS}"
+            if with_token:
+                why = f"there is no such repository, or the token in use may not see it{f' ({said})' if said else ''}"
+                fix = "check the name and the token (HF_TOKEN, or `hf auth login`)"
+            return AccessError(f"{self._page}: not found", why, fix)
+        return DownloadError(
+            f"{url:.200}: the server answers {status}", said or "it has no such file", "check the address"
+        )
+
+
+def gated(page: str, said: str, *, with_token: bool) -> AccessError:
+    """The error of a model whose authors want an agreement first."""
+    if with_token:
+        return AccessError(
+            f"{page}: access is refused to this token",
+            said or "its account has not been let in, or the token may not read gated repositories",
+            f"accept the licence (or ask for access) at {page}, signed in as the token's owner; then run this again",
+        )
+    return AccessError(
+        f"{page}: the model is gated",
+        said or "its authors want their licence accepted first, and to know by whom",
+        f"accept it at {page}, make a token at {_TOKENS}, set HF_TOKEN to it (or `hf auth login`), and run this again",
+    )
+
+
+def page_of(repo: str) -> str:
+    """The page of a repository, for people."""
+    return f"{HUB if endpoint() == HUB else endpoint()}/{repo}"
+
+
+def _asked_to_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds, from Retry-After or the hub's RateLimit ("api";r=0;t=55)."""
+    with suppress(ValueError):
+        if (seconds := float(headers.get("retry-after", ""))) >= 0:
+            return min(seconds, 1e6)
+    found = re.search(r"r=0\b.*?t=(\d{1,6})\b", headers.get("ratelimit", ""))
+    return float(found[1]) if found else None

@@ -1,0 +1,167 @@
+"""A tokenizer's vocabulary as bytes: what each token adds to a text, as grammars need it."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..engine.sampling.guidance import Guidance, TokenBytes
+from ..errors import GenaiError, TokenizerError
+from ..runtime.single import Single
+from .detokenizer import ByteLevel, decoder_parts
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..model.model import Model
+
+_BYTE_TOKEN = len("<0x00>")
+# Texts of which the ids are kept: so many, and so many characters of each at most.
+_MOST_KEPT, _LONGEST_KEPT = 4096, 256
+# Stands before a text that a tokenizer would otherwise begin with a space of its own; no text holds it.
+_BEFORE = "\x02"
+
+
+def guidance_of(model: Model, tokenizer: Tokenizer | None = None) -> Guidance:
+    """What compiles grammars for a model; one for all that use it.
+
+    Args:
+        tokenizer: that of its folder; None: it is loaded when the first grammar comes.
+    """
+    found = _KNOWN.get(model)
+    if found is None:
+        known = model.config.model
+        # The model itself must not be held: it is the key, and would never be collected.
+        given, config = tokenizer, model.config
+        make = partial(token_bytes, given) if given is not None else lambda: token_bytes(Tokenizer(config))
+        found = _KNOWN[model] = Guidance(make, known.vocab_size, known.eos_token_ids)
+    return found
+
+
+_KNOWN: weakref.WeakKeyDictionary[Single, Guidance] = weakref.WeakKeyDictionary()
+
+
+def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
+    """The bytes of each token in the middle of a text. What a decoder does with a text's first token is left out.
+
+    Raises:
+        TokenizerError: they depend on the tokens beside it.
+    """
+    backend = tokenizer.backend
+    special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
+    read = _reader(backend.decoder)
+    entries = backend.get_vocab(with_added_tokens=True)
+    tokens = [b""] * (1 + max(entries.values(), default=-1))
+    for text, id_ in entries.items():
+        tokens[id_] = text.encode() if id_ in special else read(text)
+    return TokenBytes(tokens, sorted(special), Encoding(tokenizer, tokens, special))
+
+
+class Encoding:
+    """The ids of a text that is part of a longer one: as the tokenizer has them, where they are the text again."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[bytes], special: set[int]) -> None:
+        self._tokenizer, self._tokens, self._special = tokenizer, tokens, special
+        self._by_bytes: dict[bytes, int] | None = None
+        # Requests with one grammar are forced to write the same, and a tokenizer takes its time.
+        self._known: OrderedDict[str, list[int]] = OrderedDict()
+
+    def __call__(self, text: str) -> list[int]:
+        found = self._known.get(text)
+        if found is None:
+            found = self._encoded(text)
+            if len(text) <= _LONGEST_KEPT:
+                self._known[text] = found
+                if len(self._known) > _MOST_KEPT:
+                    self._known.popitem(last=False)
+        return found
+
+    def _encoded(self, text: str) -> list[int]:
+        for before in ("", _BEFORE):
+            try:
+                ids = self._tokenizer.encode(before + text).tolist()
+            except GenaiError:
+                break  # too slow, or a text that it refuses
+            if (found := self._rest(ids, before.encode(), text.encode())) is not None:
+                return found
+        return self._greedy(text.encode())
+
+    def _rest(self, ids: list[int], before: bytes, wanted: bytes) -> list[int] | None:
+        """The ids behind those of `before`, if they are what is wanted."""
+        if self._special.intersection(ids):
+            return None
+        start, begun = 0, b""
+        while before and before not in begun and start < len(ids):
+            begun += self._tokens[ids[start]]
+            start += 1
+        exact = (not before or begun.endswith(before)) and b"".join(self._tokens[id_] for id_ in ids[start:]) == wanted
+        return ids[start:] if exact else None
+
+    def _greedy(self, wanted: bytes) -> list[int]:
+        """The longest token at each place; nothing from where there is none on."""
+        if self._by_bytes is None:
+            pairs = ((token, id_) for id_, token in enumerate(self._tokens) if token and id_ not in self._special)
+            self._by_bytes = dict(pairs)
+        longest, ids, place = max(map(len, self._by_bytes), default=0), [], 0
+        while place < len(wanted):
+            lengths = range(min(longest, len(wanted) - place), 0, -1)
+            length = next((n for n in lengths if wanted[place : place + n] in self._by_bytes), 0)
+            if not length:
+                break
+            ids.append(self._by_bytes[wanted[place : place + length]])
+            place += length
+        return ids
+
+
+def _reader(decoder: Any) -> Callable[[str], bytes]:
+    """From a vocabulary entry to its bytes, by the decoder of a tokenizer.json."""
+    if decoder is None:
+        return lambda text: f" {text}".encode()
+    parts = [*decoder_parts(json.loads(decoder.__getstate__()))]
+    if any(part["type"] == "ByteLevel" for part in parts):
+        return _from_byte_level
+    fused = next((place for place, part in enumerate(parts) if part["type"] == "Fuse"), len(parts))
+    for place, part in enumerate(parts):
+        if _changes_text(part) or (place > fused and part["type"] == "Replace"):
+            raise TokenizerError(
+                f"grammars cannot be used with this tokenizer: its decoder {part['type']!r} changes the text",
+                "what a token adds to the text depends on the tokens beside it",
+                "leave the grammar out, or use a model with a byte-level or SentencePiece tokenizer",
+            )
+    return partial(_from_parts, parts)
+
+
+def _changes_text(part: Mapping[str, Any]) -> bool:
+    """Whether a decoder does more than to give each token its text."""
+    return (part["type"] == "Replace" and "String" not in part["pattern"]) or (
+        part["type"] == "WordPiece" and part["cleanup"]
+    )
+
+
+def _from_byte_level(text: str) -> bytes:
+    try:
+        return bytes([ByteLevel.BYTES[character] for character in text])
+    except KeyError:
+        return text.encode()
+
+
+def _from_parts(parts: Sequence[Mapping[str, Any]], text: str) -> bytes:
+    for part in parts:
+        kind = part["type"]
+        if kind == "ByteFallback" and len(text) == _BYTE_TOKEN and text.startswith("<0x") and text.endswith(">"):
+            try:
+                return bytes([int(text[3:5], 16)])
+            except ValueError:
+                pass
+        elif kind == "Metaspace":
+            text = text.replace(part["replacement"], " ")
+        elif kind == "Replace" and "String" in part["pattern"]:
+            text = text.replace(part["pattern"]["String"], part["content"])
+        elif kind == "WordPiece":
+            text = text.removeprefix(part["prefix"]) if text.startswith(part["prefix"]) else f" {text}"
+        elif kind == "BPEDecoder":
+            text = text.replace(part["suffix"], " ")
+    return text.encode()

@@ -1,0 +1,118 @@
+"""A GPU through CuPy, which compiles kernels with NVRTC and keeps them in its own cache (CUPY_CACHE_DIR).
+
+CuPy's device and stream belong to threads, and ours to whoever calls: so every method enters them and leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .driver import CudaError, Grid, NoDevice
+from .sources import CudaKernel, source_of
+
+OPTIONS = ("--std=c++17",)
+# Tensor cores with bfloat16 and copies that do not wait: Ampere.
+OLDEST_CAPABILITY = 80
+
+
+def open_driver(index: int = 0) -> CupyDriver:
+    """The GPU with this number.
+
+    Raises:
+        NoDevice: it cannot be used; says why in one line.
+    """
+    try:
+        import cupy
+    except ImportError:
+        raise NoDevice("CuPy is not installed") from None
+    except Exception as error:  # such as a home that it cannot write to
+        raise NoDevice(f"CuPy cannot be imported: {_line(error)}") from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        raise NoDevice(f"the NVIDIA driver does not answer: {_line(error)}") from error
+    if not 0 <= index < count:
+        raise NoDevice(f"there is no GPU {index}: the driver shows {count}")
+    device = cupy.cuda.Device(index)
+    if int(device.compute_capability) < OLDEST_CAPABILITY:
+        raise NoDevice(
+            f"GPU {index} is of compute capability {device.compute_capability}, {OLDEST_CAPABILITY} is needed"
+        )
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        raise NoDevice(f"the compiler NVRTC cannot be loaded: {_line(error)}") from error
+    return CupyDriver(cupy, index)
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+class CupyDriver:
+    """See `kernels.cuda.driver.Driver`."""
+
+    def __init__(self, cupy: Any, index: int) -> None:
+        self._cupy, self._device = cupy, cupy.cuda.Device(index)
+        with self._device:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
+        self.name = name.decode() if isinstance(name, bytes) else str(name)
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """What CuPy is asked for inside happens on this device, in this stream."""
+        with self._device, self._stream:
+            yield
+
+    def free_bytes(self) -> int:
+        with self._device:
+            free, _ = self._cupy.cuda.runtime.memGetInfo()
+            return int(free) + int(self._cupy.get_default_memory_pool().free_bytes())
+
+    def zeros(self, nbytes: int) -> Any:
+        with self._device, self._stream:
+            return self._cupy.zeros(nbytes, np.uint8)
+
+    def upload(self, array: NDArray[Any]) -> Any:
+        with self._device, self._stream:
+            return self._cupy.asarray(np.ascontiguousarray(array))
+
+    def write(self, target: Any, array: NDArray[Any]) -> None:
+        with self._device, self._stream:
+            target[...] = self._cupy.asarray(np.ascontiguousarray(array))
+
+    def download(self, array: Any) -> NDArray[Any]:
+        with self._device, self._stream:
+            found: NDArray[Any] = self._cupy.asnumpy(array)
+            return found
+
+    def copy_row(self, rows: Any, source: int, destination: int) -> None:
+        with self._device, self._stream:
+            rows[destination] = rows[source]
+
+    def address(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
+        if not kernels:
+            return {}
+        with self._device, self._stream:
+            module = self._cupy.RawModule(code=source_of(kernels), options=OPTIONS)
+            try:
+                return {kernel: module.get_function(kernel.name) for kernel in kernels}
+            except self._cupy.cuda.compiler.CompileException as error:
+                raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
+
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+        with self._device, self._stream:
+            function(grid, (kernel.threads, 1, 1), (arguments,))  # an array of one element goes by value
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()

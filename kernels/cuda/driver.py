@@ -1,0 +1,70 @@
+"""What a GPU is to the executor: memory, and kernels that are launched in order. CuPy is one; tests have another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sources import CudaKernel
+
+Grid = tuple[int, int, int]
+
+
+class Driver(Protocol):
+    """A device and its one stream: what is asked for happens in order.
+
+    Memory is an array that can be sliced, viewed, reshaped and assigned to, as NumPy's can.
+    """
+
+    @property
+    def name(self) -> str:
+        """What people call the device."""
+
+    def free_bytes(self) -> int:
+        """Memory that is free now."""
+
+    def zeros(self, nbytes: int) -> Any:
+        """Zeroed memory, uint8 [nbytes], from a multiple of 256 bytes on.
+
+        Raises:
+            MemoryError: there is not so much.
+        """
+
+    def upload(self, array: NDArray[Any]) -> Any:
+        """A copy of a host's array in memory of its own."""
+
+    def write(self, target: Any, array: NDArray[Any]) -> None:
+        """Copy a host's array into memory of the same shape and type."""
+
+    def download(self, array: Any) -> NDArray[Any]:
+        """A copy on the host, after everything that was asked for before."""
+
+    def copy_row(self, rows: Any, source: int, destination: int) -> None:
+        """Copy a row of memory onto another one of it."""
+
+    def address(self, array: Any) -> int:
+        """Where memory begins."""
+
+    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
+        """Compile kernels, or find them compiled: what `launch` takes, by kernel.
+
+        Raises:
+            CudaError: one does not compile; the compiler's words are in the message.
+        """
+
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+        """Start a kernel with its struct, an array of one element."""
+
+    def synchronize(self) -> None:
+        """Wait until everything is done that was asked for."""
+
+
+class CudaError(RuntimeError):
+    """A kernel that does not compile, or does not start."""
+
+
+class NoDevice(RuntimeError):
+    """There is no GPU that could be used; the message says why in one line."""

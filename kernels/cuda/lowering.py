@@ -1,0 +1,302 @@
+"""Which launches a record becomes, and which records there are no kernels for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any
+
+from .. import records
+from ..executor import UnsupportedRecord
+from ..formats import PagedLayer
+from ..records import Constants, Ids, Per
+from .attention import AttentionLaunch, store_kernel
+from .driver import Driver, Grid
+from .launches import Counts, Launch, Start, bind
+from .memory import DeviceRows, Values
+from .products import product
+from .sources import CudaKernel
+from .step import Capacity, StepTable
+from .weights import DeviceWeights
+
+_IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
+_COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
+_ELEMENTS, _ELEMENT_THREADS, _LOOKUP_THREADS, _NORM_THREADS = 1024, 256, 128, 256
+# The most parameters of a function.
+_PARAMETERS = 3
+UNARY = (
+    "abs", "clip", "copy", "cube", "elu", "erf", "exp", "gelu", "gelu_tanh", "hard_sigmoid", "hard_swish", "leaky_relu",
+    "log", "neg", "quick_gelu", "reciprocal", "relu", "round_to_float16", "sigmoid", "silu", "softcap", "softplus",
+    "sqrt", "square", "tanh",
+)  # fmt: skip
+BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+
+
+@dataclass
+class CudaLowering:
+    """Collects the launches of records, in order.
+
+    Attributes:
+        layers: per cache layer its pages, in device memory.
+        starts: the launches. held: memory besides that of values.
+    """
+
+    driver: Driver
+    values: Values
+    constants: Constants
+    weights: DeviceWeights
+    layers: Sequence[PagedLayer | None]
+    table: StepTable
+    capacity: Capacity
+    starts: list[Start] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
+    _workspace: Any = None
+
+    def launch(self, kernel: CudaKernel, per: Per, grid: Any, **given: Any) -> None:
+        """Add a start of a kernel over the rows of a step.
+
+        Args:
+            grid: from the number of rows.
+        """
+        counted = _COUNTED[per]
+
+        def of(counts: Counts) -> Grid:
+            found: Grid = grid(counts[counted])
+            return found
+
+        self.starts.append(Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, of))
+
+    def workspace(self, nbytes: int) -> Any:
+        """Memory that every launch may use for as long as it runs, one after another."""
+        if self._workspace is None or self._workspace.nbytes < nbytes:
+            self._workspace = self.driver.zeros(nbytes)
+            self.held.append(self._workspace)
+        return self._workspace
+
+    def vector(self, name: str) -> int:
+        """Where a constant begins as float32; 0 for ""."""
+        return self.weights.address(self.constants, name)
+
+
+@singledispatch
+def lower(record: records.Record, at: CudaLowering) -> None:
+    """Add a record's launches; its inputs are in memory already.
+
+    Raises:
+        UnsupportedRecord: there are no kernels for it.
+    """
+    raise UnsupportedRecord(f"CUDA does not know records of the kind {type(record).__name__}")
+
+
+def knows(record: records.Record) -> bool:
+    """Whether this device lowers such records."""
+    return type(record) in lower.registry
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def lookup_kernel(bits: int, scalar: str) -> CudaKernel:
+    """The kernel that looks rows up in codes of so many bits with scales of a C++ type, or (bits = 0) in floats."""
+    if bits:
+        return CudaKernel("lookup.cu", f"lookup_blocks<{bits}, {scalar}>", "BlockLookupArguments", _LOOKUP_THREADS)
+    return CudaKernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
+
+
+def apply_kernel(function: str) -> CudaKernel:
+    """The kernel of a function of one number, and of its gate."""
+    return CudaKernel("elementwise.cu", f"apply<unary::{function}>", "UnaryArguments", _ELEMENT_THREADS)
+
+
+def combine_kernel(function: str) -> CudaKernel:
+    """The kernel of a function of two numbers."""
+    return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
+
+
+def norm_kernel(centred: bool) -> CudaKernel:
+    """The kernel of RMS norm, or of layer norm."""
+    return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
+
+
+# --- rows as they are ------------------------------------------------------------------------------------------------
+
+
+@lower.register
+def _columns(record: records.Columns, at: CudaLowering) -> None:
+    at.values.alias(record.out, record.x, at.values[record.x].columns(record.first, at.values.types[record.out].width))
+
+
+@lower.register
+def _logits_rows(record: records.LogitsRows, at: CudaLowering) -> None:
+    x, out = at.values[record.x], at.values.make(record.out)
+    _gather(at, "float", x.address, x.stride, "logits_rows", out)
+
+
+@lower.register
+def _lookup(record: records.Lookup, at: CudaLowering) -> None:
+    matrix, out, ids = at.weights.matrix(record.table, at.constants), at.values.make(record.out), _IDS[record.ids]
+    if not matrix.bits:
+        _gather(at, matrix.scalar, matrix.fields["data"], matrix.columns, ids, out)
+        return
+    at.launch(
+        lookup_kernel(matrix.bits, matrix.scalar),
+        out.per,
+        lambda rows: (rows, 1, 1),
+        table=matrix.fields,
+        ids=at.table.address(ids),
+        out=out.address,
+        out_stride=out.stride,
+        width=out.width,
+    )
+
+
+def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, out: DeviceRows) -> None:
+    at.launch(
+        lookup_kernel(0, scalar),
+        out.per,
+        lambda rows: (rows, 1, 1),
+        table=table,
+        ids=at.table.address(ids),
+        out=out.address,
+        table_stride=stride,
+        out_stride=out.stride,
+        width=out.width,
+    )
+
+
+# --- element by element ----------------------------------------------------------------------------------------------
+
+
+@lower.register
+def _unary(record: records.Unary, at: CudaLowering) -> None:
+    _apply(at, record.function, at.values[record.x], None, at.values.make(record.out), record.parameters)
+
+
+@lower.register
+def _gate(record: records.Gate, at: CudaLowering) -> None:
+    _apply(at, record.activation, at.values[record.gate], at.values[record.up], at.values.make(record.out))
+
+
+def _apply(
+    at: CudaLowering,
+    function: str,
+    x: DeviceRows,
+    up: DeviceRows | None,
+    out: DeviceRows,
+    parameters: tuple[float, ...] = (),
+) -> None:
+    if function not in UNARY:
+        raise UnsupportedRecord(f"CUDA does not know the function {function}")
+    numbers = [*parameters, *[0.0] * (_PARAMETERS - len(parameters))]
+    at.launch(
+        apply_kernel(function),
+        out.per,
+        _by_elements(out.width),
+        x=x.address,
+        up=up.address if up else 0,
+        out=out.address,
+        x_stride=x.stride,
+        up_stride=up.stride if up else 0,
+        out_stride=out.stride,
+        width=out.width,
+        p=numbers,
+    )
+
+
+@lower.register
+def _binary(record: records.Binary, at: CudaLowering) -> None:
+    if record.function not in BINARY:
+        raise UnsupportedRecord(f"CUDA does not know the function {record.function}")
+    out = at.values.make(record.out)
+    given: dict[str, Any] = {}
+    for side, name, constant in (("a", record.a, record.a_constant), ("b", record.b, record.b_constant)):
+        if name:
+            rows = at.values[name]
+            given |= {side: rows.address, f"{side}_stride": rows.stride, f"{side}_period": rows.width}
+        else:
+            size = at.constants.array(constant).size
+            given |= {side: at.vector(constant), f"{side}_stride": 0, f"{side}_period": size}
+    at.launch(
+        combine_kernel(record.function), out.per, _by_elements(out.width), out=out.address, out_stride=out.stride,
+        width=out.width, **given,
+    )  # fmt: skip
+
+
+def _by_elements(width: int) -> Any:
+    return lambda rows: (-(-width // _ELEMENTS), rows, 1)
+
+
+@lower.register
+def _norm(record: records.Norm, at: CudaLowering) -> None:
+    x, size = at.values[record.x], at.constants.array(record.weight).size
+    skip = at.values[record.skip] if record.skip else None
+    out = at.values.make(record.out) if record.out else None
+    total = at.values.make(record.total) if record.total else None
+    groups = x.width // size
+    at.launch(
+        norm_kernel(record.centred),
+        x.per,
+        lambda rows: (rows * groups, 1, 1),
+        x=x.address,
+        skip=skip.address if skip else 0,
+        input_bias=at.vector(record.input_bias),
+        weight=at.vector(record.weight),
+        bias=at.vector(record.bias),
+        out=out.address if out else 0,
+        total=total.address if total else 0,
+        x_stride=x.stride,
+        skip_stride=skip.stride if skip else 0,
+        out_stride=out.stride if out else 0,
+        total_stride=total.stride if total else 0,
+        groups=groups,
+        width=size,
+        epsilon=record.epsilon,
+    )
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+@lower.register
+def _product(record: records.Product, at: CudaLowering) -> None:
+    product(at, record.x, record.branch, at.values.make(record.out), exact=record.exact)
+
+
+@lower.register
+def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
+    out = at.values.make(record.out)
+    gate, key = at.values.temporary(out.width, out.per)
+    product(at, record.x, record.gate, gate, exact=record.exact)
+    product(at, record.x, record.up, out, exact=record.exact)
+    _apply(at, record.activation, gate, out, out)
+    at.values.release(key)
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+@lower.register
+def _attention(record: records.Attention, at: CudaLowering) -> None:
+    query, layer = at.values[record.query], at.layers[record.layer]
+    assert layer is not None
+    if record.key:
+        key, value = at.values[record.key], at.values[record.value]
+    else:
+        widths = [record.heads * record.head_size, record.kv_heads * record.head_size]
+        value = query.columns(sum(widths), record.kv_heads * record.v_head_size)
+        query, key = query.columns(0, widths[0]), query.columns(widths[0], widths[1])
+    rotated, released = at.values.temporary(record.heads * record.head_size, query.per)
+    kernel, given = store_kernel(record, layer, at.driver)
+    rope, names = record.rope, ("cos", "sin", "long_cos", "long_sin")
+    given |= {name: at.vector(getattr(rope, name)) if rope else 0 for name in names}
+    pairs = at.constants.array(rope.cos).shape[1] if rope else 0
+    warps = record.heads + 2 * record.kv_heads
+    at.launch(
+        kernel, query.per, lambda rows: (-(-warps // 4), rows, 1), query=query.address, key=key.address,
+        value=value.address, rotated=rotated.address, q_norm=at.vector(record.q_norm), k_norm=at.vector(record.k_norm),
+        long_rows=at.table.address("long_rows"), step=at.table.rows, query_stride=query.stride, key_stride=key.stride,
+        value_stride=value.stride, pairs=pairs, **given,
+    )  # fmt: skip
+    at.starts.append(AttentionLaunch(record, layer, at, rotated, at.values.make(record.out)))
+    at.values.release(released)

@@ -1,0 +1,125 @@
+// The only file that kernels include besides each other's: CUDA, or a host shim that emulates it for tests.
+//
+// No header of the toolkit is needed: half-precision numbers are bits that one instruction converts. What has another
+// form on the host stands here once: shared memory, conversions, tensor cores, and how a kernel is made.
+#pragma once
+
+#ifndef HOST_SHIM
+
+// Shared memory of a block: `count` elements, which hold anything at first.
+#define SHARED(T, name, count) __shared__ __align__(16) T name[count]
+
+// A kernel: `function` (a template with its arguments) of one struct, whose size is what the host believes it to be.
+#define KERNEL(name, Arguments, size, threads, ...)                                                  \
+  static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");             \
+  extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments arguments) { \
+    __VA_ARGS__(arguments);                                                                          \
+  }
+
+#endif
+
+constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr int WARP = 32;
+
+// --- numbers of 16 bits ---------------------------------------------------------------------------------------------
+
+struct half_bits {
+  unsigned short bits;
+};
+
+struct bfloat_bits {
+  unsigned short bits;
+};
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+
+__device__ __forceinline__ float to_float(bfloat_bits x) { return __uint_as_float((unsigned)x.bits << 16); }
+
+__device__ __forceinline__ float to_float(half_bits x) {
+#ifndef HOST_SHIM
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+  return result;
+#else
+  return shim::half_to_float(x.bits);
+#endif
+}
+
+__device__ __forceinline__ void store(float* place, float x) { *place = x; }
+
+__device__ __forceinline__ void store(half_bits* place, float x) {
+#ifndef HOST_SHIM
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(place->bits) : "f"(x));
+#else
+  place->bits = shim::float_to_half(x);
+#endif
+}
+
+// Two numbers as bfloat16, the first in the low half.
+__device__ __forceinline__ unsigned bfloat_pair(float low, float high) {
+#ifndef HOST_SHIM
+  unsigned result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+#else
+  return shim::float_to_bfloat(low) | (unsigned)shim::float_to_bfloat(high) << 16;
+#endif
+}
+
+// --- products -------------------------------------------------------------------------------------------------------
+
+// c + a . b, each four signed bytes.
+__device__ __forceinline__ int dot4(int a, int b, int c) {
+#ifndef HOST_SHIM
+  int result;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return shim::dot4(a, b, c);
+#endif
+}
+
+// c[16, 8] += a[16, 16] b[16, 8] by the tensor cores, bfloat16 into float32 (sm_80 and newer). A lane with group
+// g = lane / 4 and place t = lane % 4 holds of a (rows g, g + 8; columns 2 t, 2 t + 8) pairs of columns, of b (rows
+// 2 t, 2 t + 8; column g) pairs of rows, of c rows g, g + 8 and columns 2 t, 2 t + 1.
+__device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifndef HOST_SHIM
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  shim::multiply_tiles(c, a, b);
+#endif
+}
+
+// --- 16 bytes from global into shared memory, later (sm_80 and newer) -----------------------------------------------
+
+__device__ __forceinline__ void copy_later(void* shared, const void* global) {
+#ifndef HOST_SHIM
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+               "l"(global)
+               : "memory");
+#else
+  shim::copy_later(shared, global);
+#endif
+}
+
+// What was asked for since the last time is a group.
+__device__ __forceinline__ void end_group() {
+#ifndef HOST_SHIM
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  shim::end_group();
+#endif
+}
+
+// Wait until all groups but the last `pending` of this thread are there; other threads' need a barrier as well.
+template <int pending>
+__device__ __forceinline__ void wait_groups() {
+#ifndef HOST_SHIM
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#else
+  shim::wait_groups(pending);
+#endif
+}

@@ -1,0 +1,135 @@
+"""What a step says, in device memory: one block of int32 that is written once before the step starts.
+
+Its parts keep their places as long as steps fit, so launches that read them are made once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..executor import StepContext, StepError
+from ..formats import PAGE_TOKENS
+from ..records import Ids
+from .driver import Driver
+
+SPLIT_TOKENS = 256
+"""Tokens of a sequence that one block of attention takes; see attention_rows.cu."""
+_PER_TOKEN = ("tokens", "positions", "sequence_of", "slots", "long_rows")
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The largest step that a program's memory is made for."""
+
+    tokens: int = 16
+    logits_rows: int = 4
+    sequences: int = 4
+    blocks: int = 8
+
+    def grown(self, step: StepContext) -> Capacity:
+        """This, or as much more as the step needs: every number doubled as often as it takes."""
+        sequences, blocks = step.block_tables.shape
+        needed = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
+        needed |= {"sequences": sequences, "blocks": blocks}
+        sizes = {}
+        for name, count in needed.items():
+            sizes[name] = getattr(self, name)
+            while sizes[name] < count:
+                sizes[name] *= 2
+        return Capacity(**sizes)
+
+    @property
+    def splits(self) -> int:
+        """Parts that the longest sequence is split into."""
+        return -(-self.blocks * PAGE_TOKENS // SPLIT_TOKENS)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the numbers of a step may be.
+
+    Attributes:
+        rows_of_tables: of tables that are looked up in, by what is looked up.
+        positions: rows of the rotary tables; num_blocks: of the cache. 0 = there are none.
+    """
+
+    rows_of_tables: tuple[tuple[Ids, int], ...] = ()
+    positions: int = 0
+    num_blocks: int = 0
+
+    def check(self, step: StepContext) -> None:
+        """Raises StepError for a number that leads outside its table."""
+        for ids, rows in self.rows_of_tables:
+            _within(step.tokens if ids is Ids.TOKENS else step.positions, rows, "index outside its table")
+        _within(step.logits_indices, len(step.tokens), "row of logits outside the step")
+        if self.positions:
+            _within(step.positions, self.positions, "position outside the rotary tables")
+        if not self.num_blocks:
+            return
+        _within(step.slot_mapping, self.num_blocks * PAGE_TOKENS, "slot outside the cache")
+        lengths = np.repeat(step.context_lens, np.diff(step.cu_seqlens_q))
+        bad = np.flatnonzero((step.positions < 0) | (step.positions >= lengths))
+        if bad.size:
+            position, length = int(step.positions[bad[0]]), int(lengths[bad[0]])
+            raise StepError(f"position outside its sequence: {position} is not 0 to {length - 1}")
+        pages = -(-step.context_lens // PAGE_TOKENS)
+        _within(pages - 1, step.block_tables.shape[1], "context longer than its block table")
+        used = np.arange(step.block_tables.shape[1]) < pages[:, None]
+        _within(step.block_tables[used], self.num_blocks, "block table entry outside the cache")
+
+
+class StepTable:
+    """Memory for the numbers of a step.
+
+    Args:
+        capacity: of the largest one.
+    """
+
+    def __init__(self, driver: Driver, capacity: Capacity) -> None:
+        self._driver, self._capacity = driver, capacity
+        self._first, total = {}, 0
+        for name in _PER_TOKEN:
+            self._first[name], total = total, total + capacity.tokens
+        self._first["logits_rows"], total = total, total + capacity.logits_rows
+        self._first["tables"], total = total, total + capacity.sequences * capacity.blocks
+        self._host = np.zeros(total, np.int32)
+        self._memory = driver.zeros(4 * total).view(np.int32)
+
+    def address(self, name: str) -> int:
+        """Where a part begins."""
+        return self._driver.address(self._memory) + 4 * self._first[name]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The fields of `StepRows` in pages.cuh."""
+        names = ("tables", "sequence_of", "positions", "slots")
+        return {name: self.address(name) for name in names} | {"table_stride": self._capacity.blocks}
+
+    def write(self, step: StepContext) -> None:
+        """Copy the numbers of a step into device memory."""
+        sequence_of = np.repeat(np.arange(len(step.context_lens)), np.diff(step.cu_seqlens_q))
+        parts: dict[str, NDArray[Any]] = {
+            "tokens": step.tokens,
+            "positions": step.positions,
+            "sequence_of": sequence_of,
+        }
+        parts |= {"slots": step.slot_mapping, "logits_rows": step.logits_indices}
+        if len(step.rope_table):
+            parts["long_rows"] = step.rope_table[sequence_of]
+        for name, numbers in parts.items():
+            first = self._first[name]
+            self._host[first : first + len(numbers)] = numbers
+        first, (sequences, blocks) = self._first["tables"], step.block_tables.shape
+        end = first + sequences * self._capacity.blocks
+        self._host[first:end].reshape(sequences, -1)[:, :blocks] = step.block_tables
+        self._driver.write(self._memory[:end], self._host[:end])
+
+
+def _within(numbers: np.ndarray, limit: int, refusal: str) -> None:
+    bad = np.flatnonzero((numbers < 0) | (numbers >= limit))
+    if bad.size:
+        raise StepError(f"{refusal}: {int(np.ravel(numbers)[bad[0]])} is not 0 to {limit - 1}")

@@ -1,0 +1,220 @@
+"""GGUF files become model folders: logits and ids of llama.cpp (tools/make_gguf_goldens.py), and what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import genai
+from genai.builder import ExportOptions, build_model, plan_build, resolve_model_folder
+from genai.builder.build import execute
+from genai.builder.gguf.architectures import FORMS
+from genai.builder.gguf.tokenizer import write_tokenizer
+from genai.cli.app import run
+from genai.engine.decoder import compute
+from genai.engine.paged import PagedDecoder
+from genai.errors import ModelFolderError, OptionError, UnsupportedModelError
+from genai.kernels.cpu.jit import LIBRARY
+from genai.model.gguf_file import GgufModel
+from genai.quant.ggml import GGML_TYPES
+from genai.text.backend import load_tokenizer
+from tools.gguf_models import SHAPES, TOKENS, VOCAB, write_adapter, write_model
+from tools.make_gguf_goldens import KINDS, STEP, VOCABULARY_KINDS, texts, write_vocabulary
+
+GOLDENS = Path(__file__).parent / "gguf_goldens"
+LOGITS = np.load(GOLDENS / "logits.npz")
+IDS = json.loads((GOLDENS / "ids.json").read_text())
+# llama.cpp looks GELU up in a table of float16, of each of whose numbers the last bit is rounded.
+TOLERANCE, GELU_TOLERANCE = 5e-6, 1e-3
+GELU = {"gemma", "gemma2", "gemma3", "gpt2", "gptneox", "falcon", "falcon_two_norms", "phi2", "starcoder2"}
+# Of the norm of all logits: llama.cpp rounds activations to 8 bits.
+ROUNDING = 0.15
+CORE = ("llama", "gemma2", "qwen3moe", "phi3_long", "falcon_two_norms")
+CORE_TYPES = ("Q4_K", "F16")
+DRAWN = (pytest.mark.drawn(6),)
+
+
+def logits(folder: Path, accuracy: str = "fp32", adapter: Path | None = None) -> Any:
+    """Those that are stored of llama.cpp: of the last token, the one in the middle, and the first."""
+    with genai.Model(folder, accuracy=accuracy, lora=adapter is not None) as model:
+        assert isinstance(model.decoder, PagedDecoder)
+        adapters = genai.Adapters(model)
+        if adapter is not None:
+            adapters.load(adapter, "a")
+        sequence = model.decoder.open()
+        model.decoder.adapt(sequence, adapters.mix("a" if adapter else None))
+        sequence.append(list(TOKENS))
+        rows = compute(model.decoder, [sequence], all_rows=True)[0]
+        sequence.close()
+    return np.asarray(rows)[[len(TOKENS) - 1, len(TOKENS) // 2, 0]][:, ::STEP]
+
+
+def built(tmp_path: Path, shape: str, kind: str = "F32", **options: Any) -> Path:
+    source = write_model(tmp_path / f"{shape}-{kind}.gguf", SHAPES[shape], kind)
+    return build_model(source, tmp_path / "model", ExportOptions(**options) if options else None)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in CORE else DRAWN) for n in SHAPES])
+def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
+    expected = LOGITS[f"shape/{name}"]
+    found = logits(built(tmp_path, name))
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert error < (GELU_TOLERANCE if name in GELU else TOLERANCE)
+
+
+def test_every_architecture_has_a_golden() -> None:
+    assert {shape.arch for shape in SHAPES.values()} == set(FORMS)
+    assert {*(f"shape/{name}" for name in SHAPES), *(f"type/{kind}" for kind in KINDS[1:])} < set(LOGITS)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in CORE_TYPES else DRAWN) for k in KINDS[1:]])
+def test_logits_of_every_type(kind: str, tmp_path: Path) -> None:
+    """What is kept gives the logits of the same numbers as float32, and llama.cpp's up to its rounding."""
+    folder = built(tmp_path, "llama", kind)
+    found, expected = logits(folder), LOGITS[f"type/{kind}"]
+    assert np.linalg.norm(found - expected) < ROUNDING * np.linalg.norm(expected)
+    source = tmp_path / f"llama-{kind}.gguf"
+    wide = logits(build_model(source, tmp_path / "wide", ExportOptions(precision="fp32")))
+    np.testing.assert_allclose(found, wide, atol=2e-5 * np.abs(wide).max())
+    rounded = logits(folder, "auto")
+    assert np.linalg.norm(rounded - wide) < 1.5 * max(np.linalg.norm(expected - wide), 1e-3)
+
+
+OPERATORS = {"Q4_0": "MatMulNBits", "Q8_0": "MatMulNBits", "F32": "MatMul", "Q4_K": "QuantizedMatMul"}
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_which_operators_hold_them(kind: str, tmp_path: Path) -> None:
+    folder = built(tmp_path, "llama_divisors", kind)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count(OPERATORS[kind]) == 2 * 5 + 1  # one for queries, keys and values, and the tied head
+    assert bool(model.functions) == (OPERATORS[kind] == "QuantizedMatMul")
+    names = [tensor.name for tensor in model.graph.initializer]
+    assert not [name for name in names if "embed_tokens" in name]  # the table is that of the head
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "IQ4_XS", "IQ2_XXS", "MXFP4", "Q5_0", "F16"])
+def test_experts_that_are_whole_numbers_stay_exact(kind: str, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "a.gguf", SHAPES["qwen3moe"], kind)
+    plan = plan_build(source)
+    found = logits(execute(plan, tmp_path / "kept"))
+    wide = logits(build_model(source, tmp_path / "wide", ExportOptions(precision="fp32")))
+    np.testing.assert_allclose(found, wide, atol=2e-5 * np.abs(wide).max())
+    assert not plan.rounded
+
+
+def test_experts_that_are_not_are_rounded_and_it_is_said(tmp_path: Path) -> None:
+    plan = plan_build(write_model(tmp_path / "a.gguf", SHAPES["qwen3moe"], "Q4_K"))
+    found = logits(execute(plan, tmp_path / "kept"))
+    wide = logits(build_model(tmp_path / "a.gguf", tmp_path / "wide", ExportOptions(precision="fp32")))
+    assert 0 < np.linalg.norm(found - wide) < 0.01 * np.linalg.norm(wide)
+    (remark,) = plan.rounded
+    assert remark.startswith("Q4_K weights of experts are now integers of 8 bits, 0.3")
+
+
+def test_mixed_types_as_files_have_them(tmp_path: Path) -> None:
+    """Values in another type than queries and keys: these three are products of their own."""
+    import gguf
+
+    from tools import gguf_models
+
+    shape = SHAPES["llama_divisors"]
+    writer = gguf.GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    for key, value in gguf_models.metadata(shape).items():
+        gguf_models.add_value(writer, key, value)
+    random = np.random.RandomState(0)
+    for name, values in gguf_models._tensors(shape, random):
+        kind = "Q6_K" if "attn_v" in name or "token_embd" in name else "Q4_K"
+        gguf_models.add_tensor(writer, name, values, kind, random)
+    gguf_models.close(writer)
+    found = logits(build_model(tmp_path / "a.gguf", tmp_path / "kept"))
+    wide = logits(build_model(tmp_path / "a.gguf", tmp_path / "wide", ExportOptions(precision="fp32")))
+    np.testing.assert_allclose(found, wide, atol=2e-5 * np.abs(wide).max())
+
+
+def test_another_precision(tmp_path: Path) -> None:
+    folder = built(tmp_path, "llama", "Q6_K", precision="int4")
+    kinds = [node.op_type for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
+    assert "MatMulNBits" in kinds and "QuantizedMatMul" not in kinds
+    with pytest.raises(OptionError, match="with precision 'kept'"):
+        ExportOptions(precision="kept", block_size=64)
+    with pytest.raises(OptionError, match="with precision 'kept'"):
+        ExportOptions(precision="kept", symmetric=False)
+
+
+@pytest.mark.parametrize("kind", VOCABULARY_KINDS)
+def test_ids_of_llama_cpp(kind: str, tmp_path: Path) -> None:
+    model = GgufModel(write_vocabulary(tmp_path / "v.gguf", kind))
+    write_tokenizer(model, model.info("token_embd.weight").shape[0], tmp_path)
+    backend = load_tokenizer(tmp_path).backend
+    found = {text: backend.encode(text).ids for text in texts()}
+    assert found == dict(zip(texts(), IDS[kind], strict=True))
+
+
+def test_an_adapter(tmp_path: Path) -> None:
+    """Rows of queries and keys come in ggml's order, as those of the model do."""
+    adapter = write_adapter(tmp_path / "adapter.gguf", SHAPES["llama"])
+    found = logits(built(tmp_path, "llama"), adapter=adapter)
+    expected = LOGITS["adapter/llama"]
+    assert np.abs(expected - LOGITS["shape/llama"]).max() > 0.1 * np.abs(expected).max()
+    assert np.abs(found - expected).max() < TOLERANCE * np.abs(expected).max()
+
+
+def test_chat_imports_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert LIBRARY.folder  # chosen now: compiled kernels stay where they are
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "cache"))
+    source = write_model(tmp_path / "tiny.Q4_K.gguf", SHAPES["qwen3"], "Q4_K")
+    command = ["chat", str(source), "-p", "hi", "--max-tokens", "4"]
+    assert run([*command, "--no-build"]) == 1
+    assert "is a GGUF file that is not built yet" in capsys.readouterr().err
+    assert run(command) == 0
+    first = capsys.readouterr()
+    assert "is a GGUF file" in first.err and "with its weights as they are" in first.err
+    folder = resolve_model_folder(source, build=False)
+    assert f"stored in {folder}" in first.err and "is not known for" not in first.err
+    assert folder.parent == tmp_path / "cache" / "genai" / "models" and folder.name.startswith("tiny.Q4_K-")
+    assert run([*command, "--no-build"]) == 0
+    again = capsys.readouterr()
+    assert "GGUF" not in again.err and again.out == first.out
+
+
+def test_build_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_model(tmp_path / "a.gguf", SHAPES["qwen3moe"], "Q4_K")
+    assert run(["build", str(source), "-o", str(tmp_path / "model")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() == str(tmp_path / "model") and "experts are now integers of 8 bits" in shown.err
+    config = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]
+    assert config["eos_token_id"] == [VOCAB - 3, VOCAB - 2] and config["bos_token_id"] == VOCAB - 2
+    with genai.LLM(tmp_path / "model") as llm:
+        assert "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n" in llm.render("hi")
+
+
+def test_quantising_a_gguf_file_again_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_model(tmp_path / "a.gguf", SHAPES["llama"], "Q8_0")
+    assert run(["quantize", str(source), "-o", str(tmp_path / "model"), "--method", "rtn"]) == 1
+    assert "is quantised already: weights in Q8_0" in capsys.readouterr().err
+
+
+def test_all_types_are_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gguf.md").read_text(encoding="utf-8")
+    assert all(f"`{kind.name}`" in page for kind in GGML_TYPES.values())
+    assert all(f"`{name}`" in page for name in FORMS)
+
+
+def test_merging_into_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    from genai.model.adapters.parameters import read_adapter
+
+    read = read_adapter(write_adapter(tmp_path / "adapter.gguf", SHAPES["llama"]))
+    source = write_model(tmp_path / "a.gguf", SHAPES["llama"])
+    with pytest.raises(UnsupportedModelError, match="not merged into GGUF"):
+        plan_build(source, merge=(read, 1.0))
+    with pytest.raises(UnsupportedModelError, match="an adapter, not a model"):
+        plan_build(tmp_path / "adapter.gguf")
+    with pytest.raises(ModelFolderError, match="GGUF becomes a model folder first"):
+        genai.Model(source)

@@ -1,0 +1,142 @@
+"""What a GGUF file may say wrongly: each ends in a typed error with all its parts, before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.builder import build_model, plan_build
+from genai.builder.build import execute
+from genai.errors import ChatTemplateError, ConfigError, GenaiError, InputError, TokenizerError, UnsupportedModelError
+
+gguf = pytest.importorskip("gguf")
+from tools import gguf_models  # noqa: E402
+from tools.gguf_models import SHAPES, VOCAB, write_model  # noqa: E402
+
+T = "tokenizer.ggml."
+# Changes of metadata (None = the key is missing), the error, and what it says.
+METADATA: dict[str, tuple[dict[str, Any], type[GenaiError], str]] = {
+    "no width": ({"llama.embedding_length": None}, ConfigError, "has no llama.embedding_length"),
+    "text as a number": ({"llama.block_count": "two"}, ConfigError, "llama.block_count is 'two'"),
+    "no layers": ({"llama.block_count": 0}, ConfigError, "block_count is 0"),
+    "2^32 layers": ({"llama.block_count": 2**32 - 1}, GenaiError, "num_hidden_layers|block_count|num_layers"),
+    "a context of 2^32": ({"llama.context_length": 2**32 - 1}, GenaiError, "max_position_embeddings|context_length"),
+    "no heads": ({"llama.attention.head_count": None}, ConfigError, "has no llama.attention.head_count"),
+    "keys unlike values": (
+        {"llama.attention.value_length": 32},
+        UnsupportedModelError,
+        "64 elements per head, values 32",
+    ),
+    "layers unlike": ({"llama.feed_forward_length": [512, 256]}, UnsupportedModelError, "differs from layer to layer"),
+    "epsilon of text": ({"llama.attention.layer_norm_rms_epsilon": "x"}, ConfigError, "layer_norm_rms_epsilon is 'x'"),
+    "not causal": ({"llama.attention.causal": False}, UnsupportedModelError, "attention.causal is false"),
+    "another scaling": ({"llama.rope.scaling.type": "warp"}, UnsupportedModelError, "rope.scaling.type is 'warp'"),
+    "more layers than there are": ({"llama.block_count": 3}, InputError, "lacks 9 tensors"),
+    "fewer layers than there are": ({"llama.block_count": 1}, InputError, "has 9 tensors .* no use for"),
+    "another width": ({"llama.feed_forward_length": 300}, InputError, r"shape \[512, 256\], expected \[300, 256\]"),
+    "no vocabulary": ({T + "tokens": None}, TokenizerError, "it has no vocabulary"),
+    "no kind of vocabulary": ({T + "model": None}, TokenizerError, "it has no vocabulary"),
+    "an unknown tokenizer": ({T + "model": "rwkv"}, UnsupportedModelError, "a tokenizer of kind 'rwkv'"),
+    "an unknown pre-tokenizer": ({T + "pre": "qwen-2"}, UnsupportedModelError, "pre is 'qwen-2'"),
+    "more tokens than vectors": ({T + "tokens": [f"t{i}" for i in range(VOCAB + 1)]}, TokenizerError, "289 tokens"),
+    "a token twice": ({T + "tokens": ["a", "b", "a"]}, TokenizerError, "two tokens have the text 'a'"),
+    "an empty token": ({T + "tokens": ["a", ""]}, TokenizerError, "token 1 is ''"),
+    "types of others": ({T + "token_type": [1, 1]}, TokenizerError, "token_type does not fit"),
+    "a type that is none": ({T + "token_type": [9] * VOCAB}, TokenizerError, "token_type has a number that is none"),
+    "no merges": ({T + "merges": None}, TokenizerError, "merges has 0 entries"),
+    "merges of numbers": ({T + "merges": [1, 2]}, TokenizerError, "merges is "),
+    "no scores": ({T + "model": "llama"}, TokenizerError, "scores are missing"),
+    "an end outside": ({T + "eos_token_id": VOCAB}, TokenizerError, f"eos_token_id is {VOCAB}"),
+    "a beginning of text": ({T + "bos_token_id": "<s>"}, TokenizerError, "bos_token_id is '<s>'"),
+    "a flag of text": ({T + "add_bos_token": "yes"}, TokenizerError, "add_bos_token is 'yes'"),
+    "a template of numbers": ({"tokenizer.chat_template": 5}, ChatTemplateError, "chat_template is 5"),
+    "a template without end": ({"tokenizer.chat_template": "x" * (2**20 + 1)}, ChatTemplateError, "chat_template is"),
+}
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata(name: str, tmp_path: Path) -> None:
+    changes, error, message = METADATA[name]
+    source = write_model(tmp_path / "a.gguf", SHAPES["llama"], **changes)
+    with pytest.raises(error, match=message) as caught:
+        build_model(source, tmp_path / "model")
+    assert caught.value.why and caught.value.fix
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf"]
+
+
+def write_with(path: Path, tensors: dict[str, Any], arch: str = "llama", shape: str = "llama") -> Path:
+    """A model with some tensors replaced, added, or (None) left out."""
+    writer = gguf.GGUFWriter(str(path), arch)
+    for key, value in gguf_models.metadata(SHAPES[shape]).items():
+        gguf_models.add_value(writer, key, value)
+    found = dict(gguf_models._tensors(SHAPES[shape], np.random.RandomState(0))) | tensors
+    for name, values in found.items():
+        if values is not None:
+            writer.add_tensor(name, values)
+    gguf_models.close(writer)
+    return path
+
+
+def test_an_unknown_architecture(tmp_path: Path) -> None:
+    source = write_with(tmp_path / "a.gguf", {}, arch="llamma")
+    with pytest.raises(UnsupportedModelError, match="architecture 'llamma' is not known") as caught:
+        plan_build(source)
+    assert "did you mean 'llama'" in caught.value.fix
+
+
+TENSORS: dict[str, tuple[dict[str, Any], str]] = {
+    "no embeddings": ({"token_embd.weight": None}, "no tensor 'token_embd.weight'"),
+    "no norm": ({"blk.1.attn_norm.weight": None}, "lacks 1 tensors .* 'blk.1.attn_norm.weight'"),
+    "one that nobody knows": ({"blk.0.magic.weight": np.ones(4, np.float32)}, "no use for, first 'blk.0.magic.weight'"),
+    "too few divisors": ({"rope_freqs.weight": np.ones(4, np.float32)}, r"is F32 \[4\]"),
+    "divisors of half": ({"rope_freqs.weight": np.ones(32, np.float16)}, r"is F16 \[32\]"),
+    "a divisor of 0": ({"rope_freqs.weight": np.zeros(32, np.float32)}, "numbers that are not positive"),
+    "one list of two": (
+        {"rope_factors_long.weight": np.ones(32, np.float32)},
+        "'rope_factors_short.weight' is not there",
+    ),
+    "NaN in a norm": ({"output_norm.weight": np.full(256, np.nan, np.float32)}, "model.norm.weight holds NaN"),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors(name: str, tmp_path: Path) -> None:
+    changes, message = TENSORS[name]
+    with pytest.raises(InputError, match=message) as caught:
+        build_model(write_with(tmp_path / "a.gguf", changes), tmp_path / "model")
+    assert caught.value.why and caught.value.fix
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf"]
+
+
+def test_scales_that_are_no_numbers(tmp_path: Path) -> None:
+    """Refused; with --force their blocks are zeros, and the tensor is named."""
+    source = write_model(tmp_path / "a.gguf", SHAPES["llama"], "Q4_0")
+    from genai.model.gguf_file import GgufFile
+
+    place = GgufFile(source).tensors["blk.0.ffn_up.weight"].first
+    content = bytearray(source.read_bytes())
+    content[place : place + 2] = np.array([np.inf], np.float16).tobytes()
+    source.write_bytes(content)
+    with pytest.raises(InputError, match=r"mlp.up_proj.weight holds NaN or infinite"):
+        build_model(source, tmp_path / "model")
+    plan = plan_build(source, force=True)
+    execute(plan, tmp_path / "model")
+    assert plan.weights.replaced == ["blk.0.ffn_up.weight"]
+
+
+def test_a_hostile_template_is_kept_as_text_and_runs_within_limits(tmp_path: Path) -> None:
+    """It cannot reach files or take for ever; see tests/text/test_template_sandbox.py for all that is tried."""
+    import genai
+
+    for number, template in enumerate(("{{ ''.__class__.__mro__ }}", "{% for i in range(10**9) %}x{% endfor %}")):
+        source = write_model(tmp_path / f"{number}.gguf", SHAPES["llama"], **{"tokenizer.chat_template": template})
+        with genai.LLM(build_model(source, tmp_path / str(number))) as llm, pytest.raises(ChatTemplateError):
+            llm.render("hi")
+
+
+def test_unknown_keys_are_named(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "a.gguf", SHAPES["llama"], **{"llama.attention.temperature_scale": 0.1})
+    assert plan_build(source).remarks == ["a.gguf has keys that are not known here: llama.attention.temperature_scale"]

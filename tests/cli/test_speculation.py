@@ -1,0 +1,74 @@
+"""The flags of speculation, and its bench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from genai.cli.app import run
+from genai.model.folders import bundled_model
+
+Capture = pytest.CaptureFixture[str]
+ASK = ["generate", "--chat", "-p", "Count from 3 to 20."]
+
+
+def test_the_text_is_the_same_whoever_guesses(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20\n")
+    texts = set()
+    ways = (
+        ["lookup"],
+        ["auto"],
+        ["off"],
+        ["lookup", "--lookup-file", str(path)],
+        ["auto", "--draft", str(bundled_model())],
+    )
+    for way in ways:
+        assert run([*ASK, "--json", "--speculate", *way]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        texts.add(answer["text"])
+        assert 0 <= answer["accepted_tokens"] <= answer["proposed_tokens"]
+    assert len(texts) == 1 and "4, 5, 6" in texts.pop()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--speculate", "lookups"], "'lookup'"),
+        (["--speculate", "off", "--draft", "somewhere"], "--draft with --speculate off"),
+        (["--speculate", "off", "--lookup-file", "somewhere"], "--lookup-file with --speculate off"),
+        (["--lookup-file", "no/such/file"], "no such file"),
+        (["--draft", "no/such/folder"], "no/such/folder: not a model folder"),
+    ],
+    ids=lambda one: one[-1] if isinstance(one, list) else "",
+)
+def test_wrong_flags(flags: list[str], message: str, capsys: Capture) -> None:
+    assert run([*ASK, *flags]) == 2 - flags[-1].startswith("no/")
+    said = capsys.readouterr()
+    assert message in said.err and "fix:" in said.err and not said.out
+
+
+def test_the_footer_says_how_guesses_fared(capsys: Capture) -> None:
+    from genai.cli.terminal import footer
+    from genai.llm.completion import Completion, Timings
+
+    def made(**counts: int) -> str:
+        return footer(Completion("x", (5, 6), "stop", 2, 3, 0, Timings(), 1, **counts), 100)
+
+    assert " · guessed 7/9 · " in made(proposed_tokens=9, accepted_tokens=7)
+    assert "guessed" not in made()
+
+
+def test_bench(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("one two three " * 9)
+    assert run(["bench", "speculation", "-n", "12", "-r", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 60
+    names = ["code editing", "summarising", "new prose", "random digits"]
+    assert [line for line in lines if line in names] == names
+    assert run(["bench", "speculation", "-f", str(path), "-b", "2", "-n", "9", "-r", "1", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["reply"] == "prompt.txt" and row["tokens"] == 9 and row["times"] > 0 and row["kept"] <= row["guesses"]

@@ -1,0 +1,97 @@
+"""`genai chat --tools`: functions of a Python file, asked about before they run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai.cli.chat.tools import read_functions
+from genai.errors import InputError
+from tests.llm.test_tool_calls import TEMPLATES
+
+MODULE = '''
+from typing import Literal
+
+def double(number: int, unit: Literal["m", "km"] = "m") -> str:
+    """Twice a number."""
+    return f"{2 * number} {unit}"
+
+def fails(names: list[str], limit: float | None = None) -> None:
+    raise ValueError("never")
+
+def _hidden() -> None: ...
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MODULE, encoding="utf-8")
+    return path
+
+
+def test_functions_become_tools(module: Path) -> None:
+    found = read_functions(module)
+    double, fails = (tool["function"] for tool in found.tools)
+    assert double["name"] == "double" and double["description"] == "Twice a number."
+    assert double["parameters"] == {
+        "type": "object",
+        "properties": {"number": {"type": "integer"}, "unit": {"enum": ["m", "km"]}},
+        "required": ["number"],
+        "additionalProperties": False,
+    }
+    assert fails["parameters"]["properties"] == {
+        "names": {"type": "array", "items": {"type": "string"}},
+        "limit": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+    }
+    assert found.call("double", {"number": 4, "unit": "km"}) == "8 km"
+    assert found.call("fails", {"names": []}) == "Error: ValueError: never"
+    assert found.call("double", {"wrong": 4}).startswith("Error: TypeError")
+    assert "there are double, fails" in found.call("other", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "defines no function"),
+        ("raise OSError('gone')", "OSError: gone"),
+        ("def f(a: set[int]): ...", "set"),
+        ("def f(*a): ...", "takes \\*a"),
+    ],
+)
+def test_files_that_cannot_be_used(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_functions(path)
+    with pytest.raises(InputError, match="no Python file"):
+        read_functions(tmp_path / "missing.py")
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_call_is_asked_about(
+    answer: str, terminal: Callable[..., Any], module: Path, tmp_path: Path, bundled_folder: Path
+) -> None:
+    """The bundled model has not learned to call: a bias makes it begin with a call."""
+    folder = tmp_path / "tooled"
+    shutil.copytree(bundled_folder, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATES["llama3"], encoding="utf-8")
+    module.write_text(MODULE.split("def fails")[0], encoding="utf-8")
+    one = terminal(
+        "chat", str(folder), "-t", "1", "--tools", str(module), "--logit-bias", f"{93}=60", "--temperature", "0",
+        "-n", "120",
+    )  # fmt: skip
+    one.wait_for(">>>", seconds=120)
+    one.type("Hi\r")
+    one.wait_for(r"\[calls double\(.*Run double\(.*\)\?\s+\[y/N\]")
+    one.type(f"{answer}\r")
+    if answer == "y":
+        one.wait_for(r"double → -?\d+ k?m")
+        one.wait_for(r"Run double\(.*\[y/N\]")  # it calls again
+        one.type("n\r")
+    one.wait_for(">>>")
+    assert answer == "y" or "double →" not in one.seen

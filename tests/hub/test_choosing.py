@@ -1,0 +1,134 @@
+"""Repositories as they are on hubs: which files of them are taken, or what is said instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from genai.errors import DownloadError
+from genai.model.hub.choosing import choose, precision_in
+from genai.model.hub.listing import Listing, RemoteFile
+from genai.model.hub.references import parse
+
+TOKENIZER = ["tokenizer.json", "tokenizer_config.json"]
+CHECKPOINT = ["config.json", "generation_config.json", "model.safetensors", *TOKENIZER]
+OLD = [
+    "config.json",
+    "model.safetensors",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "additional_chat_templates/a.jinja",
+]
+INT4 = "cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4"
+FAST = [f"{INT4}/{name}" for name in ("genai_config.json", "model.onnx", "model.onnx.data", *TOKENIZER)]
+SLOW = [
+    f"cpu_and_mobile/cpu-int4-rtn-block-32/{name}" for name in ("genai_config.json", "model.onnx", "model.onnx.data")
+]
+CUDA = [f"cuda/cuda-int4-rtn-block-32/{name}" for name in ("genai_config.json", "model.onnx")]
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+
+
+def listing(files: Sequence[str], reference: str = "org/name") -> Listing:
+    found = parse(reference)
+    assert found is not None
+    remote = tuple(RemoteFile(path, 1000, "", "") for path in sorted(files))
+    return Listing(found, "", "a" * 40, "", False, remote)
+
+
+# What is in it, the reference, and the kind, root and files that are taken.
+CHOSEN: list[tuple[list[str], str, str, str, list[str]]] = [
+    ([*CHECKPOINT, "README.md", ".gitattributes"], "org/name", "checkpoint", "", CHECKPOINT),
+    # Several formats of the same weights side by side.
+    ([*CHECKPOINT, "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"], "org/name", "checkpoint", "", CHECKPOINT),
+    # transformers.js' graphs say nothing of how text is made.
+    ([*CHECKPOINT, "onnx/model.onnx", "onnx/model_q4.onnx"], "org/name", "checkpoint", "", CHECKPOINT),
+    # Sharded; Mistral's and Meta's originals lie beside.
+    (
+        ["config.json", "model.safetensors.index.json", *SHARDS, *TOKENIZER, "consolidated.safetensors", "original/x"],
+        "org/name", "checkpoint", "", ["config.json", "model.safetensors.index.json", *SHARDS, *TOKENIZER],
+    ),
+    # Both: the single file counts, as in transformers.
+    ([*CHECKPOINT, "model.safetensors.index.json", *SHARDS], "org/name", "checkpoint", "", CHECKPOINT),
+    # No tokenizer_config.json, SentencePiece, templates in files.
+    (
+        [*OLD, "images/a.png", "vocab.json", "merges.txt", "preprocessor_config.json"],
+        "org/name", "checkpoint", "", [*OLD, "vocab.json", "merges.txt"],
+    ),
+    # ONNX folders: that for CPUs whose products are the fast ones.
+    ([*FAST, *SLOW, *CUDA, "README.md", "config.json"], "org/name", "onnx", INT4, FAST),
+    ([*CUDA, *SLOW], "org/name", "onnx", "cpu_and_mobile/cpu-int4-rtn-block-32", SLOW),
+    ([*FAST, *SLOW, *CUDA], "org/name:cpu-int4-rtn-block-32", "onnx", "cpu_and_mobile/cpu-int4-rtn-block-32", SLOW),
+    ([*FAST, *CUDA], "org/name:cuda/cuda-int4-rtn-block-32", "onnx", "cuda/cuda-int4-rtn-block-32", CUDA),
+    # At the root, beside what nobody needs.
+    (
+        ["genai_config.json", "model.onnx", "model.onnx.data", *TOKENIZER, "LICENSE", "README.md", "a.png", "x/y.json"],
+        "org/name", "onnx", "", ["genai_config.json", "model.onnx", "model.onnx.data", *TOKENIZER],
+    ),
+    # An ONNX folder is ready to run, a checkpoint is not.
+    ([*CHECKPOINT, *FAST], "org/name", "onnx", INT4, FAST),
+    ([*CHECKPOINT, *CUDA], "org/name", "checkpoint", "", CHECKPOINT),
+    # GGUF: by what stands behind the colon, in any case; by the usual choice; the only one.
+    (["a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-F16.gguf"], "org/name", "gguf", "a-Q4_K_M.gguf", ["a-Q4_K_M.gguf"]),
+    (["a-Q4_K_M.gguf", "a-Q8_0.gguf"], "org/name:q8_0", "gguf", "a-Q8_0.gguf", ["a-Q8_0.gguf"]),
+    (["a-Q4_K_M.gguf", "a-Q8_0.gguf"], "org/name:a-Q8_0.gguf", "gguf", "a-Q8_0.gguf", ["a-Q8_0.gguf"]),
+    (["a.f16.gguf", "a.iq4_nl.gguf"], "org/name", "gguf", "a.iq4_nl.gguf", ["a.iq4_nl.gguf"]),
+    (["weights.gguf", "imatrix.gguf"], "org/name", "gguf", "weights.gguf", ["weights.gguf"]),
+    ([*CHECKPOINT, "a-Q4_K_M.gguf"], "org/name:Q4_K_M", "gguf", "a-Q4_K_M.gguf", ["a-Q4_K_M.gguf"]),
+    # In parts, in a folder.
+    (
+        ["Q8_0/a-Q8_0-00001-of-00002.gguf", "Q8_0/a-Q8_0-00002-of-00002.gguf", "a-Q2_K.gguf"], "org/name:Q8_0", "gguf",
+        "Q8_0/a-Q8_0-00001-of-00002.gguf", ["Q8_0/a-Q8_0-00001-of-00002.gguf", "Q8_0/a-Q8_0-00002-of-00002.gguf"],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "reference", "kind", "root", "taken"), CHOSEN)
+def test_what_is_taken(files: list[str], reference: str, kind: str, root: str, taken: list[str]) -> None:
+    found = choose(listing(files, reference))
+    assert (found.kind, found.root) == (kind, root)
+    assert [file.path for file in found.files] == sorted(taken)
+    assert found.why
+
+
+def test_a_precision_wants_weights_that_can_be_quantised() -> None:
+    both = listing([*CHECKPOINT, *FAST, "a-Q4_K_M.gguf"])
+    assert choose(both).kind == "onnx"
+    assert choose(both, quantised=True).kind == "checkpoint"
+    assert choose(listing(FAST), quantised=True).kind == "onnx"
+
+
+@pytest.mark.parametrize(
+    ("files", "reference", "says"),
+    [
+        ([], "org/name", "it has no weights"),
+        (["README.md", "config.json"], "org/name", "it has no weights"),
+        (["config.json", "pytorch_model.bin"], "org/name", "pickles"),
+        (["consolidated.00.pth", "params.json"], "org/name", "pickles"),
+        (["adapter_config.json", "adapter_model.safetensors"], "org/name", "it is an adapter"),
+        (["model_index.json", "unet/model.safetensors"], "org/name", "no config.json"),
+        (["model.safetensors"], "org/name", "no config.json"),
+        (["onnx/model.onnx", "config.json"], "org/name", "no genai_config.json"),
+        (CUDA, "org/name", "for other devices"),
+        (["a.gguf", "b.gguf"], "org/name", "several GGUF files"),
+        (["a-Q8_0.gguf", "b-Q8_0.gguf"], "org/name:Q8_0", "several fit"),
+        (["a-Q8_0.gguf", "a-Q4_K_M.gguf"], "org/name:Q4_K", "did you mean 'Q4_K_M'"),
+        (CHECKPOINT, "org/name:Q4_K_M", "no GGUF file and no ONNX folder"),
+        (CHECKPOINT, "org/name:model.safetensors", "one file of a model"),
+        (["a-Q8_0-00001-of-00003.gguf", "a-Q8_0-00003-of-00003.gguf"], "org/name", "of its 3 parts 2 are there"),
+        (["pytorch_model.bin"], "org/name:pytorch_model.bin", "one file of a model"),
+    ],
+)
+def test_what_is_said_instead(files: list[str], reference: str, says: str) -> None:
+    with pytest.raises(DownloadError) as caught:
+        choose(listing(files, reference))
+    assert says in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [(INT4, "int4"), ("", ""), ("x/model-fp16", "fp16"), ("a-q4_k_m.gguf", "Q4_K_M"), ("a.BF16.gguf", "BF16")],
+)
+def test_precisions_in_names(name: str, precision: str) -> None:
+    assert precision_in(name) == precision

@@ -1,0 +1,314 @@
+"""`genai pull`, `list`, `show`, `rm`, and MODEL by name in every command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load, save
+
+import genai
+from genai.cli.app import run
+from genai.errors import GenaiError, ModelFolderError, NotSupportedYetError, OptionError
+from genai.model.folders import bundled_model
+from genai.model.hub.store import models
+from tools.local_hub import Fault, LocalHub
+
+from .conftest import left
+
+Capture = pytest.CaptureFixture[str]
+QUESTION = ["-p", "What is 12 + 7?"]
+
+
+@pytest.fixture
+def tiny(hub: LocalHub, chatting: dict[str, bytes]) -> LocalHub:
+    """A hub with a checkpoint that chats."""
+    hub.add("org/tiny-llama", {**chatting, "pytorch_model.bin": b"x" * 9999}, facts={"cardData": {"license": "mit"}})
+    return hub
+
+
+def test_chat_with_a_name(tiny: LocalHub, cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use asks, pulls and builds; the second needs nobody."""
+    assert run(["chat", "org/tiny-llama", *QUESTION]) == 1
+    said = capsys.readouterr().err
+    assert "org/tiny-llama is not in the cache" in said and "nobody can answer here" in said
+    assert "`genai pull org/tiny-llama`" in said and "--yes" in said
+    assert left(cache) == []
+
+    assert run(["chat", "org/tiny-llama", "--yes", *QUESTION]) == 0
+    first = capsys.readouterr()
+    assert first.out.strip() == "19"
+    for text in ("safetensors (1 file), 8.8 MB, into", "licence: mit", "its weights will take about", "INT4 model"):
+        assert text in first.err
+    assert not any("pytorch_model" in path for path in tiny.paths())
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    asked = len(tiny.requests)
+    for name in ("org/tiny-llama", "hf:org/tiny-llama", "tiny-llama", f"{tiny.url}/org/tiny-llama/tree/main"):
+        assert run(["chat", name, "--no-build", *QUESTION]) == 0
+        again = capsys.readouterr()
+        assert (again.out, again.err) == (first.out, "")
+    assert len(tiny.requests) == asked
+
+
+def test_precisions(tiny: LocalHub, capsys: Capture) -> None:
+    assert run(["pull", "org/tiny-llama", "--precision", "int8"]) == 0
+    built = Path(capsys.readouterr().out.strip())
+    assert built.parent.name == "built" and built.name.startswith("tiny-llama-int8-")
+    # As it was built last; then in another way, beside it.
+    assert run(["generate", "tiny-llama", "-p", "x", "-n", "1", "--no-build"]) == 0
+    assert run(["generate", "tiny-llama", "-p", "x", "-n", "1", "--precision", "fp32"]) == 0
+    assert sorted(folder.name.split("-")[2] for folder in models()[0].built()) == ["fp32", "int8"]
+    capsys.readouterr()
+    assert run(["chat", "tiny-llama", "--precision", "int3", *QUESTION]) == 2
+    assert "int3" in capsys.readouterr().err
+    assert run(["chat", "--precision", "int8", *QUESTION]) == 2
+    assert "without MODEL" in capsys.readouterr().err
+    assert run(["chat", str(bundled_model()), "--precision", "int8", *QUESTION]) == 2
+    assert "it is no checkpoint" in capsys.readouterr().err
+
+
+def test_an_onnx_folder_in_a_repository(hub: LocalHub, capsys: Capture) -> None:
+    place = "cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4"
+    files = {f"{place}/{path.name}": path.read_bytes() for path in bundled_model().iterdir() if path.is_file()}
+    other = {path.replace("cpu_and_mobile/cpu", "cuda/cuda"): data for path, data in files.items()}
+    hub.add("org/onnx", {**files, **other, "README.md": b"x"})
+    assert run(["pull", "org/onnx", "--precision", "int8"]) == 2
+    assert "leave --precision out" in capsys.readouterr().err
+    assert hub.paths() == ["/api/models/org/onnx"]
+    assert run(["chat", "org/onnx", "--yes", *QUESTION]) == 0
+    first = capsys.readouterr()
+    assert first.out.strip() == "19"
+    assert f"the ONNX folder {place}, written for CPUs, 3." in first.err
+    assert "Building" not in first.err
+    assert not any("/cuda/" in path for path in hub.paths())
+    assert run(["info", "onnx", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["folder"].endswith(place)
+    assert run(["list"]) == 0
+    assert "onnx, 3" in (shown := capsys.readouterr().out) and "int4" in shown
+    assert run(["chat", "onnx", "--precision", "int8", *QUESTION]) == 2
+    assert "leave --precision out" in capsys.readouterr().err
+    with genai.LLM("org/onnx") as llm, genai.Model("onnx") as model:
+        assert llm.chat("What is 12 + 7?").text == "19"
+        assert model.folder == llm.model.folder
+
+
+def test_a_gguf_file(hub: LocalHub, capsys: Capture) -> None:
+    """It is pulled by name; what reads it plugs in at one place."""
+    hub.add("org/name-GGUF", {"name-Q4_K_M.gguf": b"GGUF" * 999, "name-Q8_0.gguf": b"GGUF" * 1999})
+    assert run(["pull", "org/name-GGUF:Q8_0"]) == 0
+    place = Path(capsys.readouterr().out.strip())
+    assert place.read_bytes() == b"GGUF" * 1999
+    assert run(["list"]) == 0
+    assert "gguf, 0.0 MB, Q8_0" in capsys.readouterr().out
+    with pytest.raises(NotSupportedYetError, match=r"name-Q8_0.gguf"):
+        genai.LLM("org/name-GGUF:Q8_0")
+
+
+def sharded(files: dict[str, bytes]) -> dict[str, bytes]:
+    """A checkpoint in two files and an index."""
+    tensors = load(files["model.safetensors"])
+    names = sorted(tensors)
+    parts = {f"model-0000{i + 1}-of-00002.safetensors": {name: tensors[name] for name in names[i::2]} for i in range(2)}
+    index = {"metadata": {}, "weight_map": {name: part for part, held in parts.items() for name in held}}
+    rest = {name: data for name, data in files.items() if name != "model.safetensors"}
+    return {
+        **rest,
+        **{name: save(held) for name, held in parts.items()},
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+
+
+def test_repositories_as_they_are(hub: LocalHub, chatting: dict[str, bytes], capsys: Capture) -> None:
+    """In the end a model answers, or an error says what to do; what cannot run is not fetched."""
+    shards = sharded(chatting)
+    clutter = {
+        "consolidated.safetensors": b"c" * 9999,
+        "original/model.pth": b"p" * 9999,
+        "pytorch_model.bin": b"b" * 9999,
+    }
+    hub.add("org/sharded", {**shards, **clutter}, moved_from="old/sharded")
+    for name in ("org/sharded", "old/sharded"):
+        assert run(["chat", name, "--yes", *QUESTION]) == 0
+        assert capsys.readouterr().out.strip() == "19"
+    assert not any(path.endswith((".bin", ".pth", "consolidated.safetensors")) for path in hub.paths())
+
+    def without(name: str, files: dict[str, bytes]) -> dict[str, bytes]:
+        return {path: data for path, data in files.items() if path != name}
+
+    hub.requests.clear()
+    for files, says in (
+        (without("tokenizer.json", chatting), "no tokenizer.json"),
+        (without("model-00002-of-00002.safetensors", shards), "names 1 files that the repository has not"),
+        ({**without("tokenizer.json", chatting), "tekken.json": b"{}"}, "tekken.json is not read here"),
+        ({**chatting, "config.json": b'{"model_type": "llama", "quantization_config": {"bits": 4}}'}, "config"),
+        ({**chatting, "config.json": b'{"model_type": "bert"}'}, "bert"),
+        ({**shards, "model.safetensors.index.json": b"[]"}, "model.safetensors.index.json"),
+    ):
+        hub.add("org/messy", files)
+        assert run(["chat", "org/messy", "--yes", *QUESTION]) == 1
+        said = capsys.readouterr().err
+        assert says in said and "fix: " in said
+    weights = [path for path in hub.paths() if path.endswith(".safetensors")]
+    assert weights == []
+    # Without a template there is no chat, but text goes on.
+    hub.add("org/base", without("chat_template.jinja", {**chatting, "tokenizer_config.json": b"{}"}))
+    assert run(["chat", "org/base", "--yes", *QUESTION]) == 1
+    assert "genai generate" in capsys.readouterr().err
+    assert run(["generate", "org/base", "-p", "Once", "-n", "3"]) == 0
+
+
+def test_list_show_and_rm(tiny: LocalHub, cache: Path, capsys: Capture) -> None:
+    assert run(["list"]) == 0
+    assert "no models yet" in capsys.readouterr().err
+    assert run(["pull", "org/tiny-llama"]) == 0
+    assert run(["show", "tiny-llama"]) == 0
+    assert "nothing yet" in capsys.readouterr().out
+    assert run(["pull", "org/tiny-llama", "--precision", "int4"]) == 0
+    capsys.readouterr()
+
+    assert run(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("org/tiny-llama") and "checkpoint, 11." in shown and "float16 → int4" in shown
+    assert run(["list", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["models"]
+    assert row["name"] == "org/tiny-llama" and row["bytes"] > 11_000_000 and row["pulled"].startswith("20")
+
+    assert run(["show", "org/tiny-llama"]) == 0
+    shown = capsys.readouterr().out
+    commit = tiny.repositories["org/tiny-llama"].commit
+    for text in (
+        "licence",
+        "mit",
+        commit,
+        f"{tiny.url}/org/tiny-llama",
+        "model.safetensors 8.7 MB",
+        "4,328,704",
+        str(cache),
+    ):
+        assert text in shown
+    assert run(["show", "org/tiny-llama", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["revision"] == commit and facts["info"]["layers"] == 6 and len(facts["built"]) == 1
+
+    assert run(["rm", "tiny-llama"]) == 1
+    assert "`genai rm tiny-llama --yes`" in capsys.readouterr().err
+    assert run(["rm", "tiny-llama", "--yes"]) == 0
+    assert "11." in capsys.readouterr().err
+    assert left(cache) == []
+    for command in (["rm", "tiny-llama", "--yes"], ["rm", "../../etc", "--yes"], ["show", "tiny-llama"]):
+        assert run(command) == 1
+        assert "no model of this name" in capsys.readouterr().err or "rm" not in command
+
+
+def test_unfinished_pulls_are_listed_and_removed(tiny: LocalHub, cache: Path, capsys: Capture) -> None:
+    tiny.faults["/cdn/"] = [Fault(cut=0)] * 99
+    assert run(["pull", "org/tiny-llama"]) == 1
+    capsys.readouterr()
+    assert run(["list"]) == 0
+    assert "org--tiny-llama  unfinished, 0.0 MB" in capsys.readouterr().out
+    assert run(["rm", "org/tiny-llama", "--yes"]) == 0
+    assert left(cache) == []
+
+
+def test_programs_name_models(tiny: LocalHub, capsys: Capture) -> None:
+    with pytest.raises(ModelFolderError, match="not a model folder") as caught:
+        genai.LLM("org/tiny-llama")
+    assert "`genai pull org/tiny-llama`" in caught.value.fix and "pull=True" in caught.value.fix
+    assert tiny.requests == []
+    with genai.LLM("org/tiny-llama", pull=True, quiet=True) as llm:
+        assert llm.chat("What is 12 + 7?").text == "19"
+    assert capsys.readouterr() == ("", "")
+    with genai.LLM("tiny-llama", precision="int8", quiet=True) as llm:
+        assert llm.model.folder.name.startswith("tiny-llama-int8")
+    with genai.Model("org/tiny-llama") as model, pytest.raises(OptionError, match="without a name"):
+        genai.LLM(model, pull=True)
+    with pytest.raises(OptionError, match="without a name"):
+        genai.LLM(precision="int8")
+
+
+def test_other_commands_take_names(tiny: LocalHub, capsys: Capture, tmp_path: Path) -> None:
+    assert run(["build", "org/tiny-llama", "-o", str(tmp_path / "out")]) == 1
+    assert "nobody can answer" in capsys.readouterr().err
+    assert run(["pull", "org/tiny-llama"]) == 0
+    assert run(["build", "org/tiny-llama", "-o", str(tmp_path / "out"), "--precision", "fp16"]) == 0
+    assert (tmp_path / "out" / "genai_config.json").is_file()
+    assert run(["info", "org/tiny-llama"]) == 1
+    assert "no model was built of it yet" in capsys.readouterr().err
+    assert run(["bench", "decode", "org/tiny-llama", "-n", "2", "-c", "4", "-r", "1"]) == 0
+    assert run(["info", "org/tiny-llama"]) == 0
+    assert run(["quantize", "tiny-llama", "-o", str(tmp_path / "q"), "-m", "rtn", "--no-eval"]) == 0
+    assert run(["lora", "merge", "org/none", str(tmp_path), "-o", str(tmp_path / "m")]) == 1
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "genai", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_two_processes_pull_at_once(tiny: LocalHub, cache: Path) -> None:
+    tiny.faults["/cdn/"] = [Fault(pause=60.0)]
+    first = start("pull", "org/tiny-llama")
+    wait_until(lambda: any("/cdn/" in path for path in tiny.paths()))
+    second = start("pull", "org/tiny-llama")
+    assert second.stderr is not None
+    while "another process is pulling" not in (line := second.stderr.readline()):
+        assert line
+    tiny.stop.set()  # the first goes on
+    (out, err), (other_out, other_err) = first.communicate(timeout=60), second.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0), err + other_err
+    assert out == other_out == f"{models()[0].path}\n"
+    assert sum(path.endswith("model.safetensors") for path in tiny.paths()) == 1
+    assert not any((cache / ".partial").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_pull_that_is_ended_goes_on(tiny: LocalHub, cache: Path, number: int) -> None:
+    digest = next(one for one in tiny.repositories["org/tiny-llama"].listing() if "safetensors" in one["rfilename"])
+    tiny.faults[digest["lfs"]["sha256"]] = [Fault(pause=30.0)]
+    process = start("pull", "org/tiny-llama")
+    half = digest["size"] // 2
+
+    def came() -> int:
+        return max((path.stat().st_size for path in cache.rglob("*.part")), default=0)
+
+    wait_until(lambda: came() >= half - 8192)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[signal.Signals(number)]
+    assert ("what was downloaded is kept" in err) == (number != signal.SIGKILL)
+    assert models() == []
+    begin = came()
+    tiny.requests.clear()
+    assert run(["pull", "org/tiny-llama"]) == 0
+    asked = [headers.get("range") for path, headers in tiny.requests if digest["lfs"]["sha256"] in path]
+    assert asked == [f"bytes={begin}-"]
+    assert (models()[0].path / "model.safetensors").stat().st_size == digest["size"]
+
+
+def test_every_error_is_one_of_ours(tiny: LocalHub, capsys: Capture) -> None:
+    """Whatever is given for a name: a message in three parts, no traceback."""
+    for given in ("hf:", "hf:a/b/c", "https://", "x" * 3000, "a\nb", "org/name@..", "-", "~nobody/x", "*/*"):
+        for command in (["pull", given], ["chat", given, "--yes", *QUESTION], ["show", given], ["rm", given, "--yes"]):
+            assert run(command) in (1, 2), command
+            assert "error: " in capsys.readouterr().err
+        with pytest.raises(GenaiError):
+            genai.pull(given, quiet=True)
+    for given in ("\udcff/x", "\udcff", "a\0b"):
+        with pytest.raises(GenaiError):
+            genai.pull(given, quiet=True)

@@ -1,0 +1,41 @@
+"""Kernels on a host that emulates a GPU; without a C++ compiler for it there is nothing to run.
+
+Where GENAI_CUDA_DEVICE is the number of a GPU they run there instead; what only the host can tell is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .host_driver import COMPILER, HostDriver
+
+GPU = os.environ.get("GENAI_CUDA_DEVICE", "")
+ON_A_GPU = ("test_rows", "test_attention", "test_decoder")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the compiler where there is none."""
+    if GPU:
+        for item in items:
+            if Path(__file__).parent in item.path.parents and item.path.stem not in ON_A_GPU:
+                item.add_marker(pytest.mark.skip(reason="it is about the host that emulates a GPU"))
+    elif COMPILER is not None and sys.platform.startswith("linux"):
+        return
+    for item in () if GPU else items:
+        if Path(__file__).parent in item.path.parents and "driver" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason="kernels run on Linux through g++, which is not there"))
+
+
+@pytest.fixture
+def driver() -> Any:
+    """A host that emulates a GPU, or a GPU."""
+    if not GPU:
+        return HostDriver()
+    from .gpu_driver import GpuDriver
+
+    return GpuDriver(int(GPU))

@@ -1,0 +1,128 @@
+"""A GPU that is a host: kernels are built by a C++ compiler with `host_shim.h`, memory is NumPy's."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.cuda.driver import CudaError, Grid
+from genai.kernels.cuda.sources import CudaKernel, source_of
+
+SHIM = Path(__file__).with_name("host_shim.h")
+COMPILER = shutil.which("g++")
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off", "-Wno-unknown-pragmas"]
+FLAGS += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
+_FOLDER = Path(tempfile.gettempdir()) / "genai-cuda-on-host"
+# Bytes before and behind every array: NaN as floats, and never written.
+_GUARD = 256
+
+
+class LaunchError(RuntimeError):
+    """What a kernel did wrong."""
+
+
+def build(source: str, flags: Collection[str] = ()) -> Path:
+    """A library of the kernels of a text, built once per content.
+
+    Raises:
+        CudaError: it does not compile.
+    """
+    text = f'#include "{SHIM}"\n{source}'
+    key = hashlib.sha256("\0".join([text, SHIM.read_text(), *FLAGS, *flags]).encode()).hexdigest()[:24]
+    library = _FOLDER / f"{key}.so"
+    if not library.exists():
+        _FOLDER.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+            code, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+            code.write_text(text)
+            assert COMPILER is not None
+            done = subprocess.run([COMPILER, *FLAGS, *flags, code, "-o", made], capture_output=True, text=True)
+            if done.returncode:
+                raise CudaError(done.stderr[:4000])
+            made.replace(library)
+    return library
+
+
+@dataclass(eq=False)
+class HostDriver:
+    """See `genai.kernels.cuda.driver.Driver`.
+
+    Attributes:
+        order: in which the threads of a block run: 0 forwards, 1 backwards, others shuffle them.
+        flags: further ones of the compiler.
+        launched: names of the kernels that were started, in order.
+    """
+
+    order: int = 0
+    flags: tuple[str, ...] = ()
+    name: str = "a host that emulates a GPU"
+    launched: list[str] = field(default_factory=list)
+    _guarded: list[tuple[weakref.ref[Any], Any]] = field(default_factory=list)
+
+    def zeros(self, nbytes: int) -> NDArray[np.uint8]:
+        memory = np.zeros(nbytes + 3 * _GUARD, np.uint8)
+        first = _GUARD + -memory.ctypes.data % _GUARD
+        inside = memory[first : first + nbytes]
+        memory[:first] = memory[first + nbytes :] = 0xFF
+        self._guarded.append((weakref.ref(memory), (first, first + nbytes)))
+        return inside
+
+    def upload(self, array: NDArray[Any]) -> NDArray[Any]:
+        array = np.ascontiguousarray(array)
+        copy: NDArray[Any] = self.zeros(array.nbytes).view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        return copy
+
+    def write(self, target: NDArray[Any], array: NDArray[Any]) -> None:
+        target[...] = array
+
+    def download(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array.copy()
+
+    def copy_row(self, rows: NDArray[Any], source: int, destination: int) -> None:
+        rows[destination] = rows[source]
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+    def address(self, array: NDArray[Any]) -> int:
+        return array.ctypes.data
+
+    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
+        if not kernels:
+            return {}
+        library = ctypes.CDLL(str(build(source_of(kernels), self.flags)))
+        functions = {kernel: getattr(library, kernel.name) for kernel in kernels}
+        for function in functions.values():
+            function.restype = ctypes.c_char_p
+        return functions
+
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+        self.launched.append(kernel.name)
+        sizes, threads = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(kernel.threads, 1, 1)
+        error = function(sizes, threads, self.order, ctypes.c_void_p(arguments.ctypes.data))
+        if error:
+            raise LaunchError(f"{kernel.name}: {error.decode()}")
+        self.check()
+
+    def check(self) -> None:
+        """Raise LaunchError if something was written before or behind an array that is still held."""
+        for reference, (first, end) in self._guarded:
+            memory = reference()
+            if memory is not None and not ((memory[:first] == 0xFF).all() and (memory[end:] == 0xFF).all()):
+                raise LaunchError("memory was written out of bounds")
+
+    def synchronize(self) -> None:
+        pass

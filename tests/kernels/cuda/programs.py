@@ -1,0 +1,105 @@
+"""Programs of records with made-up constants, run by the CUDA executor on a host and by the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.executor import StepContext
+from genai.kernels.formats import PAGE_TOKENS, PagedLayer
+from genai.kernels.records import BlockWeight, Record, RowProgram, RowsType, Weight
+from genai.kernels.weight_formats import pack_bits
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class MadeUpConstants:
+    """See `genai.kernels.records.Constants`."""
+
+    def __init__(self, arrays: Arrays | None = None) -> None:
+        self.arrays: Arrays = arrays or {}
+
+    def array(self, name: str) -> NDArray[Any]:
+        return self.arrays[name]
+
+    def packed(self, weight: Weight) -> None:
+        pass
+
+    def block_weight(
+        self, rng: np.random.Generator, rows: int, columns: int, *, bits: int = 4, block_size: int = 32,
+        scales: str = "float16", points: bool = False, per_row: bool = False,
+    ) -> BlockWeight:  # fmt: skip
+        """A weight of random codes; its constants are added."""
+        name, blocks = f"weight{len(self.arrays)}", -(-columns // block_size)
+        codes = rng.integers(0, 1 << bits, (rows, blocks * block_size))
+        self.arrays[name] = pack_bits(codes, bits).reshape(rows, blocks, -1)
+        factors = rng.uniform(0.5, 1.5, (rows, 1 if per_row else blocks)) / (columns**0.5 * (1 << (bits - 2)))
+        self.arrays[f"{name}.scales"] = factors.astype(scales)
+        if points:
+            self.arrays[f"{name}.points"] = pack_bits(rng.integers(0, 1 << bits, (rows, blocks)), bits)
+        return BlockWeight(name, f"{name}.scales", f"{name}.points" if points else "", rows, columns, bits, block_size)
+
+
+def rows_of(width: int) -> RowsType:
+    """A value of so many numbers per token."""
+    return RowsType((1, -1, width), width)
+
+
+def program(
+    records: Sequence[Record], widths: Mapping[str, int], constants: MadeUpConstants, outputs: Sequence[str]
+) -> RowProgram:
+    """What nobody makes is given."""
+    made = {name for record in records for name in record.outputs}
+    read = dict.fromkeys(name for record in records for name in record.inputs if name not in made)
+    types = {name: rows_of(width) for name, width in widths.items()}
+    return RowProgram(tuple(records), types, constants, tuple(outputs), given=tuple(read))
+
+
+def step_of(
+    lengths: Sequence[int], new: Sequence[int], *, num_blocks: int = 0, rng: np.random.Generator | None = None,
+    prefill: int = 0,
+) -> StepContext:  # fmt: skip
+    """Sequences of so many tokens of which the last `new` are computed, in blocks that lie anywhere.
+
+    Args:
+        prefill: so many of them, the last ones, have prefill numerics.
+    """
+    rng = np.random.default_rng(0) if rng is None else rng
+    pages = [-(-length // PAGE_TOKENS) for length in lengths]
+    blocks = rng.permutation(max(num_blocks, sum(pages)))[: sum(pages)]
+    tables = np.zeros((len(lengths), max(pages)), np.int32)
+    positions, slots, first = [], [], 0
+    for row, length, count, own in zip(tables, lengths, new, pages, strict=True):
+        row[:own] = blocks[first : first + own]
+        first += own
+        where = np.arange(length - count, length)
+        positions.append(where)
+        slots.append(row[where // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + where % PAGE_TOKENS)
+    total = sum(new)
+    return StepContext(
+        tokens=rng.integers(0, 16, total), positions=np.concatenate(positions),
+        cu_seqlens_q=np.cumsum([0, *new]).astype(np.int32), context_lens=np.array(lengths, np.int32),
+        block_tables=tables, slot_mapping=np.concatenate(slots), num_decode_sequences=len(lengths) - prefill,
+        logits_indices=np.cumsum(new) - 1, rope_table=np.zeros(len(lengths), np.int32),
+    )  # fmt: skip
+
+
+def layer_of(
+    rng: np.random.Generator, num_blocks: int, kv_heads: int, head_size: int, v_head_size: int, dtype: str
+) -> PagedLayer:
+    """Pages of random keys and values, two layers' blocks apart."""
+    sizes = head_size * PAGE_TOKENS, v_head_size * PAGE_TOKENS
+    memory = rng.standard_normal((num_blocks, 2 * kv_heads * sum(sizes))).astype(dtype)
+    keys = memory[:, : kv_heads * sizes[0]].reshape(num_blocks, kv_heads, head_size, PAGE_TOKENS)
+    values = memory[:, kv_heads * sizes[0] : kv_heads * sum(sizes)]
+    return PagedLayer(keys, values.reshape(num_blocks, kv_heads, PAGE_TOKENS, v_head_size))
+
+
+def relative_error(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """Of the whole, by the Euclidean norm."""
+    assert found.shape == wanted.shape
+    difference = np.linalg.norm(found.astype(np.float64) - wanted.astype(np.float64))
+    return float(difference / max(np.linalg.norm(wanted.astype(np.float64)), 1e-30))

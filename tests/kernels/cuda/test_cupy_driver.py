@@ -1,0 +1,159 @@
+"""The driver over CuPy: why there is no GPU, and every call, with a CuPy that keeps arrays on the host."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genai
+from genai.errors import DeviceError
+from genai.kernels.cuda.cupy_driver import open_driver
+from genai.kernels.cuda.driver import CudaError, NoDevice
+from genai.kernels.cuda.sources import CudaKernel
+from genai.runtime import device as devices
+
+from .host_driver import HostDriver, LaunchError, build
+
+Broken = Callable[..., Any]
+
+
+class Array(np.ndarray):  # type: ignore[type-arg]
+    """An array whose `data` has an address, as CuPy's has."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class CompileException(Exception):
+    """As CuPy names it."""
+
+
+class RawModule:
+    """Compiles for the host."""
+
+    def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
+        assert options == ("--std=c++17",)
+        self.code = code
+
+    def get_function(self, name: str) -> Any:
+        try:
+            function = getattr(ctypes.CDLL(str(build(self.code))), name)
+        except CudaError as error:
+            raise CompileException(str(error)) from error
+        function.restype = ctypes.c_char_p
+
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+            (struct,) = arguments
+            assert isinstance(struct, np.ndarray) and struct.size == 1  # which goes by value
+            address = ctypes.c_void_p(struct.ctypes.data)
+            error = function((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), 0, address)
+            if error:
+                raise LaunchError(error.decode())
+
+        return launch
+
+
+class Context:
+    """A device or a stream: entered and left."""
+
+    def __init__(self, *_: object, compute_capability: str = "90", **__: object) -> None:
+        self.compute_capability = compute_capability
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def fake_cupy(**changes: Any) -> Any:
+    """As much of CuPy as the driver uses; `changes` are of its runtime and compiler."""
+    runtime = SimpleNamespace(
+        getDeviceCount=changes.get("count", lambda: 1),
+        getDeviceProperties=lambda index: {"name": b"a made-up GPU"},
+        memGetInfo=lambda: (1 << 30, 1 << 31),
+    )
+    cuda = SimpleNamespace(
+        runtime=runtime, nvrtc=SimpleNamespace(getVersion=changes.get("version", lambda: (13, 0))), Stream=Context,
+        compiler=SimpleNamespace(CompileException=CompileException),
+        Device=lambda index: Context(compute_capability=changes.get("capability", "90")),
+    )  # fmt: skip
+    return SimpleNamespace(
+        cuda=cuda, RawModule=RawModule, asnumpy=np.array,
+        zeros=lambda size, dtype: HostDriver().zeros(size).view(Array),
+        asarray=lambda array: HostDriver().upload(array).view(Array),
+        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
+    )  # fmt: skip
+
+
+def failing(text: str) -> Broken:
+    def call() -> None:
+        raise RuntimeError(text)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("module", "index", "text"),
+    [
+        (None, 0, "CuPy is not installed"),
+        (fake_cupy(count=failing("cudaErrorInsufficientDriver\nmore")), 0, "does not answer: RuntimeError: cudaErr"),
+        (fake_cupy(), 1, "there is no GPU 1: the driver shows 1"),
+        (fake_cupy(capability="75"), 0, "of compute capability 75, 80 is needed"),
+        (fake_cupy(version=failing("libnvrtc.so.13: not found")), 0, "NVRTC cannot be loaded: RuntimeError: libnvrtc"),
+    ],
+)
+def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, module: Any, index: int, text: str) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    with pytest.raises(NoDevice, match=text) as raised:
+        open_driver(index)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(DeviceError, match=text) as refused:
+        devices.open_executor(f"cuda:{index}")
+    assert f"cuda:{index}" in refused.value.what and "docs/cuda.md" in refused.value.fix
+
+
+def test_auto_takes_the_cpu_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(devices, "_told", set())
+    for _ in range(2):
+        executor = devices.open_executor("auto", threads=1)
+        assert executor.name == "cpu"
+    assert capsys.readouterr().err.splitlines() == ["genai: computing on the CPU: CuPy is not installed"]
+
+
+def test_importing_the_toolkit_imports_no_cupy() -> None:
+    import subprocess
+
+    code = "import sys, genai, genai.runtime.device, genai.kernels.cuda.executor; assert 'cupy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_the_bundled_model_answers_through_cupy_s_calls(
+    driver: HostDriver, monkeypatch: pytest.MonkeyPatch, bundled_folder: Path, device: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    with genai.LLM(bundled_folder, device=device, accuracy="fp32", context_size=128, cache_bytes=4 << 20) as llm:
+        assert llm.chat([{"role": "user", "content": "What is 12 + 7?"}], temperature=0).text == "19"
+        assert llm.model.device_type == "CUDA"
+        assert llm.model.decoder.executor.driver.name == "a made-up GPU"  # type: ignore[attr-defined]
+
+
+def test_a_kernel_that_does_not_compile_is_shown(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    with pytest.raises(CudaError, match=r"do not compile on a made-up GPU(.|\n)*nothing_of_the_kind"):
+        open_driver().load([CudaKernel("norm.cu", "nothing_of_the_kind", "NormArguments", 256)])

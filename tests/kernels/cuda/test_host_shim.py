@@ -1,0 +1,101 @@
+"""The emulated GPU finds what is planted: barriers that are missing or diverge, lanes that do not meet, copies that are
+not waited for, memory written out of bounds."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.kernels.cuda.sources import CudaKernel, source_of
+from genai.kernels.records import Branch, Product
+from genai.kernels.reference.executor import ReferenceExecutor
+
+from .host_driver import HostDriver, LaunchError, build
+from .programs import MadeUpConstants, program, relative_error, step_of
+from .test_attention import attention, layer_of, rows_for, run
+
+
+@dataclass(eq=False)
+class PlantingDriver(HostDriver):
+    """Changes the source of kernels: (what stands there, what stands there instead)."""
+
+    change: tuple[str, str] = ("", "")
+
+    def load(self, kernels: Any) -> dict[CudaKernel, Any]:
+        source = source_of(kernels)
+        assert source.count(self.change[0]) >= 1
+        library = ctypes.CDLL(str(build(source.replace(*self.change, 1))))
+        functions = {kernel: getattr(library, kernel.name) for kernel in kernels}
+        for function in functions.values():
+            function.restype = ctypes.c_char_p
+        return functions
+
+
+def attended(driver: HostDriver) -> float:
+    """The relative error of attention."""
+    record, rng = attention(), np.random.default_rng(0)
+    layer, step = layer_of(rng, 8, 2, 64, 64, "float32"), step_of([200], [1], num_blocks=8, rng=rng)
+    rows = rows_for(record, 1, rng)
+    ours = run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows)
+    driver.check()
+    return relative_error(ours, run(ReferenceExecutor(), record, MadeUpConstants(), layer, step, rows))
+
+
+def multiplied(driver: HostDriver) -> float:
+    """The relative error of a product of many rows."""
+    rng, constants = np.random.default_rng(0), MadeUpConstants()
+    weight = constants.block_weight(rng, 64, 512)
+    whole = program([Product("x", Branch(weight), "out", False)], {"x": 512, "out": 64}, constants, ["out"])
+    x, step = rng.standard_normal((64, 512)).astype(np.float32), step_of([64], [64], prefill=1)
+    ours = CudaExecutor(driver, 1).compile(whole).run(step, {"x": x})["out"]
+    driver.check()
+    return relative_error(ours, ReferenceExecutor().compile(whole).run(step, {"x": x[None]})["out"])
+
+
+BARRIER = "  __syncthreads();\n  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
+IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
+
+
+@pytest.mark.parametrize(
+    ("compute", "old", "new", "found"),
+    [
+        (attended, BARRIER, IN_LOOP, "wrong"),  # warps are put together before they are done
+        (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP,
+         "a thread ends while others wait|have ended already"),
+        (attended, "maximum[head] = NEVER", "if (lane < 16) __syncwarp(); maximum[head] = NEVER",
+         "lanes meet in different operations"),
+        (attended, "SHARED(float, results, SPLIT_WARPS * ", "SHARED(float, results, (SPLIT_WARPS - 1) * ",
+         "shared memory was written out of bounds"),
+        (attended, "float* part = given.parts + place", "float* part = given.parts - 8 + place",
+         "memory was written out of bounds"),
+        (multiplied, "wait_groups<0>();", "wait_groups<1>();", "wrong"),  # the newest copies may still be under way
+        (multiplied, "__syncthreads();  // the tiles of this step", "// the tiles of this step", "wrong"),
+        (multiplied, "tile + row * TILE_WORDS", "tile + 1 + row * TILE_WORDS", "not aligned"),
+    ],
+)  # fmt: skip
+def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new: str, found: str) -> None:
+    for order in (0, 1, 2):
+        planted = PlantingDriver(order=order, change=(old, new))
+        if found == "wrong":
+            assert not compute(planted) < 1e-2  # NaN, too
+        else:
+            with pytest.raises(LaunchError, match=found):
+                compute(planted)
+
+
+@pytest.mark.parametrize("compute", [attended, multiplied])
+def test_what_is_not_planted_is_right(driver: HostDriver, compute: Any) -> None:
+    assert compute(driver) < 1e-2
+
+
+def test_a_kernel_is_launched_with_the_threads_it_was_made_for(driver: HostDriver) -> None:
+    kernel = CudaKernel("norm.cu", "norm<false>", "NormArguments", 256)
+    other = CudaKernel("norm.cu", "norm<false>", "NormArguments", 128)
+    function = driver.load([kernel])[kernel]
+    with pytest.raises(LaunchError, match="other threads"):
+        driver.launch(function, other, (1, 1, 1), np.zeros((), kernel.layout))

@@ -1,0 +1,213 @@
+"""Blocks in a folder: found again, within the limit, and never believed when they are damaged."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kvcache.directory import BlockDirectory, DirectoryError
+from genai.kvcache.pool import BlockPool
+from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
+from genai.kvcache.table import BlockTable
+
+LAYOUT = CacheLayout((LayerShape(2, 16, 16),), 32)
+BLOCK = 2 * 32 * 32 * 4
+
+
+def cache(folder: Path, max_bytes: int = 2**30, identity: bytes = b"model") -> tuple[BlockPool, PagedStorage]:
+    storage = PagedStorage(LAYOUT, 8)
+    pool = BlockPool(8)
+    pool.backing = BlockDirectory(folder, identity, max_bytes, storage)
+    return pool, storage
+
+
+def write(pool: BlockPool, storage: PagedStorage, tokens: list[int], numerics: bytes | None = None) -> None:
+    """Blocks filled with their first tokens, published and let go."""
+    table = BlockTable(pool, 32)
+    table.append(len(tokens))
+    for index, block in enumerate(table.blocks):
+        storage.blocks[block] = tokens[32 * index] % 256
+    table.publish(tokens, 0, bytearray(numerics or bytes(len(tokens))))
+    table.release()
+    pool.backing.flush()  # type: ignore[union-attr]
+
+
+def found(pool: BlockPool, tokens: list[int], numerics: bytearray | None = None) -> BlockTable:
+    table = BlockTable(pool, 32)
+    table.reuse([*tokens, 0], 0, numerics if numerics is not None else bytearray(len(tokens) + 1))
+    return table
+
+
+TOKENS = [7] * 32 + [9] * 32 + [11] * 32
+
+
+def test_another_pool_finds_what_was_written(tmp_path: Path) -> None:
+    pool, storage = cache(tmp_path / "a")
+    write(pool, storage, TOKENS, numerics=bytes([1] * 32 + [0] * 64))
+    other, memory = cache(tmp_path / "a")
+    numerics = bytearray(97)
+    table = found(other, TOKENS, numerics)
+    assert table.length == 96 and numerics == bytearray([1] * 32 + [0] * 65)
+    assert [int(memory.blocks[block][5]) for block in table.blocks] == [7, 9, 11]
+    assert other.backing is not None and other.backing.figures()["found"] == 3
+    again = found(other, TOKENS)
+    assert list(again.blocks) == list(table.blocks)  # in memory now
+    assert other.backing.figures()["found"] == 3
+    assert found(other, [7] * 32 + [8] * 32).length == 32
+
+
+def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
+    pool, storage = cache(tmp_path)
+    write(pool, storage, TOKENS)
+    assert found(cache(tmp_path, identity=b"other")[0], TOKENS).length == 0
+
+
+def test_a_miss_takes_no_block(tmp_path: Path) -> None:
+    pool, storage = cache(tmp_path)
+    write(pool, storage, TOKENS)
+    before = len(pool._free)
+    assert found(pool, [5] * 32).length == 0
+    assert len(pool._free) == before
+
+
+def test_a_full_pool_finds_nothing_more(tmp_path: Path) -> None:
+    pool, storage = cache(tmp_path)
+    write(pool, storage, TOKENS)
+    other, _ = cache(tmp_path)
+    held = other.allocate(6)
+    assert found(other, TOKENS).length == 64
+    assert len(held) == 6
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_the_limit_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
+    size = BLOCK + 32 + 12 + 32
+    pool, storage = cache(tmp_path, max_bytes=5 * size)
+    for number in range(4):
+        write(pool, storage, [number + 1] * 32)
+        for path in files(tmp_path):
+            os.utime(path, (time.time() - 100 + number, time.time() - 100 + number))
+    other, memory = cache(tmp_path, max_bytes=5 * size)
+    assert found(other, [1] * 32).length == 32  # used now
+    for number in range(4, 9):
+        write(other, memory, [number + 1] * 32)
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 5 * size
+    fresh, _ = cache(tmp_path, max_bytes=5 * size)
+    assert found(fresh, [9] * 32).length == 32
+    assert found(fresh, [2] * 32).length == 0
+    write(fresh, PagedStorage(LAYOUT, 8), [50] * 32)
+    tiny, tiny_memory = cache(tmp_path / "tiny", max_bytes=BLOCK)
+    write(tiny, tiny_memory, [1] * 32)
+    assert not files(tmp_path / "tiny")
+
+
+def test_damage_counts_as_absence(tmp_path: Path) -> None:
+    pool, storage = cache(tmp_path)
+    write(pool, storage, [7] * 32)
+    (path,) = files(tmp_path)
+    whole, rng = path.read_bytes(), random.Random(3)
+    for _ in range(50):
+        place = rng.randrange(len(whole))
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert found(cache(tmp_path)[0], [7] * 32).length == 0
+    for length in (0, 5, 43, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert found(cache(tmp_path)[0], [7] * 32).length == 0
+    path.write_bytes(whole + b"x")
+    assert found(cache(tmp_path)[0], [7] * 32).length == 0
+    path.write_bytes(whole)
+    assert found(cache(tmp_path)[0], [7] * 32).length == 32
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
+def test_folders_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DirectoryError):
+        cache(tmp_path / "file")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(DirectoryError, match="written by others"):
+        cache(tmp_path / "open")
+
+
+def test_a_full_disk_loses_nothing_but_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, storage = cache(tmp_path)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(BlockDirectory, "_write", full)
+    write(pool, storage, TOKENS)
+    assert found(pool, TOKENS).length == 96
+    assert not files(tmp_path)
+
+
+def _work(folder: str, seed: int) -> None:
+    rng = random.Random(seed)
+    pool, storage = cache(Path(folder), max_bytes=20 * (BLOCK + 76))
+    for _ in range(40):
+        token = rng.randrange(1, 60)
+        table = found(pool, [token] * 32)
+        if table.length:
+            assert (np.asarray(storage.blocks[table.blocks[0]]) == token).all()
+        table.release()
+        write(pool, storage, [token] * 32)
+
+
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_work, args=(str(tmp_path), seed)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= 20 * (BLOCK + 76)
+    assert not [path for path in files(tmp_path) if path.suffix == ".partial"]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.kvcache.test_directory import cache, write
+pool, storage = cache(Path(sys.argv[1]), max_bytes=10**6)
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    write(pool, storage, [number % 250 + 1] * 32)
+"""
+
+
+def test_killed_while_writing_it_has_whole_blocks_only(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    for _ in range(4):
+        command = [sys.executable, "-c", KILLED, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            time.sleep(rng.uniform(0.01, 0.1))
+            process.send_signal(signal.SIGKILL)
+        pool, storage = cache(tmp_path, max_bytes=10**6)
+        count = 0
+        for token in range(1, 251):
+            table = found(pool, [token] * 32)
+            if table.length:
+                count += 1
+                assert (np.asarray(storage.blocks[table.blocks[0]]) == token).all()
+            table.release()
+        assert count
+        write(pool, storage, [255] * 32)
+        assert sum(path.stat().st_size for path in files(tmp_path) if path.suffix != ".partial") <= 10**6

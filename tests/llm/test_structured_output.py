@@ -1,0 +1,194 @@
+"""Replies that match a schema, an expression, a grammar or one of some texts, whatever else is asked of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import genai
+from genai.errors import GenaiError, GrammarError, SamplingError
+from tools.schemas import ask, make_schema, problem
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "naïve"]}, "maxItems": 3},
+        "described_at_length": {"const": "a text that nobody has to choose, since it is always the same"},
+    },
+    "required": ["name", "age", "tags", "described_at_length"],
+    "additionalProperties": False,
+}
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 1.3},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.2},
+    "typical": {"typical_p": 0.7},
+    "top-n-sigma": {"top_n_sigma": 1.0},
+    "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+    "dry": {"dry_multiplier": 3.0},
+    "penalties": {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 2.0},
+    "biased": {"logit_bias": {93: 5.0}, "temperature": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def prompt(llm: genai.LLM) -> str:
+    return llm.render("Answer in JSON: who are you?")
+
+
+def test_varied_schemas(llm: genai.LLM) -> None:
+    """A part of what `python -m tools.schemas` asks; every reply that is finished is an instance."""
+    tally = ask(llm, range(2000, 2032), [1, 2], max_tokens=150, temperature=1.0)
+    assert not tally.invalid and not tally.refused
+    assert tally.finished > 30
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler(name: str, llm: genai.LLM, prompt: str) -> None:
+    for completion in llm.generate([prompt] * 3, json_schema=PERSON, seed=5, **SAMPLERS[name]):
+        assert completion.finish_reason == "stop" and completion.stopped_by is None
+        assert not problem(PERSON, completion.text)
+
+
+@pytest.mark.parametrize("name", ["greedy", "drawn", "penalties", "top-k"])
+def test_forced_tokens_are_those_that_would_be_chosen(name: str, llm: genai.LLM, prompt: str) -> None:
+    """Where log-probabilities are asked for, every token is sampled: with the same bits."""
+    options: dict[str, Any] = {"json_schema": PERSON, "seed": 5, **SAMPLERS[name]}
+    (quick,), (slow,) = llm.generate(prompt, **options), llm.generate(prompt, logprobs=0, **options)
+    assert quick.token_ids == slow.token_ids and quick.text == slow.text
+    assert slow.logprobs is not None and len(slow.logprobs) == len(slow.token_ids)
+
+
+def test_forced_tokens_are_computed_together(llm: genai.LLM, monkeypatch: pytest.MonkeyPatch, prompt: str) -> None:
+    steps = []
+    step = type(llm.model.decoder).step
+    monkeypatch.setattr(
+        type(llm.model.decoder), "step", lambda self, *given, **named: (steps.append(1), step(self, *given, **named))[1]
+    )
+    fixed = "a text that nobody has to choose, since it is always the same; and it goes on for more than 32 tokens"
+    (completion,) = llm.generate(prompt, json_schema={"const": fixed}, temperature=0)
+    assert json.loads(completion.text) == fixed and len(completion.token_ids) > 32
+    assert len(steps) < 8
+
+
+def test_samples_and_mixed_rows(llm: genai.LLM, prompt: str) -> None:
+    """n samples of one prompt; rows with other grammars and without any; each as it is alone."""
+    samples = llm.generate(prompt, json_schema=PERSON, n=4, seed=3, temperature=1.2)
+    assert len({one.text for one in samples}) > 1
+    assert not any(problem(PERSON, one.text) for one in samples)
+    asked: list[dict[str, Any]] = [
+        {"regex": "[a-f]{4,9}"}, {}, {"choice": ["left", "right"]}, {"json_schema": PERSON},
+        {"grammar": 'start: "<" WORD ">"\nWORD: /[a-z]+/'}, {"regex": "x{3}"},
+    ]  # fmt: skip
+    params = [llm.params(seed=9, temperature=0.9, max_tokens=120, **one) for one in asked]
+    together = llm.generate([prompt] * len(params), params)
+    alone = [llm.generate(prompt, one)[0] for one in params]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert re.fullmatch("[a-f]{4,9}", together[0].text) and together[2].text in ("left", "right")
+    assert together[5].text == "xxx" and not problem(PERSON, together[3].text)
+
+
+def test_preempted_sequences_go_on_in_their_grammar(form_folder: Callable[[str], Path]) -> None:
+    """A cache for a part of the batch; random weights, so that nothing but the grammar makes sense."""
+    asked = {"json_schema": PERSON, "seed": 2, "temperature": 1.0, "max_tokens": 150}
+    prompts = [f"Question {number}: " for number in range(6)]
+    with genai.LLM(form_folder("int4")) as roomy:
+        expected = [one.token_ids for one in roomy.generate(prompts, **asked)]
+        block = roomy.model.info.kv_bytes_per_token * 32
+    with genai.LLM(form_folder("int4"), cache_bytes=12 * block) as cramped:
+        found = cramped.generate(prompts, **asked)
+    assert [one.token_ids for one in found] == expected
+    assert not any(problem(PERSON, one.text) for one in found if one.finish_reason == "stop")
+
+
+def test_a_graph_that_runs_sequence_by_sequence(form_folder: Callable[[str], Path]) -> None:
+    with genai.LLM(form_folder("dense")) as llm:
+        (completion,) = llm.generate("Once", choice=["yes", "no, never"], temperature=1.0, seed=1)
+    assert completion.text in ("yes", "no, never")
+
+
+def test_the_reference_device(bundled_folder: Path, llm: genai.LLM, prompt: str) -> None:
+    options: dict[str, Any] = {"regex": "(ab|cd|ef){3}", "temperature": 0}
+    with genai.LLM(bundled_folder, device="reference") as other:
+        (found,) = other.generate(prompt, **options)
+    assert found.text == llm.generate(prompt, **options)[0].text
+
+
+def test_how_replies_end(llm: genai.LLM, prompt: str) -> None:
+    (cut,) = llm.generate(prompt, json_schema=PERSON, max_tokens=4)
+    assert cut.finish_reason == "length" and len(cut.token_ids) == 4
+    (exact,) = llm.generate(prompt, regex="[0-9]{3}", max_tokens=3)
+    assert exact.finish_reason == "stop" and len(exact.text) == 3
+    (stopped,) = llm.generate(prompt, regex="abcdef", stop="cd")
+    assert stopped.text == "ab" and stopped.stopped_by == "cd"
+    # EOS ends a grammar that would allow more.
+    (open_end,) = llm.generate(llm.render("What is 12 + 7?"), regex="[0-9]+", temperature=0)
+    assert open_end.text == "19" and open_end.stopped_by == llm.tokenizer.eos_token_ids[0]
+    # Before min_tokens it does not.
+    (longer,) = llm.generate(llm.render("What is 12 + 7?"), regex="[0-9]+", temperature=0, min_tokens=5, max_tokens=8)
+    assert len(longer.token_ids) >= 5 and longer.text.isdigit()
+
+
+def test_banned_strings_go_back_in_the_grammar(llm: genai.LLM, prompt: str) -> None:
+    (found,) = llm.generate(prompt, regex="(ab|cd){6}", banned_strings="cd", temperature=0)
+    assert found.text == "ab" * 6
+    (same,) = llm.generate(prompt, regex="[a-z]{8}", banned_strings=["e", "th"], temperature=1.0, seed=4)
+    assert re.fullmatch("[a-df-z]{8}", same.text) and "th" not in same.text
+
+
+def test_nothing_left_to_choose(llm: genai.LLM, prompt: str) -> None:
+    with pytest.raises(SamplingError, match="no next token"):
+        llm.generate(prompt, regex="[0-9]", banned_strings=list("0123456789"))
+    # The others go on.
+    rows = list(llm.map([{"prompt": prompt, "regex": "[0-9]", "banned_strings": list("0123456789")},
+                         {"prompt": prompt, "regex": "ok"}]))  # fmt: skip
+    assert isinstance(rows[0].error, SamplingError) and rows[1].text == "ok"
+
+
+def test_streams_and_chats(llm: genai.LLM) -> None:
+    with llm.stream("Once", regex="[a-c]{12}") as stream:
+        text = "".join(stream)
+    assert re.fullmatch("[a-c]{12}", text) and stream.completion.finish_reason == "stop"
+    assert llm.chat("Yes or no?", choice=["yes", "no"]).text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"json_schema": {"type": "object", "properties": {"a": {"type": "strin"}}}}, "/properties/a"),
+        ({"json_schema": {"minimum": 3, "maximum": 1, "type": "integer"}}, "json_schema"),
+        ({"regex": "a("}, "regex"),
+        ({"grammar": "start: nothing"}, "grammar"),
+        ({"choice": []}, "choice"),
+        ({"choice": ["a"], "regex": "a"}, "contradicts"),
+    ],
+)
+def test_bad_input_is_refused_at_once(options: dict[str, Any], named: str, llm: genai.LLM) -> None:
+    with pytest.raises(GenaiError) as raised:
+        llm.generate("Once", **options)
+    assert named in raised.value.what and raised.value.why and raised.value.fix
+    assert llm.generate("Once", max_tokens=1)
+
+
+def test_a_grammar_that_explodes_ends_its_own_request_only(llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llguidance import LLParserLimits
+
+    small = LLParserLimits(max_lexer_states=2000, verbose_errors=False)
+    monkeypatch.setattr("genai.engine.sampling.guidance._limits", lambda: small)
+    items = [{"prompt": "A", "regex": "(.*a.{500}){5}", "logit_bias": {67: 50.0}}, {"prompt": "A", "regex": "fine"}]
+    answers = list(llm.map(items, max_tokens=500))
+    assert isinstance(answers[0].error, GrammarError) and answers[1].text == "fine"
+
+
+def test_the_same_schema_always_has_the_same_number() -> None:
+    assert make_schema(7) == make_schema(7) != make_schema(8)

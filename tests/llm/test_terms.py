@@ -1,0 +1,202 @@
+"""Priorities, deadlines, figures, beams and the prefix cache on disk, through LLM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import genai
+from genai.errors import CacheCapacityError, DeadlineError, OptionError, UnsupportedModelError
+from genai.model.folders import bundled_adapter
+
+LONG: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+def test_a_deadline_ends_a_request_with_what_there_is(llm: genai.LLM) -> None:
+    def slow(ids: tuple[int, ...], logits: Any) -> None:
+        time.sleep(0.03)
+
+    cut, whole = llm.generate(
+        ["Once upon a time"] * 2,
+        [
+            genai.SamplingParams(temperature=0, ignore_eos=True, max_tokens=200, logits_processors=[slow]),
+            genai.SamplingParams(temperature=0, max_tokens=2),
+        ],
+        timeout=0.5,
+    )
+    assert cut.finish_reason == "timeout" and 0 < len(cut.token_ids) < 200
+    assert whole.finish_reason in ("length", "stop")
+    stream = llm.stream("Once upon a time", timeout=0.3, max_tokens=500, logits_processors=[slow], **LONG)
+    assert "".join(stream) == stream.completion.text
+    assert stream.completion.finish_reason == "timeout"
+    with pytest.raises(DeadlineError) as raised:
+        llm.generate("Once upon a time", timeout=1e-9)
+    assert isinstance(raised.value, TimeoutError) and raised.value.why and raised.value.fix
+    with pytest.raises(DeadlineError):
+        list(llm.stream("Once", timeout=1e-9))
+    with pytest.raises(DeadlineError):
+        llm.generate("Once upon a time", timeout=1e-9, num_beams=2)
+    assert llm.generate("Once upon a time", timeout=100, max_tokens=3)[0].token_ids
+
+
+def test_a_higher_priority_is_started_sooner(bundled: genai.Model) -> None:
+    with genai.LLM(bundled, max_sequences=1) as llm:
+        ended: list[str] = []
+
+        def slow(ids: tuple[int, ...], logits: Any) -> None:
+            time.sleep(0.01)
+
+        async def ask(name: str, priority: int) -> None:
+            await llm.agenerate(name, max_tokens=20, priority=priority, logits_processors=[slow], **LONG)
+            ended.append(name)
+
+        async def everything() -> None:
+            first = asyncio.create_task(ask("first", 0))
+            await asyncio.sleep(0.005)
+            later = [asyncio.create_task(ask(name, p)) for name, p in (("low", -1), ("middle", 0), ("high", 5))]
+            await asyncio.gather(first, *later)
+
+        asyncio.run(everything())
+        assert ended == ["first", "high", "middle", "low"]
+
+
+def test_figures(bundled_folder: Path) -> None:
+    with genai.LLM(bundled_folder, threads=1) as llm:
+        assert llm.stats().as_dict()["generated_tokens"] == llm.stats().steps == 0
+        for _ in range(2):
+            llm.generate("A B C D " * 20, max_tokens=5, **LONG)
+        with pytest.raises(DeadlineError):
+            llm.generate("A", timeout=1e-9)
+        stream = llm.stream("A", max_tokens=400, **LONG)
+        next(stream)
+        assert llm.stats().running == 1
+        stream.close()
+        stats = llm.stats()
+        assert (stats.finished, stats.failed, stats.cancelled, stats.expired) == (2, 1, 1, 1)
+        assert stats.running == stats.waiting == 0
+        assert stats.generated_tokens >= 11 and stats.cached_tokens >= 32 and stats.prompt_tokens > 100
+        assert stats.cache_blocks is not None and stats.block_tokens == 32
+        assert stats.prefix_cache is None
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"priority": 1.5}, "priority"),
+    ({"priority": True}, "priority"),
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": -1}, "timeout"),
+    ({"timeout": float("nan")}, "timeout"),
+    ({"timeout": "1"}, "timeout"),
+    ({"keep_state": 1}, "keep_state"),
+    ({"num_beams": 0}, "num_beams"),
+    ({"num_beams": 257}, "num_beams"),
+    ({"num_beams": True}, "num_beams"),
+    ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
+    ({"num_beams": 2, "length_penalty": float("inf")}, "length_penalty"),
+    ({"num_beams": 2, "early_stopping": "always"}, "early_stopping"),
+    ({"length_penalty": 2.0}, "without beams"),
+    ({"early_stopping": True}, "without beams"),
+    ({"num_beams": 2, "keep_state": True}, "keep_state with num_beams"),
+    ({"num_beams": 2, "temperature": 0.7}, "temperature"),
+    ({"num_beams": 2, "top_k": 5}, "top_k"),
+    ({"num_beams": 2, "stop": "x"}, "stop"),
+    ({"num_beams": 2, "banned_strings": "x"}, "banned_strings"),
+    ({"num_beams": 2, "n": 2}, "n = 2"),
+    ({"num_beams": 2, "prompt_logprobs": 1}, "prompt_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_terms(llm: genai.LLM, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said) as raised:
+        llm.generate("Hi", max_tokens=2, **options)
+    assert raised.value.why and raised.value.fix
+
+
+def test_beams_where_there_is_one_output(llm: genai.LLM) -> None:
+    for call in (llm.stream, llm.chat, lambda *given, **options: list(llm.map([*given], **options))):
+        with pytest.raises(OptionError, match="num_beams = 2"):
+            call("Hi", num_beams=2)
+    assert llm.generate("Hi", num_beams=1, num_return_sequences=1, max_tokens=1)
+
+
+def test_beams_are_found_by_tasks_too_and_beside_other_work(llm: genai.LLM) -> None:
+    options: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2, "max_tokens": 8}
+    alone = llm.generate("Once upon a time", **options)
+
+    async def both() -> tuple[list[Any], list[Any]]:
+        return await asyncio.gather(
+            llm.agenerate("Once upon a time", **options), llm.agenerate("A cat", max_tokens=30, **LONG)
+        )
+
+    beams, _ = asyncio.run(both())
+    assert [(one.token_ids, one.score) for one in beams] == [(one.token_ids, one.score) for one in alone]
+    document = llm.read("Once upon")
+    found = document.generate(" a time", **options)
+    if document.tokens + tuple(llm.encode(" a time")) == tuple(llm.encode("Once upon a time")):
+        assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+    assert all(one.cached_tokens for one in found)
+
+
+def test_beams_of_many_prompts_fit_a_small_cache(bundled: genai.Model, bundled_folder: Path) -> None:
+    prompts = [[5 + number] * 100 for number in range(8)]
+    options: dict[str, Any] = {"num_beams": 4, "max_tokens": 12}
+    with genai.LLM(bundled) as llm:
+        expected = [one.token_ids for one in llm.generate(prompts, **options)]
+        block = llm.model.info.kv_bytes_per_token * 32
+    with genai.LLM(bundled_folder, context_size=128, cache_bytes=11 * block, threads=1) as llm:
+        assert [one.token_ids for one in llm.generate(prompts, **options)] == expected
+        pool = llm.model.decoder.pool
+        assert pool is not None
+        held = pool.allocate(pool.num_free - 2)
+        with pytest.raises(CacheCapacityError):
+            llm.generate(prompts[0], **options)
+        pool.release(held)
+
+
+def test_beams_go_through_adapters(bundled_folder: Path) -> None:
+    with genai.LLM(bundled_folder, threads=1) as llm:
+        llm.load_adapter(bundled_adapter("words"), "words")
+        prompt = llm.render("What is 12 + 7?")
+        plain, changed = llm.generate([prompt] * 2, num_beams=3, max_tokens=12, adapter=[None, "words"])
+        assert (plain.text, changed.text) == ("19", "19, nineteen")
+
+
+def test_a_later_process_finds_what_was_read(bundled_folder: Path, tmp_path: Path) -> None:
+    prompt, folder = "Luna and Tom went to the park. " * 20, tmp_path / "prefixes"
+    for kv_dtype in ("fp16", "int8"):
+        options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 1, "prefix_cache_dir": folder}
+        with genai.LLM(bundled_folder, **options) as llm:
+            before = llm.generate(prompt, max_tokens=40, **LONG)[0]
+            assert before.cached_tokens == 0
+        with genai.LLM(bundled_folder, **options) as llm:
+            after = llm.generate(prompt, max_tokens=40, **LONG)[0]
+            assert after.cached_tokens == (before.prompt_tokens - 1) // 32 * 32
+            assert after.token_ids == before.token_ids
+            assert llm.stats().prefix_cache["found"] > 0  # type: ignore[index]
+    with genai.LLM(bundled_folder, accuracy="fp32", prefix_cache_dir=folder) as llm:
+        assert llm.generate(prompt, max_tokens=1)[0].cached_tokens == 0
+
+
+def test_prefix_folders_that_are_refused(
+    bundled_folder: Path, form_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for options, said in (
+        ({"prefix_cache_dir": tmp_path / "file"}, "cannot be used"),
+        ({"prefix_cache_dir": tmp_path / "a", "prefix_cache_bytes": 0}, "0 bytes"),
+        ({"prefix_cache_bytes": 10}, "without prefix_cache_dir"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            genai.LLM(bundled_folder, **options)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match="no blocks"):
+        genai.LLM(form_folder("dense"), prefix_cache_dir=tmp_path / "b")
+    with genai.Model(bundled_folder) as model:
+        model.keep_prefixes_in(tmp_path / "c")
+        model.keep_prefixes_in(tmp_path / "c", 10**9)
+        with pytest.raises(OptionError, match="another folder"):
+            model.keep_prefixes_in(tmp_path / "d")

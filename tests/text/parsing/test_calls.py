@@ -1,0 +1,78 @@
+"""Grammars of calls where the markers are special tokens: they take what the parsers read, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import genai
+from genai.engine.sampling.grammar import Grammar
+from genai.engine.sampling.guidance import Guidance
+from genai.errors import GrammarError
+from genai.text.parsing import PARSERS, split_reply
+from genai.text.parsing.calls import CalledTool, ReplyGrammar
+from genai.text.vocabulary import token_bytes
+
+TEMPLATES = {"hermes": "<think>", "llama3": "", "mistral": "", "mistral-named": "[ARGS]", "gpt_oss": ""}
+TOOL = CalledTool("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+                          "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}})  # fmt: skip
+ARGUMENTS = '{"a":-3}'
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> genai.Tokenizer:
+    """Bytes, and every marker of every parser as a special token."""
+    folder = tmp_path_factory.mktemp("markers")
+    backend = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    markers = sorted({marker for parser in PARSERS.values() for marker in parser.markers})
+    backend.add_special_tokens([AddedToken(name, special=True) for name in (*markers, "<pad>")])
+    backend.save(str(folder / "tokenizer.json"))
+    return genai.Tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_grammars_take_is_what_parsers_read(name: str, tokenizer: genai.Tokenizer) -> None:
+    parser = PARSERS[name.removesuffix("-named")]
+    assert parser.calls is not None
+    form = parser.calls(TEMPLATES[name])
+    special = {marker: tokenizer.to_token_id(marker) for marker in parser.markers}
+    eos = tokenizer.to_token_id("<pad>")
+    writer = ReplyGrammar(special, form.thought)
+    guidance = Guidance(lambda: token_bytes(tokenizer), tokenizer.vocab_size, [eos])
+
+    def takes(text: str, *, is_free: bool = False) -> bool:
+        grammar = Grammar("tools", writer.of_calls(form, [TOOL], most=2, is_free=is_free))
+        matcher = guidance.matcher(grammar)
+        ids = tokenizer.encode(text).tolist()
+        try:
+            for token in ids:
+                matcher.follow(token)
+        except GrammarError:
+            return False
+        return matcher.is_complete
+
+    one = form.before_name + TOOL.name + form.before_arguments + ARGUMENTS + form.after
+    thought = "" if form.thought is None else f"{form.thought[0]}hm{form.thought[1]}"
+    for text, count in ((one, 1), (one + form.between + one, 2), (one + 2 * (form.between + one), 3)):
+        reply = form.opening + form.start + text + form.end
+        assert takes(reply) == takes(thought + reply) == (count <= 2)
+        calls = split_reply(reply, parser).tool_calls
+        assert [(call.name, call.arguments) for call in calls] == [("add", json.loads(ARGUMENTS))] * count
+    assert not takes(form.opening + form.start + one.replace("-3", '"x"') + form.end)
+    assert not takes(form.opening + form.start + one.replace("add", "sub") + form.end)
+    assert not takes("An answer.")
+    if form.is_free:
+        assert takes("An answer.", is_free=True) and takes("", is_free=True)
+        assert not takes(form.opening + "no call", is_free=True)
+
+
+def test_markers_are_no_part_of_an_answer(tokenizer: genai.Tokenizer) -> None:
+    """A schema's texts hold no special tokens, even where they are written alike."""
+    guidance = Guidance(lambda: token_bytes(tokenizer), tokenizer.vocab_size, [tokenizer.to_token_id("<pad>")])
+    matcher = guidance.matcher(Grammar("regex", ".*"))
+    with pytest.raises(GrammarError):
+        matcher.follow(tokenizer.to_token_id("<tool_call>"))

@@ -1,0 +1,289 @@
+"""What to run on the first day a GPU is there: `python -m tools.cuda_day -o FOLDER [MODEL...]`.
+
+In order of importance, within so many minutes: facts of the GPU, every kernel compiled, the tests of kernels and of the
+bundled model on the GPU, then how fast kernels and models are beside what the GPU can do. Everything is written to
+FOLDER/cuda_day.json and FOLDER/cuda_day.md after each stage, so that nothing is lost where a later one fails. Exits
+with 2 where there is no GPU, with 1 where a stage failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genai.kernels.cuda.cupy_driver import open_driver
+from genai.kernels.cuda.driver import NoDevice
+from genai.kernels.cuda.every import every_kernel
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.kernels.executor import StepContext
+from genai.kernels.formats import PAGE_TOKENS, PagedLayer
+from genai.kernels.records import Attention, Branch, Product, Record
+from tests.kernels.cuda.programs import MadeUpConstants, program, step_of
+
+ROOT = Path(__file__).resolve().parent.parent
+# Shares of what the GPU can do at most that kernels should reach: of its copy bandwidth, and of its matmul.
+BANDWIDTH_SHARE, MATMUL_SHARE = 0.8, 0.5
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured.
+
+    Attributes:
+        copied: bytes. matrices: [outputs, columns] of products. copies: so many of each, more than a cache holds.
+        tokens: rows with decode numerics; prompts: rows with prefill numerics. contexts: tokens of sequences.
+        batches: sequences. repeats: of what is timed.
+    """
+
+    copied: int = 1 << 30
+    matrices: tuple[tuple[int, int], ...] = ((4096, 4096), (14336, 4096), (4096, 14336))
+    copies: int = 8
+    tokens: tuple[int, ...] = (1, 8, 64)
+    prompts: tuple[int, ...] = (512, 2048)
+    contexts: tuple[int, ...] = (1024, 8192)
+    batches: tuple[int, ...] = (1, 64)
+    repeats: int = 20
+
+
+SMALL = Sizes(1 << 16, ((64, 256),), 2, (1,), (32,), (64,), (2,), 2)
+
+
+@dataclass
+class Day:
+    """What was found so far, and what it is found with."""
+
+    driver: Any
+    cupy: Any
+    sizes: Sizes
+    folder: Path
+    models: list[Path]
+    index: int
+    stages: dict[str, list[Row]] = field(default_factory=dict)
+    bandwidth: float = 0.0
+    matmul: float = 0.0
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """The median of how long some work takes on the GPU, by its own clock."""
+        work()
+        found = []
+        for _ in range(self.sizes.repeats):
+            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+            with self.driver.here():
+                begin.record()
+            work()
+            with self.driver.here():
+                end.record()
+            end.synchronize()
+            found.append(self.cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+        return float(np.median(found))
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def facts(day: Day) -> Iterator[Row]:
+    """The GPU, what it copies and multiplies at most, and what a launch costs."""
+    yield {"what": "device", "value": day.driver.name, "free bytes": day.driver.free_bytes()}
+    for name in ("driverGetVersion", "runtimeGetVersion"):
+        yield {"what": name, "value": getattr(day.cupy.cuda.runtime, name)()}
+    source, target = (day.driver.zeros(day.sizes.copied) for _ in range(2))
+
+    def copy() -> None:
+        with day.driver.here():
+            target[...] = source
+
+    day.bandwidth = 2 * day.sizes.copied / day.seconds(copy)
+    yield {"what": "copy bandwidth, both ways", "GB/s": day.bandwidth / 1e9}
+    size = max(day.sizes.matrices[0])
+    a, b = (day.driver.upload(np.ones((size, size), np.float16)) for _ in range(2))
+
+    def multiply() -> None:
+        with day.driver.here():
+            a @ b
+
+    try:
+        day.matmul = 2 * size**3 / day.seconds(multiply)
+        yield {"what": "cuBLAS, float16", "TFLOP/s": day.matmul / 1e12}
+    except Exception as error:  # its library is no part of our extras
+        yield {"what": "cuBLAS, float16", "value": f"not there: {type(error).__name__}: {error}"}
+    count = 1000
+    begin = time.perf_counter()
+    for _ in range(count):
+        day.driver.zeros(256)
+    day.driver.synchronize()
+    yield {"what": "a launch of CuPy's with its allocation", "us": (time.perf_counter() - begin) / count * 1e6}
+
+
+def compiled(day: Day) -> Iterator[Row]:
+    """Every kernel, by the compiler that users run."""
+    kernels, begin = every_kernel(), time.perf_counter()
+    functions = day.driver.load(kernels)
+    yield {"what": "kernels compiled", "value": len(functions), "s": time.perf_counter() - begin}
+
+
+def checked(day: Day) -> Iterator[Row]:
+    """The tests of rows, attention and the bundled model, on the GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/kernels/cuda"]
+    environment = {**os.environ, "GENAI_CUDA_DEVICE": str(day.index)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    (day.folder / "tests.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
+    last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
+    yield {"what": "tests on the GPU", "value": "passed" if done.returncode == 0 else "FAILED", "line": "".join(last)}
+    if done.returncode:
+        raise RuntimeError(f"tests failed: see {day.folder / 'tests.txt'}")
+
+
+def products(day: Day) -> Iterator[Row]:
+    """Products with weights of 4 and 8 bits: bytes of weights per second for few rows, operations for many."""
+    rng = np.random.default_rng(0)
+    for outputs, columns in day.sizes.matrices:
+        for bits in (4, 8):
+            constants = MadeUpConstants()
+            weights = [constants.block_weight(rng, outputs, columns, bits=bits) for _ in range(day.sizes.copies)]
+            executor = CudaExecutor(day.driver, 1)
+            nbytes = sum(executor.packed_bytes(weight, constants) for weight in weights)
+            for exact in (True, False):
+                records: list[Record] = [
+                    Product("x", Branch(weight), f"y{number}", exact) for number, weight in enumerate(weights)
+                ]
+                widths = {"x": columns} | {record.outputs[0]: outputs for record in records}
+                step = executor.compile(program(records, widths, constants, []))
+                counted = [(tokens, 0) for tokens in day.sizes.tokens]
+                counted += [] if exact else [(tokens, tokens) for tokens in day.sizes.prompts]
+                for tokens, prefill in counted:
+                    x = rng.standard_normal((tokens, columns)).astype(np.float32)
+                    counts = step.prepare(step_of([tokens], [tokens], prefill=int(prefill > 0)), {"x": x})
+                    seconds = day.seconds(lambda step=step, counts=counts: step.start(counts))  # type: ignore[misc]
+                    yield _product_row(day, (outputs, columns, bits), exact, tokens, prefill, nbytes, seconds)
+
+
+def _product_row(
+    day: Day, shape: tuple[int, int, int], exact: bool, tokens: int, prefill: int, nbytes: int, seconds: float
+) -> Row:
+    outputs, columns, bits = shape
+    kind = "bf16 tensor cores" if prefill else "fp32" if exact else "int8"
+    row: Row = {"what": f"{outputs} x {columns}, {bits} bits, {kind}", "rows": tokens}
+    row |= {"us": seconds / day.sizes.copies * 1e6}
+    if prefill:
+        rate = 2 * outputs * columns * tokens * day.sizes.copies / seconds
+        reached = rate / day.matmul if day.matmul else None
+        return row | {"TFLOP/s": rate / 1e12, "share": reached, "floor": MATMUL_SHARE}
+    rate = nbytes / seconds
+    return row | {"GB/s": rate / 1e9, "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE}
+
+
+def attention(day: Day) -> Iterator[Row]:
+    """Decoding with 32 heads and 8 KV heads of 128 in float16: bytes of keys and values per second."""
+    record = Attention("q", "k", "v", "out", layer=0, heads=32, kv_heads=8, head_size=128, v_head_size=128)
+    widths = {"q": 4096, "k": 1024, "v": 1024, "out": 4096}
+    for context in day.sizes.contexts:
+        for batch in day.sizes.batches:
+            blocks = batch * -(-context // PAGE_TOKENS)
+            memory = [day.driver.zeros(blocks * 8 * 128 * PAGE_TOKENS * 2).view(np.float16) for _ in range(2)]
+            keys = memory[0].reshape(blocks, 8, 128, PAGE_TOKENS)
+            layer = PagedLayer(keys, memory[1].reshape(blocks, 8, PAGE_TOKENS, 128))
+            executor = CudaExecutor(day.driver, 1)
+            step = executor.compile(program([record], widths, MadeUpConstants(), []), [layer])
+            which: StepContext = step_of([context] * batch, [1] * batch, num_blocks=blocks)
+            given = {name: np.ones((batch, widths[name]), np.float32) for name in ("q", "k", "v")}
+            counts = step.prepare(which, given)
+            seconds = day.seconds(lambda step=step, counts=counts: step.start(counts))  # type: ignore[misc]
+            rate = batch * context * 8 * 128 * 2 * 2 / seconds
+            yield {
+                "what": f"attention, {context} tokens", "rows": batch, "us": seconds * 1e6, "GB/s": rate / 1e9,
+                "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE,
+            }  # fmt: skip
+
+
+def models(day: Day) -> Iterator[Row]:
+    """`genai bench decode` of the bundled model and of those that were named, on the GPU."""
+    for model in (None, *day.models):
+        command = [sys.executable, "-m", "genai", "bench", "decode", *([str(model)] if model else []), "--json"]
+        done = subprocess.run([*command, "--device", f"cuda:{day.index}"], cwd=ROOT, capture_output=True, text=True)
+        name = model.name if model else "the bundled model"
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+        yield {"what": f"decode, {name}", "value": json.loads(done.stdout)}
+
+
+STAGES = (facts, compiled, checked, products, attention, models)
+
+
+# --- the day ---------------------------------------------------------------------------------------------------------
+
+
+def run(day: Day, minutes: float) -> int:
+    """All stages; returns how many failed. None begins after so many minutes."""
+    end, failed = time.monotonic() + 60 * minutes, 0
+    for stage in STAGES:
+        rows = day.stages[stage.__name__] = []
+        if time.monotonic() > end:
+            rows.append({"what": "not begun", "value": f"{minutes:g} minutes were over"})
+            continue
+        try:
+            for row in stage(day):
+                rows.append(row)
+                print(_line(row), file=sys.stderr, flush=True)
+        except Exception as error:
+            failed += 1
+            rows.append({"what": "FAILED", "value": f"{type(error).__name__}: {error}"})
+            print(traceback.format_exc(), file=sys.stderr)
+        write(day)
+    return failed
+
+
+def write(day: Day) -> None:
+    """One JSON and one page of what was found."""
+    day.folder.mkdir(parents=True, exist_ok=True)
+    (day.folder / "cuda_day.json").write_text(json.dumps(day.stages, indent=1), encoding="utf-8")
+    lines = [f"# {day.driver.name}"]
+    for name, rows in day.stages.items():
+        lines += ["", f"## {name}", "", *(f"- {_line(row)}" for row in rows)]
+    (day.folder / "cuda_day.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _line(row: Row) -> str:
+    parts = [str(row["what"])]
+    for name, value in row.items():
+        if name != "what" and value is not None:
+            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    under = row.get("share") is not None and row["share"] < row["floor"]
+    return ", ".join(parts) + (" (below its floor)" if under else "")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no stage begins later")
+    parser.add_argument("--small", action="store_true", help="small sizes: to try this program out")
+    parser.add_argument("models", type=Path, nargs="*", metavar="MODEL")
+    options = parser.parse_args(arguments)
+    try:
+        driver = open_driver(options.device)
+    except NoDevice as error:
+        print(f"cuda_day: no GPU can be used: {error}", file=sys.stderr)
+        return 2
+    import cupy
+
+    sizes = SMALL if options.small else Sizes()
+    day = Day(driver, cupy, sizes, options.output.resolve(), options.models, options.device)
+    day.folder.mkdir(parents=True, exist_ok=True)
+    return 1 if run(day, options.minutes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

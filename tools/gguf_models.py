@@ -1,0 +1,322 @@
+"""Tiny GGUF models with random weights, one per architecture and per type, written with llama.cpp's `gguf` package.
+
+Weights come from `numpy.random.RandomState`, whose numbers stay the same in every version of NumPy: llama.cpp's logits
+of these files are stored (tests/builder/gguf_goldens), and the tests make the files again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.ggml import GGML_TYPES, GgmlType
+
+HIDDEN, VOCAB, CONTEXT = 256, 288, 1024
+TOKENS = tuple(int(token) for token in np.random.RandomState(7).randint(0, VOCAB, 24))
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCABULARIES = Path(__file__).resolve().parent.parent / "tests" / "text" / "goldens" / "vocabularies.json"
+Tensors = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder in llama.cpp's words.
+
+    Attributes:
+        arch: general.architecture. keys: further metadata, without the architecture's name.
+        qk: norms of queries and keys: "", "head", "heads" or "all".
+        bias: projections that have one, of "qkv", "o", "mlp", "head".
+    """
+
+    arch: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    layers: int = 2
+    kv_heads: int = 2
+    width: int = 512
+    rotated: int = 64
+    layer_norm: bool = False
+    norm_weights: bool = True
+    norm_biases: bool = False
+    pre: bool = True
+    post: bool = False
+    one_norm: bool = False
+    second_norm: bool = False
+    qk: str = ""
+    bias: tuple[str, ...] = ()
+    packed: bool = False
+    gated: bool = True
+    gate_in_up: bool = False
+    tied: bool = False
+    experts: int = 0
+    shared: int = 0
+    positions: bool = False
+    divisors: tuple[str, ...] = ()
+
+
+_LAYER_NORM: dict[str, Any] = {"layer_norm": True, "norm_biases": True, "gated": False}
+_ALL_BIASES: dict[str, Any] = {"bias": ("qkv", "o", "mlp"), **_LAYER_NORM}
+_GRANITE = {"attention.scale": 0.1, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0}
+_LONG = {"rope.scaling.original_context_length": 512, "rope.scaling.attn_factor": 1.19}
+_GEMMA2 = {"attention.sliding_window": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+
+SHAPES: dict[str, Shape] = {
+    "llama": Shape("llama"),
+    "llama_divisors": Shape("llama", tied=True, divisors=("rope_freqs",)),
+    "llama_linear": Shape("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+    "llama_yarn": Shape(
+        "llama",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256},
+    ),
+    "llama_experts": Shape("llama", experts=4, width=256),
+    "qwen2": Shape("qwen2", bias=("qkv",)),
+    "qwen2moe": Shape("qwen2moe", {"expert_shared_feed_forward_length": 256}, bias=("qkv",), experts=4, shared=256),
+    "qwen3": Shape("qwen3", qk="head", tied=True),
+    "qwen3moe": Shape("qwen3moe", qk="head", experts=4),
+    "gemma": Shape("gemma", tied=True),
+    "gemma2": Shape("gemma2", _GEMMA2, tied=True, post=True),
+    "gemma3": Shape(
+        "gemma3", {"attention.sliding_window": 16, "rope.freq_base_swa": 5000.0},
+        layers=7, tied=True, post=True, qk="head",
+    ),
+    "phi2": Shape("phi2", kv_heads=4, rotated=32, one_norm=True, bias=("qkv", "o", "mlp", "head"), **_LAYER_NORM),
+    "phi3": Shape("phi3", kv_heads=4, packed=True, gate_in_up=True),
+    "phi3_long": Shape(
+        "phi3", _LONG, kv_heads=4, packed=True, gate_in_up=True, divisors=("rope_factors_short", "rope_factors_long")
+    ),
+    "olmo": Shape("olmo", kv_heads=4, layer_norm=True, norm_weights=False),
+    "olmo2": Shape("olmo2", kv_heads=4, pre=False, post=True, qk="all"),
+    "granite": Shape("granite", _GRANITE, tied=True),
+    "granitemoe": Shape("granitemoe", _GRANITE, tied=True, experts=4, width=256),
+    "starcoder2": Shape("starcoder2", tied=True, **_ALL_BIASES),
+    "gpt2": Shape("gpt2", kv_heads=4, packed=True, positions=True, tied=True, **_ALL_BIASES),
+    "gptneox": Shape("gptneox", {"use_parallel_residual": True}, kv_heads=4, rotated=16, packed=True, **_ALL_BIASES),
+    "falcon": Shape("falcon", kv_heads=1, packed=True, one_norm=True, tied=True, **_LAYER_NORM),
+    "falcon_two_norms": Shape("falcon", packed=True, one_norm=True, second_norm=True, tied=True, **_LAYER_NORM),
+    "stablelm": Shape("stablelm", rotated=16, layer_norm=True, norm_biases=True, bias=("qkv",)),
+    "command-r": Shape("command-r", {"logit_scale": 0.0625}, layer_norm=True, one_norm=True, tied=True),
+    "cohere2": Shape(
+        "cohere2", {"logit_scale": 0.0625, "attention.sliding_window": 16},
+        layers=4, layer_norm=True, one_norm=True, tied=True,
+    ),
+    "glm4": Shape("glm4", rotated=32, post=True, gate_in_up=True, bias=("qkv",)),
+    "exaone4": Shape("exaone4", layers=4, pre=False, post=True, qk="head"),
+    "smollm3": Shape("smollm3", layers=4, tied=True),
+    "nemotron": Shape("nemotron", rotated=32, **_LAYER_NORM),
+    "ernie4_5": Shape("ernie4_5", tied=True),
+}  # fmt: skip
+HEADS, HEAD = 4, 64
+
+
+def write_model(path: Path, shape: Shape, kind: str = "F32", **changes: Any) -> Path:
+    """Write a model whose matrices are of a type; `changes` replace metadata, or remove it where None."""
+    writer = gguf.GGUFWriter(str(path), shape.arch)
+    for key, value in (metadata(shape) | changes).items():
+        add_value(writer, key, value)
+    random = np.random.RandomState(sum(map(ord, shape.arch + kind)))
+    for name, values in _tensors(shape, random):
+        add_tensor(writer, name, values, kind, random)
+    close(writer)
+    return path
+
+
+def close(writer: Any) -> None:
+    """Write the file that was put together."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_tensor(writer: Any, name: str, values: NDArray[np.float32], kind: str, random: np.random.RandomState) -> None:
+    """Matrices get the type, by random blocks of the same size; norms, routers and biases stay floats."""
+    if kind == "F32" or values.ndim == 1 or any(part in name for part in ("norm", "gate_inp", "position", "rope")):
+        writer.add_tensor(name, values)
+        return
+    number = gguf.GGMLQuantizationType[kind]
+    if (found := GGML_TYPES.get(number)) is None:
+        writer.add_tensor(name, gguf.quantize(values, number), raw_dtype=number)
+        return
+    rms = float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))
+    blocks = random_blocks(found, (*values.shape[:-1], values.shape[-1] // found.columns), random, rms)
+    writer.add_tensor(name, blocks.reshape(*blocks.shape[:-2], -1), raw_dtype=number)
+
+
+# Where the floats of a block lie: its scale, and what its least value is scaled by.
+_FLOATS = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "Q4_1": (0, 2), "Q5_1": (0, 2),
+    "Q4_K": (0, 2), "Q5_K": (0, 2),
+}  # fmt: skip
+# The second float in units of the first, so that values lie around zero.
+_LEAST = {"Q4_1": -7.5, "Q5_1": -15.5, "Q4_K": 7.5, "Q5_K": 15.5, "Q2_K": 1.5}
+
+
+def random_blocks(
+    kind: GgmlType, shape: tuple[int, ...], random: np.random.RandomState, rms: float
+) -> NDArray[np.uint8]:
+    """Blocks [*shape, bytes] of random numbers of about this size."""
+    blocks: NDArray[np.uint8] = random.randint(0, 256, (*shape, kind.nbytes)).astype(np.uint8)
+    if kind.name == "MXFP4":
+        blocks[..., 0] = 127 + round(np.log2(rms / 3))
+    elif kind.name == "NVFP4":
+        blocks[..., :4] = max(1, round(8 * (np.log2(rms / 3) + 7)))
+    elif kind.name == "IQ1_M":
+        _spread(blocks, rms * 0.08)
+    else:
+        _put(blocks, kind.name, 1.0)
+        values = gguf.dequantize(
+            blocks.reshape(-1, blocks.shape[-2] * kind.nbytes), gguf.GGMLQuantizationType[kind.name]
+        )
+        _put(blocks, kind.name, rms / float(np.sqrt(np.mean(values.astype(np.float64) ** 2))))
+    return blocks
+
+
+def _put(blocks: NDArray[np.uint8], name: str, scale: float) -> None:
+    for place, factor in zip(_FLOATS.get(name, (0,)), (1.0, _LEAST.get(name, 1.0)), strict=False):
+        blocks[..., place : place + 2] = np.array([scale * factor], np.float16).view(np.uint8)
+
+
+def _spread(blocks: NDArray[np.uint8], scale: float) -> None:
+    """The float of IQ1_M lies in the highest nibbles of four words."""
+    bits = int(np.array([scale], np.float16).view(np.uint16)[0])
+    for word in range(4):
+        high = blocks[..., 49 + 2 * word]
+        high[...] = high & 15 | (bits >> 4 * word & 15) << 4
+
+
+def metadata(shape: Shape) -> dict[str, Any]:
+    """All keys but general.architecture, with a byte-level vocabulary."""
+    norm = "attention.layer_norm_epsilon" if shape.layer_norm else "attention.layer_norm_rms_epsilon"
+    own = {
+        "context_length": CONTEXT, "embedding_length": HIDDEN, "block_count": shape.layers,
+        "feed_forward_length": shape.width, "attention.head_count": HEADS,
+        "attention.head_count_kv": shape.kv_heads, "attention.key_length": HEAD, "attention.value_length": HEAD,
+        norm: 1e-5, "vocab_size": VOCAB,
+    }  # fmt: skip
+    if not shape.positions:
+        own |= {"rope.dimension_count": shape.rotated, "rope.freq_base": 10000.0}
+    if shape.experts:
+        own |= {"expert_count": shape.experts, "expert_used_count": 2, "expert_feed_forward_length": 256}
+    return {f"{shape.arch}.{key}": value for key, value in (own | dict(shape.keys)).items()} | vocabulary()
+
+
+def vocabulary() -> dict[str, Any]:
+    """Bytes, some merges, and the marks of a chat."""
+    known = json.loads(VOCABULARIES.read_text(encoding="utf-8"))["byte_level"]
+    tokens = sorted(known["vocab"], key=known["vocab"].get)
+    bytes_ = [token for token in tokens if len(token) == 1]
+    marks = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<defined>"]
+    merges = [merge for merge in known["merges"] if all(len(part) == 1 for part in merge)]
+    merges = merges[: VOCAB - len(bytes_) - len(marks)]
+    listed = [*bytes_, *("".join(merge) for merge in merges), *marks]
+    assert len(listed) == VOCAB
+    return {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": listed,
+        "tokenizer.ggml.token_type": [1] * (VOCAB - 4) + [3, 3, 3, 4],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges], "tokenizer.ggml.bos_token_id": VOCAB - 2,
+        "tokenizer.ggml.eos_token_id": VOCAB - 3, "tokenizer.chat_template": TEMPLATE,
+    }  # fmt: skip
+
+
+def add_value(writer: Any, key: str, value: Any) -> None:
+    """A value of metadata; None adds nothing."""
+    kinds: list[tuple[type, Callable[..., None]]] = [
+        (bool, writer.add_bool), (int, writer.add_uint32), (float, writer.add_float32), (str, writer.add_string),
+        (list, writer.add_array),
+    ]  # fmt: skip
+    for kind, add in kinds:
+        if isinstance(value, kind):
+            add(key, value)
+            return
+
+
+def _tensors(shape: Shape, random: np.random.RandomState) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    def matrix(*dims: int, scale: float | None = None) -> NDArray[np.float32]:
+        return (random.standard_normal(dims) * (scale or dims[-1] ** -0.5)).astype(np.float32)
+
+    def linear(name: str, rows: int, columns: int, biased: str = "-") -> Iterator[tuple[str, NDArray[np.float32]]]:
+        yield f"{name}.weight", matrix(rows, columns)
+        if biased in shape.bias:
+            yield f"{name}.bias", matrix(rows, scale=0.1)
+
+    def norm(name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        if shape.norm_weights:
+            yield f"{name}.weight", 1 + matrix(HIDDEN, scale=0.2)
+        if shape.norm_biases:
+            yield f"{name}.bias", matrix(HIDDEN, scale=0.1)
+
+    yield "token_embd.weight", matrix(VOCAB, HIDDEN, scale=0.5)
+    if shape.positions:
+        yield "position_embd.weight", matrix(CONTEXT, HIDDEN, scale=0.3)
+    yield from norm("output_norm")
+    if not shape.tied:
+        yield from linear("output", VOCAB, HIDDEN, "head")
+    for name in shape.divisors:
+        yield f"{name}.weight", np.linspace(1, 6 if name.endswith("long") else 3, HEAD // 2).astype(np.float32)
+    for layer in range(shape.layers):
+        path = f"blk.{layer}"
+        yield from _attention(shape, path, linear, norm, matrix)
+        if shape.pre and not shape.one_norm:
+            yield from norm(f"{path}.ffn_norm")
+        if shape.post:
+            yield from norm(f"{path}.post_ffw_norm")
+        if not shape.experts:
+            if shape.gated and not shape.gate_in_up:
+                yield from linear(f"{path}.ffn_gate", shape.width, HIDDEN, "mlp")
+            yield from linear(f"{path}.ffn_up", shape.width * (2 if shape.gate_in_up else 1), HIDDEN, "mlp")
+            yield from linear(f"{path}.ffn_down", HIDDEN, shape.width, "mlp")
+            continue
+        yield f"{path}.ffn_gate_inp.weight", matrix(shape.experts, HIDDEN, scale=0.3)
+        for part in ("gate", "up", "down"):
+            yield f"{path}.ffn_{part}_exps.weight", matrix(shape.experts, 256, HIDDEN)
+        if shape.shared:
+            yield f"{path}.ffn_gate_inp_shexp.weight", matrix(HIDDEN, scale=0.3)
+            for part in ("gate", "up", "down"):
+                yield f"{path}.ffn_{part}_shexp.weight", matrix(shape.shared, HIDDEN)
+
+
+def _attention(
+    shape: Shape, path: str, linear: Any, norm: Any, matrix: Any
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    if shape.pre:
+        yield from norm(f"{path}.attn_norm")
+    if shape.second_norm:
+        yield from norm(f"{path}.attn_norm_2")
+    if shape.post:
+        yield from norm(f"{path}.post_attention_norm")
+    sizes = {"q": HEADS * HEAD, "k": shape.kv_heads * HEAD, "v": shape.kv_heads * HEAD}
+    if shape.packed:
+        yield from linear(f"{path}.attn_qkv", sum(sizes.values()), HIDDEN, "qkv")
+    else:
+        for part, rows in sizes.items():
+            yield from linear(f"{path}.attn_{part}", rows, HIDDEN, "qkv")
+    yield from linear(f"{path}.attn_output", HIDDEN, HEADS * HEAD, "o")
+    for part in "qk" if shape.qk else "":
+        dims = {"head": (HEAD,), "all": (sizes[part],), "heads": (sizes[part] // HEAD, HEAD)}[shape.qk]
+        yield f"{path}.attn_{part}_norm.weight", 1 + matrix(*dims, scale=0.2)
+
+
+def write_adapter(path: Path, shape: Shape, rank: int = 4, **changes: Any) -> Path:
+    """Write an adapter of a model's attention, as convert_lora_to_gguf.py does."""
+    writer = gguf.GGUFWriter(str(path), shape.arch)
+    values = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+    for key, value in (values | changes).items():
+        add_value(writer, key, value)
+    random = np.random.RandomState(3)
+    rows = {"q": HEADS * HEAD, "k": shape.kv_heads * HEAD, "v": shape.kv_heads * HEAD, "output": HIDDEN}
+    for layer in range(shape.layers):
+        for part, count in rows.items():
+            name = f"blk.{layer}.attn_{part}.weight"
+            writer.add_tensor(f"{name}.lora_a", (random.standard_normal((rank, HIDDEN)) / 16).astype(np.float32))
+            writer.add_tensor(f"{name}.lora_b", (random.standard_normal((count, rank)) / 8).astype(np.float32))
+    close(writer)
+    return path
