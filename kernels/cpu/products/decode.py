@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...formats import BLOCKS_PER_RECORD, TILE_ROWS, TILES_TOGETHER, RecordLayout
 from ..arguments import Address, Arguments
@@ -25,7 +25,7 @@ from ..program.calls import Rows, row_at
 from ..tiles import configure_tiles, release_tiles
 from ..vector import maximum, minimum
 from . import decode_tiles
-from .low_rank import add_adapters
+from .low_rank import ASKED_BYTES, NOT_ASKED, RUN_LINES, add_adapters, start_asking
 from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep
 from .terms import TermsArguments, addend_of, scaled, with_terms
 
@@ -41,7 +41,10 @@ _LINE = 64
 _VECTOR_BYTES = 4 * LANES
 # Results of the micro-kernels: [row][stream] vectors.
 _ROW_BYTES = STREAMS * _VECTOR_BYTES
-SCRATCH_BYTES = max(_SHAPES) * _ROW_BYTES
+# So many rows are multiplied in one pass over a group, more in several.
+_ROWS_OF_ONE_PASS = max(rows for rows, tiles in _SHAPES.items() if tiles == STREAMS)
+_SUMS_BYTES = max(_SHAPES) * _ROW_BYTES
+SCRATCH_BYTES = _SUMS_BYTES + ASKED_BYTES
 # Sums of a group of STREAMS tiles with sixteen rows. Groups that several blocks of rows meet one after the other.
 _GROUP_BYTES = TILE_ROWS * _ROW_BYTES
 _BYTES_TOGETHER = 1 << 20
@@ -89,12 +92,30 @@ class ProductArguments(Arguments):
     swiglu: SwigluArguments = SwigluArguments()
 
 
+class _Noted(NamedTuple):
+    """What `low_rank` has noted for the next groups: in each step of the passes over a group one run is asked for.
+
+    Attributes:
+        address: where it is noted. count: of runs. before: passes before this one.
+    """
+
+    address: Any
+    count: Any
+    before: int
+
+    def ask(self, e: Emitter, turn: Any) -> None:
+        with e.builder.if_then(e.builder.icmp_signed("<", turn, self.count), likely=False):
+            run = e.load(e.at(e.at(self.address, e.builder.mul(turn, INT64(8))), 16), INT64)
+            for line in range(RUN_LINES):
+                e.prefetch(e.at(run, line * _LINE), 2)
+
+
 def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
     """Sums of a group's STREAMS tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
 
     Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
     of scales and corrections in a row; the address of the results; the bytes of a tile; the grids of the first and of
-    the last half of the tiles; the last row, which stands in for those behind it.
+    the last half of the tiles; what `low_rank` has noted to ask for; the last row, which stands in for those behind it.
 
     Args:
         beside: tiles of the group behind one of them, before the next group.
@@ -104,7 +125,7 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
 
     def emit(e: Emitter, *values: Any) -> None:
         streams, rest = values[:STREAMS], values[STREAMS:]
-        records, x, stride, scales, corrections, out, tile, grid, gated_grid, last = rest
+        records, x, stride, scales, corrections, out, tile, grid, gated_grid, asked, last = rest
         b = e.builder
         row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows - 1)]
         row_at.append(e.at(x, b.mul(stride, last)))
@@ -113,14 +134,15 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
             some, target = streams[first : first + tiles], e.at(out, first * _VECTOR_BYTES)
             grids = [grid if stream < STREAMS // 2 else gated_grid for stream in range(first, first + tiles)]
             loaded = [kind.grid(e, address) for address in grids]
-            _emit_pass(e, kind, some, loaded, records, row_at, scales, corrections, target, to_next)
+            noted = _Noted(asked, e.load(asked, INT64), first // tiles)
+            _emit_pass(e, kind, some, loaded, records, row_at, scales, corrections, target, to_next, noted)
 
     return micro_kernel(emit)
 
 
 def _emit_pass(
     e: Emitter, kind: Packing, streams: Sequence[Any], grids: list[Any], records: Any, row_at: list[Any], scales: Any,
-    corrections: Any, out: Any, to_next: Any,
+    corrections: Any, out: Any, to_next: Any, noted: _Noted,
 ) -> None:  # fmt: skip
     """The loop over the steps of some tiles."""
     b, per_record, tiles = e.builder, kind.steps_per_record, len(streams)
@@ -145,6 +167,7 @@ def _emit_pass(
 
         if not kind.asks:
             ask(part, per_record)
+        noted.ask(e, e.at(index, b.mul(steps, INT64(noted.before))))
         sums[:] = kind.step(e, LoopStep(index, part, at, row_at, scales, corrections, grids, ask), sums)
     for m in range(len(row_at)):
         for t in range(tiles):
@@ -184,15 +207,20 @@ def _writer(name: str) -> Any:
     combine, is_gated, beside = _gate(name), name != "", STREAMS // 2 if name else STREAMS
 
     @inline
-    def write(arguments: ProductArguments, context: int, scratch: int, group: int, row: int, count: int) -> None:
-        """out = sums, or gate(gate's sums, gated sums), each with its terms: the gate's streams come first."""
+    def write(
+        arguments: ProductArguments, context: int, scratch: int, asked: int, group: int, row: int, count: int
+    ) -> None:
+        """out = sums, or gate(gate's sums, gated sums), each with its terms: the gate's streams come first.
+
+        What the next group will need of adapters is noted in `asked`.
+        """
         width, first = arguments.out.width, group * beside * TILE_ROWS
         scale_sums(arguments.terms.scale, scratch, count, first, beside, width)
-        add_adapters(arguments.terms.place, context, scratch, _ROW_BYTES, row, count, first, beside)
+        add_adapters(arguments.terms.place, context, scratch, _ROW_BYTES, asked, row, count, first, beside)
         if is_gated:
             behind = scratch + beside * _VECTOR_BYTES
             scale_sums(arguments.gated_terms.scale, behind, count, first, beside, width)
-            add_adapters(arguments.gated_terms.place, context, behind, _ROW_BYTES, row, count, first, beside)
+            add_adapters(arguments.gated_terms.place, context, behind, _ROW_BYTES, asked, row, count, first, beside)
         for m in range(count):
             out, addend = row_at(arguments.out, row + m), addend_of(arguments.terms, row + m)
             for stream in range(beside):
@@ -295,7 +323,7 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
                     for m in range(count):
                         for group in range(groups):
                             place = sums + group * _GROUP_BYTES + m * _ROW_BYTES
-                            write(arguments, context, place, run + group, row + m, 1)
+                            write(arguments, context, place, NOT_ASKED, run + group, row + m, 1)
         if rows > 0:
             release_tiles()
         return rows
@@ -343,7 +371,9 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
         scales, corrections = arguments.scales, arguments.corrections
         tile, grid = arguments.tile_stride, arguments.grid
         gated_grid = arguments.gated_grid if gate else grid
+        asked = scratch + _SUMS_BYTES
         done = by_tiles(arguments, context, rows, begin, end, scratch)
+        start_asking(asked, 0)
         for group in range(begin, end if done < rows else begin):
             if gate:
                 a = arguments.weights + 2 * group * tile
@@ -355,9 +385,10 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
             row = done
             while row < rows:
                 x = row_at(arguments.x, row)
-                values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile, grid, gated_grid)
+                values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile, grid, gated_grid, asked)
                 count = by_vectors(values, rows - row)
-                write(arguments, context, scratch, group, row, count)
+                start_asking(asked, records * (1 if count <= _ROWS_OF_ONE_PASS else 2))
+                write(arguments, context, scratch, asked, group, row, count)
                 row += count
         return 0
 

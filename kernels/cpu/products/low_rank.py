@@ -9,7 +9,9 @@ activation (`add_adapters`): there is no row of addends in memory, and a row wit
 are float32, in the order of columns and of ranks: a row's result does not depend on the rows beside it.
 
 With many adapters in a step their factors are a large part of what it reads. So A lies in the order in which it is
-read, and B is asked for one group of columns ahead: it comes from memory while the base's products are computed.
+read. B comes from memory while the base's products are computed: whoever adds a group of columns notes the lines of the
+next group (`start_asking`), and the product's micro-kernel asks for a few of them with each record of weights. Asking
+for all of them at once would wait: a core has room for a few dozen lines that are on their way.
 """
 
 from __future__ import annotations
@@ -41,23 +43,30 @@ from ..memory import (
     read_int64,
     store_float32,
     write_float32,
+    write_int64,
 )
 from ..program.calls import Call, Items, Rows, row_at
 from ..program.context import ContextTable, StepField
 from ..vector import multiply_add, reduce_add, splat_float32
 
 NO_PLACE = -1
+_LINE = 64
 # A product of fewer columns is no place of adapters.
 MIN_COLUMNS = LANES
 # Ranks of a block of shrinking, and the rows that meet them at once.
 _RANKS, _ROWS = 4, 4
 _VECTOR_BYTES = 4 * LANES
 SCRATCH_BYTES = _RANKS * _ROWS * _VECTOR_BYTES
+# What is to be asked for: how many runs of lines are noted and how many may be, then where they begin.
+RUN_LINES = 4
+_RUN_BYTES, _MOST_RUNS = RUN_LINES * _LINE, 128
+ASKED_BYTES = 8 * (2 + _MOST_RUNS)
+# No micro-kernel follows: lines are asked for at once.
+NOT_ASKED = 0
 # An adapter's table: bytes per number, then per place these four, then what the third of them points to.
 _HEADER, _PLACE, _SEGMENT = 1, 4, 5
 _A, _RANK, _SEGMENTS, _COUNT = 0, 1, 2, 3
 _FIRST, _END, _B, _OFFSET, _SEGMENT_RANK = 0, 1, 2, 3, 4
-_LINE = 64
 _SHORTS = ir.VectorType(INT16, LANES)
 
 
@@ -451,49 +460,99 @@ def _add_four(context: int, place: int, sums: int, stride: int, row: int, column
 
 
 @inline
-def _expand_pair(hidden: int, b: int, rank: int, item_bytes: int, ahead: int, t0: Any, t1: Any) -> Any:
-    """Two neighbouring tiles; asks for those that lie `ahead` bytes behind them."""
+def start_asking(asked: int, most: int) -> None:
+    """Nothing is noted; `most` runs of lines may be, as many as the next micro-kernel asks for."""
+    write_int64(asked, 0)
+    write_int64(asked + 8, min(most, _MOST_RUNS))
+
+
+@inline
+def _note(asked: int, address: int, size: int) -> None:
+    """Note the lines of some memory; those that there is no room for are asked for at once."""
+    count, most = 0, 0
+    if asked != NOT_ASKED:
+        count, most = read_int64(asked), read_int64(asked + 8)
+    for run in range(address, address + size, _RUN_BYTES):
+        if count < most:
+            write_int64(asked + 16 + 8 * count, run)
+            count += 1
+        else:
+            for line in range(RUN_LINES):
+                prefetch_second(run + line * _LINE)
+    if asked != NOT_ASKED:
+        write_int64(asked, count)
+
+
+@inline
+def _expand_two(hidden: int, b: int, rank: int, item_bytes: int, t0: Any, t1: Any) -> Any:
+    """Two neighbouring tiles."""
     size = LANES * item_bytes
-    behind = b + rank * size
-    for line in range(0, 2 * rank * size, _LINE):
-        prefetch_second(b + ahead + line)
     for index in range(rank):
-        number = read_float32(hidden + 4 * index)
-        t0 = multiply_add(_factor(b + index * size, item_bytes), number, t0)
-        t1 = multiply_add(_factor(behind + index * size, item_bytes), number, t1)
+        number, at = read_float32(hidden + 4 * index), b + index * size
+        t0 = multiply_add(_factor(at, item_bytes), number, t0)
+        t1 = multiply_add(_factor(at + rank * size, item_bytes), number, t1)
     return t0, t1
 
 
+@inline
+def _expand_group(hidden: int, b: int, rank: int, item_bytes: int, t0: Any, t1: Any, t2: Any, t3: Any) -> Any:
+    """Four neighbouring tiles."""
+    size = LANES * item_bytes
+    for index in range(rank):
+        number, at = read_float32(hidden + 4 * index), b + index * size
+        t0 = multiply_add(_factor(at, item_bytes), number, t0)
+        t1 = multiply_add(_factor(at + rank * size, item_bytes), number, t1)
+        t2 = multiply_add(_factor(at + 2 * rank * size, item_bytes), number, t2)
+        t3 = multiply_add(_factor(at + 3 * rank * size, item_bytes), number, t3)
+    return t0, t1, t2, t3
+
+
 @helper
-def _add_pair(context: int, place: int, sums: int, row: int, column: int, tiles: int) -> None:
-    """`_delta` of two neighbouring tiles, added to their sums. `tiles` of a row are computed before the next row's."""
+def _add_row(context: int, place: int, sums: int, asked: int, row: int, column: int, tiles: int) -> None:
+    """`_delta` of two or four neighbouring tiles, added to their sums; what lies behind them will be next."""
     bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
-    hidden = _hidden_row(context, place, row)
+    hidden, last = _hidden_row(context, place, row), column + LANES * (tiles - 1)
     zero = splat_float32(0.0)
-    t0, t1 = zero, zero
+    t0, t1, t2, t3 = zero, zero, zero, zero
     for index in range(read_int32(bounds), read_int32(bounds + 4)):
         item_bytes, segment, count, offset = _segment_at(context, place, index)
         for _ in range(count):
-            first, second = _holds(segment, column), _holds(segment, column + LANES)
-            if first or second:
+            if read_int64(segment + 8 * _FIRST) <= last and column < read_int64(segment + 8 * _END):
                 rank, b = read_int64(segment + 8 * _SEGMENT_RANK), _tile_of(segment, column, item_bytes)
                 own = hidden + offset + 4 * read_int64(segment + 8 * _OFFSET)
                 size = rank * LANES * item_bytes
-                if not second:
-                    t0 = _expand_any(own, b, rank, item_bytes, t0)
-                elif not first:
-                    t1 = _expand_any(own, b + size, rank, item_bytes, t1)
-                elif item_bytes == 2:
-                    t0, t1 = _expand_pair(own, b, rank, 2, tiles * size, t0, t1)
+                if _holds(segment, column) and _holds(segment, last):
+                    _note(asked, b + tiles * size, tiles * size)
+                    if tiles == 2:
+                        if item_bytes == 2:
+                            t0, t1 = _expand_two(own, b, rank, 2, t0, t1)
+                        else:
+                            t0, t1 = _expand_two(own, b, rank, 4, t0, t1)
+                    elif item_bytes == 2:
+                        t0, t1, t2, t3 = _expand_group(own, b, rank, 2, t0, t1, t2, t3)
+                    else:
+                        t0, t1, t2, t3 = _expand_group(own, b, rank, 4, t0, t1, t2, t3)
                 else:
-                    t0, t1 = _expand_pair(own, b, rank, 4, tiles * size, t0, t1)
+                    if _holds(segment, column):
+                        t0 = _expand_any(own, b, rank, item_bytes, t0)
+                    if _holds(segment, column + LANES):
+                        t1 = _expand_any(own, b + size, rank, item_bytes, t1)
+                    if tiles == 4 and _holds(segment, column + 2 * LANES):
+                        t2 = _expand_any(own, b + 2 * size, rank, item_bytes, t2)
+                    if tiles == 4 and _holds(segment, column + 3 * LANES):
+                        t3 = _expand_any(own, b + 3 * size, rank, item_bytes, t3)
             segment += 8 * _SEGMENT
     _add(sums, t0)
     _add(sums + _VECTOR_BYTES, t1)
+    if tiles == 4:
+        _add(sums + 2 * _VECTOR_BYTES, t2)
+        _add(sums + 3 * _VECTOR_BYTES, t3)
 
 
 @helper
-def _add_all(place: int, context: int, sums: int, stride: int, row: int, count: int, column: int, tiles: int) -> None:
+def _add_all(
+    place: int, context: int, sums: int, stride: int, asked: int, row: int, count: int, column: int, tiles: int
+) -> None:
     sequences, done = entry(context, _SEQUENCES), 0
     while done < count:
         some = 1
@@ -508,19 +567,18 @@ def _add_all(place: int, context: int, sums: int, stride: int, row: int, count: 
                 for tile in range(tiles):
                     _add_four(context, place, at + tile * _VECTOR_BYTES, stride, row + done, column + LANES * tile)
             else:
-                for tile in range(0, tiles, 2):
-                    _add_pair(context, place, at + tile * _VECTOR_BYTES, row + done, column + LANES * tile, tiles)
+                _add_row(context, place, at, asked, row + done, column, tiles)
         done += some
 
 
 @inline
 def add_adapters(
-    place: int, context: int, sums: int, stride: int, row: int, count: int, column: int, tiles: int
+    place: int, context: int, sums: int, stride: int, asked: int, row: int, count: int, column: int, tiles: int
 ) -> None:
-    """Add what adapters add at a place to sums in memory: of neighbouring rows, `stride` bytes apart, with an even
-    number of neighbouring tiles, whose first column is given."""
+    """Add what adapters add at a place to sums in memory: of neighbouring rows, `stride` bytes apart, with two or four
+    neighbouring tiles, whose first column is given. Lines of the next tiles are noted in `asked`."""
     if place >= 0 and entry(context, _ANY) > 0:
-        _add_all(place, context, sums, stride, row, count, column, tiles)
+        _add_all(place, context, sums, stride, asked, row, count, column, tiles)
 
 
 @inline

@@ -26,6 +26,8 @@ from genai.measure.bench.speed import (
     sweep_context,
     sweep_threads,
 )
+from genai.measure.evaluation.model_diff import diff_models
+from genai.model.model import Model
 from tools.random_weights import RandomWeights
 
 
