@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import struct
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 ODD_NUMBERS = (0, 1, -1, 2, 7, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1, 2**63, 10**30)
@@ -23,14 +25,26 @@ def break_anywhere(value: Any, rng: random.Random) -> None:
         value = value[key]
 
 
-def dumped(value: Any) -> str:
-    """JSON text, however deep the value is."""
+@contextlib.contextmanager
+def _deep() -> Iterator[None]:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(50_000)
     try:
-        return json.dumps(value)
+        yield
     finally:
         sys.setrecursionlimit(limit)
+
+
+def dumped(value: Any) -> str:
+    """JSON text, however deep the value is."""
+    with _deep():
+        return json.dumps(value)
+
+
+def loaded(text: str) -> Any:
+    """What `dumped` wrote."""
+    with _deep():
+        return json.loads(text)
 
 
 def break_bytes(data: bytes, rng: random.Random, first: int = 4096) -> bytes:

@@ -54,7 +54,8 @@ class Sound:
         self.checkpoint.mkdir()
         save_file(dict(weights), self.checkpoint / "model.safetensors", {"format": "pt"})
         (self.checkpoint / "config.json").write_text(json.dumps(_CHECKPOINT))
-        shutil.copy(bundled_model() / "tokenizer.json", self.checkpoint)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(bundled_model() / name, self.checkpoint)
         self._write_adapters()
 
     def _write_adapters(self) -> None:

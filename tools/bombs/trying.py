@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import random
@@ -25,10 +24,12 @@ from genai.llm.batch.lines import open_lines
 from genai.llm.batch.run import run_batch
 from genai.measure.model_info import describe
 from genai.model.adapters.describe import find_adapters
+from genai.model.hub import client
 from tools.local_hub import LocalHub
 
 from .files import adapter_bomb, checkpoint_bomb, gguf_bomb, state_bomb
 from .folders import config_bomb, decoder_bomb, template_bomb, tokenizer_bomb
+from .odd import loaded
 from .requests import batch_bomb, grammar_bomb, hub_bomb
 from .sound import TEXT, Sound
 
@@ -139,7 +140,7 @@ def _place_grammar(sound: Sound, folder: Path) -> None:
 
 
 def _use_grammar(folder: Path) -> None:
-    request = json.loads((folder / "request.json").read_text())
+    request = loaded((folder / "request.json").read_text())
     with genai.LLM(folder / "model", threads=1, quiet=True) as llm:
         llm.generate(TEXT, max_tokens=8, **request)
 
@@ -169,6 +170,7 @@ def _use_hub(folder: Path) -> None:
     with LocalHub() as hub:
         hub.add("org/name", files, facts=facts)
         hub.faults.update(faults)
+        client._WAITS = (0.05,) * 4  # the tries are those of every day, but nobody waits for this server to recover
         os.environ |= {"HF_ENDPOINT": hub.url, "GENAI_CACHE_DIR": str(folder / "cache")}
         genai.pull("org/name")
 
@@ -208,7 +210,7 @@ def try_bomb(
     inherited = _statm(1)
     pid = os.fork()
     if not pid:
-        _use_apart(use)
+        _use_apart(use, sound=sound)
     allowed = _UNTIL_INTERRUPT + SECONDS_AFTER_INTERRUPT * patience if interrupted else SECONDS * patience
     sent = False
     while True:
@@ -238,7 +240,7 @@ def _statm(field: int) -> int:
     return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
 
 
-def _use_apart(use: Callable[[], object]) -> None:
+def _use_apart(use: Callable[[], object], *, sound: bool) -> None:
     """In the child: 0 for an answer, 10 for a typed error, 130 for Ctrl-C, 1 and a traceback for anything else."""
     code = 1
     try:
@@ -252,6 +254,8 @@ def _use_apart(use: Callable[[], object]) -> None:
         code = 0
     except genai.GenaiError as error:
         code = _REFUSED if error.what and error.why and error.fix else 3
+        if sound or code != _REFUSED:
+            traceback.print_exc(file=sys.stdout)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except BaseException:
