@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -75,10 +76,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and _loads(node) and isinstance(name := _first(node), str):
-            yield (
-                ".".join(package[: len(package) - name.count(".", 0, 1) + 1]) + name if name[:1] == "." else name,
-                node.lineno,
-            )
+            yield resolve_name(name, ".".join(package)), node.lineno
 
 
 def _loads(node: ast.Call) -> bool:
