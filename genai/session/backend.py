@@ -17,13 +17,13 @@ from .inference_session import InferenceSession
 from .options import RunOptions, SessionOptions
 
 
-class SessionRep(BackendRep):  # type: ignore[misc]
+class SessionRep(BackendRep):
     """A model that is ready to run."""
 
     def __init__(self, session: InferenceSession) -> None:
         self.session = session
 
-    def run(self, inputs: Any, **options: Any) -> list[Any]:
+    def run(self, inputs: Any, **options: Any) -> list[Any]:  # type: ignore[override]
         """Results in the order of the model's outputs.
 
         Args:
@@ -44,7 +44,7 @@ class SessionRep(BackendRep):  # type: ignore[misc]
         return self.session.run(None, inputs, _with(RunOptions(), options))
 
 
-class SessionBackend(Backend):  # type: ignore[misc]
+class SessionBackend(Backend):
     """Makes sessions of models."""
 
     @classmethod
@@ -79,7 +79,9 @@ class SessionBackend(Backend):  # type: ignore[misc]
         return SessionRep(InferenceSession(model, _with(SessionOptions(), options)))
 
     @classmethod
-    def run_model(cls, model: Any, inputs: Any, device: str | None = None, **options: Any) -> list[Any]:
+    def run_model(  # type: ignore[override]
+        cls, model: Any, inputs: Any, device: str | None = None, **options: Any
+    ) -> list[Any]:
         """Results of one run. See `prepare` and `SessionRep.run`."""
         return cls.prepare(model, device, **options).run(inputs)
 
