@@ -123,9 +123,10 @@ def test_a_name_that_the_system_refuses() -> None:
 
 def test_a_name_of_megabytes_is_no_typo() -> None:
     """Comparing it would take many times its memory: it may come from a file of a stranger."""
+    name = "x" * 2**22
     tracemalloc.start()
     try:
-        assert did_you_mean("x" * 2**22, ["xx"], "use another") == "use another"
+        assert did_you_mean(name, ["xx"], "use another") == "use another"
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
