@@ -215,7 +215,14 @@ def kernels(
     with opt.ModelFlags(threads, accuracy).load(model) as loaded, ProgressLine("Measuring") as line:
         products = bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat)
         attention = bench_attention(loaded, context=context, repeat=repeat)
-        _table(chain(products, attention), as_json, line, None)
+        found = chain(products, attention)
+        _table(found if as_json else map(_for_a_column, found), as_json, line, None)
+
+
+def _for_a_column(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of kernels for a table of 60 columns: "decode" and "prefill" are the numerics of few and of many tokens."""
+    short = {"decode": "few", "prefill": "many"}
+    return {"as" if name == "numerics" else name: short.get(value, value) for name, value in row.items()}
 
 
 @app.command()

@@ -7,11 +7,11 @@ import select
 import signal
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -141,8 +141,8 @@ class Voice:
         say(f"error: {error}")
 
 
-def need_chat_template(llm: LLM | Cluster) -> None:
-    """Before messages become a prompt."""
+def need_chat_template(llm: LLM | Cluster, tools: Sequence[Mapping[str, Any]] | None = None) -> None:
+    """Before messages become a prompt; one that has tools in it, if there are any."""
     if not llm.tokenizer.chat_template:
         folder = llm.model.folder
         raise ChatTemplateError(
@@ -151,6 +151,8 @@ def need_chat_template(llm: LLM | Cluster) -> None:
             f"continue a text with `genai generate {folder} -p TEXT`, "
             "or put the model's chat_template.jinja into the folder",
         )
+    if tools:
+        llm.tokenizer.chat_prompt([{"role": "user", "content": "Hi"}], tools=tools)
 
 
 def state_folder() -> Path:

@@ -145,11 +145,15 @@ class StepInterrupted(GenaiError):
     """A step was given up because nobody waits for its results any more; its sequences are as they were before."""
 
 
+_LONGEST_NAME = 200
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """What to do about a name that is not known: use the one that looks most like it, or `otherwise` if none does."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, list(known), 1)
+    # What is longer is no typo, and comparing takes many times its memory.
+    close = get_close_matches(name, list(known), 1) if len(name) <= _LONGEST_NAME else []
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 

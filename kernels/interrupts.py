@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from functools import wraps
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
+
+from .forks import renew_locks
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,13 +101,30 @@ class ThreadsRefused(RuntimeError):
     """The system starts no more threads, or those of a run are not in this process."""
 
 
-def start(thread: threading.Thread) -> None:
-    """Start a thread, or raise ThreadsRefused: an interrupt is raised when it runs for certain."""
+def start(thread: threading.Thread, stack_bytes: int = 0) -> None:
+    """Start a thread, or raise ThreadsRefused: an interrupt is raised when it runs for certain.
+
+    Args:
+        stack_bytes: of its stack, which takes memory where it is used only; 0 = as ever. It is a setting of the whole
+            process, so what others start in the same moment may get it, too.
+    """
     with InterruptsDeferred():
         try:
-            thread.start()
+            if not stack_bytes:
+                thread.start()
+                return
+            with _stack_lock:
+                before = threading.stack_size(stack_bytes)
+                try:
+                    thread.start()
+                finally:
+                    threading.stack_size(before)
         except RuntimeError as error:
             raise ThreadsRefused(f"{error}: {threading.active_count()} run in this process") from error
+
+
+_stack_lock = threading.Lock()
+renew_locks(sys.modules[__name__], "_stack_lock")
 
 
 class Task(Generic[T]):
@@ -116,14 +136,14 @@ class Task(Generic[T]):
 
     SECONDS = 0.1
 
-    def __init__(self, work: Callable[[], T], name: str) -> None:
+    def __init__(self, work: Callable[[], T], name: str, *, stack_bytes: int = 0) -> None:
         self._work = work
         self._process = os.getpid()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._result: list[T] = []
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        start(self.thread)
+        start(self.thread, stack_bytes)
 
     def _run(self) -> None:
         try:

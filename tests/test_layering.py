@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,11 @@ MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 95_000, 80, 20
 MOST_LINES_OF_THE_REFERENCE, BESIDE = 600, {"sampling.py"}
 # A product of block-quantised weights is spelled once per task: its rules, the builder, the stored form.
 MOST_FILES_THAT_NAME_A_PRODUCT = 6
-# `genai eval diff --against onnxruntime` imports it when asked, and says what to install where it is missing.
-ON_REQUEST = {ROOT / "genai" / "measure" / "evaluation" / "values.py": {"onnxruntime"}}
+# `genai eval diff` and `genai run` compare with onnxruntime when asked, and say what to install where it is missing.
+ON_REQUEST = {
+    ROOT / "genai" / "measure" / "evaluation" / "values.py": {"onnxruntime"},
+    ROOT / "genai" / "session" / "arrays.py": {"onnxruntime"},
+}
 
 
 def files(room: str) -> list[Path]:
@@ -71,6 +75,19 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and _loads(node) and isinstance(name := _first(node), str):
+            yield resolve_name(name, ".".join(package)), node.lineno
+
+
+def _loads(node: ast.Call) -> bool:
+    """Whether it imports what its first argument names."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name in ("import_module", "__import__")
+
+
+def _first(node: ast.Call) -> object:
+    """The first argument, where it is written down."""
+    return node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -109,6 +126,29 @@ def test_no_run_time_import_of_torch_or_onnxruntime(room: str) -> None:
         if name.split(".")[0] in RUN_TIME_STRANGERS - ON_REQUEST.get(path, set())
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# Where a module's name is put together, and what of.
+LOADED_BY_NAME = {
+    "genai/__init__.py": "the table of public names, of which it makes the stub, too",
+    "genai/ops/registry.py": "the files of its own folder",
+    "genai/ops/borrowed.py": "operators of onnx.reference",
+    "genai/measure/machine/checkup.py": "packages that genai doctor looks for",
+    "kernels/cpu/lazy.py": "the modules that the kernels' files name to it",
+    "kernels/cpu/every.py": "the files of the kernels",
+}
+
+
+def test_names_of_modules_are_written_down() -> None:
+    """So that the tests above see them: a name that is put together at run time could lead anywhere."""
+    found = {
+        str(path.relative_to(ROOT))
+        for room in ROOMS
+        for path in files(room)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and _loads(node) and not isinstance(_first(node), str)
+    }
+    assert found == set(LOADED_BY_NAME)
 
 
 def test_one_file_chooses_a_device() -> None:
@@ -199,16 +239,38 @@ def test_arguments_are_declared_by_name() -> None:
 
 
 def _counts(node: ast.AST) -> bool:
-    """Whether names are numbered: by a range, as it is or made a tuple."""
-    if not isinstance(node, ast.Assign) or not any(isinstance(one, ast.Tuple | ast.List) for one in node.targets):
-        return False
-    return re.match(r"([\[(]\*|(tuple|list|iter)\()*range\(", ast.unparse(node.value)) is not None
+    """Whether names are numbered: by a range, as it is or passed through what keeps its numbers."""
+    return (
+        isinstance(node, ast.Assign)
+        and any(isinstance(one, ast.Tuple | ast.List) for one in node.targets)
+        and _numbers(node.value)
+    )
 
 
-@pytest.mark.parametrize("numbered", ["A, B = range(2)", "[A, B] = tuple(range(2))", "A = B, C = (*range(2),)"])
+def _numbers(value: ast.AST) -> bool:
+    match value:
+        case ast.Call(func=ast.Name(id="range")):
+            return True
+        case ast.Call(func=ast.Name(id="tuple" | "list" | "iter" | "map" | "sorted" | "reversed"), args=given):
+            return any(map(_numbers, given))
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return any(isinstance(part, ast.Starred) and _numbers(part.value) for part in parts)
+        case ast.GeneratorExp(elt=ast.Name()) | ast.ListComp(elt=ast.Name()):
+            return any(_numbers(part.iter) for part in value.generators)
+    return False
+
+
+@pytest.mark.parametrize(
+    "numbered",
+    [
+        "A, B = range(2)", "[A, B] = tuple(range(2))", "A = B, C = (*range(2),)", "A, B = map(int, range(2))",
+        "A, B = map(np.int64, [*range(2)])", "A, B = (n for n in range(2))", "A, B = reversed(list(range(2)))",
+    ],
+)  # fmt: skip
 def test_numbered_names_are_seen(numbered: str) -> None:
     assert _counts(ast.parse(numbered).body[0])
     assert not _counts(ast.parse("rows, columns = range(4), range(6)").body[0])
+    assert not _counts(ast.parse("rows, columns = map(len, parts)").body[0])
 
 
 def test_an_operator_is_named_where_it_is_told() -> None:

@@ -5,6 +5,7 @@ start does not answer. Moments are drawn from a printed seed, over what a proces
 kernels, loads a model, reads a prompt, decodes, and closes.
 
     python -m tools.interrupts --count 300 --seed 1
+    python -m tools.interrupts --first 100 --count 50 --seed 1    # these of them
 """
 
 from __future__ import annotations
@@ -235,6 +236,7 @@ def workshop(*, patience: float = 1.0) -> Iterator[Callable[[Phase, int, random.
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--patience", type=float, default=1.0)
@@ -242,7 +244,7 @@ def main() -> int:
     print(f"seed {options.seed}", flush=True)
     faults: list[str] = []
     with workshop(patience=options.patience) as run:
-        for index in range(options.count):
+        for index in range(options.first, options.first + options.count):
             rng = random.Random(f"{options.seed} {index}")
             found = run(PHASES[index % len(PHASES)], SIGNALS[index // len(PHASES) % len(SIGNALS)], rng)
             faults += found

@@ -65,18 +65,19 @@ def chat(
         raise InputError("the question is empty", "neither -p nor stdin holds a text", fix)
     from genai.llm.chat import ChatSession
 
+    functions = None if tools is None else read_functions(tools)
+    called = None if functions is None else functions.tools
+
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
         llm = flags.load_llm(folder, alone=alone, speculate="off")
         try:
-            terminal.need_chat_template(llm)
+            terminal.need_chat_template(llm, called)
         except BaseException:
             llm.close()
             raise
         return llm
 
     kept = None if session_name is None else session_file(session_name)
-    functions = None if tools is None else read_functions(tools)
-    called = None if functions is None else functions.tools
     session = ChatSession(load(model, alone=True), system=system, tools=called, on_overflow=on_overflow, **sampling)
     try:
         session.use_adapter(flags.adapter)

@@ -5,15 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..engine.sampling.grammar import Grammar, schema_text, source_text
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
-from ..errors import InputError, OptionError
-from ..session.refused import refusing_method
+from ..errors import InputError, OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from .engine import Request
 
 _MOST_STOPS, _MOST_STOP_BYTES = 16, 2**14
+# The types of guidance, and what they are called here.
+_GUIDANCE = {"json_schema": "json_schema", "regex": "regex", "lark_grammar": "grammar"}
+
+
+def guidance_grammar(type: str, data: str) -> Grammar | None:
+    """What set_guidance asks for; None where both are "".
+
+    Raises:
+        OptionError: another type, or only one of the two.
+    """
+    if type and type not in _GUIDANCE:
+        raise OptionError(
+            f"Unsupported guidance type: {type!r:.80}",
+            "only json_schema, regex, and lark_grammar are supported",
+            did_you_mean(type, _GUIDANCE, "use one of these"),
+        )
+    if bool(type) != bool(data):
+        raise OptionError(
+            "Guidance type and data must be provided together.", f"type = {type!r:.40}, data = {data!r:.40}",
+            "give both, or two empty texts",
+        )  # fmt: skip
+    option = _GUIDANCE.get(type, "")
+    checked_data = schema_text(type, data) if option == "json_schema" else source_text(type, data) if type else ""
+    return Grammar(option, checked_data or "", blanks=True) if option else None
 
 
 class RequestOptions:
@@ -50,6 +74,7 @@ class TurnOptions:
         self._max_tokens = self._min_tokens = 0
         self._stops: tuple[str, ...] = ()
         self._seed: int | None = None
+        self._grammar: Grammar | None = None
 
     def set_max_generated_tokens(self, count: int) -> None:
         """Most tokens that the turn generates; 0 = as many as fit."""
@@ -103,10 +128,18 @@ class TurnOptions:
             )
         self._stops = tuple(texts)
 
-    set_guidance = refusing_method("set_guidance", "there is no grammar engine here; guidance comes later")
+    def set_guidance(self, type: str, data: str) -> None:
+        """Let what the turn generates match a grammar; see GeneratorParams.set_guidance. The next turn has none."""
+        self._grammar = guidance_grammar(type, data)
 
     def clear_guidance(self) -> None:
-        """There is none."""
+        """Let the turn generate anything."""
+        self._grammar = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What set_guidance said."""
+        return self._grammar
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 
 def products(kind: str) -> list[dict[str, Any]]:
     figures = {"ms": 0.01234, "GB/s": 123.456, "of bandwidth": 1.0, "TOP/s": 0.00018042, "of products": 0.0123}
-    return [{"product": kind, "rows": rows, "as": "many", **figures} for rows in (1, 512)]
+    return [{"product": kind, "rows": rows, "numerics": "prefill", **figures} for rows in (1, 512)]
 
 
 def test_a_table_fits_into_60_columns_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -95,3 +95,9 @@ def test_a_call_is_asked_about(
         one.type("n\r")
     one.wait_for(">>>")
     assert answer == "y" or "double →" not in one.seen
+
+
+def test_a_template_without_tools_is_said_before_the_chat(terminal: Callable[..., Any], module: Path) -> None:
+    one = terminal("chat", "-t", "1", "--tools", str(module))
+    one.wait_for("leaves out the tools", seconds=120)
+    assert ">>>" not in one.seen

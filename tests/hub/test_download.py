@@ -285,6 +285,25 @@ def test_addresses_that_give_no_model(hub: LocalHub, cache: Path) -> None:
     assert left(cache) == []
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(302, {"location": "file:///etc/passwd"}),
+        Fault(302, {"location": "gopher://x"}),
+        Fault(302, {"location": "/a.gguf"}),
+        Fault(304),
+        Fault(204),
+    ],
+)
+def test_answers_that_would_be_the_same_again_are_not_asked_for_again(hub: LocalHub, cache: Path, fault: Fault) -> None:
+    hub.plain_files["/a.gguf"] = WEIGHTS
+    hub.faults["/a.gguf"] = [fault] * 100
+    with pytest.raises(DownloadError) as caught:
+        pull(f"{hub.elsewhere}/a.gguf")
+    assert caught.value.why and caught.value.fix and "broke off" not in caught.value.what
+    assert left(cache) == []
+
+
 def test_a_file_of_an_address_that_changes_comes_anew(hub: LocalHub) -> None:
     hub.plain_files["/a.gguf"] = WEIGHTS
     hub.faults["/a.gguf"] = [Fault(), Fault(cut=1000), *[Fault(cut=0)] * 4]

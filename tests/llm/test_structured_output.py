@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -178,6 +179,52 @@ def test_bad_input_is_refused_at_once(options: dict[str, Any], named: str, llm: 
         llm.generate("Once", **options)
     assert named in raised.value.what and raised.value.why and raised.value.fix
     assert llm.generate("Once", max_tokens=1)
+
+
+def _chain(count: int, link: Callable[[dict[str, Any]], dict[str, Any]], at: str = "$defs") -> dict[str, Any]:
+    """A schema that leads from definition to definition."""
+    links = {f"d{n}": link({"$ref": f"#/{at}/d{n + 1}"}) for n in range(count)}
+    return {at: {**links, f"d{count}": {"type": "null"}}, "$ref": f"#/{at}/d0"}
+
+
+LINKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "reference": lambda ref: ref,
+    "object": lambda ref: {"type": "object", "properties": {"a": ref}, "required": ["a"]},
+    "array": lambda ref: {"type": "array", "items": ref},
+    "choice": lambda ref: {"anyOf": [ref, {"type": "null"}]},
+    "circles": lambda ref: {"anyOf": [ref, {"type": "array", "items": {"$ref": "#"}}]},
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_chains_of_references(name: str, llm: genai.LLM) -> None:
+    """Those that would end the process, as llguidance recurses, are refused; long ones are compiled."""
+    for count, at in ((4_000, "$defs"), (9_000, "x-parts")):
+        with pytest.raises(GrammarError, match="too deep") as raised:
+            llm.generate("Once", json_schema=_chain(count, LINKS[name], at))
+        assert raised.value.why and raised.value.fix
+    assert llm.generate("Once", json_schema=_chain(100, LINKS[name]), max_tokens=2)
+
+
+def test_a_schema_may_be_wide_and_refer_to_itself(llm: genai.LLM) -> None:
+    parts = {f"d{n}": {"type": "array", "items": {"$ref": "#/$defs/any"}} for n in range(200)}
+    any_part = {"anyOf": [{"type": "null"}, *({"$ref": f"#/$defs/{name}"} for name in parts)]}
+    schema = {"$defs": {**parts, "any": any_part}, "$ref": "#/$defs/any"}
+    assert llm.generate("Once", json_schema=schema, max_tokens=2)
+
+
+@pytest.mark.parametrize("link", ["r{n}: r{next}", "r{n}: r{next} | r{next} r{next}", 'R{n}: "y" R{next}'])
+def test_chains_of_rules(link: str, llm: genai.LLM) -> None:
+    def chain(count: int) -> str:
+        first = link[0]
+        rules = [link.format(n=n, next=n + 1) for n in range(count)]
+        return "\n".join([f"start: {first}0", *rules, f'{first}{count}: "x"'])
+
+    with pytest.raises(GrammarError, match="too large"):
+        llm.generate("Once", grammar=chain(8_000))
+    with contextlib.suppress(GrammarError):  # on a busy machine the time may be over
+        llm.generate("Once", grammar=chain(4_500), max_tokens=1)
+    assert llm.generate("Once", grammar=chain(300), max_tokens=1)
 
 
 def test_a_grammar_that_explodes_ends_its_own_request_only(llm: genai.LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from genai import LLM, Config, InferenceSession
 from genai.builder.build import resolve_model_folder
 from genai.builder.checkpoint import is_checkpoint
-from genai.errors import ModelFolderError
+from genai.errors import ModelFolderError, did_you_mean
 from genai.graph.reader import read_model
 from genai.kernels.cpu.jit import LIBRARY
 
@@ -118,3 +119,15 @@ def test_a_name_that_the_system_refuses() -> None:
         assert "too long" in caught.value.why and "-p" in caught.value.fix
     with pytest.raises(ModelFolderError, match="too long"):
         resolve_model_folder("what is this " * 300)
+
+
+def test_a_name_of_megabytes_is_no_typo() -> None:
+    """Comparing it would take many times its memory: it may come from a file of a stranger."""
+    name = "x" * 2**22
+    tracemalloc.start()
+    try:
+        assert did_you_mean(name, ["xx"], "use another") == "use another"
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert did_you_mean("lama", ["llama"]) == "did you mean 'llama'?"

@@ -144,7 +144,7 @@ def test_bad_calls(engine: genai.Engine, bundled: genai.Model) -> None:
         (lambda: request.begin_turn([5], 5), InputError, "turn_options"),  # type: ignore[arg-type]
         (lambda: request.rewind_to_start_of_turn(77), InputError, "unknown Turn ID 77"),
         (lambda: request.set_draft_tokens([1]), NotSupportedYetError, "set_draft_tokens"),
-        (lambda: turn.set_guidance("regex", "a+"), NotSupportedYetError, "guidance"),
+        (lambda: turn.set_guidance("regexp", "a+"), OptionError, "guidance type"),
         (lambda: turn.set_temperature(-1.0), OptionError, "temperature"),
         (lambda: turn.set_stop_strings([""]), OptionError, "stop strings"),
         (lambda: turn.set_stop_strings(["a"] * 17), OptionError, "17 stop strings"),

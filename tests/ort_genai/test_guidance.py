@@ -102,3 +102,42 @@ def test_a_grammar_that_cannot_be_used(bundled: genai.Model) -> None:
         genai.Generator(bundled, params)
     params.set_guidance("", "")
     genai.Generator(bundled, params).close()
+
+
+def turns(og: Any, model: Any, guidance: tuple[str, str]) -> list[list[int]]:
+    """The tokens of a guided turn, of one whose guidance was cleared, and of one that follows without any."""
+    engine, tokenizer = og.Engine(model), og.Tokenizer(model)
+    request, buffer, found = engine.create_request(), engine.create_event_buffer(8), []
+    for number in range(3):
+        options = og.TurnOptions(request)
+        options.set_max_generated_tokens(40)
+        if number < 2:
+            options.set_guidance(*guidance)
+        if number == 1:
+            options.clear_guidance()
+        request.begin_turn(tokenizer.encode(QUESTION if number == 0 else "\n" + QUESTION), options)
+        tokens: list[int] = []
+        while engine.has_pending_requests():
+            engine.run(buffer)
+            tokens += [buffer[i].token for i in range(len(buffer)) if buffer[i].token is not None]
+        found.append(tokens)
+    return found
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("guidance", GUIDANCE)
+def test_turns_of_an_engine(guidance: tuple[str, str], bundled: genai.Model, theirs: Any) -> None:
+    found = turns(genai, bundled, guidance)
+    assert found == turns(onnxruntime_genai, theirs, guidance)
+    assert found[0] != found[1]
+
+
+def test_a_turn_that_cannot_be_guided(bundled: genai.Model) -> None:
+    request = genai.Engine(bundled).create_request()
+    options = genai.TurnOptions(request)
+    options.set_guidance("regex", "(")
+    with pytest.raises(GrammarError):
+        request.begin_turn([5, 6], options)
+    options.clear_guidance()
+    request.begin_turn([5, 6], options)
+    request.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GrammarError
 from .json_schema import close_objects, ends, move_bounds
+from .ref_chains import depth
 
 if TYPE_CHECKING:
     from .params import SamplingParams
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 # Longer ones are a mistake, or an attack: every character takes time and memory before a limit of the compiler counts.
 MOST_CHARACTERS = 2**20
 MOST_CHOICES = 10_000
+# llguidance recurses from rule to rule, and from reference to reference, with up to 10 KB each, and nothing checks the
+# stack's end: these fit a stack of STACK_BYTES, of which only what is used takes memory.
+_MOST_RULES, _MOST_LEVELS, STACK_BYTES = 5_000, 3_000, 2**26
 # The options of SamplingParams that say it; a request has at most one of them.
 OPTIONS = ("json_schema", "regex", "grammar", "choice")
 # On one line, as json.dumps writes it: where blanks are free, a model may write them without end. A schema can ask for
@@ -53,7 +57,11 @@ class Grammar:
             lines = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(self.text))
             return LLMatcher.grammar_from_lark(f"start: {lines}")
         if self.body is None:
-            return LLMatcher.grammar_from_lark(_as_lark(self.text))
+            lark = _as_lark(self.text)
+            if (rules := lark.count(":")) > _MOST_RULES:
+                why = f"it has {rules:,} colons, and each rule has one; at most {_MOST_RULES:,} are compiled"
+                raise GrammarError("the grammar is too large", why, "make it simpler")
+            return LLMatcher.grammar_from_lark(lark)
         inner = self.body.source
         body = json.loads(inner)["grammars"][0] if inner.startswith("{") else {"lark_grammar": inner}
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": self.text}, {**body, "name": "body"}]})
@@ -61,6 +69,11 @@ class Grammar:
     def _schema(self) -> str:
         """The schema as it is given to llguidance."""
         schema = json.loads(self.text)
+        if (levels := depth(schema)) > _MOST_LEVELS:
+            why = (
+                f"with its references followed it may be {levels:,} levels deep; at most {_MOST_LEVELS:,} are compiled"
+            )
+            raise GrammarError("json_schema is too deep", why, "make it simpler")
         if not ends(schema):
             why = "an instance of it would hold another one, and that another one, without end"
             raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")

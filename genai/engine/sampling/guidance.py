@@ -13,7 +13,7 @@ from genai.kernels.forks import renew_locks
 from genai.kernels.interrupts import Task, ThreadsRefused
 
 from ...errors import GenaiError, GrammarError, no_threads
-from .grammar import Grammar
+from .grammar import STACK_BYTES, Grammar
 from .json_schema import parts
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Compiled grammars that are kept for later requests.
 _MOST_KEPT = 64
 # Time to compile one, on a thread; llguidance's own limits end most of what would take longer.
-SECONDS = 10.0
+SECONDS = 4.0
 # Subschemas that are tried, to say which of them is wrong.
 _MOST_TRIED = 200
 
@@ -93,7 +93,7 @@ class Guidance:
 
     def _in_time(self, grammar: Grammar) -> LLMatcher:
         try:
-            task = Task(lambda: self._compile(grammar), "genai-grammar")
+            task = Task(lambda: self._compile(grammar), "genai-grammar", stack_bytes=STACK_BYTES)
             finished = task.wait(SECONDS)
         except ThreadsRefused as error:
             raise no_threads(error) from error

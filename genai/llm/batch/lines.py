@@ -27,6 +27,8 @@ _BY_SUFFIX = {
     ".text": "text",
 }
 _ROWS_AT_A_TIME = 256
+# Lines of one row of a table; more of them follow a quote that is never closed.
+_MOST_LINES_OF_A_ROW = 2**16
 
 
 @dataclass(frozen=True)
@@ -149,22 +151,18 @@ class CsvRows(_Table):
     def __iter__(self) -> Iterator[Line]:
         # A limit of the whole process, of which only a larger one is of use to anybody.
         csv.field_size_limit(max(csv.field_size_limit(), MOST_LINE_BYTES))
-        read = _Counted()
+        read = _Counted(self.name)
         rows = csv.reader(read.texts(self._lines), delimiter=self._delimiter, strict=True)
         names: list[str] | None = None
         number, before = 0, 0
         while True:
-            first = read.lines + 1
+            read.first = read.lines + 1
             try:
                 row = next(rows)
             except StopIteration:
                 return
             except csv.Error as error:
-                raise InputError(
-                    f"{self.name}: the row that begins in line {first} cannot be read",
-                    f"it is not CSV: {error}",
-                    "put cells with quotes, commas or line ends into quotes, and double the quotes inside",
-                ) from error
+                raise read.refused(f"it is not CSV: {error}") from error
             if not row:
                 continue
             if names is None:
@@ -178,13 +176,29 @@ class CsvRows(_Table):
 
 @dataclass
 class _Counted:
-    """How much csv.reader, which joins lines inside quotes by itself, has read."""
+    """How much csv.reader, which joins lines inside quotes by itself, has read.
 
+    Attributes:
+        first: the line in which the row begins that is read now.
+    """
+
+    name: str
     lines: int = 0
     bytes: int = 0
+    first: int = 1
+
+    def refused(self, why: str) -> InputError:
+        """The error about the row that is read now."""
+        return InputError(
+            f"{self.name}: the row that begins in line {self.first} cannot be read",
+            why,
+            "put cells with quotes, commas or line ends into quotes, and double the quotes inside",
+        )
 
     def texts(self, lines: TextLines) -> Iterator[str]:
         for line in lines.whole():
+            if line.number - self.first >= _MOST_LINES_OF_A_ROW:
+                raise self.refused(f"it goes on for {_MOST_LINES_OF_A_ROW:,} lines: is a quote never closed?")
             self.lines, self.bytes = line.number, self.bytes + line.size
             yield lines.text(line)
 

@@ -63,7 +63,7 @@ class _OneToken:
         products = {"TOP/s": None, "of products": None}
         speed = self._bytes / seconds
         shares = {"ms": 1e3 * seconds, "GB/s": speed / 1e9, "of bandwidth": speed / read}
-        return {"product": self._name, "rows": 1, "as": "few", **shares, **products}
+        return {"product": self._name, "rows": 1, "numerics": "decode", **shares, **products}
 
     def close(self) -> None:
         self._storage.close()

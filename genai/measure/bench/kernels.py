@@ -110,7 +110,7 @@ class _Step:
 
     Attributes:
         one: the first of them; the others are alike.
-        has_many: whether the device has kernels of their own for the rows of long prompts.
+        has_prefill: whether the device has kernels of their own for the rows of long prompts.
     """
 
     def __init__(self, alike: Sequence[_Work], program: RowProgram, executor: Executor) -> None:
@@ -189,7 +189,7 @@ def _row(kind: str, step: _Step, count: int, prefill: bool, seconds: float, read
     return {
         "product": kind,
         "rows": count,
-        "as": "many" if prefill else "few",
+        "numerics": "prefill" if prefill else "decode",
         "ms": 1e3 * seconds,
         "GB/s": step.weight_bytes / seconds / 1e9,
         "of bandwidth": step.weight_bytes / seconds / read,

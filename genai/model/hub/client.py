@@ -18,6 +18,8 @@ from .references import HUB, endpoint, offline
 _TIMEOUT = 20.0  # seconds without a byte
 _WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before another try
 _LONGEST_WAIT = 60.0
+_ANSWERS = {200, 206, 416}  # with a file, a part of it, or nothing because that part is not there
+_HOPELESS = {"UnsupportedProtocol", "TooManyRedirects"}  # errors of httpx that come again at every try
 _MOST_ANSWERS = 64 << 20  # bytes of an answer that is read whole
 _TOKENS = "https://huggingface.co/settings/tokens"
 
@@ -117,12 +119,14 @@ class Client:
         failed: type[Exception] = vars(errors)["HTTPError"]  # httpx's own, of whichever version it is
         try:
             with get_session().stream("GET", url, headers=asked, timeout=_TIMEOUT, follow_redirects=True) as response:
-                if response.status_code >= 400 and response.status_code != 416:
+                if response.status_code not in _ANSWERS:
                     raise self._refused(url, response, with_token=bool(token))
                 yield response
         except GenaiError:
             raise
         except failed as error:
+            if type(error).__name__ in _HOPELESS:
+                raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
             raise Broken(f"{type(error).__name__}: {error}") from error
         except ValueError as error:  # an address that a redirection made up
             raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error

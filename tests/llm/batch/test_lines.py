@@ -97,6 +97,13 @@ def test_csv_that_is_none(tmp_path: Path, text: str, word: str) -> None:
     assert caught.value.why and caught.value.fix
 
 
+def test_a_quote_that_is_never_closed_is_said_soon(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    file.write_bytes(b'a\nfine\n"' + b"x\n" * 2**20)
+    with pytest.raises(InputError, match=r"(?s)begins in line 3 .*65,536 lines"):
+        list(open_lines(file))
+
+
 def test_parquet(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "table.parquet"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import tracemalloc
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+
+import genai
 
 CPU = "CPUExecutionProvider"
 
@@ -419,3 +422,37 @@ def test_symlinks(ort, make_model, tmp_path, data, is_inside):
         return
     session = ort.InferenceSession(shown / "model.onnx", providers=[CPU])
     assert session.run(None, {"x": np.zeros(10, np.float32)})[0].tolist() == list(range(10))
+
+
+@pytest.fixture
+def backend(ort):
+    """The module of ONNX's interface for backends."""
+    return importlib.import_module("genai.session.backend" if ort is genai else "onnxruntime.backend")
+
+
+def test_run_model_backend(backend, product, x):
+    """testRunModel of the backend: a model that was prepared runs on an array, or a list of them."""
+    model = product.SerializeToString()
+    for inputs in (x, [x]):
+        (found,) = backend.prepare(model, device="CPU").run(inputs)
+        np.testing.assert_array_equal(found, x * x)
+    prepared = backend.prepare(model)
+    assert backend.prepare(prepared) is prepared
+    np.testing.assert_array_equal(backend.run(model, x)[0], x * x)
+    assert backend.supports_device("CPU") and not backend.supports_device("no device")
+
+
+def test_what_the_backend_refuses(product, x):
+    module = importlib.import_module("genai.session.backend")
+    for call in (
+        lambda: module.prepare(product, device="no device"),
+        lambda: module.prepare(product, intra_op_threads=1),
+        lambda: module.prepare(product).run([x, x]),
+        lambda: module.prepare(product).run(x, add_run_config_entry="x"),
+        lambda: module.SessionBackend.run_node(None, None),
+    ):
+        with pytest.raises(genai.GenaiError) as caught:
+            call()
+        assert caught.value.why and caught.value.fix
+    options = {"intra_op_num_threads": 1, "enable_profiling": False}
+    np.testing.assert_array_equal(module.run_model(product, {"X": x}, **options)[0], x * x)

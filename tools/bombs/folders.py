@@ -1,29 +1,12 @@
-"""Model folders made to do harm: templates, tokenizers, configurations and graphs that explode, hang or crash.
-
-    python -m tools.bombs                    # 240 of them, from seed 0 on
-    python -m tools.bombs --first 500 --count 20
-
-Each is used twice in a process of its own: to its end, which must come in time, within memory, and as an answer or a
-typed error; and with Ctrl-C a moment after the start, which must end it soon.
-"""
+"""Model folders made to do harm: templates, tokenizers, configurations and graphs that explode, hang or crash."""
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import json
-import os
 import random
-import resource
-import shutil
-import signal
-import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,54 +14,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.measure.model_info import describe
-from genai.model.folders import bundled_model
-from tools.random_weights import RandomWeights
-
-SECONDS = 5.0
-SECONDS_AFTER_INTERRUPT = 1.5
-MEMORY_BYTES = 2**30
-# The worst that a bomb may do to the machine of whoever runs this.
-_SAFETY_BYTES = 3 * 2**30
-_UNTIL_INTERRUPT = 0.6
-SPEC = DecoderSpec(
-    model_type="llama",
-    vocab_size=1536,
-    hidden_size=32,
-    intermediate_size=64,
-    num_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_size=16,
-    context_length=512,
-)
-TEXT = "Tell me about bananas, " + "a" * 60 + "!"
-ODD_NUMBERS = (0, 1, -1, 2, 7, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1, 2**63, 10**30)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What using a bomb led to; `fault` is "" where that is allowed."""
-
-    fault: str
-    seconds: float
-    memory_bytes: int
-
-
-def base_folder(root: Path) -> Path:
-    """A sound folder, from which bombs are made."""
-    folder = root / "sound"
-    write_model_folder(
-        folder, SPEC, ExportOptions(precision="int4"), RandomWeights(SPEC), tokenizer_dir=bundled_model()
-    )
-    return folder
-
+from .odd import ODD_NUMBERS, break_anywhere, dumped
 
 # --- templates -------------------------------------------------------------------------------------------------------
 
-_BIG = (
+BIG_TEMPLATES = (
     "{% set v = [1] %}" + "{% set v = [v, v] %}" * 40,
     "{% set v = (1, 1) %}" + "{% set v = (v, v) %}" * 45,
     "{% set v = {'a': 1} %}" + "{% set v = {'a': v, 'b': v} %}" * 40,
@@ -91,7 +31,7 @@ _BIG = (
     "{% set v = 10 ** 10000000000 %}",
     "{% set v = messages * 4000000 %}",
 )
-_USES = (
+TEMPLATE_USES = (
     "{{ v }}",
     "{{ v | tojson }}",
     "{{ v | pprint }}",
@@ -125,7 +65,7 @@ def template_bomb(folder: Path, rng: random.Random) -> str:
     if rng.random() < 0.1:
         text = rng.choice(_LONG)
     else:
-        text = rng.choice(_BIG) + "".join(rng.sample(_USES, rng.choice((1, 1, 2))))
+        text = rng.choice(BIG_TEMPLATES) + "".join(rng.sample(TEMPLATE_USES, rng.choice((1, 1, 2))))
     (folder / "chat_template.jinja").write_text(text)
     return text[:200]
 
@@ -222,38 +162,17 @@ def _break_counts(tokenizer: dict[str, Any], rng: random.Random) -> None:
         tokenizer["model"]["merges"] *= 2000
 
 
-def _break_anywhere(value: Any, rng: random.Random) -> None:
-    """Put something odd somewhere into nested lists and objects."""
-    while isinstance(value, (dict, list)) and value:
-        key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
-        if not isinstance(value[key], (dict, list)) or not value[key] or rng.random() < 0.2:
-            value[key] = rng.choice(
-                (*ODD_NUMBERS, None, True, "", "x" * 10**5, [], {}, [[]] * 1000, -1.5, "\0", "\ud800")
-            )
-            return
-        value = value[key]
-
-
 def tokenizer_bomb(folder: Path, rng: random.Random) -> str:
     """A tokenizer.json with rules that explode, take ages or contradict each other."""
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     break_it = rng.choice((
         _break_normalizer, _break_normalizer, _break_pre_tokenizer, _break_ends, _break_settings, _break_model,
-        _break_anywhere, _break_counts,
+        break_anywhere, _break_counts,
     ))  # fmt: skip
     break_it(tokenizer, rng)
-    path.write_text(_dumped(tokenizer))
+    path.write_text(dumped(tokenizer))
     return break_it.__name__
-
-
-def _dumped(value: Any) -> str:
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(50_000)
-    try:
-        return json.dumps(value)
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 # --- configurations --------------------------------------------------------------------------------------------------
@@ -277,7 +196,7 @@ def config_bomb(folder: Path, rng: random.Random) -> str:
         case _:
             value = json.loads(text)
             for _ in range(rng.choice((1, 2, 3))):
-                _break_anywhere(value, rng)
+                break_anywhere(value, rng)
             text = json.dumps(value)
     path.write_text(text)
     return f"{name}: {text[:100]}"
@@ -358,137 +277,3 @@ def _other_layer(graph: onnx.GraphProto, rng: random.Random) -> None:
     for node in graph.node:
         node.input[:] = [renamed(name) for name in node.input]
         node.output[:] = [renamed(name) for name in node.output]
-
-
-# --- using them ------------------------------------------------------------------------------------------------------
-
-BOMBS = (template_bomb, tokenizer_bomb, config_bomb, decoder_bomb)
-
-
-def make_bomb(base: Path, folder: Path, seed: int) -> str:
-    """Write the bomb of a seed, and say what it is."""
-    rng = random.Random(seed)
-    make = BOMBS[seed % len(BOMBS)]
-    shutil.copytree(base, folder)
-    return f"{seed} {make.__name__}: {make(folder, rng)}"
-
-
-def use(folder: Path) -> None:
-    """Everything that reads a folder, as a user would; typed errors are answers."""
-    with contextlib.suppress(genai.GenaiError):
-        describe(folder)
-    with genai.LLM(folder, threads=1, quiet=True) as llm:
-        calls: tuple[Callable[[], object], ...] = (
-            lambda: llm.chat(TEXT, max_tokens=2),
-            lambda: llm.tokenizer.decode(llm.tokenizer.encode(TEXT)),
-            lambda: llm.generate([5, 6, 7], max_tokens=2),
-            lambda: genai.Generator(llm.model, genai.GeneratorParams(llm.model)).append_tokens([5, 6]),
-        )
-        for call in calls:
-            with contextlib.suppress(genai.GenaiError):
-                call()
-
-
-def try_bomb(folder: Path, *, interrupted: bool, patience: float = 1.0, memory_bytes: int = MEMORY_BYTES) -> Outcome:
-    """Use a folder in a process of its own; where `interrupted`, with Ctrl-C a moment after the start.
-
-    `memory_bytes` bounds what the process comes to hold beyond what it inherits.
-    """
-    start = time.monotonic()
-    inherited = _statm(1)
-    pid = os.fork()
-    if not pid:
-        _use_apart(folder)
-    allowed = _UNTIL_INTERRUPT + SECONDS_AFTER_INTERRUPT * patience if interrupted else SECONDS * patience
-    sent = False
-    while True:
-        done, status, usage = os.wait4(pid, os.WNOHANG)
-        now = time.monotonic()
-        if done:
-            break
-        if interrupted and not sent and now > start + _UNTIL_INTERRUPT:
-            os.kill(pid, signal.SIGINT)
-            sent = True
-        if now > start + 3 * allowed:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    took, code = time.monotonic() - start, os.waitstatus_to_exitcode(status)
-    fault = "" if code in (0, *((_INTERRUPTED,) if sent else ())) else f"ended with {code}"
-    fault = fault or (f"took {took:.1f} s" if took > allowed else "")
-    memory = usage.ru_maxrss * 1024 - inherited
-    return Outcome(fault or (f"took {memory >> 20} MiB" if memory > memory_bytes else ""), took, memory)
-
-
-_INTERRUPTED = 130
-
-
-def _statm(field: int) -> int:
-    """A field of /proc/self/statm in bytes: 1 is what the process holds in memory, 5 what RLIMIT_DATA counts."""
-    return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
-
-
-def _use_apart(folder: Path) -> None:
-    """In the child: 0 for an answer or a typed error, 130 for Ctrl-C, 1 and a traceback for anything else."""
-    code = 1
-    try:
-        most = _statm(5) + _SAFETY_BYTES
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with open(os.devnull, "w") as silence:  # noqa: PTH123
-            os.dup2(silence.fileno(), 2)
-        use(folder)
-        code = 0
-    except genai.GenaiError as error:
-        code = 0 if error.what and error.why and error.fix else 3
-    except KeyboardInterrupt:
-        code = _INTERRUPTED
-    except BaseException:
-        traceback.print_exc(file=sys.stdout)
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-@contextlib.contextmanager
-def workshop(*, patience: float = 1.0) -> Iterator[Callable[[int], list[str]]]:
-    """Gives a function that makes the bomb of a seed, uses it twice, and tells what was wrong.
-
-    Args:
-        patience: times what a bomb may take, for machines that are busy with other things.
-    """
-    with tempfile.TemporaryDirectory(prefix="genai-bombs-") as name:
-        root = Path(name)
-        base = base_folder(root)
-        # This one compiles what the others use, which takes time and memory that are not a folder's fault.
-        sound = try_bomb(base, interrupted=False, patience=100, memory_bytes=_SAFETY_BYTES)
-        if sound.fault:
-            raise RuntimeError(f"the sound folder {sound.fault}")
-
-        def run(seed: int) -> list[str]:
-            folder = root / str(seed)
-            what = make_bomb(base, folder, seed)
-            outcomes = [try_bomb(folder, interrupted=interrupted, patience=patience) for interrupted in (False, True)]
-            shutil.rmtree(folder)
-            return [f"{what}: {outcome.fault}" for outcome in outcomes if outcome.fault]
-
-        yield run
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=240)
-    options = parser.parse_args()
-    faults: list[str] = []
-    with workshop() as run:
-        for seed in range(options.first, options.first + options.count):
-            for fault in run(seed):
-                print(fault, flush=True)
-                faults.append(fault)
-    print(f"{options.count} bombs, {len(faults)} faults")
-    return int(bool(faults))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
