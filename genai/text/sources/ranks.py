@@ -31,6 +31,8 @@ def decoded(text: str | bytes, where: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ModelFormatError(f"{where}: {text!r:.60} is not base64: {error}") from error
+    if base64.b64encode(data) != (text if isinstance(text, bytes) else text.encode()):
+        raise ModelFormatError(f"{where}: {text!r:.60} is not base64: its end is damaged")
     if not 0 < len(data) <= MAX_TOKEN_BYTES:
         raise ModelFormatError(f"{where} has {len(data)} bytes; 1 to {MAX_TOKEN_BYTES} are expected")
     return data
@@ -49,9 +51,9 @@ def checked_ranks(entries: Iterable[tuple[bytes, int]], special: Mapping[int, st
             raise ModelFormatError(f"the token {token!r:.60} comes twice, with the ranks {ranks[token]} and {rank}")
         if rank in tokens:
             raise ModelFormatError(f"two tokens have the rank {rank}: {tokens[rank]!r:.60} and {token!r:.60}")
+        if rank >= MAX_TOKENS:
+            raise ModelFormatError(f"the token {token!r:.60} has the rank {rank}; at most {MAX_TOKENS} are read")
         ranks[token], tokens[rank] = rank, token
-        if len(ranks) > MAX_TOKENS:
-            raise ModelFormatError(f"it has more than {MAX_TOKENS} tokens")
     if not ranks:
         raise ModelFormatError("it has no tokens")
     if missing := first_missing(tokens, special):

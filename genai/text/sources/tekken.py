@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _LONGEST_EXPRESSION = 4096
 # Escapes and classes of characters; what is left is read otherwise by the library underneath if it has one of these.
-_QUOTED, _DIFFERENT = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL), re.compile(r"[$^]|\}\+")
+_QUOTED = re.compile(r"\\[pP]\{\^?\w+\}|\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_DIFFERENT = re.compile(r"[$^]|\}\+")
 # What files up to version 7 mean where they list no special tokens.
 _OLDEST = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
