@@ -19,7 +19,7 @@ from ..model.hub.store import PulledModel, models
 from .architectures import find
 from .build import BuildPlan, Progress, resolve_model_folder
 from .checkpoint import CONFIG, GENERATION_CONFIG, is_checkpoint, read_json
-from .folder import require_tokenizer
+from .folder import check_tokenizer
 from .hf_config import HFConfig
 from .options import ExportOptions
 
@@ -119,8 +119,7 @@ def _check(kind: str, folder: Path) -> None:
     if kind == CHECKPOINT:
         more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
         config = HFConfig(read_json(folder, CONFIG), more)
-        find(config.model_type).describe(config)
-        require_tokenizer(folder)
+        check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
     elif kind == ONNX:
         Config(folder).check_providers()
 
