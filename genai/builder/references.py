@@ -9,7 +9,16 @@ from pathlib import Path
 
 from genai.kernels.messages import ProgressLine, tell
 
-from ..errors import DownloadError, ModelFolderError, OptionError, did_you_mean
+from ..errors import (
+    ConfigError,
+    DownloadError,
+    InputError,
+    ModelFolderError,
+    OptionError,
+    TokenizerError,
+    UnsupportedModelError,
+    did_you_mean,
+)
 from ..model.config import Config
 from ..model.hub.choosing import CHECKPOINT, ONNX
 from ..model.hub.local import exists, pulled_model
@@ -93,10 +102,15 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
         return model.path
     if options is None and (there := model.built()):
         return there[0]
-    return resolve_model_folder(
-        model.path, options=options, into=model.built_folder,
-        build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting,
-    )  # fmt: skip
+    try:
+        return resolve_model_folder(
+            model.path, options=options, into=model.built_folder,
+            build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting,
+        )  # fmt: skip
+    except (InputError, ConfigError, TokenizerError, UnsupportedModelError) as error:
+        raise type(error)(
+            error.what, error.why, f"{error.fix}; `genai rm {model.name}` removes it from the cache"
+        ) from error
 
 
 def _ask_about_weights(ask: Callable[[PullPlan], bool], plan: PullPlan) -> bool:
