@@ -202,7 +202,7 @@ def pull_bar(plan: PullPlan) -> Progress:
 
 
 def _say(question: str) -> bool:
-    tell(f"genai: {question.replace('Build an', 'Building an').rstrip('?')}")
+    tell(f"genai: {question.replace('Build a', 'Building a', 1).rstrip('?')}")
     return True
 
 

@@ -57,6 +57,16 @@ def test_chat_with_a_name(tiny: LocalHub, cache: Path, capsys: Capture, monkeypa
     assert len(tiny.requests) == asked
 
 
+def test_a_model_that_does_not_fit_is_said_before_the_download(
+    tiny: LocalHub, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genai.kvcache.budget.available_memory", lambda: 1_000_000)
+    assert run(["chat", "org/tiny-llama", *QUESTION]) == 1
+    said = capsys.readouterr().err
+    assert "it will not fit into memory: its weights will take about 2.8 MB of memory, 1.0 MB are free" in said
+    assert not any("/resolve/" in path for path in tiny.paths())
+
+
 def test_precisions(tiny: LocalHub, capsys: Capture) -> None:
     assert run(["pull", "org/tiny-llama", "--precision", "int8"]) == 0
     built = Path(capsys.readouterr().out.strip())

@@ -30,7 +30,7 @@ _OTHER_DEVICES = frozenset(
 _BESIDE = re.compile(
     r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
     r"tekken)\.json|merges\.txt|vocab\.txt|chat_template\.jinja|additional_chat_templates/[^/]+\.jinja|"
-    r"tokenizer\.model(?:\.v3)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken"
+    r"tokenizer\.model(?:\.v\w+)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken|tiktoken\.model"
 )
 # In an ONNX folder, what no model reads.
 _NOT_OF_ONNX = re.compile(

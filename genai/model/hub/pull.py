@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from .store import PulledModel
 # Kept free beside what is downloaded.
 _MARGIN = 64 << 20
 # Files that say what a model is, how it reads text, and where its weights are. They come before these.
-_DESCRIPTIONS = (".json", ".jinja", ".txt", ".model", ".v3", ".tiktoken")
+_DESCRIPTIONS = re.compile(r".*\.(?:json|jinja|txt|model(?:\.v\w+)?|tiktoken)")
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
 
 
 def _is_description(file: RemoteFile) -> bool:
-    return file.path.endswith(_DESCRIPTIONS)
+    return _DESCRIPTIONS.fullmatch(file.path) is not None
 
 
 def _check(plan: PullPlan, hooks: PullHooks) -> None:
