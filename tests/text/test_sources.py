@@ -336,6 +336,11 @@ def test_files_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             names, ("at most 600 are read", "up to 600", "below 600", "1 to 600", "1 to 600"), strict=True
         ):
             refused(folders[name], "that can be used", why)
+    with monkeypatch.context() as small:
+        small.setattr(ranks, "MAX_BYTES", 1000)
+        small.setitem(choosing.convert_sentencepiece.__globals__, "MAX_BYTES", 1000)
+        for name in ("cl100k_base", "tekken", "sentencepiece_bpe"):
+            refused(folders[name], "that can be used", "more than 1000")
     monkeypatch.setattr(reading, "_MOST_BYTES", 2**12)
     monkeypatch.setattr(reading, "_PIECE", 2**11)
     for folder in folders.values():

@@ -13,6 +13,8 @@ MAX_TOKENS = 2**19
 """More tokens than any tokenizer has: a file that claims more is not one."""
 MAX_TOKEN_BYTES = 512
 """Every way to cut a token in two is looked at, so a long one would take for ever."""
+MAX_BYTES = 2**22
+"""Of all tokens together, for the same reason: so many take a few seconds. The largest vocabularies have 1.5 million."""
 
 
 class ModelFormatError(ValueError):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..detokenizer import ByteLevel
-from .parts import MAX_TOKEN_BYTES, MAX_TOKENS, Json, ModelFormatError, added_token, byte_pairs, cut_by
+from .parts import MAX_BYTES, MAX_TOKEN_BYTES, MAX_TOKENS, Json, ModelFormatError, added_token, byte_pairs, cut_by
 
 _CHARACTERS = {byte: character for character, byte in ByteLevel.BYTES.items()}
 # Bytes that no UTF-8 text has need no token.
@@ -46,7 +46,11 @@ def checked_ranks(entries: Iterable[tuple[bytes, int]], special: Mapping[int, st
     """
     ranks: dict[bytes, int] = {}
     tokens: dict[int, bytes] = {}
+    total = 0
     for token, rank in entries:
+        total += len(token)
+        if total > MAX_BYTES:
+            raise ModelFormatError(f"its tokens have more than {MAX_BYTES} bytes together")
         if token in ranks:
             raise ModelFormatError(f"the token {token!r:.60} comes twice, with the ranks {ranks[token]} and {rank}")
         if rank in tokens:

@@ -18,7 +18,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .parts import MAX_TOKEN_BYTES, MAX_TOKENS, Conversion, Json, ModelFormatError, added_token, tokenizer_text
+from .parts import (
+    MAX_BYTES,
+    MAX_TOKEN_BYTES,
+    MAX_TOKENS,
+    Conversion,
+    Json,
+    ModelFormatError,
+    added_token,
+    tokenizer_text,
+)
 
 if TYPE_CHECKING:
     from ..files import FolderFacts
@@ -107,6 +116,8 @@ def parse_model(data: bytes) -> SentencePieceModel:
     if not 0 < len(model.pieces) <= MAX_TOKENS:
         raise ModelFormatError(f"it has {len(model.pieces)} pieces, expected 1 to {MAX_TOKENS}")
     pieces = tuple(_piece(piece, index) for index, piece in enumerate(model.pieces))
+    if sum(len(piece.text) for piece in pieces) > MAX_BYTES:
+        raise ModelFormatError(f"its pieces have more than {MAX_BYTES} characters together")
     kind = _enum(ModelType, model.trainer.model_type, "model type")
     return SentencePieceModel(pieces, kind, model.trainer, model.normalizer)
 
