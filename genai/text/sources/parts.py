@@ -14,7 +14,7 @@ MAX_TOKENS = 2**19
 MAX_TOKEN_BYTES = 512
 """Every way to cut a token in two is looked at, so a long one would take for ever."""
 MAX_BYTES = 2**22
-"""Of all tokens together, for the same reason: so many take a few seconds. The largest vocabularies have 1.5 million."""
+"""Of all tokens together, for the same reason: so many take a few seconds. Large vocabularies have 1.5 million."""
 
 
 class ModelFormatError(ValueError):
