@@ -36,7 +36,7 @@ class Pulling:
     def agreed(self, question: str) -> bool:
         """Whether whoever is asked to build has said yes already, to the pull."""
         if self._yes:
-            say(f"genai: {question.replace('Build an', 'Building an').rstrip('?')}")
+            say(f"genai: {question.replace('Build a', 'Building a', 1).rstrip('?')}")
         return self._yes
 
     def _ask(self, plan: PullPlan) -> bool:

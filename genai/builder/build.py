@@ -18,6 +18,7 @@ from ..errors import ConfigError, ModelFolderError, OptionError
 from ..model.adapters.parameters import AdapterParameters
 from ..model.gguf_file import SUFFIX, gguf_parts, is_gguf
 from ..text.files import generation_defaults
+from ..text.sources.choosing import PATTERNS
 from .checkpoint import GENERATION_CONFIG, Checkpoint, MergedCheckpoint, is_checkpoint
 from .folder import check_tokenizer, locked, tokenizer_files, write_model_folder
 from .gguf.checkpoint import GgufCheckpoint
@@ -159,7 +160,7 @@ def _require_room(output: Path, needed: int) -> None:
 # Raised when the same checkpoint would be written differently.
 _BUILDER_VERSION = 1
 # Part of a checkpoint's identity beside its name: whatever the builder reads.
-_READ = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model")
+_READ = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", *PATTERNS)
 
 Progress = Callable[[int], None]
 

@@ -15,7 +15,8 @@ from genai.kernels.interrupts import temporary_folder
 
 from ..errors import InputError, ModelFolderError
 from ..model.locks import locked as locked
-from ..text.backend import MODEL_NAMES, load_tokenizer
+from ..text.backend import load_tokenizer
+from ..text.sources.choosing import SENTENCEPIECE_NAMES, has_tokenizer
 from .decoder import write_decoder
 from .graph_writer import DataFile, Export, GraphWriter, takes_positions
 from .options import ExportOptions
@@ -41,7 +42,7 @@ def write_model_folder(
         path: the folder to make; its parent must exist, itself not.
         weights: arrays by Hugging Face name, such as "model.layers.0.self_attn.q_proj.weight", of any float type.
             It may load them lazily: they are read one after the other and freed.
-        tokenizer_dir: folder whose tokenizer is taken over: tokenizer.json, or a SentencePiece model.
+        tokenizer_dir: folder whose tokenizer is taken over, in whatever form it is.
         search: defaults of genai_config.json's search options, beside greedy search.
         open_data: makes the file of the tensors.
 
@@ -183,10 +184,8 @@ _COPIED = (
     "vocab.json",
     "merges.txt",
     "generation_config.json",
-    *MODEL_NAMES,
+    *SENTENCEPIECE_NAMES,
 )
-# Tokenizers in forms that only their own libraries read.
-_FOREIGN = ("tekken.json", "*.tiktoken", "vocab.json", "tokenizer.model.v3", "vocab.txt")
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -196,14 +195,12 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def require_tokenizer(folder: Path) -> None:
     """Raise ModelFolderError if a folder has no tokenizer that can be read."""
-    if any((folder / name).is_file() for name in (TOKENIZER, *MODEL_NAMES)):
-        return
-    foreign = [path.name for pattern in _FOREIGN for path in folder.glob(pattern)]
-    raise ModelFolderError(
-        f"{folder}: no {TOKENIZER} and no {MODEL_NAMES[0]}",
-        f"{foreign[0]} is not read here" if foreign else "without a tokenizer the model cannot read text",
-        f"save {TOKENIZER} with transformers' save_pretrained()" if foreign else "download the tokenizer's files, too",
-    )
+    if not has_tokenizer(folder):
+        raise ModelFolderError(
+            f"{folder}: no {TOKENIZER}, and no other tokenizer",
+            "without a tokenizer the model cannot read text",
+            "download the tokenizer's files, too",
+        )
 
 
 def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
@@ -231,7 +228,7 @@ def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy a tokenizer's files; a SentencePiece model is also written as tokenizer.json, which everybody reads.
+    """Copy a tokenizer's files; one in another form is written as tokenizer.json, which everybody reads.
 
     Raises:
         OSError: a file cannot be read or written. TokenizerError: the tokenizer cannot be used.
@@ -243,5 +240,5 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     if not (target / TOKENIZER).exists():
         loaded = load_tokenizer(source)
         (target / TOKENIZER).write_text(loaded.backend.to_str(), encoding="utf-8")
-        # The names of <s> and </s> may stand in the SentencePiece model alone.
+        # The names of <s> and </s> may stand in that other form alone.
         (target / SPECIAL_TOKENS).write_text(json.dumps(dict(loaded.special), indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from genai.kernels.messages import ProgressLine, tell
 
-from ..errors import DownloadError, ModelFolderError, OptionError, did_you_mean
+from ..errors import (
+    ConfigError,
+    DownloadError,
+    InputError,
+    ModelFolderError,
+    OptionError,
+    TokenizerError,
+    UnsupportedModelError,
+    did_you_mean,
+)
 from ..model.config import Config
 from ..model.hub.choosing import CHECKPOINT, ONNX
 from ..model.hub.local import exists, pulled_model
@@ -19,7 +28,7 @@ from ..model.hub.store import PulledModel, models
 from .architectures import find
 from .build import BuildPlan, Progress, resolve_model_folder
 from .checkpoint import CONFIG, GENERATION_CONFIG, is_checkpoint, read_json
-from .folder import require_tokenizer
+from .folder import check_tokenizer
 from .hf_config import HFConfig
 from .options import ExportOptions
 
@@ -93,10 +102,15 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
         return model.path
     if options is None and (there := model.built()):
         return there[0]
-    return resolve_model_folder(
-        model.path, options=options, into=model.built_folder,
-        build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting,
-    )  # fmt: skip
+    try:
+        return resolve_model_folder(
+            model.path, options=options, into=model.built_folder,
+            build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting,
+        )  # fmt: skip
+    except (InputError, ConfigError, TokenizerError, UnsupportedModelError) as error:
+        raise type(error)(
+            error.what, error.why, f"{error.fix}; `genai rm {model.name}` removes it from the cache"
+        ) from error
 
 
 def _ask_about_weights(ask: Callable[[PullPlan], bool], plan: PullPlan) -> bool:
@@ -119,8 +133,7 @@ def _check(kind: str, folder: Path) -> None:
     if kind == CHECKPOINT:
         more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
         config = HFConfig(read_json(folder, CONFIG), more)
-        find(config.model_type).describe(config)
-        require_tokenizer(folder)
+        check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
     elif kind == ONNX:
         Config(folder).check_providers()
 
@@ -189,7 +202,7 @@ def pull_bar(plan: PullPlan) -> Progress:
 
 
 def _say(question: str) -> bool:
-    tell(f"genai: {question.replace('Build an', 'Building an').rstrip('?')}")
+    tell(f"genai: {question.replace('Build a', 'Building a', 1).rstrip('?')}")
     return True
 
 

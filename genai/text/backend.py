@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 from genai.kernels.interrupts import Task, ThreadsRefused
 
 from ..errors import TokenizerError, no_threads
-from ..model.reading import file_bytes
 from . import files
+from .sources.choosing import convert_folder
+from .sources.parts import Conversion
 from .tokenizer_limits import check_rules
 
 if TYPE_CHECKING:
     import tokenizers
-
-
-MODEL_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""Names under which publishers keep a SentencePiece model."""
 
 
 @dataclass(frozen=True)
@@ -34,26 +31,26 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(folder: Path) -> LoadedTokenizer:
-    """The tokenizer of tokenizer.json, else of a SentencePiece model; without truncation, padding or dropout.
+    """The tokenizer of tokenizer.json, else of another form; without truncation, padding or dropout.
 
     Raises:
         TokenizerError: there is none, or it cannot be used, or tokenizer_config.json contradicts it.
     """
     from tokenizers import Tokenizer as Backend
 
-    declared, names, path = files.declared_tokens(folder), files.special_tokens(folder), folder / files.TOKENIZER_NAME
-    text = files.read_text(path)
-    is_converted = text is None
+    facts, path, conversion = files.read_facts(folder), folder / files.TOKENIZER_NAME, None
+    declared, names, text = facts.declared, facts.special, files.read_text(path)
     if text is None:
-        path, text, names = _from_sentencepiece(folder, declared, names)
+        path, conversion = convert_folder(facts)
+        text, names = conversion.text, {**conversion.special, **names}
     check_rules(text, path)
     with library_errors(f"{path}: is not a usable tokenizer"):
         backend = Backend.from_str(text)
-        if is_converted:
-            _surround(backend, files.read_object(folder / files.CONFIG_NAME), names)
     with library_errors(f"{folder}: the added tokens of {files.CONFIG_NAME} cannot be used"):
         _add_tokens(backend, folder, declared)
         _mark_special(backend, {*names.values(), *files.further_special_tokens(folder)})
+        if conversion is not None:
+            _surround(backend, facts, conversion)
     # Files may carry settings of their own, which would cut texts silently, fill them, or encode them at random.
     backend.no_truncation()
     backend.no_padding()
@@ -80,44 +77,15 @@ def first_difference(folder: Path, other: Path) -> str | None:
     return f"token {first} is {next(texts)} in {folder} and {next(texts)} in {other}"
 
 
-def _from_sentencepiece(
-    folder: Path, declared: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]
-) -> tuple[Path, str, dict[str, str]]:
-    """The file of the model, what tokenizer.json would hold, and the special tokens by role."""
-    from .sentencepiece import ModelFormatError, parse_model, tokenizer_json
-
-    path = next((folder / name for name in MODEL_NAMES if (folder / name).exists()), None)
-    data = file_bytes(path, TokenizerError) if path is not None else None
-    if path is None or data is None:
-        raise TokenizerError(
-            f"{folder}: {files.TOKENIZER_NAME} is missing",
-            f"text is encoded with that file, or with a SentencePiece model ({', '.join(MODEL_NAMES)})",
-            "copy it from the original model, or save it with transformers' save_pretrained()",
-        )
-    legacy = files.read_object(folder / files.CONFIG_NAME).get("legacy") is True
-    try:
-        model = parse_model(data)
-        renamed = {id_: token["content"] for id_, token in declared.items() if id_ < len(model.pieces)}
-        text = tokenizer_json(model, prefix_everywhere=legacy, renamed=renamed)
-    except ModelFormatError as error:
-        raise TokenizerError(
-            f"{path}: is not a SentencePiece model that can be used",
-            str(error),
-            f"copy it again, or save {files.TOKENIZER_NAME} with transformers' save_pretrained()",
-        ) from error
-    roles = {"bos_token": model.trainer.bos_id, "eos_token": model.trainer.eos_id}
-    pieces = {
-        name: renamed.get(id_, model.pieces[id_].text) for name, id_ in roles.items() if 0 <= id_ < len(model.pieces)
-    }
-    return path, text, {**pieces, **names}
-
-
-def _surround(backend: tokenizers.Tokenizer, config: Mapping[str, Any], names: Mapping[str, str]) -> None:
+def _surround(backend: tokenizers.Tokenizer, facts: files.FolderFacts, conversion: Conversion) -> None:
     """Let add_bos_token and add_eos_token of tokenizer_config.json act where special tokens are added."""
     from tokenizers import processors
 
-    before = [names["bos_token"]] if config.get("add_bos_token") is True and "bos_token" in names else []
-    after = [names["eos_token"]] if config.get("add_eos_token") is True and "eos_token" in names else []
+    names = {**conversion.special, **facts.special}
+    asked = [facts.config.get(name) for name in ("add_bos_token", "add_eos_token")]
+    begins = conversion.begins if asked[0] is None else asked[0] is True
+    before = [names["bos_token"]] if begins and "bos_token" in names else []
+    after = [names["eos_token"]] if asked[1] is True and "eos_token" in names else []
     ids = [(token, backend.token_to_id(token)) for token in (*before, *after)]
     if ids:
         backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 TOKENIZER_NAME = "tokenizer.json"
+MODEL_CONFIG_NAME = "config.json"
 CONFIG_NAME = "tokenizer_config.json"
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 
@@ -88,6 +89,40 @@ def cleans_up(folder: Path, backend: tokenizers.Tokenizer) -> bool:
     """Whether decoded texts are cleaned up: as in transformers, BPE ignores the setting, which would spoil it."""
     wanted = read_object(folder / CONFIG_NAME).get("clean_up_tokenization_spaces", False)
     return bool(wanted) and type(backend.model).__name__ != "BPE"
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """What the files beside a tokenizer say about it.
+
+    Attributes:
+        folder: where it lies.
+        config: tokenizer_config.json.
+        declared: the arguments of tokenizers.AddedToken by id.
+        special: special tokens by role, such as {"eos_token": "</s>"}.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    declared: Mapping[int, Mapping[str, Any]]
+    special: Mapping[str, str]
+
+    @property
+    def model_type(self) -> str:
+        """That of config.json; "" where there is none. Raises TokenizerError: it is malformed."""
+        found = read_object(self.folder / MODEL_CONFIG_NAME).get("model_type")
+        return found if isinstance(found, str) else ""
+
+    @property
+    def tokenizer_class(self) -> str:
+        """Such as "Qwen2Tokenizer", without the "Fast" that some have behind it; "" where none is named."""
+        name = self.config.get("tokenizer_class")
+        return name.removesuffix("Fast") if isinstance(name, str) else ""
+
+
+def read_facts(folder: Path) -> FolderFacts:
+    """What the files of a folder say about its tokenizer. Raises TokenizerError: one of them is malformed."""
+    return FolderFacts(folder, read_object(folder / CONFIG_NAME), declared_tokens(folder), special_tokens(folder))
 
 
 ADDED_NAME = "added_tokens.json"

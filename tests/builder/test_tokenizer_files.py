@@ -19,11 +19,16 @@ from genai.builder.tensors import tensor_shapes
 from genai.errors import InputError
 from genai.llm.requests import RequestBuilder
 from tools.random_weights import random_tensor
+from tools.text_goldens.forms import write_form
 
 SENTENCEPIECE = Path(__file__).parents[1] / "text" / "goldens" / "sentencepiece"
 TEXTS = json.loads((SENTENCEPIECE.parent / "texts.json").read_text(encoding="utf-8"))["torture"]
 INT4 = ExportOptions(precision="int4")
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+CHECKPOINT_CONFIG = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "max_position_embeddings": 64, "eos_token_id": 2,
+}  # fmt: skip
 MESSAGES = [{"role": "user", "content": "Hi, naïve café 漢字"}]
 
 
@@ -34,8 +39,7 @@ def checkpoint(tmp_path: Path) -> Callable[[int], Path]:
     def write(vocab_size: int) -> Path:
         folder = tmp_path / "hf"
         folder.mkdir()
-        config = {"model_type": "llama", "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 32}
-        config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64, "eos_token_id": 2}
+        config = CHECKPOINT_CONFIG | {"vocab_size": vocab_size}
         shapes = tensor_shapes(find("llama").describe(HFConfig(config)))
         (folder / "config.json").write_text(json.dumps(config))
         save_file({name: random_tensor(name, shape, 1) for name, shape in shapes.items()}, folder / "model.safetensors")
@@ -67,9 +71,28 @@ def test_sentencepiece_becomes_tokenizer_json(
         assert ours.apply_chat_template(MESSAGES).endswith("</s>")
 
 
-def test_sentencepiece_larger_than_the_vocabulary(checkpoint: Any, tmp_path: Path) -> None:
-    folder = checkpoint(64)
-    (folder / "tokenizer.model").write_bytes((SENTENCEPIECE / "llama.model").read_bytes())
+@pytest.mark.parametrize("name", ["llama3", "qwen", "tekken", "qwen2", "gpt2", "bert", "sentencepiece_unigram"])
+def test_every_form_becomes_tokenizer_json(checkpoint: Any, tmp_path: Path, name: str) -> None:
+    folder = write_form(name, checkpoint(1200))
+    config = json.loads((folder / "config.json").read_text())
+    if "hidden_size" not in config:  # the form brings its own, with the model_type alone
+        (folder / "config.json").write_text(json.dumps(CHECKPOINT_CONFIG | {"vocab_size": 1200}))
+    built = build_model(folder, tmp_path / "built", INT4)
+    kept = {path.name for path in built.iterdir()}
+    assert "tokenizer.json" in kept and not kept & {"tekken.json", "qwen.tiktoken", "vocab.txt"}
+    for other in ("tokenizer.model", "vocab.json", "merges.txt", "spiece.model"):
+        (built / other).unlink(missing_ok=True)
+    ours, theirs = genai.Tokenizer(built), genai.Tokenizer(folder)
+    for tokenizer in (ours, theirs):
+        tokenizer.update_options(add_special_tokens=True)
+    for text in TEXTS:
+        assert ours.encode(text).tolist() == theirs.encode(text).tolist()
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen", "tekken", "qwen2", "bert", "sentencepiece_bpe"])
+def test_forms_larger_than_the_vocabulary(checkpoint: Any, tmp_path: Path, name: str) -> None:
+    folder = write_form(name, checkpoint(64))
+    (folder / "config.json").write_text(json.dumps(CHECKPOINT_CONFIG | {"vocab_size": 64}))
     with pytest.raises(InputError, match="the model's vocabulary ends at 63"):
         build_model(folder, tmp_path / "built", INT4)
 

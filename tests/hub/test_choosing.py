@@ -20,6 +20,7 @@ OLD = [
     "chat_template.jinja",
     "additional_chat_templates/a.jinja",
 ]
+FORMS = ["a.tiktoken", "tekken.json", "tiktoken.model", "tokenizer.model.v7m1", "vocab.txt"]
 INT4 = "cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4"
 FAST = [f"{INT4}/{name}" for name in ("genai_config.json", "model.onnx", "model.onnx.data", *TOKENIZER)]
 SLOW = [
@@ -54,6 +55,11 @@ CHOSEN: list[tuple[list[str], str, str, str, list[str]]] = [
     (
         [*OLD, "images/a.png", "vocab.json", "merges.txt", "preprocessor_config.json"],
         "org/name", "checkpoint", "", [*OLD, "vocab.json", "merges.txt"],
+    ),
+    # Tokenizers in their publishers' own forms.
+    (
+        ["config.json", "model.safetensors", *FORMS, "x/tekken.json", "tokenizer.py"],
+        "org/name", "checkpoint", "", ["config.json", "model.safetensors", *FORMS],
     ),
     # ONNX folders: that for CPUs whose products are the fast ones.
     ([*FAST, *SLOW, *CUDA, "README.md", "config.json"], "org/name", "onnx", INT4, FAST),

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load, save
 
 import genai
 from genai.cli.app import run
-from genai.errors import GenaiError, ModelFolderError, NotSupportedYetError, OptionError
+from genai.errors import GenaiError, ModelFolderError, OptionError
 from genai.model.folders import bundled_model
 from genai.model.hub.store import models
+from tools.checkpoint_gguf import write_gguf
 from tools.local_hub import Fault, LocalHub
 
-from .conftest import left
+from .conftest import CHECKPOINT, left
 
 Capture = pytest.CaptureFixture[str]
 QUESTION = ["-p", "What is 12 + 7?"]
@@ -55,6 +55,16 @@ def test_chat_with_a_name(tiny: LocalHub, cache: Path, capsys: Capture, monkeypa
         again = capsys.readouterr()
         assert (again.out, again.err) == (first.out, "")
     assert len(tiny.requests) == asked
+
+
+def test_a_model_that_does_not_fit_is_said_before_the_download(
+    tiny: LocalHub, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genai.kvcache.budget.available_memory", lambda: 1_000_000)
+    assert run(["chat", "org/tiny-llama", *QUESTION]) == 1
+    said = capsys.readouterr().err
+    assert "it will not fit into memory: its weights will take about 2.8 MB of memory, 1.0 MB are free" in said
+    assert not any("/resolve/" in path for path in tiny.paths())
 
 
 def test_precisions(tiny: LocalHub, capsys: Capture) -> None:
@@ -99,69 +109,36 @@ def test_an_onnx_folder_in_a_repository(hub: LocalHub, capsys: Capture) -> None:
         assert model.folder == llm.model.folder
 
 
-def test_a_gguf_file(hub: LocalHub, capsys: Capture) -> None:
-    """It is pulled by name; what reads it plugs in at one place."""
-    hub.add("org/name-GGUF", {"name-Q4_K_M.gguf": b"GGUF" * 999, "name-Q8_0.gguf": b"GGUF" * 1999})
-    assert run(["pull", "org/name-GGUF:Q8_0"]) == 0
+def test_a_gguf_file(hub: LocalHub, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use builds a model folder beside the file; later ones need neither a network nor a build."""
+    names = {kind: f"pebble-{kind}.gguf" for kind in ("Q8_0", "Q4_0")}
+    files = {name: write_gguf(CHECKPOINT, tmp_path / name, kind).read_bytes() for kind, name in names.items()}
+    hub.add("org/pebble-GGUF", files)
+    assert run(["pull", "org/pebble-GGUF:Q8_0"]) == 0
     place = Path(capsys.readouterr().out.strip())
-    assert place.read_bytes() == b"GGUF" * 1999
+    assert place.read_bytes() == files["pebble-Q8_0.gguf"]
     assert run(["list"]) == 0
-    assert "gguf, 0.0 MB, Q8_0" in capsys.readouterr().out
-    with pytest.raises(NotSupportedYetError, match=r"name-Q8_0.gguf"):
-        genai.LLM("org/name-GGUF:Q8_0")
-
-
-def sharded(files: dict[str, bytes]) -> dict[str, bytes]:
-    """A checkpoint in two files and an index."""
-    tensors = load(files["model.safetensors"])
-    names = sorted(tensors)
-    parts = {f"model-0000{i + 1}-of-00002.safetensors": {name: tensors[name] for name in names[i::2]} for i in range(2)}
-    index = {"metadata": {}, "weight_map": {name: part for part, held in parts.items() for name in held}}
-    rest = {name: data for name, data in files.items() if name != "model.safetensors"}
-    return {
-        **rest,
-        **{name: save(held) for name, held in parts.items()},
-        "model.safetensors.index.json": json.dumps(index).encode(),
-    }
-
-
-def test_repositories_as_they_are(hub: LocalHub, chatting: dict[str, bytes], capsys: Capture) -> None:
-    """In the end a model answers, or an error says what to do; what cannot run is not fetched."""
-    shards = sharded(chatting)
-    clutter = {
-        "consolidated.safetensors": b"c" * 9999,
-        "original/model.pth": b"p" * 9999,
-        "pytorch_model.bin": b"b" * 9999,
-    }
-    hub.add("org/sharded", {**shards, **clutter}, moved_from="old/sharded")
-    for name in ("org/sharded", "old/sharded"):
-        assert run(["chat", name, "--yes", *QUESTION]) == 0
-        assert capsys.readouterr().out.strip() == "19"
-    assert not any(path.endswith((".bin", ".pth", "consolidated.safetensors")) for path in hub.paths())
-
-    def without(name: str, files: dict[str, bytes]) -> dict[str, bytes]:
-        return {path: data for path, data in files.items() if path != name}
-
-    hub.requests.clear()
-    for files, says in (
-        (without("tokenizer.json", chatting), "no tokenizer.json"),
-        (without("model-00002-of-00002.safetensors", shards), "names 1 files that the repository has not"),
-        ({**without("tokenizer.json", chatting), "tekken.json": b"{}"}, "tekken.json is not read here"),
-        ({**chatting, "config.json": b'{"model_type": "llama", "quantization_config": {"bits": 4}}'}, "config"),
-        ({**chatting, "config.json": b'{"model_type": "bert"}'}, "bert"),
-        ({**shards, "model.safetensors.index.json": b"[]"}, "model.safetensors.index.json"),
-    ):
-        hub.add("org/messy", files)
-        assert run(["chat", "org/messy", "--yes", *QUESTION]) == 1
-        said = capsys.readouterr().err
-        assert says in said and "fix: " in said
-    weights = [path for path in hub.paths() if path.endswith(".safetensors")]
-    assert weights == []
-    # Without a template there is no chat, but text goes on.
-    hub.add("org/base", without("chat_template.jinja", {**chatting, "tokenizer_config.json": b"{}"}))
-    assert run(["chat", "org/base", "--yes", *QUESTION]) == 1
-    assert "genai generate" in capsys.readouterr().err
-    assert run(["generate", "org/base", "-p", "Once", "-n", "3"]) == 0
+    assert "gguf, 4.7 MB, Q8_0" in capsys.readouterr().out
+    assert run(["chat", "org/pebble-GGUF:Q8_0", "--no-build", *QUESTION]) == 1
+    assert "GGUF file that is not built yet" in capsys.readouterr().err
+    assert run(["chat", "org/pebble-GGUF:Q8_0", "--yes", *QUESTION]) == 0
+    first = capsys.readouterr()
+    assert first.out.strip() == "19"
+    (model,) = models()
+    (built,) = model.built()
+    assert built.parent == model.folder / "built" and built.name.startswith("pebble-Q8_0-kept-")
+    assert f"stored in {built}" in first.err and "Building a model with its weights as they are" in first.err
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert run(["chat", "org/pebble-GGUF:Q8_0", "--no-build", *QUESTION]) == 0
+    assert capsys.readouterr() == (first.out, "")
+    assert run(["generate", "org/pebble-GGUF:Q8_0", "--precision", "int8", "-p", "x", "-n", "1", "--yes"]) == 0
+    assert len(models()[0].built()) == 2
+    capsys.readouterr()
+    assert run(["list"]) == 0
+    assert "Q8_0 → int8, kept" in capsys.readouterr().out
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with genai.LLM("org/pebble-GGUF:Q4_0", pull=True, quiet=True) as llm:
+        assert llm.model.folder.name.startswith("pebble-Q4_0-kept-")
 
 
 def test_list_show_and_rm(tiny: LocalHub, cache: Path, capsys: Capture) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from genai.errors import TokenizerError
-from genai.text.sentencepiece import ModelFormatError, parse_model, tokenizer_json
+from genai.text.sources.parts import ModelFormatError
+from genai.text.sources.sentencepiece import parse_model, tokenizer_json
 from genai.text.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"

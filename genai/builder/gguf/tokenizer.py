@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 
 from ...errors import ChatTemplateError, TokenizerError, UnsupportedModelError, did_you_mean
 from ...model.gguf_file import GgufModel
-from ...text.sentencepiece import (
-    MAX_PIECES,
+from ...text.sources.parts import (
+    MAX_TOKENS,
+    Json,
     ModelFormatError,
-    ModelType,
-    Piece,
-    PieceType,
-    SentencePieceModel,
-    tokenizer_json,
+    added_token,
+    byte_pairs,
+    cut_by,
+    surrounded,
+    word_pieces,
 )
+from ...text.sources.sentencepiece import ModelType, Piece, PieceType, SentencePieceModel, tokenizer_json
 from .pre_tokenizers import PRE_TOKENIZERS
 
-Json = dict[str, Any]
 _KEY = "tokenizer.ggml."
 _MOST_MERGES, _MOST_TEMPLATE, _MOST_TOKEN = 1 << 20, 1 << 20, 1 << 16
 _MARK = "\u2581"
@@ -68,8 +69,8 @@ class Vocabulary:
                 f"{self._path}: a tokenizer of kind {self.kind!r:.40}", f"known are {', '.join(_WRITERS)}",
                 "use another model, or build it from its checkpoint",
             )  # fmt: skip
-        if len(self.tokens) > min(MAX_PIECES, size):
-            self._fail(f"it has {len(self.tokens)} tokens", f"the embeddings are of {size}, and at most {MAX_PIECES}")
+        if len(self.tokens) > min(MAX_TOKENS, size):
+            self._fail(f"it has {len(self.tokens)} tokens", f"the embeddings are of {size}, and at most {MAX_TOKENS}")
         for id_, token in enumerate(self.tokens):
             if not token or len(token) > _MOST_TOKEN or any("\ud800" <= one <= "\udfff" for one in token):
                 self._fail(f"token {id_} is {token!r:.60}", f"1 to {_MOST_TOKEN} characters of UTF-8 are expected")
@@ -150,13 +151,10 @@ class Vocabulary:
         """Tokens that are found in texts as they are: special ones, and those that users defined."""
         special = (PieceType.UNKNOWN, PieceType.CONTROL)
         return [
-            {
-                "id": id_, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-                "normalized": False, "special": kind in special,
-            }
+            added_token(id_, token, special=kind in special)
             for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if kind in (*special, PieceType.USER_DEFINED)
-        ]  # fmt: skip
+        ]
 
     def merges(self) -> list[list[str]]:
         """Pairs of tokens in the order in which they are joined."""
@@ -249,18 +247,12 @@ def _sampling(metadata: Mapping[str, Any]) -> Json:
 
 def _surrounded(vocabulary: Vocabulary, before: Sequence[str], after: Sequence[str]) -> Json | None:
     """Puts tokens with a role before and behind a text."""
-    ids = {name: vocabulary.id_of(name) for name in (*before, *after)}
-    tokens = {name: vocabulary.tokens[id_] for name, id_ in ids.items() if id_ is not None}
 
-    def special(names: Sequence[str]) -> list[Json]:
-        return [{"SpecialToken": {"id": tokens[name], "type_id": 0}} for name in names if name in tokens]
+    def named(names: Sequence[str]) -> dict[str, int]:
+        ids = [id_ for name in names if (id_ := vocabulary.id_of(name)) is not None]
+        return {vocabulary.tokens[id_]: id_ for id_ in ids}
 
-    single = [*special(before), {"Sequence": {"id": "A", "type_id": 0}}, *special(after)]
-    if len(single) == 1:
-        return None
-    listed = {token: {"id": token, "ids": [ids[name]], "tokens": [token]} for name, token in tokens.items()}
-    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": listed}
+    return surrounded(named(before), named(after))
 
 
 def _ends_of_texts(vocabulary: Vocabulary, *, bos: bool, eos: bool = False) -> Json | None:
@@ -270,28 +262,13 @@ def _ends_of_texts(vocabulary: Vocabulary, *, bos: bool, eos: bool = False) -> J
 
 def _byte_level(vocabulary: Vocabulary) -> str:
     kind = PRE_TOKENIZERS[vocabulary.pre_tokenizer()]
-    splits: list[Json] = [
-        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-        for expression in kind.expressions
-    ]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return _json(
-        vocabulary,
-        pre_tokenizer={"type": "Sequence", "pretokenizers": [*splits, level]},
+    return byte_pairs(
+        {token: id_ for id_, token in enumerate(vocabulary.tokens)},
+        vocabulary.merges(),
+        added=vocabulary.added(),
+        pre_tokenizer=cut_by(kind.expressions),
         post_processor=_ends_of_texts(vocabulary, bos=kind.add_bos),
-        decoder={**level, "add_prefix_space": True, "use_regex": True},
-        model={
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-            "ignore_merges": kind.ignore_merges,
-            "vocab": {token: id_ for id_, token in enumerate(vocabulary.tokens)}, "merges": vocabulary.merges(),
-        },
-    )  # fmt: skip
-
-
-def _json(vocabulary: Vocabulary, *, normalizer: Json | None = None, **parts: Any) -> str:
-    return json.dumps(
-        {"version": "1.0", "added_tokens": vocabulary.added(), "normalizer": normalizer, **parts}, ensure_ascii=False
+        ignore_merges=kind.ignore_merges,
     )
 
 
@@ -318,9 +295,8 @@ def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
     )
     model = SentencePieceModel(pieces, kind, trainer, normalizer)
     # llama.cpp puts a space behind every special token, too.
-    made = json.loads(tokenizer_json(model, prefix_everywhere=True))
-    made["post_processor"] = _ends_of_texts(vocabulary, bos=is_bpe, eos=not is_bpe)
-    return json.dumps(made, ensure_ascii=False)
+    ends = _ends_of_texts(vocabulary, bos=is_bpe, eos=not is_bpe)
+    return tokenizer_json(model, prefix_everywhere=True, post_processor=ends)
 
 
 def _word_pieces(vocabulary: Vocabulary) -> str:
@@ -335,19 +311,15 @@ def _word_pieces(vocabulary: Vocabulary) -> str:
     unknown = vocabulary.id_of("unknown_token_id")
     if unknown is None:
         vocabulary._fail(f"it names no {_KEY}unknown_token_id", "WordPiece needs a token for unknown words")
-    return _json(
-        vocabulary,
+    return word_pieces(
+        {name: id_ for id_, name in enumerate(names)},
+        names[unknown],
+        added=vocabulary.added(),
         normalizer={
-            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+            "handle_chinese_chars": True, "strip_accents": None,
             "lowercase": vocabulary.flag("normalizer.lowercase", True),
         },
-        pre_tokenizer={"type": "BertPreTokenizer"},
         post_processor=_surrounded(vocabulary, ["bos_token_id"], ["seperator_token_id"]),
-        decoder={"type": "WordPiece", "prefix": "##", "cleanup": False},
-        model={
-            "type": "WordPiece", "unk_token": names[unknown], "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100, "vocab": {name: id_ for id_, name in enumerate(names)},
-        },
     )  # fmt: skip
 
 

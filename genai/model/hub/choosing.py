@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from ...errors import DownloadError, did_you_mean
@@ -30,7 +30,7 @@ _OTHER_DEVICES = frozenset(
 _BESIDE = re.compile(
     r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
     r"tekken)\.json|merges\.txt|vocab\.txt|chat_template\.jinja|additional_chat_templates/[^/]+\.jinja|"
-    r"tokenizer\.model(?:\.v3)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken"
+    r"tokenizer\.model(?:\.v\w+)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken|tiktoken\.model"
 )
 # In an ONNX folder, what no model reads.
 _NOT_OF_ONNX = re.compile(
@@ -91,16 +91,17 @@ def _named(listing: Listing, part: str) -> FileChoice:
         return _onnx(listing, inside[0], f"the ONNX folder {inside[0]}, as asked")
     name = listing.reference.name
     if several := [*named, *inside]:
-        raise DownloadError(f"{name}: several fit", _shown(several), f"name one whole, such as :{several[0]}")
+        raise DownloadError(f"{name}: several fit", _shown(several), f"name one whole: {_command(listing, several[0])}")
     if any(file.path == part for file in listing.files):
         raise DownloadError(
             f"{name}: one file of a model that is several",
             "a model can be fetched as one GGUF file, or by the name of its repository",
-            "give org/name",
+            _command(listing),
         )
     known = [*sorted({_quantisation(one) or one for one in ggufs}), *folders]
     why = f"there are {_shown(known)}" if known else "it holds no GGUF file and no ONNX folder"
-    raise DownloadError(f"{name}: it has no {part!r}", why, did_you_mean(part, known, "leave it out, or name another"))
+    near = did_you_mean(part, known, "name another")
+    raise DownloadError(f"{name}: it has no {part!r}", why, f"{near}, or let it be chosen: {_command(listing)}")
 
 
 def _checkpoint(listing: Listing) -> FileChoice | None:
@@ -190,7 +191,9 @@ def _best_gguf(listing: Listing) -> FileChoice | None:
             others = _shown(sorted({_quantisation(name) or name for name in ggufs} - {wanted}))
             return _gguf(ggufs, named[0], f"{named[0]}; others: {others}")
     name = listing.reference.name
-    raise DownloadError(f"{name}: several GGUF files", _shown(list(ggufs)), f"name one, such as {name}:{min(ggufs)}")
+    raise DownloadError(
+        f"{name}: several GGUF files", _shown(list(ggufs)), f"name one: {_command(listing, min(ggufs))}"
+    )
 
 
 def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoice:
@@ -201,7 +204,7 @@ def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoic
             raise DownloadError(
                 f"{first}: of its {int(split[3])} parts {len(numbers)} are there",
                 "a model needs all of them",
-                "choose another file behind a colon",
+                "name another file: `genai pull ORG/NAME:FILE`",
             )
     return FileChoice(GGUF, first, tuple(files), why)
 
@@ -239,19 +242,23 @@ def _nothing(listing: Listing) -> DownloadError:
     if folders := _onnx_folders(listing):
         names = _shown(folders)
         return DownloadError(
-            what, f"its ONNX folders are for other devices ({names})", "look for one of the same model for CPUs"
+            what,
+            f"its ONNX folders are for other devices ({names})",
+            "its page names the checkpoint that they were made of: `genai pull` that one",
         )
     if "adapter_config.json" in paths:
         return DownloadError(
             what,
             "it is an adapter, not a model",
-            "fetch it with `hf download`, and give it to --lora beside its base model",
+            f"`hf download {listing.reference.repo} --local-dir adapter`, then `genai chat BASE --lora adapter` with "
+            "the base model that its page names",
         )
     if pickles := list(_matching(_PICKLES, paths)):
         return DownloadError(
             what,
             f"its weights are pickles ({_shown(pickles[:3])}), which run whatever code they hold, and are never opened",
-            "look for a revision or a copy of it with safetensors",
+            "its page may have a pull request, or name a copy, with safetensors: "
+            f"`genai pull {listing.reference.repo}@refs/pr/NUMBER`",
         )
     if any(path.endswith(".onnx") for path in paths):
         return DownloadError(
@@ -261,7 +268,12 @@ def _nothing(listing: Listing) -> DownloadError:
         )
     weights = any(path.endswith(".safetensors") for path in paths)
     why = f"it has safetensors, but no {CONFIG}, {SINGLE} or {INDEX} at its root" if weights else "it has no weights"
-    return DownloadError(what, why, "look at its page for the repository of the model itself")
+    return DownloadError(what, why, "its page may name the repository of the model itself: `genai pull` that one")
+
+
+def _command(listing: Listing, part: str = "") -> str:
+    """What fetches the same repository, or a part of it."""
+    return f"`genai pull {replace(listing.reference, part=part).name}`"
 
 
 def _matching(pattern: re.Pattern[str], paths: Iterable[str]) -> Iterator[str]:

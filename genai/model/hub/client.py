@@ -158,7 +158,7 @@ class Client:
             return gated(self._page, said, with_token=with_token)
         if at_hub and (status == 401 or code == "RepoNotFound"):
             why = "there is no such repository, or it is private"
-            fix = f"check the name; for a private one set HF_TOKEN to a token from {_TOKENS}"
+            fix = f"check the name; for a private one set HF_TOKEN to a token from {_TOKENS}, or run `hf auth login`"
             if with_token:
                 why = f"there is no such repository, or the token in use may not see it{f' ({said})' if said else ''}"
                 fix = "check the name and the token (HF_TOKEN, or `hf auth login`)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from .store import PulledModel
 # Kept free beside what is downloaded.
 _MARGIN = 64 << 20
 # Files that say what a model is, how it reads text, and where its weights are. They come before these.
-_DESCRIPTIONS = (".json", ".jinja", ".txt", ".model", ".v3", ".tiktoken")
+_DESCRIPTIONS = re.compile(r".*\.(?:json|jinja|txt|model(?:\.v\w+)?|tiktoken)")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
     pulled, checked = {}, False
     for file in order:
         if not checked and not _is_description(file):
-            _check(choice, folder, hooks)
+            _check(plan, hooks)
             checked = True
         pulled[file.path] = fetch_file(client, listing, file, folder, report)
     final = store.hub_folder() / partial.name
@@ -144,17 +145,19 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
 
 
 def _is_description(file: RemoteFile) -> bool:
-    return file.path.endswith(_DESCRIPTIONS)
+    return _DESCRIPTIONS.fullmatch(file.path) is not None
 
 
-def _check(choice: FileChoice, folder: Path, hooks: PullHooks) -> None:
+def _check(plan: PullPlan, hooks: PullHooks) -> None:
     """A model that cannot be run is not fetched, and what has come of it goes."""
+    choice, folder = plan.choice, plan.folder
     try:
         _check_index(choice, folder)
         hooks.check(choice.kind, folder / choice.root)
-    except GenaiError:
+    except GenaiError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise
+        others = f"`hf download {plan.listing.reference.repo}` fetches it for other programs"
+        raise type(error)(error.what, error.why, f"{error.fix}; {others}") from error
 
 
 def _check_index(choice: FileChoice, folder: Path) -> None:
@@ -169,7 +172,7 @@ def _check_index(choice: FileChoice, folder: Path) -> None:
         raise DownloadError(
             f"{INDEX} names {len(missing)} files that the repository has not: {', '.join(missing[:3])}",
             "without them the model is not whole",
-            "look at its page for another revision, or for a copy of it",
+            "look at its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
         )
 
 

@@ -10,23 +10,27 @@ Ids of plain text equal the sentencepiece library's. Like transformers, and unli
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
+from .parts import (
+    MAX_BYTES,
+    MAX_TOKEN_BYTES,
+    MAX_TOKENS,
+    Conversion,
+    Json,
+    ModelFormatError,
+    added_token,
+    tokenizer_text,
+)
 
-MAX_PIECES = 2**19
-"""More pieces than any tokenizer has: a file that claims more is not one."""
-MAX_PIECE_BYTES = 512
-"""Every way to cut a piece in two is looked at, so a long one would take for ever."""
+if TYPE_CHECKING:
+    from ..files import FolderFacts
 
 # Per message its fields: number, type, and default. Enumerations are numbers, text is bytes: both are checked here.
 _MESSAGES = {
@@ -50,10 +54,6 @@ _MESSAGES = {
 
 
 AnyEnum = TypeVar("AnyEnum", bound=IntEnum)
-
-
-class ModelFormatError(ValueError):
-    """The bytes are no SentencePiece model."""
 
 
 class PieceType(IntEnum):
@@ -106,14 +106,18 @@ class SentencePieceModel:
 
 def parse_model(data: bytes) -> SentencePieceModel:
     """The model in the bytes of a file; ModelFormatError if they are none, or one that is cut off."""
+    from google.protobuf.message import DecodeError
+
     model = _message_class()()
     try:
         model.ParseFromString(data)
     except DecodeError as error:
         raise ModelFormatError(f"it is no protobuf message, or cut off: {error}") from error
-    if not 0 < len(model.pieces) <= MAX_PIECES:
-        raise ModelFormatError(f"it has {len(model.pieces)} pieces, expected 1 to {MAX_PIECES}")
+    if not 0 < len(model.pieces) <= MAX_TOKENS:
+        raise ModelFormatError(f"it has {len(model.pieces)} pieces, expected 1 to {MAX_TOKENS}")
     pieces = tuple(_piece(piece, index) for index, piece in enumerate(model.pieces))
+    if sum(len(piece.text) for piece in pieces) > MAX_BYTES:
+        raise ModelFormatError(f"its pieces have more than {MAX_BYTES} characters together")
     kind = _enum(ModelType, model.trainer.model_type, "model type")
     return SentencePieceModel(pieces, kind, model.trainer, model.normalizer)
 
@@ -121,6 +125,10 @@ def parse_model(data: bytes) -> SentencePieceModel:
 @cache
 def _message_class() -> Any:
     """ModelProto, as far as it is declared here."""
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
     file = FileDescriptorProto(name="sentencepiece_model.proto", package="sentencepiece")
     for message, fields in _MESSAGES.items():
         declared = file.message_type.add(name=message)
@@ -139,8 +147,8 @@ def _message_class() -> Any:
 
 
 def _piece(piece: Any, index: int) -> Piece:
-    if len(piece.piece) > MAX_PIECE_BYTES:
-        raise ModelFormatError(f"piece {index} has {len(piece.piece)} bytes; at most {MAX_PIECE_BYTES} are allowed")
+    if len(piece.piece) > MAX_TOKEN_BYTES:
+        raise ModelFormatError(f"piece {index} has {len(piece.piece)} bytes; at most {MAX_TOKEN_BYTES} are allowed")
     try:
         text = piece.piece.decode()
     except UnicodeDecodeError as error:
@@ -160,11 +168,30 @@ def _enum(kind: type[AnyEnum], value: int, name: str) -> AnyEnum:
 MARK = "\u2581"
 _MOST_LEADING_SPACES = 2**16
 _NEVER_CHOSEN = 1e4
-Json = dict[str, Any]
+
+
+def convert_sentencepiece(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
+    """The conversion of a tokenizer.model, for which tokenizer_config.json says where spaces go ("legacy").
+
+    Raises:
+        ModelFormatError: see `parse_model` and `tokenizer_json`.
+    """
+    model = parse_model(data)
+    renamed = {id_: token["content"] for id_, token in facts.declared.items() if id_ < len(model.pieces)}
+    text = tokenizer_json(model, prefix_everywhere=facts.config.get("legacy") is True, renamed=renamed)
+    roles = {"bos_token": model.trainer.bos_id, "eos_token": model.trainer.eos_id}
+    special = {
+        name: renamed.get(id_, model.pieces[id_].text) for name, id_ in roles.items() if 0 <= id_ < len(model.pieces)
+    }
+    return Conversion(text, special)
 
 
 def tokenizer_json(
-    model: SentencePieceModel, *, prefix_everywhere: bool = False, renamed: Mapping[int, str] = {}
+    model: SentencePieceModel,
+    *,
+    prefix_everywhere: bool = False,
+    renamed: Mapping[int, str] = {},
+    post_processor: Json | None = None,
 ) -> str:
     """The text of a tokenizer.json with the same ids.
 
@@ -173,6 +200,7 @@ def tokenizer_json(
         prefix_everywhere: where the model puts a space before the text, whether text behind a special token gets one
             too (`"legacy": true` in tokenizer_config.json) or only the beginning of the whole text.
         renamed: other texts for some ids, for placeholders that a publisher put to use.
+        post_processor: what comes before and behind texts.
 
     Raises:
         ModelFormatError: the model is of a kind that has no equivalent there.
@@ -182,16 +210,14 @@ def tokenizer_json(
     if len({piece.text for piece in pieces}) < len(pieces):
         raise ModelFormatError("two pieces have the same text")
     added = [_added(id_, piece, model) for id_, piece in enumerate(pieces) if piece.type in _ADDED_TYPES]
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": list(_normalizers(model, prefix_everywhere))},
-        "pre_tokenizer": _prefix_once(model) if model.normalizer.add_dummy_prefix and not prefix_everywhere else None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": list(_decoders(model))},
-        "model": _bpe(pieces, model) if model.type == ModelType.BPE else _unigram(pieces, model),
-    }
-    return json.dumps(tokenizer, ensure_ascii=False)
+    return tokenizer_text(
+        added,
+        {"type": "Sequence", "normalizers": list(_normalizers(model, prefix_everywhere))},
+        _prefix_once(model) if model.normalizer.add_dummy_prefix and not prefix_everywhere else None,
+        post_processor,
+        {"type": "Sequence", "decoders": list(_decoders(model))},
+        _bpe(pieces, model) if model.type == ModelType.BPE else _unigram(pieces, model),
+    )
 
 
 _ADDED_TYPES = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
@@ -218,20 +244,18 @@ def _check_supported(model: SentencePieceModel) -> None:
         raise ModelFormatError("it has pieces of type UNUSED, which is not supported")
     if not 0 <= model.trainer.unk_id < len(model.pieces):
         raise ModelFormatError(f"unk_id is {model.trainer.unk_id}, and there are {len(model.pieces)} pieces")
+    if model.trainer.byte_fallback:
+        there = {piece.text for piece in model.pieces if piece.type == PieceType.BYTE}
+        if missing := [name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in there]:
+            why = f"{len(missing)} of the 256 pieces for bytes are missing, beginning with {missing[0]}"
+            raise ModelFormatError(f"characters that it does not know are to become bytes, and {why}")
 
 
 def _added(id_: int, piece: Piece, model: SentencePieceModel) -> Json:
     is_user_defined = piece.type == PieceType.USER_DEFINED
-    return {
-        "id": id_,
-        "content": piece.text,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        # Pieces with the mark are found where the text has spaces.
-        "normalized": is_user_defined and MARK in piece.text and not model.normalizer.add_dummy_prefix,
-        "special": not is_user_defined,
-    }
+    # Pieces with the mark are found where the text has spaces.
+    normalized = is_user_defined and MARK in piece.text and not model.normalizer.add_dummy_prefix
+    return added_token(id_, piece.text, special=not is_user_defined, normalized=normalized)
 
 
 def _normalizers(model: SentencePieceModel, prefix_everywhere: bool) -> Iterator[Json]:

@@ -1,0 +1,132 @@
+"""Byte-level BPE whose tokens are bytes with ranks, as tiktoken has them: of the pairs of neighbours in a piece of text
+the one whose union has the lowest rank is joined, again and again. The rank is also the id.
+
+A tokenizer.json lists the joined pairs instead, so every way to cut a token into two others becomes a pair. Its rank is
+that of the token; of several pairs that make the same token, that of the lower ids comes first.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..detokenizer import ByteLevel
+from .parts import MAX_BYTES, MAX_TOKEN_BYTES, MAX_TOKENS, Json, ModelFormatError, added_token, byte_pairs, cut_by
+
+_CHARACTERS = {byte: character for character, byte in ByteLevel.BYTES.items()}
+# Bytes that no UTF-8 text has need no token.
+_IN_TEXTS = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte < 0xF5]
+
+
+def printable_bytes(data: bytes) -> str:
+    """Bytes as a tokenizer.json writes them: one printable character for each."""
+    return "".join([_CHARACTERS[byte] for byte in data])
+
+
+def decoded(text: str | bytes, where: str) -> bytes:
+    """A token from its base64. Raises ModelFormatError: it is damaged, empty or too long."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ModelFormatError(f"{where}: {text!r:.60} is not base64: {error}") from error
+    if base64.b64encode(data) != (text if isinstance(text, bytes) else text.encode()):
+        raise ModelFormatError(f"{where}: {text!r:.60} is not base64: its end is damaged")
+    if not 0 < len(data) <= MAX_TOKEN_BYTES:
+        raise ModelFormatError(f"{where} has {len(data)} bytes; 1 to {MAX_TOKEN_BYTES} are expected")
+    return data
+
+
+def checked_ranks(entries: Iterable[tuple[bytes, int]], special: Mapping[int, str]) -> dict[bytes, int]:
+    """Ranks by token.
+
+    Raises:
+        ModelFormatError: there are none, or too many; one comes twice, or is missing; a byte has no token.
+    """
+    ranks: dict[bytes, int] = {}
+    tokens: dict[int, bytes] = {}
+    total = 0
+    for token, rank in entries:
+        total += len(token)
+        if total > MAX_BYTES:
+            raise ModelFormatError(f"its tokens have more than {MAX_BYTES} bytes together")
+        if token in ranks:
+            raise ModelFormatError(f"the token {token!r:.60} comes twice, with the ranks {ranks[token]} and {rank}")
+        if rank in tokens:
+            raise ModelFormatError(f"two tokens have the rank {rank}: {tokens[rank]!r:.60} and {token!r:.60}")
+        if rank >= MAX_TOKENS:
+            raise ModelFormatError(f"the token {token!r:.60} has the rank {rank}; at most {MAX_TOKENS} are read")
+        ranks[token], tokens[rank] = rank, token
+    if not ranks:
+        raise ModelFormatError("it has no tokens")
+    if missing := first_missing(tokens, special):
+        count, first = missing
+        raise ModelFormatError(f"{count} of the ranks below {max(tokens)} are missing, beginning with {first}")
+    if bytes_missing := [byte for byte in _IN_TEXTS if bytes([byte]) not in ranks]:
+        raise ModelFormatError(_missing_bytes(bytes_missing))
+    return ranks
+
+
+def first_missing(ids: Iterable[int], others: Iterable[int]) -> tuple[int, int] | None:
+    """How many ids below the largest of `ids` are in neither, and which is the first; None if there are none."""
+    known = set(ids)
+    missing = set(range(max(known, default=0))).difference(known, others)
+    return (len(missing), min(missing)) if missing else None
+
+
+def require_bytes(vocab: Mapping[str, int]) -> None:
+    """Raise ModelFormatError if a byte that texts may have is no entry of a byte-level vocabulary."""
+    if missing := [byte for byte in _IN_TEXTS if _CHARACTERS[byte] not in vocab]:
+        raise ModelFormatError(_missing_bytes(missing))
+
+
+def _missing_bytes(missing: Sequence[int]) -> str:
+    return f"{len(missing)} bytes have no token, beginning with 0x{missing[0]:02X}: no text could have them"
+
+
+def ranked_tokenizer(
+    ranks: Mapping[bytes, int],
+    added: Sequence[Json],
+    expression: str,
+    *,
+    before: int = 0,
+    normalizer: Json | None = None,
+) -> str:
+    """The text of a tokenizer.json.
+
+    Args:
+        ranks: see `checked_ranks`.
+        added: tokens that are found in texts as they are, with their ids; see `added_token`.
+        expression: cuts texts into pieces, none of which a token crosses.
+        before: so many ids stand before those of the ranks.
+
+    Raises:
+        ModelFormatError: an added token has the id of another.
+    """
+    vocab = {printable_bytes(token): rank + before for token, rank in ranks.items()}
+    taken = set(vocab.values())
+    for token in added:
+        if vocab.setdefault(token["content"], token["id"]) != token["id"] or token["id"] in taken:
+            raise ModelFormatError(f"{token['content']!r:.60} has the id {token['id']}, which belongs to another token")
+        taken.add(token["id"])
+    return byte_pairs(
+        vocab, _merges(ranks), added=added, pre_tokenizer=cut_by([expression]), normalizer=normalizer,
+        ignore_merges=True,
+    )  # fmt: skip
+
+
+def _merges(ranks: Mapping[bytes, int]) -> list[list[str]]:
+    written = {token: printable_bytes(token) for token in ranks}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(ranks[left], ranks[right], left, right) for left, right in cuts if left in ranks and right in ranks]
+        merges += [[written[left], written[right]] for _, _, left, right in sorted(pairs)]
+    return merges
+
+
+def declared_token(id_: int, declared: Mapping[str, Any]) -> Json:
+    """An added token with the flags that tokenizer_config.json gives it."""
+    special = declared.get("special", False)
+    return added_token(id_, **{"normalized": not special, **declared, "special": special})

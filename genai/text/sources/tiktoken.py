@@ -1,0 +1,119 @@
+"""Files of the tiktoken library: on each line the base64 of a token's bytes, and its rank.
+
+They hold no expression and no special tokens: these are written in the code of whoever made the model, and here for the
+models that are published in this form. Ids of texts equal the tiktoken library's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import expressions
+from .parts import Conversion, ModelFormatError, added_token
+from .ranks import checked_ranks, declared_token, decoded, ranked_tokenizer
+
+if TYPE_CHECKING:
+    from ..files import FolderFacts
+
+_LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) (\d{1,9})")
+_END = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class RankedKind:
+    """What a tiktoken file does not say.
+
+    Attributes:
+        expression: cuts texts into pieces.
+        special: special tokens by the distance of their ids from the end of the ranks.
+        roles: which of them begin and end texts.
+        begins: texts begin with the first of these.
+        composed: texts are normalised to NFC first.
+    """
+
+    expression: str
+    special: Mapping[int, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    begins: bool = False
+    composed: bool = False
+
+
+def _llama3_special() -> dict[int, str]:
+    named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id"}
+    named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
+    rest = [place for place in range(256) if place not in named]
+    named |= {place: f"reserved_special_token_{number}" for number, place in enumerate(rest)}
+    return {place: f"<|{name}|>" for place, name in sorted(named.items())}
+
+
+_QWEN_SPECIAL = (_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
+_GPT4_SPECIAL = {1: _END, 2: "<|fim_prefix|>", 3: "<|fim_middle|>", 4: "<|fim_suffix|>", 20: "<|endofprompt|>"}
+_ENDS = {"eos_token": _END}
+_LLAMA3 = RankedKind(
+    expressions.LLAMA3, _llama3_special(), {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}, True
+)
+_QWEN = RankedKind(expressions.QWEN2, dict(enumerate(_QWEN_SPECIAL)), _ENDS, composed=True)
+_GLM4 = RankedKind(expressions.LLAMA3, roles=_ENDS)
+_KIMI = RankedKind(expressions.KIMI)
+_GPT4 = RankedKind(expressions.GPT4, _GPT4_SPECIAL, _ENDS)
+_GPT4O = RankedKind(expressions.GPT4O, {1: _END, 20: "<|endofprompt|>"}, _ENDS)
+_GPT2 = RankedKind(expressions.GPT2, {0: _END}, _ENDS)
+_BY_FILE = {"qwen": _QWEN, "cl100k_base": _GPT4, "o200k_base": _GPT4O, "r50k_base": _GPT2, "gpt2": _GPT2}
+_BY_CLASS = {"QWenTokenizer": _QWEN, "ChatGLM4Tokenizer": _GLM4, "TikTokenTokenizer": _KIMI}
+# Meta's own folders have no config.json.
+_BY_MODEL_TYPE = {"llama": _LLAMA3, "mllama": _LLAMA3, "": _LLAMA3, "qwen": _QWEN, "glm4": _GLM4, "chatglm": _GLM4}
+
+
+def is_tiktoken(data: bytes) -> bool:
+    """Whether a file begins as one of tiktoken does; a tokenizer.model may be one."""
+    return _LINE.fullmatch(data[:1024].split(b"\n", 1)[0].rstrip(b"\r")) is not None
+
+
+def convert_tiktoken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
+    """The conversion of a tiktoken file; added tokens come from tokenizer_config.json where that declares some.
+
+    Raises:
+        ModelFormatError: it is malformed, or of a model whose expression is not known here.
+    """
+    kind = _kind(path, facts)
+    entries = list(_entries(data))
+    behind = 1 + max((rank for _, rank in entries), default=-1)
+    named = {behind + place: token for place, token in kind.special.items()}
+    declared = facts.declared
+    if declared:  # the model may have put reserved ones to use
+        contents = {token["content"] for token in declared.values()}
+        named = {id_: token for id_, token in named.items() if id_ not in declared and token not in contents}
+    added = [added_token(id_, token) for id_, token in named.items()]
+    added += [declared_token(id_, token) for id_, token in declared.items()]
+    added.sort(key=lambda token: int(token["id"]))
+    known = {str(token["content"]) for token in added}
+    ranks = checked_ranks(entries, {int(token["id"]): token["content"] for token in added})
+    text = ranked_tokenizer(ranks, added, kind.expression, normalizer={"type": "NFC"} if kind.composed else None)
+    special = {role: token for role, token in kind.roles.items() if token in known}
+    return Conversion(text, special, begins=kind.begins)
+
+
+def _kind(path: Path, facts: FolderFacts) -> RankedKind:
+    found = _BY_FILE.get(path.stem) or _BY_CLASS.get(facts.tokenizer_class)
+    found = found or (_BY_MODEL_TYPE.get(facts.model_type) if path.suffix == ".model" else None)
+    if found is None:
+        asked = f"tokenizer_class {facts.tokenizer_class!r:.60}, model_type {facts.model_type!r:.60}"
+        raise ModelFormatError(
+            f"how texts are cut is written in code that comes with the model, and not known here for {asked}; known "
+            f"are the files {', '.join(_BY_FILE)}, the classes {', '.join(_BY_CLASS)} and Llama 3's"
+        )
+    return found
+
+
+def _entries(data: bytes) -> Iterator[tuple[bytes, int]]:
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        token, _, rank = line.rstrip(b"\r").partition(b" ")
+        if not (rank.isdigit() and len(rank) < 10):
+            raise ModelFormatError(f"line {number} is {line!r:.60}; a token in base64 and its rank are expected")
+        yield decoded(token, f"the token of line {number}"), int(rank)

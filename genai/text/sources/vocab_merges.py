@@ -1,0 +1,137 @@
+"""vocab.json and merges.txt: byte-level BPE as GPT-2 was published, and many after it.
+
+The files do not say how texts are cut; tokenizer_class of tokenizer_config.json does, or else the model_type. Ids equal
+those of transformers' class of that name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import TokenizerError
+from ...model.reading import file_text
+from ..tokenizer_limits import MAX_VALUES
+from . import expressions
+from .parts import MAX_TOKENS, Conversion, Json, ModelFormatError, byte_level, byte_pairs, cut_by
+from .ranks import first_missing, require_bytes
+
+if TYPE_CHECKING:
+    from ..files import FolderFacts
+
+MERGES_NAME = "merges.txt"
+_MOST_MERGES = 2**20
+_NFC = {"type": "NFC"}
+_END = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class PairsKind:
+    """How a class of transformers cuts texts: expressions (none: as GPT-2), NFC first, digits one by one; and the
+    special tokens that it has where the files name none."""
+
+    expressions: tuple[str, ...] = ()
+    composed: bool = False
+    digits: bool = False
+    special: Mapping[str, str] = field(default_factory=lambda: {"bos_token": _END, "eos_token": _END})
+
+
+_GPT2 = PairsKind()
+_BY_CLASS = {
+    "GPT2Tokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
+    "Qwen2Tokenizer": PairsKind((expressions.QWEN2,), composed=True, special={"eos_token": _END, "pad_token": _END}),
+    "GPTNeoXTokenizer": PairsKind(composed=True),
+    "CohereTokenizer": PairsKind(
+        composed=True,
+        digits=True,
+        special={"bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>", "pad_token": "<PAD>"},
+    ),
+}
+_CLASS_OF_MODEL = {
+    **dict.fromkeys("gpt2 gpt_neo gptj codegen phi opt starcoder2 exaone4".split(), "GPT2Tokenizer"),
+    **dict.fromkeys("qwen2 qwen2_moe qwen3 qwen3_moe".split(), "Qwen2Tokenizer"),
+    **dict.fromkeys("gpt_neox olmo".split(), "GPTNeoXTokenizer"),
+    **dict.fromkeys("cohere cohere2".split(), "CohereTokenizer"),
+}
+
+
+def convert_vocab_merges(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
+    """The conversion of a vocab.json, and of the merges.txt beside it.
+
+    Raises:
+        TokenizerError: merges.txt cannot be read. ModelFormatError: one of them is malformed, there is no merges.txt,
+            or it is of a class that is not known here.
+    """
+    kind = _kind(facts)
+    vocab = _vocabulary(data)
+    if missing := first_missing(vocab.values(), facts.declared):
+        raise ModelFormatError(f"{missing[0]} ids below {max(vocab.values())} are missing, beginning with {missing[1]}")
+    require_bytes(vocab)
+    merges = _merges(file_text(path.parent / MERGES_NAME, TokenizerError, TokenizerError), vocab)
+    prefix = facts.config.get("add_prefix_space") is True
+    pre_tokenizer: Json = cut_by(kind.expressions) if kind.expressions else byte_level(prefix=prefix, regex=True)
+    if kind.digits:
+        digits = {"type": "Digits", "individual_digits": True}
+        pre_tokenizer = {"type": "Sequence", "pretokenizers": [digits, pre_tokenizer]}
+    text = byte_pairs(vocab, merges, added=[], pre_tokenizer=pre_tokenizer, normalizer=_NFC if kind.composed else None)
+    known = {token["content"] for token in facts.declared.values()} | vocab.keys()
+    return Conversion(text, {role: token for role, token in kind.special.items() if token in known})
+
+
+def _kind(facts: FolderFacts) -> PairsKind:
+    name = facts.tokenizer_class
+    found = _BY_CLASS.get(name or _CLASS_OF_MODEL.get(facts.model_type, ""))
+    if found is None:
+        raise ModelFormatError(
+            f"how texts are cut is not written in it, and not known here for tokenizer_class {name!r:.60} and "
+            f"model_type {facts.model_type!r:.60}; known are the classes {', '.join(_BY_CLASS)}"
+        )
+    return found
+
+
+def _vocabulary(data: bytes) -> dict[str, int]:
+    if data.count(b",") > MAX_VALUES:
+        raise ModelFormatError(f"it has more than {MAX_VALUES} commas")
+    try:
+        # Pairs, since of a token that comes twice an object keeps one.
+        pairs = json.loads(data.decode("utf-8"), object_pairs_hook=lambda found: found)
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"it is not JSON: {error}") from error
+    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
+        raise ModelFormatError(f"it holds a {type(pairs).__name__}, and an object of ids by token is expected")
+    vocab: dict[str, int] = {}
+    tokens: dict[int, str] = {}
+    for token, id_ in pairs:
+        if type(id_) is not int or not 0 <= id_ < MAX_TOKENS:
+            raise ModelFormatError(f"the id of {token!r:.60} is {id_!r:.40}; numbers below {MAX_TOKENS} are expected")
+        if token in vocab:
+            raise ModelFormatError(f"the token {token!r:.60} comes twice, with the ids {vocab[token]} and {id_}")
+        if id_ in tokens:
+            raise ModelFormatError(f"two tokens have the id {id_}: {tokens[id_]!r:.60} and {token!r:.60}")
+        vocab[token], tokens[id_] = id_, token
+    if not vocab:
+        raise ModelFormatError("it has no tokens")
+    return vocab
+
+
+def _merges(text: str | None, vocab: Mapping[str, int]) -> list[list[str]]:
+    if text is None:
+        raise ModelFormatError(f"{MERGES_NAME} is missing beside it, which says how characters are joined")
+    merges = []
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.rstrip("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or not all(pair):
+            raise ModelFormatError(f"line {number} of {MERGES_NAME} is {line!r:.60}; two tokens are expected")
+        if strangers := [token for token in (*pair, "".join(pair)) if token not in vocab]:
+            raise ModelFormatError(f"line {number} of {MERGES_NAME} has {strangers[0]!r:.60}, which is no token")
+        merges.append(pair)
+        if len(merges) > _MOST_MERGES:
+            raise ModelFormatError(f"{MERGES_NAME} has more than {_MOST_MERGES} lines")
+    return merges

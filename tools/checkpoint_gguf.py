@@ -1,0 +1,103 @@
+"""A Llama checkpoint as a GGUF file, as llama.cpp's convert_hf_to_gguf.py writes it: for tests that chat with one.
+
+python -m tools.checkpoint_gguf CHECKPOINT OUTPUT.gguf [TYPE]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from tools.gguf_models import add_value, close
+
+_PRE_TOKENIZER = "qwen2"
+"""How the bundled checkpoint cuts texts, in llama.cpp's words."""
+_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+def write_gguf(checkpoint: Path, path: Path, kind: str = "Q8_0") -> Path:
+    """Write the file; matrices are rounded to a type that the `gguf` package rounds to."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for key, value in {**_shape(config), **_vocabulary(checkpoint, config)}.items():
+        add_value(writer, key, value)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, values in load_file(checkpoint / "model.safetensors").items():
+        part = name.split(".")[-2]
+        weights = _interleaved(values, heads[part]) if part in heads else values
+        _add(writer, _name(name), weights.astype(np.float32), kind)
+    close(writer)
+    return path
+
+
+def _add(writer: Any, name: str, values: NDArray[np.float32], kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    if values.ndim == 1 or kind == "F32":
+        writer.add_tensor(name, values)
+    else:
+        writer.add_tensor(name, gguf.quantize(values, number), raw_dtype=number)
+
+
+def _interleaved(values: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Rows that are rotated together stand side by side there, and half a head apart here."""
+    rows = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return rows.swapaxes(1, 2).reshape(values.shape)
+
+
+def _name(name: str) -> str:
+    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if name in outside:
+        return outside[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def _shape(config: dict[str, Any]) -> dict[str, Any]:
+    values = {
+        "context_length": config["max_position_embeddings"], "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"], "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "vocab_size": config["vocab_size"],
+        "rope.dimension_count": config["head_dim"], "rope.freq_base": config["rope_theta"],
+    }  # fmt: skip
+    return {f"llama.{key}": value for key, value in values.items()}
+
+
+def _vocabulary(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
+    ids = dict(tokenizer["model"]["vocab"])
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    ids |= special
+    named = {id_: token for token, id_ in ids.items()}
+    size = config["vocab_size"]
+    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": _PRE_TOKENIZER,
+        "tokenizer.ggml.tokens": [named.get(id_, f"[PAD{id_}]") for id_ in range(size)],
+        "tokenizer.ggml.token_type": [_token_type(id_, named, special) for id_ in range(size)],
+        "tokenizer.ggml.merges": pairs, "tokenizer.ggml.eos_token_id": config["eos_token_id"][0],
+        "tokenizer.ggml.padding_token_id": config["pad_token_id"],
+        "tokenizer.chat_template": (checkpoint / "chat_template.jinja").read_text(encoding="utf-8"),
+    }  # fmt: skip
+
+
+def _token_type(id_: int, named: dict[int, str], special: dict[str, int]) -> int:
+    """Control, normal, or unused."""
+    return 3 if id_ in special.values() else 1 if id_ in named else 5
+
+
+if __name__ == "__main__":
+    write_gguf(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
