@@ -8,13 +8,17 @@ that the weights have in the model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.weight_formats import pack_bits
+from genai.quant.formats import uniform_format
+
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
-from .kept import expert_block, expert_integers
+from .kept import common_form, expert_block, expert_blocks, expert_integers, in_own_order
 from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
 from .options import BITS
 from .spec import ExpertsSpec
@@ -146,13 +150,19 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
         "swiglu_fusion": 1,
         "normalize_routing_weights": 1,
     }
-    kinds = export.weights.kinds(name for which in _MATRICES for name in _expert_names(layer, experts, which))
+    names = [name for which in _MATRICES for name in _expert_names(layer, experts, which)]
+    kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
-        block_size = expert_block(kinds)
-        whole = [_write_integers(export, layer, experts, which, block_size) for which in _MATRICES]
-        inputs = [root, scores, *whole[0], "", *whole[1]]
         level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
-        attributes |= {"expert_weight_bits": 8, "block_size": block_size, **level}
+        form = common_form(export, names)
+        if form is None:
+            form = uniform_format(8, expert_block(kinds))
+            whole = [_write_integers(export, layer, experts, which, form.block_size) for which in _MATRICES]
+        else:
+            whole = [_write_blocks(export, layer, experts, which) for which in _MATRICES]
+        points = [*whole[0][2:], *whole[1][2:]]
+        inputs = [root, scores, *whole[0][:2], "", *whole[1][:2], *(["", "", "", ""] if points else []), *points]
+        attributes |= {"expert_weight_bits": form.bits, "block_size": form.block_size, **level}
         return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
     first, second = (_write_matrices(export, layer, experts, which) for which in _MATRICES)
     if options.precision not in BITS:
@@ -173,12 +183,40 @@ def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]
             yield f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"
 
 
+def _stored_experts(
+    export: Export, layer: int, experts: ExpertsSpec, which: str
+) -> tuple[tuple[int, int], Matrices]:  # the rows and columns of a matrix, and all of them as they are stored
+    hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    shape = (hidden, wide) if which == "down_proj" else (wide, hidden)
+    return shape, ((one, in_own_order(export, one, shape)) for one in _expert_names(layer, experts, which))
+
+
+def _write_blocks(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
+    """Experts of blocks that the operator holds as they are; returns the names of what `_write_matrices` returns."""
+    (rows, _), matrices = _stored_experts(export, layer, experts, which)
+    parts = 2 if which == "gate_up_proj" else 1
+    name, beside = f"model.layers.{layer}.moe.experts.{which}", ([], [])  # type: tuple[str, tuple[list[Any], list[Any]]]
+    found = (expert_blocks(pair) for pair in zip(*[iter(matrices)] * parts, strict=True))
+    first = next(found)
+
+    def integers() -> Iterator[NDArray[np.uint8]]:
+        for weight in chain([first], found):
+            beside[0].append(weight.scales)
+            if weight.offsets is not None:
+                beside[1].append(pack_bits(weight.offsets, weight.format.bits))
+            yield weight.data
+
+    export.graph.initializer(
+        f"{name}.qweight", (experts.count, parts * rows, first.data.shape[1]), np.uint8, integers()
+    )
+    written = [f"{name}.qweight", export.graph.array(f"{name}.scales", np.stack(beside[0]))]
+    return [*written, *(export.graph.array(f"{name}.zero_points", np.stack(beside[1])) for _ in beside[1][:1])]
+
+
 def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str, block_size: int) -> list[str]:
     """Experts that are quantised already as integers of 8 bits; returns the names of these and of their scales."""
-    hidden, wide = export.spec.hidden_size, experts.intermediate_size
-    rows, columns = (hidden, wide) if which == "down_proj" else (wide, hidden)
+    (rows, columns), matrices = _stored_experts(export, layer, experts, which)
     name, graph, scales = f"model.layers.{layer}.moe.experts.{which}", export.graph, []
-    matrices = ((one, export.weights.stored(one, (rows, columns))) for one in _expert_names(layer, experts, which))
     parts = 2 if which == "gate_up_proj" else 1
 
     def integers() -> Iterator[NDArray[np.uint8]]:

@@ -228,7 +228,8 @@ POSITIONS = "position_ids"
 class Export:
     """One decoder being written: the graph so far, its architecture, the options, and the weights to read from.
 
-    `kept` has the matrices of quantised blocks that are written, by name.
+    `kept` has the matrices of quantised blocks that are written, by name; `reordered` the values whose columns were put
+    in another order, by their names and the order's bytes.
     """
 
     graph: GraphWriter
@@ -236,6 +237,7 @@ class Export:
     options: ExportOptions
     weights: Weights
     kept: dict[str, KeptMatrix] = field(default_factory=dict)
+    reordered: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
 
 def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:

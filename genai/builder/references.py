@@ -22,6 +22,7 @@ from .checkpoint import CONFIG, GENERATION_CONFIG, is_checkpoint, read_json
 from .folder import require_tokenizer
 from .hf_config import HFConfig
 from .options import ExportOptions
+from .quantised.checkpoint import read_quantisation, without_quantisation
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ def _check(kind: str, folder: Path) -> None:
     """What the small files of a model say already: that nothing here runs it. Raises GenaiError."""
     if kind == CHECKPOINT:
         more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
-        config = HFConfig(read_json(folder, CONFIG), more)
+        read_quantisation(folder)
+        config = without_quantisation(HFConfig(read_json(folder, CONFIG), more))
         find(config.model_type).describe(config)
         require_tokenizer(folder)
     elif kind == ONNX:

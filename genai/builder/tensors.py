@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from genai.quant.block_types import type_of
 from genai.quant.blocks import num_blocks
-from genai.quant.ggml import type_of
 
 from .options import BITS, ExportOptions, Precision
 from .rope_scaling import LongRope
@@ -117,7 +117,7 @@ def _kept_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
     kind = type_of(np.empty(0, stored))
     if kind is None or len(shape) < 2:
         return math.prod(shape) * (2 if stored == np.float16 and len(shape) > 1 else 4)
-    if ".experts." in name:  # integers of 8 bits
+    if ".experts." in name and not kind.is_uniform:  # integers of 8 bits
         return math.prod(shape) * 10 // 8
     return int(math.prod(shape) * kind.form.bits_per_weight(shape[-1], 32) / 8)
 
