@@ -36,7 +36,6 @@ _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mixed-precision", "dense",
 )  # fmt: skip
-_PACKED_BITS = (2, 4, 8)
 # Of activations, and of cached keys and values, which are not rounded so here.
 _UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale")
 
@@ -110,10 +109,10 @@ def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[Any]) -
     rows, columns = int(sizes[0]), int(sizes[1])
     weight = words(files, names["packed"], (rows, None))
     bits = bits_of(names["packed"], weight.shape[1] * 32, columns)
-    if bits not in _PACKED_BITS or (widths and bits not in widths):
+    if widths and bits not in widths:
         raise InputError(
             f"{names['packed']} holds numbers of {bits} bits, quantization_config says {sorted(map(str, widths))}",
-            f"numbers of {', '.join(map(str, _PACKED_BITS))} bits fill words, and config_groups name them",
+            "config_groups name the bits of all matrices",
             "check that config.json and the weights belong together",
         )
     scale = _per_row(floats(files, names["scale"]), names["scale"], rows)

@@ -15,21 +15,25 @@ from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
 from .matrices import Codes, Files, Matrices, bases, bits_of, check_bits, floats, group_order, part, rows_of_bits, words
 
-_FORMATS = ("gptq", "gptq_v2")
 _LESS = {"gptq": 1, "gptq_v2": 0}
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
     """qweight [inputs * bits / 32, outputs], qzeros [groups, outputs * bits / 32], scales [groups, outputs], g_idx."""
     form = settings.text("checkpoint_format", default="gptq")
-    if form not in _FORMATS:
+    if form not in _LESS:
         raise UnsupportedModelError(
             f"quantization_config.checkpoint_format is {form!r}",
-            f"of GPTQ's formats {' and '.join(_FORMATS)} are read; others are laid out for one kernel",
+            f"of GPTQ's formats {' and '.join(_LESS)} are read; others are laid out for one kernel",
             "look for the checkpoint of the same model in one of these, or build from the float one",
         )
+    return matrices(files, settings, _LESS[form])
+
+
+def matrices(files: Files, settings: HFConfig, less: int) -> Matrices:
+    """Those of a layout whose zero points are stored less 0 or 1."""
     for base in bases(files, ".qweight"):
-        yield f"{base}.weight", _codes(files, settings, base, _LESS[form]).matrix()
+        yield f"{base}.weight", _codes(files, settings, base, less).matrix()
 
 
 def _codes(files: Files, settings: HFConfig, base: str, less: int) -> Codes:
