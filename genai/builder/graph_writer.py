@@ -152,6 +152,7 @@ _DATA_TYPES = {
     np.dtype(np.float32): onnx.TensorProto.FLOAT,
     np.dtype(np.float16): onnx.TensorProto.FLOAT16,
     np.dtype(np.uint8): onnx.TensorProto.UINT8,
+    np.dtype(np.int64): onnx.TensorProto.INT64,
 }
 
 

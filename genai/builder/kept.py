@@ -134,9 +134,9 @@ _QMOE_READERS = "this package, onnxruntime"
 def common_form(export: Export, names: Iterable[str]) -> WeightFormat | None:
     """The form of all of a layer's experts, if they have one, and QMoE holds it: integers, scales, zero points."""
     names = list(names)
-    found = {type_of(np.empty(0, kind)) for kind in export.weights.kinds(names)}
-    kind = found.pop()
-    if found or kind is None or not kind.is_uniform or any(export.weights.order(name) is not None for name in names):
+    first, *others = export.weights.kinds(names)
+    kind = type_of(np.empty(0, first))
+    if others or kind is None or not kind.is_uniform or any(export.weights.order(name) is not None for name in names):
         return None
     export.weights.note_kept(kind.name, _QMOE_READERS, len(names))
     return kind.form

@@ -203,7 +203,7 @@ def group_order(
     Raises:
         InputError: a group that there is not, or groups of different sizes.
     """
-    index, columns = g_idx.astype(np.int64), len(g_idx)
+    index, columns = np.array(g_idx, np.int64), len(g_idx)
     if index.min(initial=0) < 0 or index.max(initial=0) >= groups:
         raise InputError(
             f"{name} names group {int(index.max() if index.max() >= groups else index.min())}, there are {groups}",
