@@ -62,7 +62,7 @@ def write_kept_product(export: Export, projection: Projection, root: str, dims: 
     """Multiply with a projection of blocks; returns the name of the result."""
     kept, path = _write_matrix(export, projection), projection.path
     root = _in_order(export, root, export.weights.order(f"{projection.weights[0]}.weight"), projection.columns, dims)
-    name = f"{path}/MatMul_Q{kept.product.attributes['bits']}"
+    name = f"{path}/MatMul_Q{kept.product.attributes.get('bits', 4)}"
     attributes: dict[str, Any] = dict(kept.product.attributes)
     return export.graph.node(
         kept.product.op_type, kept.product.inputs(root, kept.names), name, dims,
@@ -72,7 +72,7 @@ def write_kept_product(export: Export, projection: Projection, root: str, dims: 
 
 def write_kept_lookup(export: Export, projection: Projection, ids: str, path: str) -> str:
     """Rows of a matrix of blocks by ids; where a product has the same matrix, both read the same arrays."""
-    graph, kept = export.graph, _write_matrix(export, projection)
+    graph, kept = export.graph, _write_matrix(export, projection, is_table=True)
     names, lookup = dict(kept.names), kept.lookup
     if lookup.domain == MS:  # it wants its codes as rows
         shape = [projection.outputs, projection.columns * lookup.attributes["bits"] // 8]
@@ -100,7 +100,7 @@ def _in_order(export: Export, value: str, order: NDArray[np.int64] | None, colum
     return export.reordered[key]
 
 
-def _write_matrix(export: Export, projection: Projection) -> KeptMatrix:
+def _write_matrix(export: Export, projection: Projection, *, is_table: bool = False) -> KeptMatrix:
     name = projection.weight_name
     if name not in export.kept:
         parts = [
@@ -114,6 +114,8 @@ def _write_matrix(export: Export, projection: Projection) -> KeptMatrix:
         assert kind is not None
         export.weights.note_kept(kind.name, product.readers, len(parts))
         lookup = spell_lookup(weight)
+        if is_table and product.arrays.keys() != lookup.arrays.keys():  # both are to read the same arrays
+            product, lookup = (spell(weight, own=True) for spell in (spell_product, spell_lookup))
         names = {part: export.graph.array(f"{name}_{part}", array) for part, array in product.arrays.items()}
         nothing = np.empty(0, np.uint8)
         product, lookup = (replace(one, arrays=dict.fromkeys(one.arrays, nothing)) for one in (product, lookup))

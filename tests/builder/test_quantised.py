@@ -33,6 +33,11 @@ def logits(folder: Path, accuracy: str = "fp32") -> Any:
     return np.asarray(rows)
 
 
+# Formats whose experts are no whole numbers of a scale, or have their columns in orders of their own.
+ROUNDED = {"gptq_act_order", "nf4", "hqq", "mlx", "mlx_8"}
+MIXTURES = {"qwen3_moe", "mixtral"}
+
+
 @pytest.mark.parametrize(
     ("form", "family"),
     [
@@ -44,7 +49,70 @@ def logits(folder: Path, accuracy: str = "fp32") -> Any:
 def test_logits_are_those_of_the_same_numbers_as_floats(form: str, family: str, tmp_path: Path) -> None:
     source, floats = write(tmp_path, form, family)
     wide = logits(build_model(floats, tmp_path / "wide", ExportOptions(precision="fp32")))
-    found = logits(build_model(source, tmp_path / "kept", ExportOptions(precision="kept")))
-    np.testing.assert_allclose(found, wide, atol=TOLERANCE * np.abs(wide).max())
     anew = logits(build_model(source, tmp_path / "anew", ExportOptions(precision="fp32")))
     np.testing.assert_allclose(anew, wide, atol=TOLERANCE * np.abs(wide).max())
+    plan = plan_build(source, ExportOptions(precision="kept"))
+    found = logits(execute(plan, tmp_path / "kept"))
+    is_rounded = form in ROUNDED and family in MIXTURES
+    assert bool(plan.rounded) == is_rounded
+    assert plan.kept or form == "fp8"
+    if not is_rounded:
+        np.testing.assert_allclose(found, wide, atol=TOLERANCE * np.abs(wide).max())
+    else:
+        assert all("experts are now integers of 8 bits, 0." in remark for remark in plan.rounded)
+
+
+# The operators of a layer's seven products, of which those of queries, keys and values are one.
+OPERATORS = {
+    "awq": "MatMulNBits", "gptq": "MatMulNBits", "gptq_sym": "MatMulNBits", "gptq_v2": "MatMulNBits",
+    "gptq_2": "MatMulNBits", "gptq_8": "MatMulNBits", "gptq_act_order": "MatMulNBits", "auto_round": "MatMulNBits",
+    "auto_round_awq": "MatMulNBits", "w4a16": "MatMulNBits", "w8a8": "MatMulNBits", "int8": "MatMulNBits",
+    "nf4": "MatMulBnb4", "nvfp4": "QuantizedMatMul", "hqq": "QuantizedMatMul", "mlx": "QuantizedMatMul",
+    "mlx_8": "QuantizedMatMul", "fp8": "MatMulNBits",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_which_operators_hold_them(form: str, tmp_path: Path) -> None:
+    source, _ = write(tmp_path, form)
+    plan = plan_build(source)
+    model = onnx.load(execute(plan, tmp_path / "model") / "model.onnx", load_external_data=False)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count(OPERATORS[form]) == 2 * 5 + (form in ("mlx", "mlx_8", "fp8"))  # the head is quantised, too
+    # What queries, keys and values read is put in order once, as are what o_proj reads, gate and up, and down.
+    assert kinds.count("Gather") - ("embed" in str([n.name for n in model.graph.node if n.op_type == "Gather"])) == (
+        1 + (2 * 4 if form == "gptq_act_order" else 0)
+    )
+    said = "".join(plan.kept)
+    assert ("onnxruntime" in said) == (OPERATORS[form] != "QuantizedMatMul") or form == "fp8"
+    assert ("this package" in said) == (form != "fp8")
+    assert plan.options.precision == ("int8" if form == "fp8" else "kept")
+
+
+def test_symmetric_weights_have_no_zero_points(tmp_path: Path) -> None:
+    plans = [plan_build(write(tmp_path, form)[0]) for form in ("gptq_sym", "gptq")]
+    for number, plan in enumerate(plans):
+        execute(plan, tmp_path / str(number))
+    assert "14 matrices are kept exactly: 4 bits by 32 (read by this package, onnxruntime)" in plans[0].kept
+    assert "14 matrices are kept exactly: 4 bits by 32 with zero points (read by this package, onnxruntime)" in (
+        plans[1].kept
+    )
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("form", ["awq", "gptq_act_order", "nf4", "hqq"])
+def test_onnxruntime_genai_reads_them(form: str, og_logits: Any, tmp_path: Path) -> None:
+    source, floats = write(tmp_path, form)
+    wide = logits(build_model(floats, tmp_path / "wide", ExportOptions(precision="fp32")))
+    found = og_logits(
+        build_model(source, tmp_path / "kept", ExportOptions(precision="kept", accuracy_level=1)), TOKENS, 30
+    )
+    np.testing.assert_allclose(found, wide[-len(found) :], atol=2e-4 * np.abs(wide).max())
+
+
+def test_rounded_activations_stay_near(tmp_path: Path) -> None:
+    """Products are the fast ones, whose activations are integers of 8 bits."""
+    source, floats = write(tmp_path, "awq")
+    wide = logits(build_model(floats, tmp_path / "wide", ExportOptions(precision="fp32")))
+    found = logits(build_model(source, tmp_path / "kept"), "auto")
+    assert 0 < np.linalg.norm(found - wide) < 0.05 * np.linalg.norm(wide)

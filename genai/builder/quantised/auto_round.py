@@ -10,6 +10,7 @@ from .matrices import Files, Matrices
 _LESS_ONE = ("auto_gptq", "gptq", "tritonv2_zp")
 _GPTQ = (*_LESS_ONE, "gptqmodel", "exllamav2", "auto_round", "tritonv2", "triton")
 
+
 def read(files: Files, settings: HFConfig) -> Matrices:
     """As `packing_format` says; of GPTQ's layouts only that named after AutoGPTQ has zero points less 1."""
     form = settings.text("packing_format", "backend", default="auto_round:auto_gptq")
