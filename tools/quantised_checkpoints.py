@@ -313,6 +313,30 @@ def write(folder: Path, form: str, family: str = "llama", seed: int = 0) -> tupl
     )
 
 
+def convert(source: Path, folder: Path, form: str) -> Path:
+    """A float checkpoint's folder in one of the formats; its projections' columns must be whole groups."""
+    from safetensors import safe_open
+
+    pack, settings = FORMATS[form]
+    tensors: Tensors = {}
+    with safe_open(source / "model.safetensors", "np") as file:
+        for name in file.keys():  # noqa: SIM118
+            tensor = file.get_tensor(name)
+            if is_packed(name, tensor.shape):
+                tensors |= pack(name.removesuffix(".weight"), tensor.astype(np.float32))[0]
+            else:
+                tensors[name] = tensor
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            (folder / path.name).write_bytes(path.read_bytes())
+    key = "quantization" if form.startswith("mlx") else "quantization_config"
+    config = {**json.loads((source / "config.json").read_text(encoding="utf-8")), key: settings}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
 def _together(tensors: Tensors) -> Tensors:
     """Experts of a layer in one tensor, as mlx-lm stores them."""
     import re

@@ -15,6 +15,7 @@ from genai.quant.blocks import QuantizationError, quantize_blocks
 from genai.quant.formats import QuantizedWeight
 
 from ..graph.node import MS
+from ..model.adapters.names import REORDERED
 from ..ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
 from .graph_writer import UINT8, Dims, Export, hidden_dims
 from .options import Precision
@@ -93,7 +94,7 @@ def _in_order(export: Export, value: str, order: NDArray[np.int64] | None, colum
         return value
     key = value, order.tobytes()
     if key not in export.reordered:
-        name = f"{value}/order_{len(export.reordered)}"
+        name = f"{value}{REORDERED}{len(export.reordered)}"
         indices = export.graph.array(f"{name}/indices", order.astype(np.int64))
         dims = hidden_dims(columns, sequence=like[1])
         export.reordered[key] = export.graph.node("Gather", [value, indices], name, dims, axis=2)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import save_file
 
 import genai
 from genai.builder import ExportOptions, build_model, plan_build
 from genai.builder.build import execute
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
+from genai.kernels.records import HostNode, Reordered
 from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write
+from tools.random_weights import random_tensor
 
 TOKENS = [1, *np.random.Generator(np.random.PCG64(5)).integers(3, VOCAB, 39).tolist()]
 TOLERANCE = 2e-5
@@ -23,10 +27,14 @@ CORE = {("awq", "llama"), ("gptq_act_order", "llama"), ("nf4", "llama"), ("mlx",
 DRAWN = (pytest.mark.drawn(8),)
 
 
-def logits(folder: Path, accuracy: str = "fp32") -> Any:
-    with genai.Model(folder, accuracy=accuracy) as model:
+def logits(folder: Path, accuracy: str = "fp32", adapter: Path | None = None, device: str = "cpu") -> Any:
+    with genai.Model(folder, accuracy=accuracy, lora=adapter is not None, device=device) as model:
         assert isinstance(model.decoder, PagedDecoder)
+        adapters = genai.Adapters(model)
+        if adapter is not None:
+            adapters.load(adapter, "a")
         sequence = model.decoder.open()
+        model.decoder.adapt(sequence, adapters.mix("a" if adapter else None))
         sequence.append(TOKENS)
         rows = compute(model.decoder, [sequence], all_rows=True)[0]
         sequence.close()
@@ -116,3 +124,42 @@ def test_rounded_activations_stay_near(tmp_path: Path) -> None:
     wide = logits(build_model(floats, tmp_path / "wide", ExportOptions(precision="fp32")))
     found = logits(build_model(source, tmp_path / "kept"), "auto")
     assert 0 < np.linalg.norm(found - wide) < 0.05 * np.linalg.norm(wide)
+
+
+def test_columns_in_another_order_stay_in_the_program(tmp_path: Path) -> None:
+    """No node runs on the host between two parts of it."""
+    source, _ = write(tmp_path, "gptq_act_order")
+    with genai.Model(build_model(source, tmp_path / "kept")) as model:
+        program = model.decoder.step.program
+        assert sum(isinstance(record, Reordered) for record in program.records) == 2 * 4
+        assert not [part for part in program.parts if isinstance(part, HostNode)]
+
+
+def test_adapters_know_the_order_before(tmp_path: Path) -> None:
+    """Their factors are of the columns that x has before it is put in the order of a matrix."""
+    source, floats = write(tmp_path, "gptq_act_order")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    modules = {
+        "self_attn.q_proj": (64, 64),
+        "self_attn.o_proj": (64, 64),
+        "mlp.up_proj": (96, 64),
+        "mlp.down_proj": (64, 96),
+    }
+    tensors = {}
+    for layer in range(2):
+        for name, (rows, columns) in modules.items():
+            key = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{key}.lora_A.weight"] = random_tensor(f"{key}.A", (4, columns), 1)
+            tensors[f"{key}.lora_B.weight"] = random_tensor(f"{key}.B", (rows, 4), 1)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    names = [name.rpartition(".")[2] for name in modules]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": names}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    kept = build_model(source, tmp_path / "kept")
+    wide = build_model(floats, tmp_path / "wide", ExportOptions(precision="fp32"))
+    expected, plain = logits(wide, adapter=adapter), logits(wide)
+    assert np.abs(expected - plain).max() > 0.1
+    for device in ("cpu", "reference"):
+        found = logits(kept, adapter=adapter, device=device)
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Matrices as the libraries that quantise them store them, read as they read them (tools/make_checkpoint_goldens.py)."""
+"""Matrices as the libraries that quantise store them, read as they read them (tools/make_checkpoint_goldens.py)."""
 
 from __future__ import annotations
 

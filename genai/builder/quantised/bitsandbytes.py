@@ -31,8 +31,11 @@ def read(files: Files, settings: HFConfig) -> Matrices:
             yield base, _four_bits(files, base, name)
     for base in bases(files, ".SCB"):
         yield f"{base}.weight", _int8(files, base)
-    for base in bases(files, ".weight"):
-        if files[f"{base}.weight"].dtype == np.uint8 and not any(n.startswith(f"{base}.weight{_STATE}") for n in files):
+    for base in bases(files, ".weight"):  # integers that nothing explains
+        kind = files[f"{base}.weight"].dtype
+        if kind == np.int8:
+            floats(files, f"{base}.SCB")
+        elif kind == np.uint8 and not any(name.startswith(f"{base}.weight{_STATE}") for name in files):
             part(files, f"{base}.weight{_STATE}nf4", ("uint8",))
 
 

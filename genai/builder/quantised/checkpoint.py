@@ -43,7 +43,7 @@ class QuantisedCheckpoint(Checkpoint):
         plain = {name: super(QuantisedCheckpoint, self).__getitem__(name) for name in self._places}
         self._matrices: dict[str, StoredMatrix] = {}
         for name, matrix in quantisation.form.read(plain, quantisation.settings):
-            if name in self._matrices:
+            if name in self._matrices or (name in plain and name not in matrix.parts):
                 raise InputError(f"{name} is there twice", "there is no telling which counts", "download it again")
             self._matrices[name] = matrix
         if not self._matrices:
