@@ -45,6 +45,55 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Of this family there is one format alone, of experts that are one tensor.
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss", "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "sliding_window": 8,
+    "tie_word_embeddings": False, "rope_theta": 150000.0,
+}  # fmt: skip
+
+
+def write_gpt_oss(folder: Path, seed: int = 0) -> tuple[Path, Path]:
+    """gpt-oss with MXFP4 experts, and with the same numbers as floats, which it has as [experts, inputs, outputs]."""
+    found = {name: shape for name, shape in shapes("llama").items() if ".mlp." not in name}
+    for layer in range(LAYERS):
+        mlp, attention = f"model.layers.{layer}.mlp", f"model.layers.{layer}.self_attn"
+        found |= {f"{attention}.{part}_proj.bias": (found[f"{attention}.{part}_proj.weight"][0],) for part in "qkvo"}
+        found |= {
+            f"{attention}.sinks": (4,),
+            f"{mlp}.router.weight": (EXPERTS, HIDDEN),
+            f"{mlp}.router.bias": (EXPERTS,),
+        }
+        found |= {
+            f"{mlp}.experts.gate_up_proj_bias": (EXPERTS, 2 * WIDE),
+            f"{mlp}.experts.down_proj_bias": (EXPERTS, HIDDEN),
+        }
+    plain: Tensors = {name: random_tensor(name, shape, seed).astype(np.float32) for name, shape in found.items()}
+    quantised = dict(plain)
+    for layer in range(LAYERS):
+        for name, shape in (("gate_up_proj", (2 * WIDE, HIDDEN)), ("down_proj", (HIDDEN, WIDE))):
+            key = f"model.layers.{layer}.mlp.experts.{name}"
+            parts, tensors = _mxfp4(random_tensor(key, (EXPERTS, *shape), seed))
+            quantised |= {f"{key}_{end}": tensor for end, tensor in tensors.items()}
+            plain[key] = parts.swapaxes(1, 2)
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    config = {**_SIZES, **GPT_OSS}
+    return (
+        _save(folder / "mxfp4", {**config, "quantization_config": settings}, quantised),
+        _save(folder / "mxfp4-floats", config, plain),
+    )
+
+
+def _mxfp4(matrices: Array) -> tuple[Array, Tensors]:
+    """Floats of 4 bits in blocks of 32, and an exponent for each; the first of two numbers in the low bits."""
+    half = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    table, parts = np.concatenate([half, -half]), matrices.astype(np.float64).reshape(*matrices.shape[:2], -1, 32)
+    exponents = np.ceil(np.log2(np.abs(parts).max(-1) / 6)).astype(int)
+    scaled = parts / 2.0 ** exponents[..., None]
+    codes = np.abs(scaled[..., None] - table).argmin(-1).astype(np.uint8)
+    values = (table[codes] * 2.0 ** exponents[..., None]).reshape(matrices.shape).astype(np.float32)
+    return values, {"blocks": codes[..., 0::2] | codes[..., 1::2] << 4, "scales": (exponents + 127).astype(np.uint8)}
+
+
 def shapes(family: str) -> dict[str, tuple[int, ...]]:
     """The tensors of a float checkpoint."""
     queries, keys = 64, 32

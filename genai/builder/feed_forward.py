@@ -7,6 +7,7 @@ that the weights have in the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -72,7 +73,7 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str) 
     graph, size = export.graph, export.spec.hidden_size
     path, source = f"/model/layers.{layer}/moe", f"model.layers.{layer}.mlp"
     router = Projection(f"{path}/router", (f"{source}.gate",), (experts.count,), size)
-    scores = write_linear(export, router, root, precision="fp32")
+    scores = write_linear(export, router, root, precision="fp32", bias=experts.biased)
     flat = graph.node(
         "Reshape", [scores, graph.int64([-1, experts.count])], f"{path}/Reshape", ["tokens", experts.count]
     )
@@ -145,11 +146,13 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     attributes: dict[str, Any] = {
         "k": experts.per_token,
         "activation_type": "swiglu",
-        "activation_alpha": 1.0,
-        "activation_beta": 0.0,
+        "activation_alpha": experts.alpha,
+        "activation_beta": experts.beta,
+        **({"swiglu_limit": experts.limit} if experts.limit < math.inf else {}),
         "swiglu_fusion": 1,
         "normalize_routing_weights": 1,
     }
+    biases = [_write_expert_biases(export, layer, experts, which) if experts.biased else "" for which in _MATRICES]
     names = [name for which in _MATRICES for name in _expert_names(layer, experts, which)]
     kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
@@ -160,21 +163,42 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
             whole = [_write_integers(export, layer, experts, which, form.block_size) for which in _MATRICES]
         else:
             whole = [_write_blocks(export, layer, experts, which) for which in _MATRICES]
-        points = [*whole[0][2:], *whole[1][2:]]
-        inputs = [root, scores, *whole[0][:2], "", *whole[1][:2], *(["", "", "", ""] if points else []), *points]
+        inputs = _inputs([root, scores], whole, biases)
         attributes |= {"expert_weight_bits": form.bits, "block_size": form.block_size, **level}
         return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
     first, second = (_write_matrices(export, layer, experts, which) for which in _MATRICES)
     if options.precision not in BITS:
-        inputs = [root, scores, *first, "", *second]
+        inputs = [root, scores, *first, biases[0], *second, *filter(None, biases[1:])]
         return graph.node("MoE", inputs, f"{name}/MoE", hidden_dims(size), domain=CONTRIB, **attributes)
-    points = [*first[2:], *second[2:]]
-    inputs = [root, scores, *first[:2], "", *second[:2], *(["", "", "", ""] if points else []), *points]
+    inputs = _inputs([root, scores], [first, second], biases)
     attributes |= {"expert_weight_bits": BITS[options.precision], **options.product_attributes}
     return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
 
 
+def _inputs(given: list[str], matrices: list[list[str]], biases: list[str]) -> list[str]:
+    """Inputs of QMoE: integers, scales and biases of both layers, and behind a third layer's the zero points."""
+    first, second = matrices
+    points = [*first[2:], *second[2:]]
+    return [
+        *given,
+        *first[:2],
+        biases[0],
+        *second[:2],
+        *([biases[1], "", "", ""] if points or biases[1] else []),
+        *points,
+    ]
+
+
 _MATRICES = ("gate_up_proj", "down_proj")
+
+
+def _write_expert_biases(export: Export, layer: int, experts: ExpertsSpec, which: str) -> str:
+    """Biases [experts, rows] of a layer; those of gate and up alternate, as their rows do."""
+    size = export.spec.hidden_size if which == "down_proj" else experts.intermediate_size
+    names = [name.removesuffix(".weight") + ".bias" for name in _expert_names(layer, experts, which)]
+    vectors = np.stack([export.weights.vector(name, size) for name in names])
+    rows = vectors.reshape(experts.count, -1, size).swapaxes(1, 2).reshape(experts.count, -1)
+    return export.graph.array(f"model.layers.{layer}.moe.experts.{which}.bias", np.ascontiguousarray(rows))
 
 
 def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from genai.builder.build import execute
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.kernels.records import HostNode, Reordered
-from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write
+from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write, write_gpt_oss
 from tools.random_weights import random_tensor
 
 TOKENS = [1, *np.random.Generator(np.random.PCG64(5)).integers(3, VOCAB, 39).tolist()]
@@ -163,3 +163,13 @@ def test_adapters_know_the_order_before(tmp_path: Path) -> None:
     for device in ("cpu", "reference"):
         found = logits(kept, adapter=adapter, device=device)
         np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_gpt_oss(tmp_path: Path) -> None:
+    """Experts of MXFP4, both of whose layers are one tensor each: integers of 8 bits hold them exactly."""
+    source, floats = write_gpt_oss(tmp_path)
+    wide = logits(build_model(floats, tmp_path / "wide", ExportOptions(precision="fp32")))
+    plan = plan_build(source)
+    found = logits(execute(plan, tmp_path / "kept"))
+    assert plan.options.precision == "kept" and not plan.rounded
+    np.testing.assert_allclose(found, wide, atol=TOLERANCE * np.abs(wide).max())

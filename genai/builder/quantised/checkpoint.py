@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,7 @@ class QuantisedCheckpoint(Checkpoint):
         self.config = without_quantisation(self.config)
         plain = {name: super(QuantisedCheckpoint, self).__getitem__(name) for name in self._places}
         self._matrices: dict[str, StoredMatrix] = {}
+        self._last: tuple[str, NDArray[Any]] = "", np.empty(0)
         for name, matrix in quantisation.form.read(plain, quantisation.settings):
             if name in self._matrices or (name in plain and name not in matrix.parts):
                 raise InputError(f"{name} is there twice", "there is no telling which counts", "download it again")
@@ -68,7 +70,12 @@ class QuantisedCheckpoint(Checkpoint):
         ]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._matrices[name].read() if name in self._matrices else super().__getitem__(name)
+        if name not in self._matrices:
+            return super().__getitem__(name)
+        if self._last[0] != name:  # the experts of a layer, and parts of fused projections, are cut out of one tensor
+            self._last = "", np.empty(0)
+            self._last = name, self._matrices[name].read()
+        return self._last[1]
 
     def __contains__(self, name: object) -> bool:
         return name in self._matrices or name in self._plain
@@ -90,8 +97,9 @@ class QuantisedCheckpoint(Checkpoint):
         matrix = self._matrices.get(name)
         if matrix is None:
             return super().nbytes(name)
-        rows, columns = matrix.shape
-        return rows * columns * 4 if matrix.dtype == FLOAT32 else _block_bytes(matrix.dtype, rows, columns)
+        if matrix.dtype == FLOAT32:
+            return math.prod(matrix.shape) * 4
+        return _block_bytes(matrix.dtype, math.prod(matrix.shape[:-1]), matrix.shape[-1])
 
     def order(self, name: str) -> NDArray[np.int64] | None:
         return self._matrices[name].order if name in self._matrices else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,20 +27,28 @@ class StoredMatrix:
     """A matrix of a checkpoint that is not stored as an array of floats.
 
     Attributes:
-        shape: [rows, columns].
+        shape: [rows, columns], or [experts, rows, columns].
         parts: names of the tensors that belong to it.
-        dtype: of what `read` gives: an array of blocks [rows, blocks] (see `quant.block_types`), or float32.
+        dtype: of what `read` gives: an array of blocks [.., rows, blocks] (see `quant.block_types`), or float32.
         read: reads it; maps or converts anew every time.
         order: int64 [columns], or None: column i of what is read is column order[i] of the matrix.
         why: if there are no blocks of ours that hold its numbers exactly, why, in words.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     parts: tuple[str, ...]
     dtype: np.dtype[Any]
     read: Callable[[], Array]
     order: NDArray[np.int64] | None = None
     why: str = ""
+
+    def of_experts(self, count: int) -> StoredMatrix:
+        """The same rows as those of so many experts."""
+        rows, columns = self.shape
+        read = self.read
+        return replace(
+            self, shape=(count, rows // count, columns), read=lambda: read().reshape(count, rows // count, -1)
+        )
 
 
 Matrices = Iterator[tuple[str, StoredMatrix]]

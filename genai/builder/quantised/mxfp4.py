@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +16,15 @@ _BLOCK, _BIAS = 32, 127
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """name_blocks uint8 [experts, rows, blocks, 16], name_scales uint8 [experts, rows, blocks]; see `expert_name`."""
+    """name_blocks uint8 [experts, rows, blocks, 16], name_scales uint8 [experts, rows, blocks]: all experts at once."""
     settings.get("modules_to_not_convert")
     for base in bases(files, "_blocks"):
         names = (f"{base}_blocks", f"{base}_scales")
         blocks = part(files, names[0], ("uint8",), (None, None, None, _BLOCK // 2))
         scales = part(files, names[1], ("uint8",), blocks.shape[:3])
-        for expert in range(len(blocks)):
-            yield expert_name(base, expert), _codes(names, blocks[expert], scales[expert]).matrix()
-
-
-def expert_name(base: str, expert: int) -> str:
-    """The name by which one expert's matrix is looked up."""
-    return f"{base}.{expert}"
+        rows = prod(blocks.shape[:2])
+        one = _codes(names, blocks.reshape(rows, *blocks.shape[2:]), scales.reshape(rows, -1)).matrix()
+        yield base, one.of_experts(len(blocks))
 
 
 def power_scales(name: str, exponents: NDArray[np.uint8]) -> Callable[[], Array]:
