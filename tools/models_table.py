@@ -27,7 +27,7 @@ from genai.builder.build import execute
 from genai.builder.gguf.architectures import FORMS
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.ggml import GGML_TYPES
-from tools.quantised_checkpoints import FAMILIES, FORMATS, write
+from tools.quantised_checkpoints import FAMILIES, write, write_gpt_oss
 from tools.random_weights import random_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +59,7 @@ FORMATS_INTRODUCTION = """
 ## Source formats
 
 Tiny models with random weights in the formats of others' quantisers
-([quantised_checkpoints.md](quantised_checkpoints.md)), built with their weights kept and run with activations in float32.
+([quantised_checkpoints.md](quantised_checkpoints.md)), built with their weights kept, run with activations in float32.
 The error is the largest difference of any logit from the same numbers built as floats, divided by the largest logit;
 "rounded" says that experts are no whole numbers of a scale and become integers of 8 bits. The tests
 ([tests/builder/test_quantised.py](../tests/builder/test_quantised.py)) allow 2e-5.
@@ -85,6 +85,7 @@ _SOURCES = {
     "nf4": ("bitsandbytes NF4", "bitsandbytes'"),
     "int8": ("bitsandbytes LLM.int8", "bitsandbytes'"),
     "hqq": ("HQQ, 4 bits", "HQQ's"),
+    "mxfp4": ("MXFP4 experts", "transformers'"),
     "mlx": ("MLX, 4 bits", "MLX's"),
     "mlx_8": ("MLX, 8 bits", "MLX's"),
 }
@@ -95,9 +96,10 @@ def measure_format(form: str) -> list[str]:
     lines: dict[str, tuple[list[str], float]] = {}
     title, oracle = _SOURCES[form]
     tokens = [1, *range(3, 42)]
-    for family in FAMILIES:
+    for family in ("gpt_oss",) if form == "mxfp4" else FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
-            source, floats = write(Path(folder), form, family)
+            made = write_gpt_oss(Path(folder)) if form == "mxfp4" else write(Path(folder), form, family)
+            source, floats = made
             plan = plan_build(source, ExportOptions(precision="kept"))
             kept = execute(plan, Path(folder) / "kept")
             wide = build_model(floats, Path(folder) / "wide", ExportOptions(precision="fp32"))
@@ -108,7 +110,8 @@ def measure_format(form: str) -> list[str]:
         names, largest = lines.setdefault(stored, ([], 0.0))
         lines[stored] = [*names, f"`{family}`"], max(largest, error)
     return [
-        f"| {title} | {', '.join(names)} | {stored} | {'rounded' if 'rounded' in stored else f'{error:.1e}'} | {oracle} |"
+        f"| {title} | {', '.join(names)} | {stored} | "
+        f"{'rounded' if 'rounded' in stored else f'{error:.1e}'} | {oracle} |"
         for stored, (names, error) in lines.items()
     ]
 
@@ -175,7 +178,7 @@ def rows_of(model: Any, tokens: list[int], step: int) -> np.ndarray:
 
 def main() -> None:
     lines, versions = zip(*(measure(path.stem) for path in sorted(GOLDENS.glob("*.safetensors"))), strict=True)
-    formats = [line for form in FORMATS for line in measure_format(form)]
+    formats = [line for form in _SOURCES for line in measure_format(form)]
     version = ", ".join(sorted(set(versions)))
     written_by_hand = PAGE.read_text(encoding="utf-8").split(INTRODUCTION.split("\n", 1)[0])[0]
     PAGE.write_text(
