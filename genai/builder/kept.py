@@ -180,7 +180,8 @@ def expert_integers(
     for name, matrix in matrices:
         kind = type_of(matrix)
         found = None if kind is None else _whole_numbers(_weight(name, matrix), kind, block_size)
-        if found is not None:
+        if found is not None and kind is not None:
+            export.weights.note_kept(f"{kind.name}, as integers of {_BITS} bits", _QMOE_READERS, 1)
             yield found
             continue
         values = matrix.astype(np.float32) if kind is None else dequantise(matrix)
