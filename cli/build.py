@@ -29,9 +29,7 @@ def build(
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="Store weights as int4, int8, fp16, fp32, or kept as they are [default: int4, or kept]."
-        ),
+        typer.Option(help="Store weights as int4, int8, fp16, fp32, or kept as they are [default: int4, or kept]."),
     ] = None,
     block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
