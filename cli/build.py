@@ -29,9 +29,7 @@ def build(
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="Store weights as int4, int8, fp16, fp32, or kept as they are [default: int4; of GGUF, kept]."
-        ),
+        typer.Option(help="Store weights as int4, int8, fp16, fp32, or kept as they are [default: int4, or kept]."),
     ] = None,
     block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
@@ -43,21 +41,19 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Put 0 where weights are NaN or infinite.")] = False,
 ) -> None:
     """Build a model folder from a Hugging Face checkpoint or a GGUF file, and print its path."""
-    from genai.builder.build import execute, plan_build
+    from genai.builder.build import default_precision, execute, plan_build
     from genai.builder.options import ExportOptions
-    from genai.model.gguf_file import is_gguf
 
     values: dict[str, Any] = {"head_precision": head_precision, "embedding_precision": embedding_precision}
-    default = "kept" if is_gguf(checkpoint) else "int4"
+    checkpoint = checkpoint_of(checkpoint)
     options = ExportOptions(
-        precision=precision or default,  # type: ignore[arg-type]  # checked there
+        precision=precision or default_precision(checkpoint.expanduser()),  # type: ignore[arg-type]  # checked there
         block_size=block_size,
         symmetric=not asymmetric,
         accuracy_level=accuracy_level,
         **values,
     )
     report: list[Any] = []
-    checkpoint = checkpoint_of(checkpoint)
     start = time.monotonic()
     plan = plan_build(checkpoint, options, force=force, progress=lambda count: report[0](count))
     report.append(watch(plan))
@@ -65,7 +61,7 @@ def build(
         folder = execute(plan, output)
     for name in plan.weights.replaced:
         say(f"genai: {name} held NaN or infinite values, now 0 (--force)")
-    for remark in plan.rounded:
+    for remark in [*plan.kept, *plan.rounded]:
         say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{plan.checkpoint.config.model_type}: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
@@ -87,7 +83,7 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
     with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
         folder = resolve_model(path, pulling.hooks, building, precision)
     for plan in begun:
-        for remark in plan.rounded:
+        for remark in [*plan.kept, *plan.rounded]:
             say(f"genai: {remark}")
         say(f"genai: stored in {folder}, from which it starts from now on; remove that folder to have the room back")
     return folder

@@ -200,6 +200,15 @@ class Columns(Record):
 
 
 @dataclass(frozen=True)
+class Reordered(Record):
+    """out[:, i] = x[:, order[i]]: columns chosen by a constant `order`, int64 [width of out]."""
+
+    x: In
+    order: Constant
+    out: Out
+
+
+@dataclass(frozen=True)
 class LogitsRows(Record):
     """out = x[logits_indices]: the rows whose logits are wanted."""
 

@@ -3,73 +3,34 @@
 Every type is the one formula of `kernels.weight_formats` with other numbers, so that nothing is rounded: codes choose
 values of a grid, blocks have integers, groups have floats. Types that choose whole vectors from a table (IQ1, IQ2, IQ3)
 take more bits here, as each number of a vector gets a code of its own.
-
-An array of such blocks is a NumPy array of records: `dtype` has one field, named after the type, of the block's bytes.
-Rows of a matrix can therefore be cut, put in another order and joined as those of any array.
+See `quant.block_types` for what arrays of such blocks are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import WeightFormat, pack_bits
+from genai.kernels.weight_formats import WeightFormat
 
 from . import formats
-from .blocks import QuantizationError
-from .formats import GRIDS, QuantizedWeight, uniform_format, uniform_grid
+from .block_types import BlockType, Bytes, Floats, Parts, register
+from .formats import GRIDS, uniform_format, uniform_grid
 from .ggml_grids import level_table
-from .threads import worker_count
 
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-# Columns of the larger blocks, and weights that are converted at once: 2 MiB of codes.
-_SUPER, _CHUNK_WEIGHTS = 256, 1 << 18
-
-
-class Parts(NamedTuple):
-    """What blocks hold: codes [..., columns], floats [..., groups], integers [..., blocks]."""
-
-    codes: Bytes
-    scales: Floats
-    multipliers: NDArray[Any] | None = None
-    offset_scales: Floats | None = None
-    offsets: Bytes | None = None
+# Columns of the larger blocks.
+_SUPER = 256
 
 
 @dataclass(frozen=True)
-class GgmlType:
-    """A quantised type.
+class GgmlType(BlockType):
+    """A type of llama.cpp, by its name; `number` is the one that GGUF files have for it."""
 
-    Attributes:
-        name: as llama.cpp has it. number: in GGUF files.
-        columns: weights of a block. nbytes: bytes of a block.
-        form: what a matrix of such blocks becomes. grid: what its codes stand for.
-        read: from blocks, uint8 [..., nbytes], to their parts.
-    """
-
-    name: str
     number: int
-    columns: int
-    nbytes: int
-    form: WeightFormat
-    grid: Floats
-    read: Callable[[Bytes], Parts]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of an array of blocks."""
-        return np.dtype([(self.name, np.uint8, (self.nbytes,))])
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Of the blocks, as a file has them."""
-        return 8 * self.nbytes / self.columns
 
 
 def _floats(blocks: Bytes, first: int, count: int = 1) -> Floats:
@@ -294,111 +255,30 @@ def _vectors(bits: int, block: int, multiplier_bits: int) -> WeightFormat:
 
 
 _TYPES = (
-    GgmlType("Q4_0", 2, 32, 18, uniform_format(4, 32), uniform_grid(4), _plain(2, None)),
-    GgmlType("Q4_1", 3, 32, 20, _LEAST_4, uniform_grid(4, centred=False), _plain(4, None, least=True)),
-    GgmlType("Q5_0", 6, 32, 22, uniform_format(5, 32), uniform_grid(5), _plain(6, 2)),
-    GgmlType("Q5_1", 7, 32, 24, _LEAST_5, uniform_grid(5, centred=False), _plain(8, 4, least=True)),
-    GgmlType("Q8_0", 8, 32, 34, uniform_format(8, 32), uniform_grid(8), _q8_0),
-    GgmlType("Q2_K", 10, _SUPER, 84, formats.Q2_K, uniform_grid(2, centred=False), _q2_k),
-    GgmlType("Q3_K", 11, _SUPER, 110, formats.Q3_K, uniform_grid(3), _q3_k),
-    GgmlType("Q4_K", 12, _SUPER, 144, formats.Q4_K, uniform_grid(4, centred=False), _q45_k(None, 16)),
-    GgmlType("Q5_K", 13, _SUPER, 176, formats.Q5_K, uniform_grid(5, centred=False), _q45_k(16, 48)),
-    GgmlType("Q6_K", 14, _SUPER, 210, formats.Q6_K, uniform_grid(6), _q6_k),
-    GgmlType("IQ2_XXS", 16, _SUPER, 66, _vectors(3, 32, 5), _LEVELS_2, _iq2_xxs),
-    GgmlType("IQ2_XS", 17, _SUPER, 74, _vectors(3, 16, 5), _LEVELS_2, _iq2_xs),
-    GgmlType("IQ3_XXS", 18, _SUPER, 98, _vectors(4, 32, 5), _both(4, 12, 20, 28, 36, 44, 52, 62, divisor=4), _iq3_xxs),
-    GgmlType("IQ1_S", 19, _SUPER, 50, _vectors(3, 32, 4), _LEVELS_1, _iq1_s),
-    GgmlType("IQ4_NL", 20, 32, 18, formats.IQ4_NL, GRIDS["iq4"], _iq4_nl),
-    GgmlType("IQ3_S", 21, _SUPER, 110, _vectors(4, 32, 5), _both(1, 3, 5, 7, 9, 11, 13, 15, divisor=1), _iq3_s),
-    GgmlType("IQ2_S", 22, _SUPER, 82, _vectors(3, 16, 5), _LEVELS_2, _iq2_s),
-    GgmlType("IQ4_XS", 23, _SUPER, 136, formats.IQ4_XS, GRIDS["iq4"], _iq4_xs),
-    GgmlType("IQ1_M", 29, _SUPER, 56, _vectors(3, 16, 4), _LEVELS_1, _iq1_m),
-    GgmlType("TQ1_0", 34, _SUPER, 54, uniform_format(2, _SUPER), _TERNARY, _tq1_0),
-    GgmlType("TQ2_0", 35, _SUPER, 66, uniform_format(2, _SUPER), _TERNARY, _tq2_0),
-    GgmlType("MXFP4", 39, 32, 17, formats.MXFP4, GRIDS["mxfp4"], _mxfp4),
-    GgmlType("NVFP4", 40, 64, 36, uniform_format(4, 16), GRIDS["mxfp4"], _nvfp4),
+    GgmlType("Q4_0", 32, 18, uniform_format(4, 32), uniform_grid(4), _plain(2, None), 2),
+    GgmlType("Q4_1", 32, 20, _LEAST_4, uniform_grid(4, centred=False), _plain(4, None, least=True), 3),
+    GgmlType("Q5_0", 32, 22, uniform_format(5, 32), uniform_grid(5), _plain(6, 2), 6),
+    GgmlType("Q5_1", 32, 24, _LEAST_5, uniform_grid(5, centred=False), _plain(8, 4, least=True), 7),
+    GgmlType("Q8_0", 32, 34, uniform_format(8, 32), uniform_grid(8), _q8_0, 8),
+    GgmlType("Q2_K", _SUPER, 84, formats.Q2_K, uniform_grid(2, centred=False), _q2_k, 10),
+    GgmlType("Q3_K", _SUPER, 110, formats.Q3_K, uniform_grid(3), _q3_k, 11),
+    GgmlType("Q4_K", _SUPER, 144, formats.Q4_K, uniform_grid(4, centred=False), _q45_k(None, 16), 12),
+    GgmlType("Q5_K", _SUPER, 176, formats.Q5_K, uniform_grid(5, centred=False), _q45_k(16, 48), 13),
+    GgmlType("Q6_K", _SUPER, 210, formats.Q6_K, uniform_grid(6), _q6_k, 14),
+    GgmlType("IQ2_XXS", _SUPER, 66, _vectors(3, 32, 5), _LEVELS_2, _iq2_xxs, 16),
+    GgmlType("IQ2_XS", _SUPER, 74, _vectors(3, 16, 5), _LEVELS_2, _iq2_xs, 17),
+    GgmlType("IQ3_XXS", _SUPER, 98, _vectors(4, 32, 5), _both(4, 12, 20, 28, 36, 44, 52, 62, divisor=4), _iq3_xxs, 18),
+    GgmlType("IQ1_S", _SUPER, 50, _vectors(3, 32, 4), _LEVELS_1, _iq1_s, 19),
+    GgmlType("IQ4_NL", 32, 18, formats.IQ4_NL, GRIDS["iq4"], _iq4_nl, 20),
+    GgmlType("IQ3_S", _SUPER, 110, _vectors(4, 32, 5), _both(1, 3, 5, 7, 9, 11, 13, 15, divisor=1), _iq3_s, 21),
+    GgmlType("IQ2_S", _SUPER, 82, _vectors(3, 16, 5), _LEVELS_2, _iq2_s, 22),
+    GgmlType("IQ4_XS", _SUPER, 136, formats.IQ4_XS, GRIDS["iq4"], _iq4_xs, 23),
+    GgmlType("IQ1_M", _SUPER, 56, _vectors(3, 16, 4), _LEVELS_1, _iq1_m, 29),
+    GgmlType("TQ1_0", _SUPER, 54, uniform_format(2, _SUPER), _TERNARY, _tq1_0, 34),
+    GgmlType("TQ2_0", _SUPER, 66, uniform_format(2, _SUPER), _TERNARY, _tq2_0, 35),
+    GgmlType("MXFP4", 32, 17, formats.MXFP4, GRIDS["mxfp4"], _mxfp4, 39),
+    GgmlType("NVFP4", 64, 36, uniform_format(4, 16), GRIDS["mxfp4"], _nvfp4, 40),
 )
+for _kind in _TYPES:
+    register(_kind)
 GGML_TYPES = {kind.number: kind for kind in _TYPES}
-_BY_NAME = {kind.name: kind for kind in _TYPES}
-
-
-def type_of(array: NDArray[Any]) -> GgmlType | None:
-    """The type of an array of blocks; None for any other array."""
-    return _BY_NAME.get(array.dtype.names[0]) if array.dtype.names else None
-
-
-def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
-    """A matrix of blocks [rows, blocks per row] as a weight of ours, without any rounding.
-
-    Raises:
-        QuantizationError: the array has no blocks, or a scale among them is infinite or no number.
-    """
-    kind = type_of(blocks)
-    if kind is None or blocks.ndim != 2 or 0 in blocks.shape:
-        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} is no matrix of blocks")
-    form, rows, columns = kind.form, len(blocks), blocks.shape[1] * kind.columns
-    made = _empty(form, rows, columns)
-
-    def convert(first: int) -> None:
-        part = slice(first, first + step)
-        # Overflow is found by what it leaves: a scale that is no number.
-        found = kind.read(np.ascontiguousarray(blocks[part])[kind.name])
-        for place, array in zip(made, found, strict=True):
-            if place is not None and array is not None:
-                flat = array.reshape(len(array), -1)
-                place[part] = pack_bits(flat, form.bits) if place is made.codes else flat
-
-    step = max(1, _CHUNK_WEIGHTS // columns)
-    with ThreadPoolExecutor(worker_count()) as pool:
-        for _ in pool.map(convert, range(0, rows, step)):
-            pass
-    for floats in (made.scales, made.offset_scales):
-        if floats is not None and not np.isfinite(floats).all():
-            row = int(np.flatnonzero(~np.isfinite(floats).all(axis=1))[0])
-            raise QuantizationError(f"row {row} of {kind.name} blocks has a scale that is infinite or no number")
-    return QuantizedWeight(form, rows, columns, made.codes, kind.grid, *made[1:])
-
-
-def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
-    """The same blocks, but those whose scales are infinite or no numbers stand for zeros; itself if there are none."""
-    kind = type_of(blocks)
-    assert kind is not None
-    matrix = blocks.reshape(-1, blocks.shape[-1])
-    bad = np.zeros(matrix.shape, np.bool_)
-    step = max(1, _CHUNK_WEIGHTS // (matrix.shape[1] * kind.columns))
-    for first in range(0, len(matrix), step):
-        part = slice(first, first + step)
-        found = kind.read(np.ascontiguousarray(matrix[part])[kind.name])
-        for floats in (found.scales, found.offset_scales):
-            if floats is not None:
-                bad[part] |= ~np.isfinite(floats).all(axis=-1)
-    if not bad.any():
-        return blocks
-    mended = matrix.copy()
-    mended[bad] = np.zeros((), kind.dtype)  # of every type a block of zeros stands for zeros
-    return mended.reshape(blocks.shape)
-
-
-def _empty(form: WeightFormat, rows: int, columns: int) -> Parts:
-    """Arrays of a weight, to be filled; codes as rows of bits."""
-    groups, blocks = (rows, form.groups(columns)), (rows, form.blocks(columns))
-    return Parts(
-        np.empty((rows, columns * form.bits // 8), np.uint8),
-        np.empty(groups, np.float32),
-        np.empty(blocks, np.int16) if form.multiplier_bits else None,
-        np.empty(groups, np.float32) if form.offset_bits else None,
-        np.empty(blocks, np.uint8) if form.offset_bits else None,
-    )
-
-
-def dequantise(blocks: NDArray[Any]) -> NDArray[np.float32]:
-    """Blocks [..., rows, blocks per row] as float32 [..., rows, columns]; raises as `weight_of` does."""
-    kind = type_of(blocks)
-    if kind is None:
-        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} holds no blocks")
-    matrix = blocks.reshape(-1, blocks.shape[-1])
-    values = np.empty((len(matrix), blocks.shape[-1] * kind.columns), np.float32)
-    step = max(1, _CHUNK_WEIGHTS // values.shape[1])
-    for first in range(0, len(matrix), step):
-        values[first : first + step] = weight_of(matrix[first : first + step]).dequantise()
-    return values.reshape(*blocks.shape[:-1], -1)

@@ -61,6 +61,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama_yarn": ("llama", {**HEADS, **_rope("yarn", factor=4.0, original_max_position_embeddings=32)}),
     "mistral": ("mistral", {**HEADS, "sliding_window": 9}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **HEADS,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "swiglu_limit": 0.5,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
     "mixtral": ("mixtral", {**HEADS, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen2": ("qwen2", {**DERIVED, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 4}),
     "qwen3": ("qwen3", HEADS),

@@ -1,8 +1,9 @@
-"""Writes the end of docs/models.md: every architecture and RoPE scaling with its measured distance from transformers.
+"""Writes the end of docs/models.md: every architecture, RoPE scaling and source format with its measured distance.
 
     python tools/models_table.py
 
-Builds each golden's checkpoint (tests/builder/goldens) as fp32 and runs it; torch is not needed.
+Builds each golden's checkpoint (tests/builder/goldens) as fp32 and runs it, and each tiny model of
+tools/quantised_checkpoints.py with its weights kept; torch is not needed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from safetensors.numpy import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import genai
-from genai.builder import ExportOptions, build_model
+from genai.builder import ExportOptions, build_model, plan_build
 from genai.builder.architectures import find
+from genai.builder.build import execute
+from genai.builder.gguf.architectures import FORMS
 from genai.engine.decoder import compute as compute_pending
+from genai.quant.ggml import GGML_TYPES
+from tools.quantised_checkpoints import FAMILIES, write, write_gpt_oss
 from tools.random_weights import random_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +54,86 @@ Falcon with ALiBi, GPT-2 with scores scaled by layer, and every other `model_typ
 transformers rotates a long prompt for its final length, so the figures compare token by token. Beyond the original
 length of Phi 3.5 MoE, transformers 5.23 looks up the short LongRoPE factors; the long ones are used here.
 """
+
+FORMATS_INTRODUCTION = """
+## Source formats
+
+Tiny models with random weights in the formats of others' quantisers
+([quantised_checkpoints.md](quantised_checkpoints.md)), built with their weights kept, run with activations in float32.
+The error is the largest difference of any logit from the same numbers built as floats, divided by the largest logit;
+"rounded" says that experts are no whole numbers of a scale and become integers of 8 bits. The tests
+([tests/builder/test_quantised.py](../tests/builder/test_quantised.py)) allow 2e-5.
+
+| source format | `model_type` | stored as | error | matrices are compared with |
+|---|---|---|---|---|
+"""
+# By format: its title, and who read the same tensors (tests/builder/checkpoint_goldens.npz) or wrote them.
+_SOURCES = {
+    "awq": ("AWQ", "AutoAWQ's"),
+    "gptq": ("GPTQ, 4 bits", "AutoGPTQ's"),
+    "gptq_sym": ("GPTQ, symmetric", "AutoGPTQ's"),
+    "gptq_v2": ("GPTQ v2", "NumPy's of the published layout"),
+    "gptq_8": ("GPTQ, 8 bits", "AutoGPTQ's"),
+    "gptq_2": ("GPTQ, 2 bits", "AutoGPTQ's"),
+    "gptq_act_order": ("GPTQ, `desc_act`", "AutoGPTQ's"),
+    "auto_round": ("AutoRound, `auto_gptq`", "AutoRound's"),
+    "auto_round_awq": ("AutoRound, `auto_awq`", "AutoAWQ's"),
+    "w4a16": ("compressed-tensors W4A16", "compressed-tensors'"),
+    "w8a8": ("compressed-tensors W8A8", "compressed-tensors'"),
+    "nvfp4": ("compressed-tensors NVFP4", "NumPy's of the published layout"),
+    "fp8": ("FP8 by blocks", "PyTorch's"),
+    "nf4": ("bitsandbytes NF4", "bitsandbytes'"),
+    "int8": ("bitsandbytes LLM.int8", "bitsandbytes'"),
+    "hqq": ("HQQ, 4 bits", "HQQ's"),
+    "mxfp4": ("MXFP4 experts", "transformers'"),
+    "mlx": ("MLX, 4 bits", "MLX's"),
+    "mlx_8": ("MLX, 8 bits", "MLX's"),
+}
+
+
+def measure_format(form: str) -> list[str]:
+    """Lines of a source format: one for the models that are stored alike."""
+    lines: dict[str, tuple[list[str], float]] = {}
+    title, oracle = _SOURCES[form]
+    tokens = [1, *range(3, 42)]
+    for family in ("gpt_oss",) if form == "mxfp4" else FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            made = write_gpt_oss(Path(folder)) if form == "mxfp4" else write(Path(folder), form, family)
+            source, floats = made
+            plan = plan_build(source, ExportOptions(precision="kept"))
+            kept = execute(plan, Path(folder) / "kept")
+            wide = build_model(floats, Path(folder) / "wide", ExportOptions(precision="fp32"))
+            found, expected = (_logits(one, tokens) for one in (kept, wide))
+        error = float(np.abs(found - expected).max() / np.abs(expected).max())
+        stored = "; ".join(sorted({kind for kind, _ in plan.weights.kept})) or "float32"
+        stored += "; experts rounded" if plan.rounded else ""
+        names, largest = lines.setdefault(stored, ([], 0.0))
+        lines[stored] = [*names, f"`{family}`"], max(largest, error)
+    return [
+        f"| {title} | {', '.join(names)} | {stored} | "
+        f"{'rounded' if 'rounded' in stored else f'{error:.1e}'} | {oracle} |"
+        for stored, (names, error) in lines.items()
+    ]
+
+
+def other_sources() -> list[str]:
+    """What other tests compare: float checkpoints, and GGUF files."""
+    architectures = len({json.loads(_metadata(path)["config"])["model_type"] for path in GOLDENS.glob("*.safetensors")})
+    return [
+        f"| floats | {architectures}, above | float32 | above | transformers' logits |",
+        f"| GGUF, {len(GGML_TYPES)} types | {len(FORMS)} of llama.cpp's, [gguf.md](gguf.md) | kept | 2e-5 at most | "
+        "the `gguf` package's, llama.cpp's logits |",
+    ]
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "np") as file:
+        return dict(file.metadata())
+
+
+def _logits(folder: Path, tokens: list[int]) -> np.ndarray:
+    with genai.Model(folder, accuracy="fp32") as model:
+        return rows_of(model, tokens, len(tokens))
 
 
 def measure(name: str) -> tuple[str, str]:
@@ -93,11 +178,14 @@ def rows_of(model: Any, tokens: list[int], step: int) -> np.ndarray:
 
 def main() -> None:
     lines, versions = zip(*(measure(path.stem) for path in sorted(GOLDENS.glob("*.safetensors"))), strict=True)
+    formats = [line for form in _SOURCES for line in measure_format(form)]
     version = ", ".join(sorted(set(versions)))
     written_by_hand = PAGE.read_text(encoding="utf-8").split(INTRODUCTION.split("\n", 1)[0])[0]
     PAGE.write_text(
-        written_by_hand + INTRODUCTION.format(version=version) + "\n".join(lines) + "\n" + NOTES, encoding="utf-8"
-    )
+        written_by_hand + INTRODUCTION.format(version=version) + "\n".join(lines) + "\n" + NOTES
+        + FORMATS_INTRODUCTION + "\n".join([*other_sources(), *formats]) + "\n",
+        encoding="utf-8",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

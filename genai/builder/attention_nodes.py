@@ -115,10 +115,11 @@ def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, s
     if window is not None and export.options.windowed_kv_cache:
         attributes["sliding_window_cache"] = 1
     output = f"{name}/output_0"
+    sinks = _write_sinks(export, layer) if spec.sinks else ""
     export.graph.nodes(
         "GroupQueryAttention",
         # The last three are position_ids, attention_bias and head_sink.
-        [*heads, *past, *lengths, *tables, "", "", ""],
+        [*heads, *past, *lengths, *tables, "", "", sinks],
         [output, f"present.{layer}.key", f"present.{layer}.value"],
         name,
         domain=CONTRIB,
@@ -126,3 +127,8 @@ def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, s
     )
     export.graph.value(output, FLOAT, hidden_dims(spec.query_size))
     return output
+
+
+def _write_sinks(export: Export, layer: int) -> str:
+    name = f"model.layers.{layer}.self_attn.sinks"
+    return export.graph.array(name, export.weights.vector(name, export.spec.num_attention_heads))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..engine.sampling.params import model_defaults
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
-from ..errors import ConfigError, ModelFolderError, OptionError
+from ..errors import ConfigError, ModelFolderError, OptionError, UnsupportedModelError
 from ..model.adapters.parameters import AdapterParameters
 from ..model.gguf_file import SUFFIX, gguf_parts, is_gguf
 from ..text.files import generation_defaults
@@ -22,7 +22,8 @@ from ..text.sources.choosing import PATTERNS
 from .checkpoint import GENERATION_CONFIG, Checkpoint, MergedCheckpoint, is_checkpoint
 from .folder import check_tokenizer, locked, tokenizer_files, write_model_folder
 from .gguf.checkpoint import GgufCheckpoint
-from .options import ExportOptions
+from .options import ExportOptions, Precision
+from .quantised.checkpoint import QuantisedCheckpoint, read_quantisation
 from .rope_scaling import LongRope
 from .spec import DecoderSpec
 from .tensors import folder_bytes
@@ -49,6 +50,14 @@ class BuildPlan:
     remarks: list[str]
 
     @property
+    def kept(self) -> list[str]:
+        """After the build: what was kept exactly, in words, and which runtimes read it."""
+        return [
+            f"{count} {'matrix is' if count == 1 else 'matrices are'} kept exactly: {kind} (read by {readers})"
+            for (kind, readers), count in self.weights.kept.items()
+        ]
+
+    @property
     def rounded(self) -> list[str]:
         """After the build: what could not be kept exactly, in words, with the error that was measured."""
         return [
@@ -70,7 +79,7 @@ def plan_build(
 
     Args:
         checkpoint_dir: folder with config.json, *.safetensors and a tokenizer; or a GGUF file.
-        options: None means INT4 in blocks of 32; of a GGUF file, the weights as it has them.
+        options: None means INT4 in blocks of 32; where weights are quantised already, as they are.
         force: NaN and infinity among the weights become 0.
         progress: told the bytes of every tensor that is read.
         merge: an adapter to add to the weights before they are stored, and a factor on it.
@@ -82,6 +91,12 @@ def plan_build(
     """
     checkpoint = open_checkpoint(checkpoint_dir)
     architecture = checkpoint.architecture
+    if merge and checkpoint.precision != Checkpoint.precision:
+        raise UnsupportedModelError(
+            f"{checkpoint_dir}: adapters are not merged into weights that are quantised already",
+            "the sum would have to be rounded once more",
+            f"use it beside the model, with --lora NAME={merge[0].source}; or merge it into the float checkpoint",
+        )
     if merge:  # as PEFT does: what lies there counts, not what the adapter says of it
         adapter = replace(merge[0], fan_in_fan_out=architecture.stores_transposed)
         checkpoint = MergedCheckpoint(checkpoint_dir, adapter, merge[1])
@@ -103,8 +118,23 @@ def plan_build(
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """A Hugging Face checkpoint folder, or a GGUF file; raises as plan_build does."""
-    return GgufCheckpoint(path) if is_gguf(Path(path).expanduser()) else Checkpoint(path)
+    """A Hugging Face checkpoint folder, whose weights may be quantised, or a GGUF file; raises as plan_build does."""
+    if is_gguf(Path(path).expanduser()):
+        return GgufCheckpoint(path)
+    quantisation = read_quantisation(Path(path))
+    return Checkpoint(path) if quantisation is None else QuantisedCheckpoint(path, quantisation)
+
+
+def default_precision(path: Path) -> Precision:
+    """How weights are stored unless somebody asks for another way: as they are, where they are quantised already.
+
+    Raises:
+        ModelFolderError, InputError, ConfigError, UnsupportedModelError: what config.json says cannot be read.
+    """
+    if is_gguf(path):
+        return GgufCheckpoint.precision
+    quantisation = read_quantisation(path)
+    return Checkpoint.precision if quantisation is None else quantisation.precision
 
 
 def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
@@ -185,7 +215,7 @@ def resolve_model_folder(
         ask: given the question, with the sizes, before a build; False ends it.
         watch: called when a build begins; what it returns is told the bytes of every tensor that is read.
         waiting: called with the cache folder, while another process builds there; one build runs at a time.
-        options: None means INT4 in blocks of 32; of a GGUF file, the weights as it has them.
+        options: None means INT4 in blocks of 32; where weights are quantised already, as they are.
         into: the folder to build into instead; names in it say the precision.
 
     Raises:
@@ -197,7 +227,7 @@ def resolve_model_folder(
     from genai.kernels.host.machine import cache_root
 
     is_file = is_gguf(source)
-    options = options or ExportOptions(precision="kept" if is_file else "int4")
+    options = options or ExportOptions(precision=default_precision(source))
     name = source.resolve().name.removesuffix(SUFFIX) if is_file else source.resolve().name
     identity = _identity(source, options)
     if into is not None:
@@ -215,7 +245,8 @@ def resolve_model_folder(
     report: list[Progress] = []
     plan = plan_build(source, options, progress=lambda count: report[0](count))
     kind = "a GGUF file" if is_file else "a checkpoint"
-    form = "a model with its weights as they are," if is_file else f"an {options.precision.upper()} model"
+    is_kept = options.precision == "kept"
+    form = "a model with its weights as they are," if is_kept else f"an {options.precision.upper()} model"
     question = (
         f"{source} is {kind} ({_size(plan.read_bytes)}). Build {form} of {_size(plan.written_bytes)} in "
         f"{target.parent}?"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, ModelFolderError, UnsupportedModelError
@@ -86,6 +88,18 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header alone."""
         return self._places[name].tensors[name][1]
+
+    def kind(self, name: str) -> np.dtype[Any]:
+        """The type in which a look-up gives a tensor."""
+        return self._places[name].tensors[name][0]
+
+    def nbytes(self, name: str) -> int:
+        """The bytes of what a look-up gives."""
+        return math.prod(self.shape(name)) * self.kind(name).itemsize
+
+    def order(self, name: str) -> NDArray[np.int64] | None:
+        """Where columns of a matrix lie in another order: column i of what a look-up gives is its column order[i]."""
+        return None
 
 
 class MergedCheckpoint(Checkpoint):

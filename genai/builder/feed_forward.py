@@ -7,14 +7,19 @@ that the weights have in the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.weight_formats import pack_bits
+from genai.quant.formats import uniform_format
+
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
-from .kept import expert_block, expert_integers
+from .kept import common_form, expert_block, expert_blocks, expert_integers, in_own_order
 from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
 from .options import BITS
 from .spec import ExpertsSpec
@@ -68,7 +73,7 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str) 
     graph, size = export.graph, export.spec.hidden_size
     path, source = f"/model/layers.{layer}/moe", f"model.layers.{layer}.mlp"
     router = Projection(f"{path}/router", (f"{source}.gate",), (experts.count,), size)
-    scores = write_linear(export, router, root, precision="fp32")
+    scores = write_linear(export, router, root, precision="fp32", bias=experts.biased)
     flat = graph.node(
         "Reshape", [scores, graph.int64([-1, experts.count])], f"{path}/Reshape", ["tokens", experts.count]
     )
@@ -141,30 +146,59 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     attributes: dict[str, Any] = {
         "k": experts.per_token,
         "activation_type": "swiglu",
-        "activation_alpha": 1.0,
-        "activation_beta": 0.0,
+        "activation_alpha": experts.alpha,
+        "activation_beta": experts.beta,
+        **({"swiglu_limit": experts.limit} if experts.limit < math.inf else {}),
         "swiglu_fusion": 1,
         "normalize_routing_weights": 1,
     }
-    kinds = export.weights.kinds(name for which in _MATRICES for name in _expert_names(layer, experts, which))
+    biases = [_write_expert_biases(export, layer, experts, which) if experts.biased else "" for which in _MATRICES]
+    names = [name for which in _MATRICES for name in _expert_names(layer, experts, which)]
+    kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
-        block_size = expert_block(kinds)
-        whole = [_write_integers(export, layer, experts, which, block_size) for which in _MATRICES]
-        inputs = [root, scores, *whole[0], "", *whole[1]]
         level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
-        attributes |= {"expert_weight_bits": 8, "block_size": block_size, **level}
+        form = common_form(export, names)
+        if form is None:
+            form = uniform_format(8, expert_block(kinds))
+            whole = [_write_integers(export, layer, experts, which, form.block_size) for which in _MATRICES]
+        else:
+            whole = [_write_blocks(export, layer, experts, which) for which in _MATRICES]
+        inputs = _inputs([root, scores], whole, biases)
+        attributes |= {"expert_weight_bits": form.bits, "block_size": form.block_size, **level}
         return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
     first, second = (_write_matrices(export, layer, experts, which) for which in _MATRICES)
     if options.precision not in BITS:
-        inputs = [root, scores, *first, "", *second]
+        inputs = [root, scores, *first, biases[0], *second, *filter(None, biases[1:])]
         return graph.node("MoE", inputs, f"{name}/MoE", hidden_dims(size), domain=CONTRIB, **attributes)
-    points = [*first[2:], *second[2:]]
-    inputs = [root, scores, *first[:2], "", *second[:2], *(["", "", "", ""] if points else []), *points]
+    inputs = _inputs([root, scores], [first, second], biases)
     attributes |= {"expert_weight_bits": BITS[options.precision], **options.product_attributes}
     return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
 
 
+def _inputs(given: list[str], matrices: list[list[str]], biases: list[str]) -> list[str]:
+    """Inputs of QMoE: integers, scales and biases of both layers, and behind a third layer's the zero points."""
+    first, second = matrices
+    points = [*first[2:], *second[2:]]
+    return [
+        *given,
+        *first[:2],
+        biases[0],
+        *second[:2],
+        *([biases[1], "", "", ""] if points or biases[1] else []),
+        *points,
+    ]
+
+
 _MATRICES = ("gate_up_proj", "down_proj")
+
+
+def _write_expert_biases(export: Export, layer: int, experts: ExpertsSpec, which: str) -> str:
+    """Biases [experts, rows] of a layer; those of gate and up alternate, as their rows do."""
+    size = export.spec.hidden_size if which == "down_proj" else experts.intermediate_size
+    names = [name.removesuffix(".weight") + ".bias" for name in _expert_names(layer, experts, which)]
+    vectors = np.stack([export.weights.vector(name, size) for name in names])
+    rows = vectors.reshape(experts.count, -1, size).swapaxes(1, 2).reshape(experts.count, -1)
+    return export.graph.array(f"model.layers.{layer}.moe.experts.{which}.bias", np.ascontiguousarray(rows))
 
 
 def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]:
@@ -173,12 +207,40 @@ def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]
             yield f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"
 
 
+def _stored_experts(
+    export: Export, layer: int, experts: ExpertsSpec, which: str
+) -> tuple[tuple[int, int], Matrices]:  # the rows and columns of a matrix, and all of them as they are stored
+    hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    shape = (hidden, wide) if which == "down_proj" else (wide, hidden)
+    return shape, ((one, in_own_order(export, one, shape)) for one in _expert_names(layer, experts, which))
+
+
+def _write_blocks(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
+    """Experts of blocks that the operator holds as they are; returns the names of what `_write_matrices` returns."""
+    (rows, _), matrices = _stored_experts(export, layer, experts, which)
+    parts = 2 if which == "gate_up_proj" else 1
+    name, beside = f"model.layers.{layer}.moe.experts.{which}", ([], [])  # type: tuple[str, tuple[list[Any], list[Any]]]
+    found = (expert_blocks(pair) for pair in zip(*[iter(matrices)] * parts, strict=True))
+    first = next(found)
+
+    def integers() -> Iterator[NDArray[np.uint8]]:
+        for weight in chain([first], found):
+            beside[0].append(weight.scales)
+            if weight.offsets is not None:
+                beside[1].append(pack_bits(weight.offsets, weight.format.bits))
+            yield weight.data
+
+    export.graph.initializer(
+        f"{name}.qweight", (experts.count, parts * rows, first.data.shape[1]), np.uint8, integers()
+    )
+    written = [f"{name}.qweight", export.graph.array(f"{name}.scales", np.stack(beside[0]))]
+    return [*written, *(export.graph.array(f"{name}.zero_points", np.stack(beside[1])) for _ in beside[1][:1])]
+
+
 def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str, block_size: int) -> list[str]:
     """Experts that are quantised already as integers of 8 bits; returns the names of these and of their scales."""
-    hidden, wide = export.spec.hidden_size, experts.intermediate_size
-    rows, columns = (hidden, wide) if which == "down_proj" else (wide, hidden)
+    (rows, columns), matrices = _stored_experts(export, layer, experts, which)
     name, graph, scales = f"model.layers.{layer}.moe.experts.{which}", export.graph, []
-    matrices = ((one, export.weights.stored(one, (rows, columns))) for one in _expert_names(layer, experts, which))
     parts = 2 if which == "gate_up_proj" else 1
 
     def integers() -> Iterator[NDArray[np.uint8]]:

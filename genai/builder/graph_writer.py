@@ -152,6 +152,7 @@ _DATA_TYPES = {
     np.dtype(np.float32): onnx.TensorProto.FLOAT,
     np.dtype(np.float16): onnx.TensorProto.FLOAT16,
     np.dtype(np.uint8): onnx.TensorProto.UINT8,
+    np.dtype(np.int64): onnx.TensorProto.INT64,
 }
 
 
@@ -228,7 +229,8 @@ POSITIONS = "position_ids"
 class Export:
     """One decoder being written: the graph so far, its architecture, the options, and the weights to read from.
 
-    `kept` has the matrices of quantised blocks that are written, by name.
+    `kept` has the matrices of quantised blocks that are written, by name; `reordered` the values whose columns were put
+    in another order, by their names and the order's bytes.
     """
 
     graph: GraphWriter
@@ -236,6 +238,7 @@ class Export:
     options: ExportOptions
     weights: Weights
     kept: dict[str, KeptMatrix] = field(default_factory=dict)
+    reordered: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
 
 def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:

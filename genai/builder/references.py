@@ -31,6 +31,7 @@ from .checkpoint import CONFIG, GENERATION_CONFIG, is_checkpoint, read_json
 from .folder import check_tokenizer
 from .hf_config import HFConfig
 from .options import ExportOptions
+from .quantised.checkpoint import read_quantisation, without_quantisation
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ def _check(kind: str, folder: Path) -> None:
     """What the small files of a model say already: that nothing here runs it. Raises GenaiError."""
     if kind == CHECKPOINT:
         more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
-        config = HFConfig(read_json(folder, CONFIG), more)
+        read_quantisation(folder)
+        config = without_quantisation(HFConfig(read_json(folder, CONFIG), more))
         check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
     elif kind == ONNX:
         Config(folder).check_providers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -21,6 +22,9 @@ class ExpertsSpec:
         normalized: the weights of the chosen experts are made to sum to 1 (softmax routing only).
         shared_intermediate_size: width of an expert that sees every token; 0 means none.
         shared_gate: that expert's output is multiplied with the sigmoid of a learned score.
+        biased: the router and the experts have biases.
+        alpha, beta, limit: an expert computes g * sigmoid(alpha * g) * (u + beta), g and u bounded by the limit (g from
+            above only).
     """
 
     count: int
@@ -31,6 +35,10 @@ class ExpertsSpec:
     sparse_mixer_jitter: float = 0.01
     shared_intermediate_size: int = 0
     shared_gate: bool = False
+    biased: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +63,7 @@ class DecoderSpec:
         rope_interleaved: pairs are neighbours (2i, 2i + 1) instead of halves (i, i + size / 2).
         position_embeddings: learned vectors per position are added to the embeddings (GPT-2).
         qkv_bias, o_bias, mlp_bias, head_bias: which projections have biases.
+        sinks: each head has a learned score that takes part in its softmax, with a value of zero.
         qkv_clip: bound of queries, keys and values; 0 means none.
         qk_norm: norm over queries and keys before the rotation: with one weight vector for each head ("head"), with
             weights of its own for each head ("heads"), or over all heads together ("all"), by qk_norm_scope.
@@ -98,6 +107,7 @@ class DecoderSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
+    sinks: bool = False
     qkv_clip: float = 0.0
     qk_norm: bool = False
     qk_norm_scope: Literal["head", "heads", "all"] = "head"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from genai.quant.block_types import type_of
 from genai.quant.blocks import num_blocks
-from genai.quant.ggml import type_of
 
 from .options import BITS, ExportOptions, Precision
 from .rope_scaling import LongRope
@@ -51,6 +51,8 @@ def _layer(spec: DecoderSpec, layer: int) -> Iterator[tuple[str, Shape]]:
     for name, rows in (("q", queries), ("k", keys), ("v", keys)):
         yield from _linear(f"self_attn.{name}_proj", rows, hidden, spec.qkv_bias)
     yield from _linear("self_attn.o_proj", hidden, queries, spec.o_bias)
+    if spec.sinks:
+        yield "self_attn.sinks", (spec.num_attention_heads,)
     for name, width in (("q_norm", queries), ("k_norm", keys)) if spec.qk_norm else ():
         size = spec.head_size if spec.qk_norm_scope == "head" else width
         yield f"self_attn.{name}.weight", (size,)
@@ -75,10 +77,10 @@ def _mlp(spec: DecoderSpec, path: str, width: int) -> Iterator[tuple[str, Shape]
 
 def _experts(spec: DecoderSpec, experts: ExpertsSpec) -> Iterator[tuple[str, Shape]]:
     hidden, wide = spec.hidden_size, experts.intermediate_size
-    yield "mlp.gate.weight", (experts.count, hidden)
+    yield from _linear("mlp.gate", experts.count, hidden, experts.biased)
     for expert in range(experts.count):
         for name, shape in (("gate", (wide, hidden)), ("up", (wide, hidden)), ("down", (hidden, wide))):
-            yield f"mlp.experts.{expert}.{name}_proj.weight", shape
+            yield from _linear(f"mlp.experts.{expert}.{name}_proj", *shape, experts.biased)
     if experts.shared_intermediate_size:
         yield from _mlp(spec, "mlp.shared_expert", experts.shared_intermediate_size)
     if experts.shared_gate:
@@ -117,7 +119,7 @@ def _kept_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
     kind = type_of(np.empty(0, stored))
     if kind is None or len(shape) < 2:
         return math.prod(shape) * (2 if stored == np.float16 and len(shape) > 1 else 4)
-    if ".experts." in name:  # integers of 8 bits
+    if ".experts." in name and not kind.is_uniform:  # integers of 8 bits
         return math.prod(shape) * 10 // 8
     return int(math.prod(shape) * kind.form.bits_per_weight(shape[-1], 32) / 8)
 

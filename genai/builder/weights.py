@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.quant.block_types import dequantise, type_of, without_gaps
 from genai.quant.blocks import QuantizationError
-from genai.quant.ggml import dequantise, type_of, without_gaps
 
 from ..errors import InputError
 from .architectures.common import Architecture, TensorSource
@@ -37,12 +37,17 @@ class Weights:
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The tensor as floats; quantised blocks become float32."""
         tensor = self.stored(name, shape)
-        if type_of(tensor) is None:
-            return tensor
-        try:
-            return dequantise(tensor)
-        except QuantizationError as error:
-            raise not_finite(name) from error
+        if type_of(tensor) is not None:
+            try:
+                tensor = dequantise(tensor)
+            except QuantizationError as error:
+                raise not_finite(name) from error
+        order = self.order(name)
+        return tensor if order is None else tensor[:, np.argsort(order)]
+
+    def order(self, name: str) -> NDArray[np.int64] | None:
+        """None, or: column i of what is stored is the matrix's column order[i]."""
+        return self._tensors.order(name) if isinstance(self._tensors, CheckpointWeights) else None
 
     def kinds(self, names: Iterable[str]) -> set[np.dtype[Any]]:
         """The types in which tensors are stored."""
@@ -60,6 +65,15 @@ class Weights:
         """Note how far weights of a type are off, by sums of squares."""
         before = self.rounded.get(kind, (0.0, 0.0))
         self.rounded[kind] = before[0] + error, before[1] + total
+
+    @property
+    def kept(self) -> dict[tuple[str, str], int]:
+        """By the type of blocks and by who reads them: matrices that were written exactly as they were stored."""
+        return self._tensors.kept if isinstance(self._tensors, CheckpointWeights) else {}
+
+    def note_kept(self, kind: str, readers: str, count: int) -> None:
+        """Note that matrices of a type were written as they were."""
+        self.kept[kind, readers] = self.kept.get((kind, readers), 0) + count
 
     def stored(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The tensor as it is stored: floats, or quantised blocks of the columns."""
@@ -196,6 +210,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         self._prefix = f"{prefix}." if table not in checkpoint and rest in checkpoint else ""
         self._seen: set[str] = set()
         self.rounded: dict[str, tuple[float, float]] = {}
+        self.kept: dict[tuple[str, str], int] = {}
         self._sources = {name: self._stored(architecture.source(spec, name)) for name in tensor_shapes(spec)}
         self.replaced: list[str] = []
         head = self._stored(architecture.source(spec, HEAD)).names[0]
@@ -222,7 +237,11 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
 
     def kind(self, name: str) -> np.dtype[Any]:
         """The type in which a tensor is stored, without reading it."""
-        return self._checkpoint[self._sources[name].names[0]].dtype
+        return self._checkpoint.kind(self._sources[name].names[0])
+
+    def order(self, name: str) -> NDArray[np.int64] | None:
+        """Where the columns of what is stored are those of the matrix in another order; see Checkpoint."""
+        return self._checkpoint.order(self._sources[name].names[0])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -234,7 +253,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
     def total_bytes(self) -> int:
         """Bytes of all tensors that will be read."""
         names = {name for source in self._sources.values() for name in source.names}
-        return sum(self._checkpoint[name].nbytes for name in names)
+        return sum(self._checkpoint.nbytes(name) for name in names)
 
     def _stored(self, source: TensorSource) -> TensorSource:
         """The same source by the names in the files, where these leave out the base model's prefix."""
@@ -250,17 +269,22 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
                 "check that config.json and the weights belong together",
             )
         unread = sorted(set(self._checkpoint) - wanted - {tied_head})
-        if unread := [name for name in unread if not _DERIVED.search(name)]:
+        if unread := [name for name in unread if not _DERIVED.search(name) and not self._adds_nothing(name)]:
             raise InputError(
                 f"the checkpoint has {len(unread)} tensors that its configuration has no use for, first {unread[0]!r}",
                 "left out, they would change every answer",
                 "check that config.json and the weights belong together; merge adapters, remove extra heads",
             )
 
+    def _adds_nothing(self, name: str) -> bool:
+        """Biases of zeros, which older quantisers give to every matrix."""
+        return name.endswith(".bias") and not self._checkpoint[name].any()
+
     def _check_tied(self, head: str) -> None:
         """A head stored beside the embeddings that it is tied to must be the same."""
         table = self._sources[TABLE].names[0]
-        one, two = self._checkpoint[table], self._checkpoint[head]
+        both = (self._checkpoint[name] for name in (table, head))
+        one, two = (dequantise(matrix) if type_of(matrix) is not None else matrix for matrix in both)
         if one.shape != two.shape or not all(
             np.array_equal(a, b, equal_nan=True)
             for a, b in zip(row_chunks(table, one, finite=False), row_chunks(head, two, finite=False), strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from genai.kernels.formats import BlockMatrix
 from genai.kernels.host.arrays import Threads, block_rows, pack_matrix
-from genai.kernels.records import BlockWeight, DenseWeight, Ids, Lookup, RowsType, Weight
+from genai.kernels.records import BlockWeight, DenseWeight, Ids, Lookup, Reordered, RowsType, Weight
 
 from ..graph.ir import Graph, Node
 from ..graph.node import MS
@@ -125,13 +125,28 @@ def _last_row(at: rules.NodeRows, data: State) -> State:
 
 @rules.record_rule("Gather")
 def gather_record(spec: rules.RowSpec) -> rules.Made | None:
-    """Rows of a table of floats."""
+    """Rows of a table of floats; columns of rows, by a constant."""
+    if (x := spec.rows(0)) is not None:
+        return _columns_of(spec, x)
     table, ids = spec.constants[0], spec.types[1]
     if table is None or not isinstance(ids, Ids) or int(spec.attributes.get("axis", 0)) != 0 or table.ndim != 2:
         return None
     if table.dtype.name not in ("float32", "float16", "bfloat16"):
         return None
     return _lookup(spec, DenseWeight(spec.inputs[0], table.shape[0], table.shape[1], transposed=True), ids)
+
+
+def _columns_of(spec: rules.RowSpec, x: RowsType) -> rules.Made | None:
+    order = spec.constants[1]
+    if order is None or order.ndim != 1 or not order.size or x.last != x.width:
+        return None
+    if int(spec.attributes.get("axis", 0)) not in (-1, len(x.shape) - 1) or order.dtype != np.int64:
+        return None
+    if order.min() < 0 or order.max() >= x.width:
+        return None
+    out = spec.outputs[0]
+    record = Reordered(spec.inputs[0], spec.constant_name(1), out, op_type=spec.op_type)
+    return rules.Made([record], {out: x.with_width(order.size)})
 
 
 @rules.record_rule("GatherBlockQuantized", domain=MS)

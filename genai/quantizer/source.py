@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from genai.kernels.large import ReservedMemory
 from genai.kernels.weight_formats import from_stored
+from genai.quant.block_types import type_of
 from genai.quant.formats import uniform_format, uniform_grid
-from genai.quant.ggml import type_of
 
 from ..builder.build import plan_build
 from ..builder.checkpoint import is_checkpoint

@@ -20,7 +20,8 @@ from .weights import ReferenceWeights, mixture
 
 KNOWN = (
     records.Attention, records.Binary, records.Columns, records.Experts, records.Gate, records.GatedProduct,
-    records.LogitsRows, records.Lookup, records.LowRank, records.Norm, records.Product, records.Unary,
+    records.LogitsRows, records.Lookup, records.LowRank, records.Norm, records.Product,
+    records.Reordered, records.Unary,
 )  # fmt: skip
 
 
@@ -128,6 +129,8 @@ class ReferenceStep:
                 self[out] = self._weights.rows(table, wanted)
             case records.Columns(x, first, out):
                 self[out] = self[x][:, first : first + types[out].width]
+            case records.Reordered(x, order, out):
+                self[out] = self[x][:, self._weights.array(order)]
             case records.LogitsRows(x, out):
                 within(step.logits_indices, len(step.tokens), "row of logits outside the step")
                 self[out] = self[x][step.logits_indices]

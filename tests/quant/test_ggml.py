@@ -12,7 +12,8 @@ from genai.kernels.cpu.products.forms import pack_form
 from genai.kernels.weight_formats import CODE_BITS, pack_bits, unpack_bits
 from genai.quant import ggml
 from genai.quant.blocks import QuantizationError
-from genai.quant.ggml import GGML_TYPES, GgmlType, dequantise, type_of, weight_of, without_gaps
+from genai.quant.block_types import dequantise, type_of, weight_of, without_gaps
+from genai.quant.ggml import GGML_TYPES, GgmlType
 from tools.gguf_models import random_blocks
 
 gguf = pytest.importorskip("gguf")
@@ -71,7 +72,7 @@ def test_scales_that_are_no_numbers(name: str, monkeypatch: pytest.MonkeyPatch) 
         raw[3, 1, :2] = np.array([np.inf], np.float16).view(np.uint8)
     with pytest.raises(QuantizationError, match=r"row 3 .* infinite"):
         weight_of(blocks)
-    monkeypatch.setattr(ggml, "_CHUNK_WEIGHTS", 2 * COLUMNS)
+    monkeypatch.setattr(block_types, "_CHUNK_WEIGHTS", 2 * COLUMNS)
     mended = dequantise(without_gaps(blocks)).reshape(ROWS, -1, kind.columns)
     assert not mended[3, 1].any() and mended[3, 0].any() and mended[2, 1].any()
 

@@ -252,8 +252,8 @@ def window_fields(config: HFConfig, pattern: int | None = None, *, window: int |
 
 
 def transposed(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
-    """A matrix stored as [inputs, outputs]; a bias stays as it is."""
-    return tensor.T
+    """A matrix stored as [inputs, outputs]; a bias stays as it is, and blocks lie along the inputs always."""
+    return tensor if tensor.dtype.names else tensor.T
 
 
 def of_group(part: slice | int) -> TensorView:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..hf_config import HFConfig, rope_values
 from ..spec import DecoderSpec, ExpertsSpec
@@ -283,3 +284,42 @@ def qwen3_moe(config: HFConfig) -> DecoderSpec:
     windows = common.window_fields(config, window=4096)
     used = windows if config.flag("use_sliding_window") else {}
     return decoder(config, qk_norm=True, **common.attention_biases(config), **_experts(config), **used)
+
+
+def _one_expert(part: slice) -> common.TensorView:
+    """Rows of an expert's matrix or bias, out of the tensor of all: floats are stored as [inputs, outputs]."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
+        one: NDArray[Any] = tensor[expert]
+        return (one if tensor.dtype.names or one.ndim == 1 else one.T)[part]
+
+    return view
+
+
+_GATE, _UP, _ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
+
+
+@architecture(
+    "gpt-oss",
+    *(
+        rule
+        for part, together, rows in (("gate", "gate_up", _GATE), ("up", "gate_up", _UP), ("down", "down", _ALL))
+        for rule in (
+            Rule(rf"mlp\.experts\.(\d+)\.{part}_proj\.weight", f"mlp.experts.{together}_proj", _one_expert(rows)),
+            Rule(rf"mlp\.experts\.(\d+)\.{part}_proj\.bias", f"mlp.experts.{together}_proj_bias", _one_expert(rows)),
+        )
+    ),
+    Rule(r"mlp\.gate\.", "mlp.router."),
+)
+def gpt_oss(config: HFConfig) -> DecoderSpec:
+    """Experts with biases and bounds; attention sinks; a window in every other layer."""
+    experts = common.mixtral_experts(
+        config, biased=True, beta=1.0, alpha=config.number("swiglu_alpha", default=1.702, positive=True),
+        limit=config.number("swiglu_limit", default=7.0, positive=True),
+    )  # fmt: skip
+    bias = config.flag("attention_bias", default=True)
+    windows = common.window_fields(config, pattern=2, window=128)
+    return decoder(
+        config, theta=150000.0, epsilon=1e-5, head_size=64, sinks=True, experts=experts, **common.biases(bias, False),
+        **windows,
+    )  # fmt: skip

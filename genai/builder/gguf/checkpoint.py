@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
@@ -67,3 +68,9 @@ class GgufCheckpoint(Checkpoint):
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.model.info(name).shape
+
+    def kind(self, name: str) -> np.dtype[Any]:
+        return self.model[name].dtype
+
+    def nbytes(self, name: str) -> int:
+        return self.model[name].nbytes

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.quant.block_types import dequantise, type_of
 from genai.quant.blocks import QuantizationError
-from genai.quant.ggml import dequantise, type_of
 
 from ...errors import InputError
 from ..gguf_file import GgufModel

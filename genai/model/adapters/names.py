@@ -9,6 +9,8 @@ _LAYERS = {"layers", "layer", "h", "blocks", "block"}
 _ATTENTION = re.compile("attn|attention|attentions")
 # Parts of names behind which nothing is a projection that adapters can change.
 EXPERTS = re.compile("experts?$|moe$|block_sparse_moe$")
+# In the name of a value whose columns are those of another one, in the order of the matrix that reads it.
+REORDERED = "/order_"
 _SHARED = re.compile("shared_experts?$")
 # Parts of names before the layers of another model beside the decoder.
 _ELSEWHERE = re.compile("vision|visual|image|audio|speech|encoder$")

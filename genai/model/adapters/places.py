@@ -17,11 +17,12 @@ from genai.kernels.records import (
     Per,
     Product,
     Record,
+    Reordered,
     RowProgram,
     branches,
 )
 
-from .names import FUSED, Module, module_of
+from .names import FUSED, REORDERED, Module, module_of
 
 # A product of fewer columns is no place: kernels read so many numbers at once.
 _LEAST_COLUMNS = 16
@@ -69,10 +70,13 @@ class Places:
 def with_places(program: RowProgram) -> tuple[RowProgram, Places]:
     """A program whose products have places, and what they are; values and constants stay the same."""
     found: dict[Module, AdapterPlace] = {}
+    # Adapters know the columns of x in the order that they have before a quantised matrix has them put in its own.
+    origins = {record.out: record.x for record in program.records
+               if isinstance(record, Reordered) and REORDERED in record.out}  # fmt: skip
     parts: list[Any] = []
     for is_host, run in groupby(program.parts, lambda part: not isinstance(part, Record)):
         some: list[Any] = list(run)
-        parts += some if is_host else _changed(some, program, found)
+        parts += some if is_host else _changed(some, program, found, origins)
     sizes = {
         record.layer: (record.heads * record.head_size, *(record.kv_heads * size for size in
                        (record.head_size, record.v_head_size)))
@@ -97,13 +101,16 @@ def _bare(part: Any) -> Any:
     return part
 
 
-def _changed(records: Sequence[Record], program: RowProgram, found: dict[Module, AdapterPlace]) -> list[Record]:
+def _changed(
+    records: Sequence[Record], program: RowProgram, found: dict[Module, AdapterPlace], origins: Mapping[str, str]
+) -> list[Record]:
     """Records in order; what adapters make of a product's input comes before the first product that reads it."""
     made: list[Record] = []
     shrinks: dict[str, list[Record]] = {}
     for record in records:
         if isinstance(record, Product | GatedProduct) and program.types[record.x].per is Per.TOKEN:
-            record = _adapted(record, found, shrinks.setdefault(record.x, []))
+            origin = origins.get(record.x, record.x)
+            record = _adapted(record, found, shrinks.setdefault(record.x, []), origin)
         made.append(record)
     result: list[Record] = []
     for record in made:
@@ -113,7 +120,9 @@ def _changed(records: Sequence[Record], program: RowProgram, found: dict[Module,
     return result
 
 
-def _adapted(record: Product | GatedProduct, found: dict[Module, AdapterPlace], shrinks: list[Record]) -> Record:
+def _adapted(
+    record: Product | GatedProduct, found: dict[Module, AdapterPlace], shrinks: list[Record], origin: str
+) -> Record:
     """A product with its places; those of its branches are added to `found`, and what they read to `shrinks`."""
     changes: dict[str, Branch] = {}
     for name in ("branch",) if isinstance(record, Product) else ("gate", "up"):
@@ -124,7 +133,7 @@ def _adapted(record: Product | GatedProduct, found: dict[Module, AdapterPlace], 
         place = AdapterPlace(len(found), module, branch.weight.rows, branch.weight.columns)
         found[module] = place
         hidden = f"adapters of {module}"
-        shrinks.append(LowRank(record.x, place.number, hidden, op_type="LowRank"))
+        shrinks.append(LowRank(origin, place.number, hidden, op_type="LowRank"))
         changes[name] = replace(branch, delta=Delta(hidden, place.number))
     return replace(record, **changes)  # type: ignore[arg-type]
 

@@ -29,6 +29,7 @@ _OTHER_DEVICES = frozenset(
 # Beside the weights of a checkpoint.
 _BESIDE = re.compile(
     r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
+    r"quantize_config|quant_config|"
     r"tekken)\.json|merges\.txt|vocab\.txt|chat_template\.jinja|additional_chat_templates/[^/]+\.jinja|"
     r"tokenizer\.model(?:\.v\w+)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken|tiktoken\.model"
 )

@@ -26,7 +26,7 @@ from ..products.low_rank import NO_PLACE, shrink_call
 from ..program.calls import Call, Rows
 from ..program.context import StepField
 from ..rowwise.elementwise import binary, gate, unary
-from ..rowwise.gather import embedding, logits_rows
+from ..rowwise.gather import embedding, logits_rows, reordered
 from ..rowwise.norm import norm
 from .memory import Lowering
 from .weights import PackedWeights, table, vector
@@ -79,6 +79,12 @@ def fuse(
 def _columns(record: records.Columns, at: Lowering) -> None:
     width = at.types[record.out].width
     at.alias(record.out, record.x, at.rows(record.x).columns(record.first, width))
+
+
+@lower.register
+def _reordered(record: records.Reordered, at: Lowering) -> None:
+    call = reordered(at.rows(record.x), at.constants.array(record.order), at.make(record.out))
+    at.run([[call]], [record.x], [record.out])
 
 
 @lower.register

@@ -1,4 +1,7 @@
-"""Rows chosen by indices of the step: an embedding's rows by tokens or positions, the rows whose logits are wanted."""
+"""Rows chosen by indices of the step: an embedding's rows by tokens or positions, the rows whose logits are wanted.
+
+And columns chosen by a constant.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .. import memory
@@ -108,3 +112,36 @@ def gather_op(element: str, contiguous: bool) -> NativeOp:
         return 0
 
     return native_op(GatherArguments, name=f"gather_{element}{'' if contiguous else '_strided'}")(op)
+
+
+class ReorderArguments(Arguments):
+    """`order`: int64 [width of out], columns of x."""
+
+    x: Rows
+    out: Rows
+    order: Address
+    held: Held = None
+
+
+def reordered(x: Rows, order: NDArray[Any], out: Rows) -> Call:
+    """out[:, i] = x[:, order[i]].
+
+    Args:
+        x, out: rows of one kind; not the same. order: int64 [width of out], each from 0 to the width of x - 1.
+    """
+    columns = np.ascontiguousarray(order, np.int64)
+    if columns.shape != (out.width,) or columns.min() < 0 or columns.max() >= x.width or x.counted != out.counted:
+        raise ValueError(f"order is {list(columns.shape)} of [{columns.min()}, {columns.max()}] for {x.width} columns")
+    arguments = ReorderArguments(x=x, out=out, order=columns.ctypes.data, held=(columns, x.held))
+    return Call(_reorder, arguments, group_items(out))
+
+
+@native_op(ReorderArguments)
+def _reorder(arguments: ReorderArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Items [begin, end): rows."""
+    for item in range(begin, end):
+        source, target = row_at(arguments.x, item), row_at(arguments.out, item)
+        for column in range(arguments.out.width):
+            index = memory.read_int64(arguments.order + 8 * column)
+            memory.write_float32(target + 4 * column, memory.read_float32(source + 4 * index))
+    return 0

@@ -11,7 +11,7 @@ import pytest
 
 from genai.kernels.cpu.program.calls import Rows
 from genai.kernels.cpu.program.context import ErrorCode, StepField
-from genai.kernels.cpu.rowwise.gather import embedding, logits_rows
+from genai.kernels.cpu.rowwise.gather import embedding, logits_rows, reordered
 from genai.kernels.executor import StepError
 
 Execute = Callable[..., list[np.ndarray]]
@@ -98,3 +98,18 @@ def test_bad_arguments() -> None:
         logits_rows(wanted, wanted)
     with pytest.raises(ValueError, match=r"out is \[TOKENS, 8\], expected \[LOGITS_ROWS, 8\]"):
         logits_rows(tokens, tokens)
+
+
+@pytest.mark.parametrize("width", [1, 17, 64])
+def test_columns_by_a_constant(width: int, execute: Execute, normal: Normal, rng: np.random.Generator) -> None:
+    x, order = normal(5, 64), rng.integers(0, 64, width)
+    (out,) = execute(lambda out: reordered(Rows.of(x), order, Rows.of(out)), np.zeros((5, width), np.float32), tokens=4)
+    np.testing.assert_array_equal(out[:4], x[:4, order])
+    assert not out[4:].any()
+
+
+@pytest.mark.parametrize("order", [[0, 8], [-1, 0], [0]])
+def test_columns_that_there_are_not(order: list[int], normal: Normal) -> None:
+    x, out = normal(2, 8), normal(2, 2)
+    with pytest.raises(ValueError, match="for 8 columns"):
+        reordered(Rows.of(x), np.array(order), Rows.of(out))

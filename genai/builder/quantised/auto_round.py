@@ -1,0 +1,26 @@
+"""AutoRound: its checkpoints have the layout of GPTQ or of AWQ, and say which."""
+
+from __future__ import annotations
+
+from ...errors import UnsupportedModelError
+from ..hf_config import HFConfig
+from . import awq, gptq
+from .matrices import Files, Matrices
+
+_LESS_ONE = ("auto_gptq", "gptq", "tritonv2_zp")
+_GPTQ = (*_LESS_ONE, "gptqmodel", "exllamav2", "auto_round", "tritonv2", "triton")
+
+
+def read(files: Files, settings: HFConfig) -> Matrices:
+    """As `packing_format` says; of GPTQ's layouts only that named after AutoGPTQ has zero points less 1."""
+    form = settings.text("packing_format", "backend", default="auto_round:auto_gptq")
+    kind = form.rpartition(":")[2]
+    if "awq" in kind:
+        return awq.read(files, settings)
+    if kind not in _GPTQ:
+        raise UnsupportedModelError(
+            f"quantization_config.packing_format is {form!r}",
+            "of AutoRound's layouts auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq are read",
+            "look for the checkpoint of the same model in one of these, or build from the float one",
+        )
+    return gptq.matrices(files, settings, 1 if kind in _LESS_ONE else 0)

@@ -1,0 +1,55 @@
+"""AutoAWQ's "gemm" layout: integers of 4 bits packed along the outputs, eight to a word, in the order of its kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.weight_formats import unpack_bits
+
+from ...errors import UnsupportedModelError
+from ..hf_config import HFConfig
+from .matrices import Codes, Files, Matrices, bases, bits_of, check_bits, floats, rows_of_bits, words
+
+# Where the numbers 0 to 7 of a word lie in it (awq/utils/packing_utils.py, AWQ_REVERSE_ORDER).
+_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+
+
+def read(files: Files, settings: HFConfig) -> Matrices:
+    """qweight [inputs, outputs / 8], qzeros [groups, outputs / 8], scales [groups, outputs]."""
+    version = settings.text("version", default="gemm").lower()
+    if version != "gemm":
+        raise UnsupportedModelError(
+            f"quantization_config.version is {version!r}",
+            "of AWQ's layouts 'gemm' is read, in which nearly all checkpoints are",
+            "look for the 'gemm' checkpoint of the same model, or build from the float one",
+        )
+    for base in bases(files, ".qweight"):
+        yield f"{base}.weight", _codes(files, settings, base).matrix()
+
+
+def _codes(files: Files, settings: HFConfig, base: str) -> Codes:
+    parts = tuple(f"{base}.{name}" for name in ("qweight", "qzeros", "scales"))
+    scales = floats(files, parts[2], (None, None))
+    groups, rows = scales.shape
+    zeros = words(files, parts[1], (groups, None))
+    bits = bits_of(parts[1], zeros.shape[1] * 32, rows)
+    check_bits(parts[0], bits, settings, "bits", "w_bit")
+    if bits != 4:
+        raise UnsupportedModelError(
+            f"{base} has {bits} bits", "AWQ's order within words is defined for 4 bits", "build from the float model"
+        )
+    weight = words(files, parts[0], (None, zeros.shape[1]))
+
+    def packed() -> NDArray[np.uint8]:
+        return rows_of_bits(_unpacked(weight), bits)
+
+    shape = rows, len(weight)
+    return Codes(shape, bits, groups, parts, packed, lambda: scales.T, _unpacked(zeros))
+
+
+def _unpacked(packed: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """[columns, outputs / 8] to [outputs, columns]."""
+    bytes_ = np.ascontiguousarray(packed).view(np.uint8)
+    codes = unpack_bits(bytes_, 4, 2 * bytes_.shape[1]).reshape(len(packed), -1, 8)
+    return np.ascontiguousarray(codes[..., _PLACES].reshape(len(packed), -1).T)

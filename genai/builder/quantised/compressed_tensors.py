@@ -1,0 +1,150 @@
+"""compressed-tensors (llm-compressor): integers of 4 or 8 bits in words, integers and floats of 8 bits, NVFP4, MXFP4.
+
+What a matrix is follows from its tensors; its `config_groups` say what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.weight_formats import unpack_bits
+
+from ...errors import InputError, UnsupportedModelError
+from ..hf_config import HFConfig
+from . import fp8
+from .matrices import (
+    Array,
+    Codes,
+    Files,
+    Matrices,
+    StoredMatrix,
+    bases,
+    bits_of,
+    floats,
+    group_order,
+    part,
+    rows_of_bits,
+    words,
+)
+from .mxfp4 import power_scales
+
+_FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mixed-precision", "dense",
+)  # fmt: skip
+# Of activations, and of cached keys and values, which are not rounded so here.
+_UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale")
+
+
+def read(files: Files, settings: HFConfig) -> Matrices:
+    """weight_packed or weight with weight_scale, weight_zero_point, weight_shape, weight_g_idx, weight_global_scale."""
+    form = settings.text("format", default="mixed-precision")
+    if form not in _FORMATS or (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise UnsupportedModelError(
+            f"quantization_config.format is {form!r}, or weights are stored as sparse ones",
+            f"of compressed-tensors' formats {', '.join(_FORMATS)} are read",
+            "look for a checkpoint of the same model in one of these, or build from the float one",
+        )
+    groups = settings.get("config_groups") or {}
+    if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
+        raise settings.wrong("config_groups", groups, "an object of objects")
+    widths = {(one.get("weights") or {}).get("num_bits") for one in groups.values()} - {None}
+    for base in bases(files, ".weight_scale"):
+        parts = tuple(name for name in files if name.startswith(f"{base}.") and _is_beside(name[len(base) + 1 :]))
+        yield f"{base}.weight", _matrix(files, base, parts, widths)
+
+
+def _is_beside(end: str) -> bool:
+    return end.startswith("weight") or end in _UNUSED
+
+
+def _matrix(files: Files, base: str, parts: tuple[str, ...], widths: set[Any]) -> StoredMatrix:
+    scale_name = f"{base}.weight_scale"
+    if f"{base}.weight_packed" in files:
+        packed = files[f"{base}.weight_packed"]
+        if packed.dtype == np.uint8:
+            return _floats_of_4_bits(files, base, parts).matrix()
+        return _packed(files, base, parts, widths).matrix()
+    weight = part(files, f"{base}.weight", ("int8", *fp8.KINDS), (None, None))
+    rows, columns = weight.shape
+    if weight.dtype != np.int8:
+        scale = floats(files, scale_name)
+        if scale.ndim == 2 and scale.shape[0] == rows and scale.shape[1] > 1 and columns % scale.shape[1] == 0:
+            return fp8.matrix(weight, scale, parts, [1, columns // scale.shape[1]])
+        fp8.check_scale(scale_name, scale, weight.shape, None)
+        return fp8.matrix(weight, scale, parts, None)
+    scale = _per_row(floats(files, scale_name), scale_name, rows)
+    zeros = None
+    if (name := f"{base}.weight_zero_point") in files:
+        points = _per_row(part(files, name, ("int8",)), name, rows)
+        zeros = np.broadcast_to(points, scale.shape).astype(np.int16) + np.int16(128)
+
+    def codes() -> NDArray[np.uint8]:
+        return weight.view(np.uint8) ^ np.uint8(128)
+
+    return Codes((rows, columns), 8, scale.shape[1], parts, codes, lambda: scale, zeros).matrix()
+
+
+def _per_row(tensor: Array, name: str, rows: int) -> Array:
+    """A number per matrix, per row, or per row and group as [rows, groups]."""
+    if tensor.size == 1:
+        return np.broadcast_to(tensor.reshape(1, 1), (rows, 1))
+    if len(tensor) != rows or tensor.ndim > 2:
+        raise InputError(
+            f"{name} has shape {list(tensor.shape)}, expected [{rows}, groups]",
+            "a matrix has a scale, or each of its rows, or each group of a row",
+            "check that quantization_config and the weights belong together",
+        )
+    return tensor.reshape(rows, -1)
+
+
+def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[Any]) -> Codes:
+    """Integers plus 2 ** (bits - 1) in words, the first number in the lowest bits; zero points likewise, downwards."""
+    names = {end: f"{base}.weight_{end}" for end in ("packed", "shape", "scale", "zero_point", "g_idx")}
+    sizes = part(files, names["shape"], ("int32", "int64"), (2,)).tolist()
+    rows, columns = int(sizes[0]), int(sizes[1])
+    weight = words(files, names["packed"], (rows, None))
+    bits = bits_of(names["packed"], weight.shape[1] * 32, columns)
+    if widths and bits not in widths:
+        raise InputError(
+            f"{names['packed']} holds numbers of {bits} bits, quantization_config says {sorted(map(str, widths))}",
+            "config_groups name the bits of all matrices",
+            "check that config.json and the weights belong together",
+        )
+    scale = _per_row(floats(files, names["scale"]), names["scale"], rows)
+    groups, order, zeros = scale.shape[1], None, None
+    if names["g_idx"] in files and (part(files, names["g_idx"], ("int32", "int64"), (columns,)) >= 0).all():
+        order, _ = group_order(names["g_idx"], files[names["g_idx"]], groups)
+    if names["zero_point"] in files:
+        stored = words(files, names["zero_point"], (None, groups))
+        zeros = unpack_bits(np.ascontiguousarray(stored.T).view(np.uint8), bits, rows).T
+
+    def codes() -> NDArray[np.uint8]:
+        found = np.ascontiguousarray(weight).view(np.uint8)
+        return found if order is None else rows_of_bits(unpack_bits(found, bits, columns)[:, order], bits)
+
+    return Codes((rows, columns), bits, groups, parts, codes, lambda: scale, zeros, order=order)
+
+
+def _floats_of_4_bits(files: Files, base: str, parts: tuple[str, ...]) -> Codes:
+    """NVFP4: two numbers a byte, scales of 8 bits per 16, divided by one float. MXFP4: powers of two per 32."""
+    weight = part(files, f"{base}.weight_packed", ("uint8",), (None, None))
+    rows, columns = len(weight), 2 * weight.shape[1]
+    name = f"{base}.weight_scale"
+    read: Callable[[], Array]
+    if files[name].dtype == np.uint8:
+        stored = part(files, name, ("uint8",), (rows, columns // 32))
+        read = power_scales(name, stored)
+    else:
+        stored = part(files, name, ("float8_e4m3fn",), (rows, columns // 16))
+        whole = floats(files, f"{base}.weight_global_scale").reshape(-1).astype(np.float32)
+
+        def read() -> Array:
+            found: Array = stored.astype(np.float32) / whole[0]
+            return found
+
+    return Codes((rows, columns), 4, stored.shape[1], parts, lambda: weight, read, grid="mxfp4")

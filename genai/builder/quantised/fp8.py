@@ -1,0 +1,74 @@
+"""Floats of 8 bits with a scale per matrix, per row, or per block of 128 x 128 (DeepSeek's and Qwen's FP8).
+
+No format of ours has 256 values of a grid, so the numbers become float32, and are stored as any float weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...errors import InputError
+from ..hf_config import HFConfig
+from .matrices import FLOAT32, Array, Files, Matrices, StoredMatrix, bases, part
+
+KINDS = ("float8_e4m3fn", "float8_e5m2")
+WHY = "8-bit floats"
+_SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
+# Of activations, and of cached keys and values: nothing here is rounded to 8-bit floats.
+_UNUSED = (".input_scale", ".k_scale", ".v_scale", ".activation_scale", ".input_scale_ub")
+
+
+def read(files: Files, settings: HFConfig) -> Matrices:
+    """weight [outputs, inputs], and weight_scale_inv [blocks, blocks] or weight_scale, each of which multiplies."""
+    block = settings.get("weight_block_size")
+    if block is not None and not (
+        isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+    ):
+        raise settings.wrong("weight_block_size", block, "two positive sizes")
+    for base in bases(files, ".weight"):
+        if files[name := f"{base}.weight"].dtype.name not in KINDS:
+            continue
+        weight = part(files, name, KINDS, (None, None))
+        scale_name = next(
+            (found for end in ("_scale_inv", "_scale") if (found := f"{name}{end}") in files), f"{name}_scale"
+        )
+        scale = part(files, scale_name, _SCALES)
+        check_scale(scale_name, scale, weight.shape, block)
+        unused = tuple(extra for end in _UNUSED if (extra := f"{base}{end}") in files)
+        yield name, matrix(weight, scale, (name, scale_name, *unused), block)
+
+
+def matrix(weight: Array, scale: Array, parts: tuple[str, ...], block: list[int] | None) -> StoredMatrix:
+    """weight * scale as float32."""
+    rows, columns = weight.shape
+    return StoredMatrix((rows, columns), parts, FLOAT32, _product(weight, scale, block), why=WHY)
+
+
+def _product(weight: Array, scale: Array, block: list[int] | None) -> Callable[[], Array]:
+    def product() -> Array:
+        factors = scale.astype(np.float32)
+        if scale.size == 1:
+            factors = factors.reshape(1, 1)
+        elif scale.ndim == 1:
+            factors = factors[:, None]
+        elif block is not None:
+            factors = np.repeat(np.repeat(factors, block[0], 0)[: len(weight)], block[1], 1)[:, : weight.shape[1]]
+        return weight.astype(np.float32) * factors
+
+    return product
+
+
+def check_scale(name: str, scale: Array, shape: tuple[int, ...], block: list[int] | None) -> None:
+    rows, columns = shape
+    allowed = [(), (1,), (1, 1), (rows,), (rows, 1)]
+    if block is not None:
+        allowed.append((-(-rows // block[0]), -(-columns // block[1])))
+    if scale.shape not in allowed:
+        raise InputError(
+            f"{name} has shape {list(scale.shape)}, beside a matrix {list(shape)}",
+            "a scale per matrix or per row was expected"
+            + (f", or per block of {block[0]} x {block[1]}" if block else "; there is no weight_block_size"),
+            "check that quantization_config and the weights belong together",
+        )

@@ -1,0 +1,90 @@
+"""HQQ: codes of 1 to 8 bits with a float for 0 per group, as HQQLinear.state_dict and transformers write them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, UnsupportedModelError
+from ..hf_config import HFConfig
+from .matrices import FLOAT32, Array, Codes, Files, Matrices, StoredMatrix, bases, floats, part, rows_of_bits
+
+# Of each packing: the type of its words, and by how far numbers are shifted; the first part of all rows comes first.
+_PACKINGS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "8bit_u8": ("uint8", (0,)),
+    "4bit_u8": ("uint8", (4, 0)),
+    "3bit_32": ("int32", tuple(range(27, -1, -3))),
+    "2bit_u8": ("uint8", (6, 4, 2, 0)),
+    "1bit_u8": ("uint8", tuple(range(7, -1, -1))),
+}
+_BY_BITS = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
+_BESIDE = (
+    "nbits", "group_size", "shape", "scale", "zero", "axis", "packing", "unpack_view_dtype", "view_as_float",
+    "quant_scale", "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config",
+    "channel_wise", "optimize", "round_zero",
+)  # fmt: skip
+
+
+def read(files: Files, settings: HFConfig) -> Matrices:
+    """W_q with numbers of groups as rows or columns, scale and zero, and what they mean in tensors of one number."""
+    settings.get("quant_config")
+    for base in bases(files, ".W_q"):
+        yield f"{base}.weight", _matrix(files, base)
+
+
+def _number(files: Files, base: str, name: str, default: int | None = None) -> int:
+    full = f"{base}.{name}"
+    if default is not None and full not in files:
+        return default
+    tensor = part(files, full, ("int32", "int64", "uint8", "float32", "bool"))
+    if tensor.size != 1 or tensor.reshape(-1)[0] != int(tensor.reshape(-1)[0]):
+        raise InputError(f"{full} is {tensor.tolist()!r:.60}", "a whole number is expected", "use another checkpoint")
+    return int(tensor.reshape(-1)[0])
+
+
+def _matrix(files: Files, base: str) -> StoredMatrix:
+    weight_name = f"{base}.W_q"
+    sizes = part(files, f"{base}.shape", ("int32", "int64"), (2,)).tolist()
+    rows, columns = int(sizes[0]), int(sizes[1])
+    bits, axis = _number(files, base, "nbits"), _number(files, base, "axis")
+    group = _number(files, base, "group_size", columns if axis else rows)
+    for flag in ("quant_scale", "quant_zero", "view_as_float"):
+        if _number(files, base, flag, 0):
+            raise UnsupportedModelError(
+                f"{base}.{flag} is set", "scales that are quantised themselves are not read",
+                "build from the float checkpoint",
+            )  # fmt: skip
+    if bits not in _BY_BITS or axis not in (0, 1) or min(rows, columns, group) < 1 or rows * columns % group:
+        raise InputError(
+            f"{base}: {bits} bits, axis {axis}, groups of {group}, shape {sizes}",
+            f"bits are {', '.join(map(str, _BY_BITS))}, the axis is 0 or 1, and groups divide the matrix",
+            "download the checkpoint again",
+        )
+    kind, shifts = _PACKINGS[_BY_BITS[bits]]
+    wide, high = (rows * columns // group, group) if axis else (group, rows * columns // group)
+    packed = part(files, weight_name, (kind,), (-(-wide // len(shifts)), high))
+    scale_shape = (wide, 1) if axis else (1, high)
+    scale, zero = (floats(files, f"{base}.{name}", scale_shape) for name in ("scale", "zero"))
+    parts = (weight_name, *(name for end in _BESIDE if (name := f"{base}.{end}") in files))
+
+    def codes() -> NDArray[np.uint8]:
+        found = np.concatenate([packed >> shift & ((1 << bits) - 1) for shift in shifts])[:wide]
+        return found.astype(np.uint8)
+
+    if axis == 0 or bits == 1 or columns % group:
+        why = "groups that are no part of a row" if axis == 0 or columns % group else f"{bits} bits"
+
+        def values() -> Array:
+            found = (codes().astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
+            return found.reshape(rows, columns)
+
+        return StoredMatrix((rows, columns), parts, FLOAT32, values, why=why)
+    groups = columns // group
+
+    def of_groups(tensor: Array) -> NDArray[np.float32]:
+        return tensor.astype(np.float32).reshape(rows, groups)
+
+    return Codes(
+        (rows, columns), bits, groups, parts, lambda: rows_of_bits(codes().reshape(rows, columns), bits),
+        lambda: of_groups(scale), least=lambda: -of_groups(scale) * of_groups(zero),
+    ).matrix()  # fmt: skip

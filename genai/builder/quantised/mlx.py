@@ -1,0 +1,73 @@
+"""MLX folders: codes of 2 to 8 bits in words along the inputs, with a scale and a least value ("bias") per group."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, UnsupportedModelError
+from ..hf_config import HFConfig
+from .matrices import Array, Codes, Files, Matrices, bases, bits_of, floats, part, words
+from .mxfp4 import power_scales
+
+_MODES = ("affine", "mxfp4")
+# Experts of a layer are one tensor; what one of them is called where they are apart.
+_TOGETHER = ".switch_mlp."
+_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def read(files: Files, settings: HFConfig) -> Matrices:
+    """weight uint32 [outputs, inputs * bits / 32], scales and biases [outputs, groups]; experts before the outputs."""
+    group, mode = settings.integer("group_size"), settings.text("mode", default="affine")
+    settings.integer("bits")
+    if mode not in _MODES:
+        raise UnsupportedModelError(
+            f"quantization.mode is {mode!r}", f"of MLX's modes {' and '.join(_MODES)} are read",
+            "look for a folder of the same model in one of these, or build from the float checkpoint",
+        )  # fmt: skip
+    for base in bases(files, ".scales"):
+        own = settings.get(base)
+        if own is not None and not isinstance(own, dict):
+            raise settings.wrong(base, own, "an object with bits and group_size")
+        size = HFConfig(own or {}, part=base).integer("group_size", default=group)
+        yield from _matrices(files, base, size, mode)
+
+
+def _matrices(files: Files, base: str, group: int, mode: str) -> Matrices:
+    ends = ("weight", "scales") if mode == "mxfp4" else ("weight", "scales", "biases")
+    names = tuple(f"{base}.{end}" for end in ends)
+    scales = files[names[1]]
+    if scales.ndim not in (2, 3):
+        raise InputError(f"{names[1]} has shape {list(scales.shape)}", "a matrix is expected", "download it again")
+    weight = words(files, names[0], (*scales.shape[:-1], None))
+    columns = scales.shape[-1] * group
+    bits = bits_of(names[0], weight.shape[-1] * 32, columns)
+    if mode == "mxfp4":
+        beside = [part(files, names[1], ("uint8",))]
+    else:
+        beside = [floats(files, name, scales.shape) for name in names[1:]]
+    if scales.ndim == 2:
+        yield f"{base}.weight", _codes(names, weight, beside, columns, bits).matrix()
+        return
+    for expert in range(len(weight)):
+        one = [tensor[expert] for tensor in beside]
+        yield _expert_name(base, expert), _codes(names, weight[expert], one, columns, bits).matrix()
+
+
+def _codes(names: tuple[str, ...], weight: NDArray[np.uint32], beside: list[Array], columns: int, bits: int) -> Codes:
+    shape, groups = (len(weight), columns), beside[0].shape[-1]
+
+    def packed() -> NDArray[np.uint8]:
+        return np.ascontiguousarray(weight).view(np.uint8)
+
+    if len(beside) == 1:
+        return Codes(shape, bits, groups, names, packed, power_scales(names[1], beside[0]), grid="mxfp4")
+    return Codes(shape, bits, groups, names, packed, lambda: beside[0], least=lambda: beside[1])
+
+
+def _expert_name(base: str, expert: int) -> str:
+    before, together, matrix = base.partition(_TOGETHER)
+    if not together:
+        return f"{base}.{expert}"
+    matrix = _MIXTRAL[matrix] if before.endswith("block_sparse_moe") else matrix
+    return f"{before}.experts.{expert}.{matrix}.weight"

@@ -1,0 +1,234 @@
+"""Arrays of blocks: matrices that are quantised already, as NumPy arrays of records, read without rounding.
+
+The `dtype` of such an array has one field, named after the block's type, of the block's bytes; so rows of a matrix can
+be cut, put in another order and joined as those of any array. A type says which weights its blocks become: the one
+formula of `kernels.weight_formats`, with its numbers. Those of llama.cpp's files are in `quant.ggml`; `plain_blocks`
+makes types for all whose blocks are codes with a float or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.weight_formats import BLOCKS, WeightFormat, pack_bits, unpack_bits
+
+from .blocks import QuantizationError
+from .formats import GRIDS, QuantizedWeight, uniform_format, uniform_grid
+from .threads import worker_count
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+# Weights that are converted at once: 2 MiB of codes.
+_CHUNK_WEIGHTS = 1 << 18
+
+
+class Parts(NamedTuple):
+    """What blocks hold: codes [..., columns], floats [..., groups], integers [..., blocks]."""
+
+    codes: Bytes
+    scales: Floats
+    multipliers: NDArray[Any] | None = None
+    offset_scales: Floats | None = None
+    offsets: Bytes | None = None
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """A quantised type.
+
+    Attributes:
+        name: of the type; two of one name are one.
+        columns: weights of a block. nbytes: bytes of a block.
+        form: what a matrix of such blocks becomes. grid: what its codes stand for.
+        read: from blocks, uint8 [..., nbytes], to their parts.
+    """
+
+    name: str
+    columns: int
+    nbytes: int
+    form: WeightFormat
+    grid: Floats
+    read: Callable[[Bytes], Parts]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of an array of blocks."""
+        return np.dtype([(self.name, np.uint8, (self.nbytes,))])
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether its blocks are integers of 4 or 8 bits with a scale, and perhaps a zero point: QMoE's."""
+        form = self.form
+        if form.bits not in (4, 8) or form.multiplier_bits or form.group_size != form.block_size or not form.block_size:
+            return False
+        return np.array_equal(self.grid, uniform_grid(form.bits, centred=not form.offset_bits))
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of the blocks, as a file has them."""
+        return 8 * self.nbytes / self.columns
+
+
+_BY_NAME: dict[str, BlockType] = {}
+
+
+def register(kind: BlockType) -> BlockType:
+    """Make a type known to `type_of`; returns it."""
+    _BY_NAME[kind.name] = kind
+    return kind
+
+
+def type_of(array: NDArray[Any]) -> BlockType | None:
+    """The type of an array of blocks; None for any other array."""
+    return _BY_NAME.get(array.dtype.names[0]) if array.dtype.names else None
+
+
+def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
+    """A matrix of blocks [rows, blocks per row] as a weight of ours, without any rounding.
+
+    Raises:
+        QuantizationError: the array has no blocks, or a scale among them is infinite or no number.
+    """
+    kind = type_of(blocks)
+    if kind is None or blocks.ndim != 2 or 0 in blocks.shape:
+        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} is no matrix of blocks")
+    form, rows, columns = kind.form, len(blocks), blocks.shape[1] * kind.columns
+    made = _empty(form, rows, columns)
+
+    def convert(first: int) -> None:
+        part = slice(first, first + step)
+        # Overflow is found by what it leaves: a scale that is no number.
+        found = kind.read(np.ascontiguousarray(blocks[part])[kind.name])
+        for place, array in zip(made, found, strict=True):
+            if place is not None and array is not None:
+                flat = array.reshape(len(array), -1)
+                place[part] = pack_bits(flat, form.bits) if place is made.codes else flat
+
+    step = max(1, _CHUNK_WEIGHTS // columns)
+    with ThreadPoolExecutor(worker_count()) as pool:
+        for _ in pool.map(convert, range(0, rows, step)):
+            pass
+    for floats in (made.scales, made.offset_scales):
+        if floats is not None and not np.isfinite(floats).all():
+            row = int(np.flatnonzero(~np.isfinite(floats).all(axis=1))[0])
+            raise QuantizationError(f"row {row} of {kind.name} blocks has a scale that is infinite or no number")
+    return QuantizedWeight(form, rows, columns, made.codes, kind.grid, *made[1:])
+
+
+def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
+    """The same blocks, but those whose scales are infinite or no numbers stand for zeros; itself if there are none."""
+    kind = type_of(blocks)
+    assert kind is not None
+    matrix = blocks.reshape(-1, blocks.shape[-1])
+    bad = np.zeros(matrix.shape, np.bool_)
+    step = max(1, _CHUNK_WEIGHTS // (matrix.shape[1] * kind.columns))
+    for first in range(0, len(matrix), step):
+        part = slice(first, first + step)
+        found = kind.read(np.ascontiguousarray(matrix[part])[kind.name])
+        for floats in (found.scales, found.offset_scales):
+            if floats is not None:
+                bad[part] |= ~np.isfinite(floats).all(axis=-1)
+    if not bad.any():
+        return blocks
+    mended = matrix.copy()
+    mended[bad] = np.zeros((), kind.dtype)  # of every type a block of zeros stands for zeros
+    return mended.reshape(blocks.shape)
+
+
+def _empty(form: WeightFormat, rows: int, columns: int) -> Parts:
+    """Arrays of a weight, to be filled; codes as rows of bits."""
+    groups, blocks = (rows, form.groups(columns)), (rows, form.blocks(columns))
+    return Parts(
+        np.empty((rows, columns * form.bits // 8), np.uint8),
+        np.empty(groups, np.float32),
+        np.empty(blocks, np.int16) if form.multiplier_bits else None,
+        np.empty(groups, np.float32) if form.offset_bits else None,
+        np.empty(blocks, np.uint8) if form.offset_bits else None,
+    )
+
+
+def dequantise(blocks: NDArray[Any]) -> NDArray[np.float32]:
+    """Blocks [..., rows, blocks per row] as float32 [..., rows, columns]; raises as `weight_of` does."""
+    kind = type_of(blocks)
+    if kind is None:
+        raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} holds no blocks")
+    matrix = blocks.reshape(-1, blocks.shape[-1])
+    values = np.empty((len(matrix), blocks.shape[-1] * kind.columns), np.float32)
+    step = max(1, _CHUNK_WEIGHTS // values.shape[1])
+    for first in range(0, len(matrix), step):
+        values[first : first + step] = weight_of(matrix[first : first + step]).dequantise()
+    return values.reshape(*blocks.shape[:-1], -1)
+
+
+# What blocks have beside a scale: nothing, an integer that stands for 0, or the float that a code of 0 stands for.
+Second = Literal["none", "zero point", "least"]
+
+
+@dataclass(frozen=True)
+class PlainType(BlockType):
+    """A type of one level: blocks of a float32 scale, perhaps `second`, and codes as rows of bits."""
+
+    second: Second
+
+    def array(self, packed: Bytes, scales: NDArray[Any], second: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Blocks [rows, blocks].
+
+        Args:
+            packed: codes as rows of bits, uint8 [rows, columns * bits / 8].
+            scales: [rows, blocks], any floats. second: [rows, blocks], as the type says.
+        """
+        rows, count = scales.shape
+        made = np.empty((rows, count, self.nbytes), np.uint8)
+        made[..., :4] = np.ascontiguousarray(scales, np.float32).view(np.uint8).reshape(rows, count, 4)
+        first = self.nbytes - self.columns * self.form.bits // 8
+        if second is not None:
+            dtype: Any = np.uint8 if self.second == "zero point" else np.float32
+            made[..., 4:first] = np.ascontiguousarray(second, dtype).view(np.uint8).reshape(rows, count, -1)
+        made[..., first:] = packed.reshape(rows, count, -1)
+        return made.view(self.dtype)[..., 0]
+
+
+@cache
+def plain_blocks(bits: int, columns: int, *, grid: str = "int", second: Second = "none") -> PlainType:
+    """The type of blocks of so many codes.
+
+    Args:
+        bits, columns: as `WeightFormat` has them. grid: "int", or a key of `quant.formats.GRIDS`.
+    """
+    form = {
+        "none": uniform_format(bits, columns),
+        "zero point": uniform_format(bits, columns, zero_points=True),
+        # Of one level: the least value of a block is a float of its own, so a group is a block.
+        "least": WeightFormat(bits, columns, columns, multiplier_bits=2, offset_bits=2),
+    }[second]
+    values = uniform_grid(bits, centred=second == "none") if grid == "int" else GRIDS[grid]
+    first = {"none": 4, "zero point": 5, "least": 8}[second]
+
+    def read(blocks: Bytes) -> Parts:
+        codes = unpack_bits(np.ascontiguousarray(blocks[..., first:]), bits, columns)
+        codes, floats = codes.reshape(*blocks.shape[:-1], columns), np.ascontiguousarray(blocks[..., : first & ~3])
+        scales = floats[..., :4].copy().view(np.float32)
+        if second == "none":
+            return Parts(codes, scales)
+        if second == "zero point":
+            return Parts(codes, scales, None, scales, blocks[..., 4:5])
+        ones = np.ones((*blocks.shape[:-1], 1), np.uint8)
+        return Parts(codes, scales, ones, -floats[..., 4:].copy().view(np.float32), ones)
+
+    name = f"{bits} bits by {columns}" if grid == "int" else f"{grid} by {columns}"
+    name += {"none": "", "zero point": " with zero points", "least": " with least values"}[second]
+    kind = PlainType(name, columns, first + columns * bits // 8, form, values, read, second)
+    register(kind)
+    return kind
+
+
+def block_of(group: int) -> int | None:
+    """The largest block of which a group of so many columns consists; None if there is none."""
+    return next((size for size in reversed(BLOCKS) if group % size == 0), None)

@@ -1,0 +1,182 @@
+"""Quantised checkpoints that are damaged, contradict themselves, or are of a kind that is not read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from genai.builder import plan_build
+from genai.builder.build import execute
+from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, UnsupportedModelError
+from genai.model.safetensors_file import SafetensorsFile
+from tools.quantised_checkpoints import write
+
+Q = "model.layers.1.self_attn.q_proj"
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+def refused(folder: Path, kind: type[GenaiError], *said: str) -> None:
+    """The plan is refused, or the build, which then leaves nothing."""
+    with pytest.raises(kind) as caught:
+        execute(plan_build(folder), folder / "made")
+    error = caught.value
+    assert type(error) is kind and error.what and error.why and error.fix
+    assert all(text in str(error) for text in said), str(error)
+    assert not (folder / "made").exists()
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
+    file = SafetensorsFile(folder / "model.safetensors")
+    tensors = {name: np.array(file.read(name)) for name in file.tensors}
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def configure(folder: Path, **values: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= values
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors[name] = np.ascontiguousarray(make(tensors[name]))
+
+    return edit
+
+
+def with_number(index: Any, number: Any) -> Callable[[Any], Any]:
+    def edit(tensor: Any) -> Any:
+        tensor = tensor.copy()
+        tensor[index] = number
+        return tensor
+
+    return edit
+
+
+TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
+    "scales are missing": ("awq", lambda t: t.pop(f"{Q}.scales"), ("no tensor", f"{Q}.scales")),
+    "zero points are missing": ("gptq", lambda t: t.pop(f"{DOWN}.qzeros"), ("no tensor", f"{DOWN}.qzeros")),
+    "one matrix is missing": (
+        "awq", lambda t: [t.pop(f"{Q}.{end}") for end in ("qweight", "qzeros", "scales")], ("lacks 1 tensors", Q),
+    ),
+    "a float in the place of integers": (
+        "awq", put(f"{Q}.qweight", lambda a: a.astype(np.float32)), ("type float32", "int32"),
+    ),
+    "fewer columns": ("awq", put(f"{Q}.qweight", lambda a: a[:32]), ("has shape [64, 32], expected [64, 64]",)),
+    "columns that are no groups": ("awq", put(f"{Q}.qweight", lambda a: a[:33]), ("2 groups of 33 columns",)),
+    "zero points of other groups": ("awq", put(f"{Q}.qzeros", lambda a: a[:1]), ("has shape [1, 8]",)),
+    "zero points of other outputs": ("gptq", put(f"{Q}.qzeros", lambda a: a[:, :3]), ("96 bits for 64 numbers",)),
+    "group that there is not": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, 2)), ("group 2, there are 2",)),
+    "negative group": ("gptq_act_order", put(f"{Q}.g_idx", with_number(5, -3)), ("names group -3, there are 2",)),
+    "g_idx of another size": ("gptq", put(f"{Q}.g_idx", lambda a: a[:-1]), ("g_idx has shape [63], expected [64]",)),
+    "scales that are infinite": ("awq", put(f"{Q}.scales", with_number((0, 0), np.inf)), ("NaN or infinite",)),
+    "a matrix of floats and of integers": (
+        "awq", lambda t: t.update({f"{Q}.weight": np.zeros((64, 64), np.float32)}), ("is there twice",),
+    ),
+    "no shape": ("w4a16", lambda t: t.pop(f"{Q}.weight_shape"), ("no tensor", "weight_shape")),
+    "a shape of 2^40 rows": (
+        "w4a16", put(f"{Q}.weight_shape", lambda a: np.array([2**40, 64])), ("expected [1099511627776, any]",),
+    ),
+    "scales of other rows": ("w8a8", put(f"{Q}.weight_scale", lambda a: a[:3]), ("expected [64, groups]",)),
+    "no scale of integers": ("w8a8", lambda t: t.pop(f"{Q}.weight_scale"), (f"{Q}.weight", "int8")),
+    "no scale of floats": ("fp8", lambda t: t.pop(f"{Q}.weight_scale_inv"), ("no tensor", "weight_scale")),
+    "scales of other blocks": ("fp8", put(f"{Q}.weight_scale_inv", lambda a: a[:1]), ("per block of 32 x 32",)),
+    "no state": (
+        "nf4", lambda t: t.pop(f"{Q}.weight.quant_state.bitsandbytes__nf4"), ("no tensor", "quant_state"),
+    ),
+    "a state that is no JSON": (
+        "nf4", put(f"{Q}.weight.quant_state.bitsandbytes__nf4", with_number(0, 0)), ("is no JSON object",),
+    ),
+    "fewer bytes": ("nf4", put(f"{Q}.weight", lambda a: a[:7]), ("holds 7 bytes", "64 x 64")),
+    "fewer scales": ("nf4", put(f"{Q}.weight.absmax", lambda a: a[:7]), ("has shape [7], expected [128]",)),
+    "no largest numbers": ("int8", lambda t: t.pop(f"{Q}.SCB"), ("no tensor", f"{Q}.SCB")),
+    "an axis that there is not": ("hqq", put(f"{Q}.axis", lambda a: np.array(2, np.int32)), ("axis 2",)),
+    "HQQ's scales of scales": ("hqq", put(f"{Q}.quant_zero", lambda a: np.array(1, np.int32)), ("quant_zero is set",)),
+    "HQQ of another shape": ("hqq", put(f"{Q}.shape", lambda a: np.array([64, 96])), ("W_q has shape",)),
+    "MLX without least values": ("mlx", lambda t: t.pop(f"{Q}.biases"), ("no tensor", f"{Q}.biases")),
+    "MLX of other words": ("mlx", put(f"{Q}.weight", lambda a: a[:, :5]), ("160 bits for 64 numbers",)),
+}  # fmt: skip
+UNSUPPORTED = {"HQQ's scales of scales"}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors(case: str, tmp_path: Path) -> None:
+    form, edit, said = TENSORS[case]
+    source = change(write(tmp_path, form)[0], edit)
+    refused(source, UnsupportedModelError if case in UNSUPPORTED else InputError, *said)
+
+
+def test_groups_of_different_sizes(tmp_path: Path) -> None:
+    source = change(
+        write(tmp_path, "gptq_act_order")[0], put(f"{Q}.g_idx", lambda a: np.r_[a[:0], np.zeros(64, np.int32)])
+    )
+    refused(source, UnsupportedModelError, "groups of different sizes", "desc_act false")
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]]] = {
+    "an unknown method": ("awq", {"quant_method": "aqlm"}, UnsupportedModelError, ("'aqlm'", "awq, gptq, auto-round")),
+    "a typo": ("awq", {"quant_method": "gtpq"}, UnsupportedModelError, ("'gptq'",)),
+    "no method": ("gptq_v2", {"quant_method": None}, UnsupportedModelError, ("the quant_method is None",)),
+    "a number for a method": ("awq", {"quant_method": 4}, UnsupportedModelError, ("the quant_method is 4",)),
+    "another layout of AWQ": ("awq", {"version": "gemv"}, UnsupportedModelError, ("'gemv'", "'gemm'")),
+    "a layout for one kernel": ("gptq", {"checkpoint_format": "marlin"}, UnsupportedModelError, ("'marlin'", "gptq")),
+    "other bits": ("gptq", {"bits": 8}, InputError, ("numbers of 4 bits, quantization_config says 8",)),
+    "bits that are text": ("gptq", {"bits": "four"}, ConfigError, ("'four'",)),
+    "another packing": ("auto_round", {"packing_format": "x:nvfp"}, UnsupportedModelError, ("'x:nvfp'",)),
+    "sparse weights": ("w4a16", {"format": "marlin-24"}, UnsupportedModelError, ("'marlin-24'", "pack-quantized")),
+    "groups that are no object": ("w4a16", {"config_groups": [1]}, ConfigError, ("config_groups",)),
+    "a block of one size": ("fp8", {"weight_block_size": [128]}, ConfigError, ("two positive sizes",)),
+    "tensors of another format": ("awq", {"quant_method": "hqq"}, InputError, ("says hqq, no tensor is quantised so",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings(case: str, tmp_path: Path) -> None:
+    form, values, kind, said = SETTINGS[case]
+    refused(configure(write(tmp_path, form)[0], **values), kind, *said)
+
+
+def test_settings_that_are_no_object(tmp_path: Path) -> None:
+    source, _ = write(tmp_path, "awq")
+    config = {**json.loads((source / "config.json").read_text()), "quantization_config": "awq"}
+    (source / "config.json").write_text(json.dumps(config))
+    refused(source, ConfigError, "quantization_config is 'awq'")
+
+
+def test_sizes_that_do_not_fit_the_configuration(tmp_path: Path) -> None:
+    source, _ = write(tmp_path, "awq")
+    config = {**json.loads((source / "config.json").read_text()), "intermediate_size": 128}
+    (source / "config.json").write_text(json.dumps(config))
+    refused(source, InputError, "has shape [96, 64], expected [128, 64]")
+
+
+def test_pickles_are_never_opened(tmp_path: Path) -> None:
+    source, _ = write(tmp_path, "gptq")
+    (source / "model.safetensors").rename(source / "gptq_model-4bit.pt")
+    refused(source, ModelFolderError, "gptq_model-4bit.pt, which is a pickle", "safetensors")
+
+
+def test_merging_into_integers_is_refused(tmp_path: Path) -> None:
+    from genai.model.adapters.parameters import AdapterParameters
+
+    source, _ = write(tmp_path, "awq")
+    adapter = AdapterParameters(tmp_path / "a", {}, "peft")
+    with pytest.raises(UnsupportedModelError, match="adapters are not merged into weights that are quantised already"):
+        plan_build(source, merge=(adapter, 1.0))
+
+
+def test_quantising_again_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from genai.cli.app import run
+
+    source, _ = write(tmp_path, "awq")
+    assert run(["quantize", str(source), "-o", str(tmp_path / "model"), "--method", "rtn"]) == 1
+    assert "is quantised already: weights in 4 bits by 32 with zero points" in capsys.readouterr().err
