@@ -66,7 +66,7 @@ def chat(
     from genai.llm.chat import ChatSession
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
-        llm = flags.load_llm(folder, alone=alone, speculate="off")
+        llm = flags.load_llm(folder, alone=alone)
         try:
             terminal.need_chat_template(llm)
         except BaseException:

@@ -309,18 +309,20 @@ class Engine:
 
     def _choose_all(self, ready: list[tuple[Job, Logits]]) -> list[StepOutcome]:
         """A token for each job, and the next one for those whose token was proposed: its logits are there, too."""
-        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 0) for job, _ in ready}
+        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 1) for job, _ in ready}
         for job, proposed, _ in outcomes.values():
             if proposed:
                 job.note_proposals(proposed, 0)
         going = ready
         while going:
-            for job, _ in going:
-                outcomes[job] = outcomes[job].with_one_more()
+            before = {job: len(job.sequence.tokens) for job, _ in going}
             chosen, going = self._choose(going), []
             for job, rows in chosen:
+                # A token, and with it those that a grammar forces: as many as were proposed are computed.
+                if (kept := min(job.sequence.num_computed, len(job.sequence.tokens)) - before[job]) > 0:
+                    outcomes[job] = outcomes[job].with_more(kept)
+                    job.note_proposals(0, kept)
                 if _is_up_to_date(job):
-                    job.note_proposals(0, 1)
                     going.append((job, rows))
                 else:
                     job.sequence.take_back()  # what the step had no room for
