@@ -70,6 +70,15 @@ LookupFile = Annotated[
     Path | None, model_option("--lookup-file", help="A text in which guesses are looked up as well.")
 ]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
+CtxShift = Annotated[
+    bool,
+    model_option(
+        "--ctx-shift", help="Where the context is full, forget the older half of it but its beginning, and go on."
+    ),
+]
+CtxKeep = Annotated[
+    int | None, model_option("--ctx-keep", help="With --ctx-shift: first tokens that stay [default: 32].", min=1)
+]
 Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
 AsJson = Annotated[bool, output_option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, output_option("-q", "--quiet", help="Print nothing on stderr but warnings and errors.")]
@@ -213,6 +222,20 @@ class TextFlags(EngineFlags):
 
     show_prompt: DumpPrompt = False
     stats: Stats = None
+    ctx_shift: CtxShift = False
+    ctx_keep: CtxKeep = None
+
+    @property
+    def shift(self) -> bool | int:
+        """What requests take as ctx_shift."""
+        return shift_of(self.ctx_shift, self.ctx_keep)
+
+
+def shift_of(ctx_shift: bool, ctx_keep: int | None) -> bool | int:
+    """What --ctx-shift and --ctx-keep say together."""
+    if ctx_keep is not None and not ctx_shift:
+        raise OptionError(f"--ctx-keep {ctx_keep} without --ctx-shift", "nothing is forgotten", "add --ctx-shift")
+    return ctx_keep or ctx_shift
 
 
 def read_lora(text: str) -> tuple[str, Path, float]:

@@ -148,6 +148,31 @@ class BlockTable:
         del self._blocks[keep:]
         self._length = length
 
+    @uninterrupted
+    def forget(self, first: int, count: int) -> list[BlockCopy]:
+        """Take `count` full blocks out, from block `first` on: what lies behind them moves to earlier places.
+
+        Nobody else reads the blocks behind them afterwards, so that their content may be changed.
+
+        Returns:
+            Copies that the storage must perform at once; the caller then releases their sources in the pool.
+
+        Raises:
+            CacheFull: not enough free blocks for the copies; the table is as it was.
+            ValueError: these are not full blocks of the table.
+        """
+        last = first + count
+        if first < 0 or count < 1 or last > self._length // self.block_size:
+            raise ValueError(f"blocks {first} to {last - 1} are not full: the table holds {self._length} tokens")
+        self._settle_copy(self._length)
+        behind = self._blocks[last:]
+        shared = [block for block in behind if not self.pool.is_writable(block)]
+        own = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
+        self.pool.release(reversed(self._blocks[first:last]))
+        self._blocks[first:] = [own.get(block, block) for block in behind]
+        self._length -= count * self.block_size
+        return [*own.items()]
+
     def release(self) -> None:
         """Give all blocks back; the table is empty afterwards and may be used again."""
         self.truncate(0)

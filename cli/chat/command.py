@@ -77,7 +77,8 @@ def chat(
     kept = None if session_name is None else session_file(session_name)
     functions = None if tools is None else read_functions(tools)
     called = None if functions is None else functions.tools
-    session = ChatSession(load(model, alone=True), system=system, tools=called, on_overflow=on_overflow, **sampling)
+    own = {"system": system, "tools": called, "on_overflow": on_overflow, "ctx_shift": flags.shift}
+    session = ChatSession(load(model, alone=True), **own, **sampling)
     try:
         session.use_adapter(flags.adapter)
         with _kept_in(session, kept, flags.voice, system, sampling):
@@ -99,6 +100,8 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
     if flags.show_prompt:
         terminal.dump_prompt(session.llm, session.prompt())
     answer(session, events, flags.voice, markdown=markdown)
+    if session.last_reply is not None and (gone := session.last_reply.completion.forgotten_tokens):
+        flags.voice.say(f"(the context was full: {gone:,} tokens were forgotten)")
     if session.was_cut:
         flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
     if flags.stats and session.last_reply is not None:

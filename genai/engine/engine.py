@@ -28,7 +28,8 @@ class Job(Protocol):
     Attributes:
         sequence: the decoder's state; None until the engine starts the job.
         row: chooses its tokens; reads `sequence.tokens`.
-        num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have.
+        num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have; of one whose context
+            shifts, before that happens again.
         cancelled: set from any thread; the engine then drops the job at the next step.
         wants_prompt_logits: whether take_prompt_logits is called.
         is_watched: somebody reads its tokens as they come.
@@ -166,6 +167,7 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
+        self._shift()
         wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
         self._sampler.prepare(job.row for job in self._scheduler.running)
         computed = self._compute()
@@ -219,6 +221,15 @@ class Engine:
             if not job.row.num_generated:
                 self.counts.cached_tokens += reused
                 job.note_reused(reused)
+
+    def _shift(self) -> None:
+        """Make room in sequences whose context is full, and which go on."""
+        for job in list(self._scheduler.running):
+            try:
+                while job.sequence.is_full:
+                    self._decoder.forget(job.sequence)
+            except Exception as error:
+                self._end(job, error)
 
     def _compute(self) -> list[tuple[Job, Logits | None]]:
         """One step of the running jobs; fewer of them if the cache has no room, or if some fail."""
@@ -384,5 +395,6 @@ def _last_row(job: Job) -> int:
 
 
 def _demand(job: Job) -> Demand:
-    sequence = job.sequence
-    return Demand(len(sequence.tokens), job.num_prompt, job.max_length, *sequence.blocks())
+    sequence, gone = job.sequence, job.sequence.forgotten
+    tokens = len(sequence.tokens) - gone
+    return Demand(tokens, min(job.num_prompt, tokens), job.max_length - gone, *sequence.blocks())

@@ -22,7 +22,8 @@ from genai.kvcache.table import BlockTable
 
 from ..errors import CacheCapacityError, OptionError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
-from .decoder import Decoder, DecoderSequence, Logits, check_width
+from .context_shift import keys_turner
+from .decoder import ContextShift, Decoder, DecoderSequence, Logits, check_width
 from .mix import AdapterMix
 from .scheduler import DEFAULT_TOKEN_BUDGET, Run, StepPlan
 from .stored import StoredArray, StoredTokens
@@ -50,6 +51,26 @@ class PagedSequence(DecoderSequence):
         self.was_switched = False
         # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
         self.is_private = False
+        # So many first tokens stay where tokens are forgotten.
+        self._kept = 0
+
+    # --- places: where in the table a token is ---------------------------------------------------------------------
+
+    def _place(self, index: int) -> int:
+        """The place of a token, or of the one behind it that is kept."""
+        return index if index <= self._kept else max(self._kept, index - self.forgotten)
+
+    def _index(self, place: int) -> int:
+        """Which token is at a place."""
+        return place if place < self._kept else place + self.forgotten
+
+    def computed_end(self) -> int:
+        """The index behind the last token of the table."""
+        return self._index(self.table.length - 1) + 1 if self.table.length else 0
+
+    def note_forgotten(self, kept: int, count: int) -> None:
+        """So many tokens behind the first `kept` ones were taken out of the table."""
+        self._kept, self.forgotten = kept, self.forgotten + count
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
@@ -84,13 +105,15 @@ class PagedSequence(DecoderSequence):
         return self.rope_table, b"" if self.adapters is None else self.adapters.key
 
     def pending(self) -> Run:
-        first, total = self.table.length, len(self.tokens)
+        first, total = self.num_computed, len(self.tokens)
         if first >= total:
             return Run(0, False)
         prefill = self._prefill[first]
         end = self._prefill.find(1 - prefill, first)
         if end < 0:
             end = total if prefill else total + len(self.proposed)
+        if self.forgotten and first < self._kept:
+            end = min(end, self._kept)
         return Run(end - first, bool(prefill))
 
     def propose(self, tokens: Sequence[int]) -> None:
@@ -101,23 +124,28 @@ class PagedSequence(DecoderSequence):
 
     def reuse(self) -> int:
         """See Decoder.reuse."""
+        if self.forgotten:
+            return 0
         return self.table.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
     def publish(self) -> None:
         """See Decoder.publish."""
-        if self.is_private:
+        if self.is_private or self.forgotten:
             return
         self.table.publish(self.tokens, self._origin, self._prefill)
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]
-        return self.table.length
+        return self._index(self.table.length)
 
     def blocks(self) -> tuple[int, int]:
         return self.table.usable_blocks, self.table.own_blocks
 
     def rewind(self, length: int) -> None:
         before = self.rope_table
+        if self.forgotten and length <= self._kept + self.forgotten:
+            self.drop_cache(min(length, self._kept))
+            self._kept = self.forgotten = 0
         super().rewind(length)
         del self._prefill[length:]
         self._settled = min(self._settled, length)
@@ -126,8 +154,8 @@ class PagedSequence(DecoderSequence):
 
     def drop_cache(self, length: int = 0) -> None:
         self.proposed.clear()
-        self._settled = max(self._settled, min(self.table.length, len(self.tokens)))
-        self.table.truncate(min(self.table.length, length))
+        self._settled = max(self._settled, min(self.num_computed, len(self.tokens)))
+        self.table.truncate(min(self.table.length, self._place(length)))
         self.was_switched = self.was_switched and self.table.length > 0
         self.is_private = self.is_private and self.table.length > 0
 
@@ -186,6 +214,7 @@ class PagedDecoder(Decoder):
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
         other.adapters, other.was_switched = sequence.adapters, sequence.was_switched
         other.is_private = sequence.is_private
+        other._kept, other.forgotten = sequence._kept, sequence.forgotten
         return other
 
     def step(
@@ -240,11 +269,49 @@ class PagedDecoder(Decoder):
     def publish(self, sequence: PagedSequence) -> None:
         sequence.publish()
 
+    def check_shift(self, shift: ContextShift) -> None:
+        keys_turner(self.program, self.rope_threshold, self.storage)
+        least = (-(-shift.keep // self.block_size) + 2) * self.block_size
+        if shift.size < least:
+            raise OptionError(
+                f"ctx_shift keeps {shift.keep} tokens of a context of {shift.size}",
+                f"whole blocks of {self.block_size} tokens are kept and forgotten: at least {least} tokens are needed",
+                "keep fewer tokens, or load the model with a larger context",
+            )
+
+    def forget(self, sequence: PagedSequence) -> None:
+        shift, table, size = sequence.shift, sequence.table, self.block_size
+        if shift is None:
+            raise StateError("the sequence keeps all its tokens", "it has no shift", "set one before it is full")
+        turner = keys_turner(self.program, self.rope_threshold, self.storage)
+        sequence.take_back()
+        first = (sequence._kept if sequence.forgotten else -(-shift.keep // size) * size) // size
+        # What was given back is computed again, without what is forgotten.
+        held = table.length >= (first + 1) * size
+        count = max(1, ((table.length if held else shift.size) // size - first) // 2)
+        try:
+            copies = table.forget(first, count) if held else []
+        except CacheFull:
+            copies, held = [], False
+        if not held:
+            sequence.drop_cache(first * size)
+        else:
+            self.executor.copy_blocks(self.storage.blocks, copies)
+            self.pool.release(source for source, _ in copies)
+            turner(table.blocks[first:], count * size)
+        sequence.note_forgotten(first * size, count * size)
+
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         return [StoredArray("blocks", "uint8", (num_stored // self.block_size, int(self.storage.blocks.shape[1])))]
 
     def stored_arrays(self, sequence: PagedSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
         """Whole blocks only: the rest of a block may hold what was another sequence's."""
+        if sequence.forgotten:
+            raise StateError(
+                "this sequence forgot tokens when its context was full",
+                "what is left of its keys and values is not that of its tokens",
+                "save the state before the context is full, or generate without ctx_shift",
+            )
         if sequence.was_switched:
             raise StateError(
                 "the adapters of this sequence were changed after tokens were computed",
@@ -371,11 +438,11 @@ class PagedDecoder(Decoder):
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
         for (index, count, _), table in zip(step, tables, strict=True):
-            sequence, end = sequences[index], table.length
-            length = len(sequence.tokens)
+            sequence, length = sequences[index], len(sequences[index].tokens)
+            end = sequence.computed_end()
             tokens += sequence.tokens[end - count : end]
             tokens += sequence.proposed[: max(end - length, 0)]
-            positions += range(end - count, end)
+            positions += range(table.length - count, table.length)
             starts.append(len(tokens))
             num_rows = count if index in all_rows else max(end - length + 1, 0)
             owners.append((index, len(wanted), len(wanted) + num_rows))

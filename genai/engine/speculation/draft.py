@@ -85,7 +85,7 @@ class DraftModel:
         for job in jobs:
             self._begin_grammar(job)
         for depth in range(max(depths, default=0)):
-            going = [index for index, own in enumerate(found) if len(own) == depth < depths[index] and index not in over]
+            going = [i for i, own in enumerate(found) if len(own) == depth < depths[i] and i not in over]
             if not going:
                 break
             own = [self._followers[jobs[index]] for index in going]
