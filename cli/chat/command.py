@@ -77,7 +77,7 @@ def chat(
     kept = None if session_name is None else session_file(session_name)
     functions = None if tools is None else read_functions(tools)
     called = None if functions is None else functions.tools
-    own = {"system": system, "tools": called, "on_overflow": on_overflow, "ctx_shift": flags.shift}
+    own: dict[str, Any] = {"system": system, "tools": called, "on_overflow": on_overflow, "ctx_shift": flags.shift}
     session = ChatSession(load(model, alone=True), **own, **sampling)
     try:
         session.use_adapter(flags.adapter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -33,15 +33,19 @@ def keys_turner(
             if rope is None:
                 continue
             if rope not in turns:
-                tables = (program.constants.array(name) for name in (rope.cos, rope.sin))
-                turns[rope] = Turn.back(*tables, rope.interleaved, distance)
+                turns[rope] = _turn(program, rope, distance)
             turn_keys(storage.layers[layer], blocks, turns[rope])
 
     return turn
 
 
+def _turn(program: RowProgram, rope: Rope, distance: int) -> Turn:
+    cos, sin = program.constants.array(rope.cos), program.constants.array(rope.sin)
+    return Turn.back(cos, sin, rope.interleaved, distance)
+
+
 def _obstacle(
-    program: RowProgram, rope_threshold: int | None, storage: PagedStorage, ropes: Sequence[Rope | None]
+    program: RowProgram, rope_threshold: int | None, storage: PagedStorage, ropes: Collection[Rope | None]
 ) -> str | None:
     """What is in the way, if anything is."""
     names = {name for name, (kind, _) in program.ids.items() if kind is Ids.POSITIONS}
@@ -57,7 +61,7 @@ def _obstacle(
         return "its cache is in the memory of a device, where keys are not turned yet"
     try:
         for rope in filter(None, ropes):
-            Turn.back(*(program.constants.array(name) for name in (rope.cos, rope.sin)), rope.interleaved, 1)
+            _turn(program, rope, 1)
     except ValueError as error:
         return str(error)
     return None

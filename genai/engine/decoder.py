@@ -93,9 +93,10 @@ class DecoderSequence:
         """The next tokens that are not computed yet and go together."""
         return Run(len(self.tokens) - self.num_computed, False)
 
-    def blocks(self) -> tuple[int, int]:
-        """How many blocks of the cache it can go on with, and how many of them nobody else holds."""
-        return 0, 0
+    def blocks(self) -> tuple[int, int, int | None]:
+        """How many blocks of the cache it can go on with, how many of them nobody else holds, and the most that it
+        holds at a time; None = as many as its tokens need."""
+        return 0, 0, None
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""

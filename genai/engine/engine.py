@@ -42,13 +42,16 @@ class Job(Protocol):
     sequence: Any
     row: RowSampler
     num_prompt: int
-    max_length: int
     wants_prompt_logits: bool
     adapters: AdapterMix | None
     origin: Any
     priority: int
     deadline: float | None
     keeps_sequence: bool
+
+    @property
+    def max_length(self) -> int:
+        """See above."""
 
     @property
     def is_watched(self) -> bool:

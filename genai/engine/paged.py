@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from genai.kernels.executor import DeviceAdapter, Executor, StepCancelled, StepContext, StepFunction
 from genai.kernels.forks import renew_locks, was_busy
 from genai.kernels.interrupts import ThreadsRefused
-from genai.kernels.records import RowProgram
+from genai.kernels.records import Attention, RowProgram
 from genai.kvcache.directory import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
-from genai.kvcache.table import BlockTable
+from genai.kvcache.table import GONE, BlockTable
 
 from ..errors import CacheCapacityError, OptionError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
@@ -41,9 +41,9 @@ class PagedSequence(DecoderSequence):
     back, its bits are the same.
     """
 
-    def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
+    def __init__(self, table: BlockTable, rope_threshold: int | None, window: int | None = None) -> None:
         super().__init__()
-        self.table, self._rope_threshold = table, rope_threshold
+        self.table, self._rope_threshold, self._window = table, rope_threshold, window
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
@@ -128,6 +128,20 @@ class PagedSequence(DecoderSequence):
             return 0
         return self.table.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
+    def leave_window(self) -> None:
+        """Give back the blocks that no further token sees; published before, they may still be found.
+
+        A block more stays, so that a few tokens can be taken back.
+        """
+        if self._window is None:
+            return
+        block = self.table.block_size
+        first_seen = min(self.table.length, self._place(len(self.tokens))) - self._window
+        num_left = first_seen // block - 1
+        if num_left > self.table.num_gone:
+            self.publish()
+            self.table.leave_behind(num_left)
+
     def publish(self) -> None:
         """See Decoder.publish."""
         if self.is_private or self.forgotten:
@@ -138,8 +152,14 @@ class PagedSequence(DecoderSequence):
     def num_computed(self) -> int:  # type: ignore[override]
         return self._index(self.table.length)
 
-    def blocks(self) -> tuple[int, int]:
-        return self.table.usable_blocks, self.table.own_blocks
+    def blocks(self) -> tuple[int, int, int | None]:
+        table = self.table
+        if self._window is None:
+            return table.usable_blocks, table.own_blocks, None
+        # Of a window: what it holds, the tokens of a step, and the block that stays behind it.
+        reading = min(len(self.tokens) - self.num_computed, DEFAULT_TOKEN_BUDGET)
+        most = (self._window + reading) // table.block_size + 3
+        return table.usable_blocks - table.num_gone, table.own_blocks, most
 
     def rewind(self, length: int) -> None:
         before = self.rope_table
@@ -155,7 +175,11 @@ class PagedSequence(DecoderSequence):
     def drop_cache(self, length: int = 0) -> None:
         self.proposed.clear()
         self._settled = max(self._settled, min(self.num_computed, len(self.tokens)))
-        self.table.truncate(min(self.table.length, self._place(length)))
+        place = min(self.table.length, self._place(length))
+        # A token that is computed there must find its window.
+        if self._window is not None and self.table.num_gone * self.table.block_size > place + 1 - self._window:
+            place = 0
+        self.table.truncate(place)
         self.was_switched = self.was_switched and self.table.length > 0
         self.is_private = self.is_private and self.table.length > 0
 
@@ -194,6 +218,7 @@ class PagedDecoder(Decoder):
         self.rope_threshold, self._files, self.output_names = rope_threshold, files, tuple(output_names)
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
+        self._window = _widest_window(program)
         self._turn = threading.Lock()  # the program's values have one memory
         self._threads: set[int] = set()  # that have the turn, or wait for it
         self._running: set[int] = set()  # ids of the sequences of the step in progress
@@ -205,7 +230,7 @@ class PagedDecoder(Decoder):
         return self._with(BlockTable(self.pool, self.block_size))
 
     def _with(self, table: BlockTable) -> PagedSequence:
-        sequence = PagedSequence(table, self.rope_threshold)
+        sequence = PagedSequence(table, self.rope_threshold, self._window)
         self.pool.release_after(sequence, table.release)
         return sequence
 
@@ -225,6 +250,8 @@ class PagedDecoder(Decoder):
         results: list[Logits | None] = [None] * len(sequences)
         for index, logits in self._run_step(sequences, step, all_rows, output):
             results[index] = logits
+        for part in step:
+            sequences[part.sequence].leave_window()
         return results
 
     def replace_program(self, program: RowProgram) -> None:
@@ -298,7 +325,7 @@ class PagedDecoder(Decoder):
         else:
             self.executor.copy_blocks(self.storage.blocks, copies)
             self.pool.release(source for source, _ in copies)
-            turner(table.blocks[first:], count * size)
+            turner(table.blocks[max(first, table.num_gone) :], count * size)
         sequence.note_forgotten(first * size, count * size)
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
@@ -321,7 +348,8 @@ class PagedDecoder(Decoder):
         blocks = sequence.table.blocks[: sequence.num_computed // self.block_size]
         (array,) = self.arrays_for(len(blocks) * self.block_size)
         self._check_open()
-        return [(array, (np.asarray(self.storage.blocks[block]) for block in blocks))]
+        empty = np.zeros(int(self.storage.blocks.shape[1]), np.uint8)  # where nobody looks any more
+        return [(array, (empty if block == GONE else np.asarray(self.storage.blocks[block]) for block in blocks))]
 
     def restore(
         self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
@@ -449,7 +477,7 @@ class PagedDecoder(Decoder):
             wanted += range(len(tokens) - num_rows, len(tokens))
         block_tables = np.zeros((len(tables), max(len(table.blocks) for table in tables)), np.int32)
         for row, table in zip(block_tables, tables, strict=True):
-            row[: len(table.blocks)] = table.blocks
+            row[table.num_gone : len(table.blocks)] = table.blocks[table.num_gone :]
         context = StepContext(
             tokens=np.array(tokens, np.int64),
             positions=np.array(positions, np.int64),
@@ -484,6 +512,12 @@ class PagedDecoder(Decoder):
             self.pool.backing.close()
         self.storage.close()
         self.executor.close()
+
+
+def _widest_window(program: RowProgram) -> int | None:
+    """The most tokens that a row of any layer sees; None where a layer sees all: a block holds all layers."""
+    windows = [record.window for record in program.records if isinstance(record, Attention)]
+    return max(windows) if windows and min(windows) > 0 else None
 
 
 def _adapters_of(mixes: Sequence[AdapterMix | None]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ..model.model import Model
 from ..runtime.single import Single
 from ..session.refused import refusing_method
 from ..text.tokenizer import Tokenizer, TokenizerStream
+from ..text.vocabulary import guidance_of
 from .token_rows import token_row
 from .turn_options import RequestOptions, TurnOptions
 
@@ -189,7 +190,7 @@ class RequestEngine(Single):
         """0: callers cannot propose tokens."""
         return 0
 
-    get_speculative_stats = refusing_method("get_speculative_stats", "speculative decoding comes later")
+    get_speculative_stats = refusing_method("get_speculative_stats", "it guesses nothing; LLM(speculation=…) does")
 
     # --- for requests ------------------------------------------------------------------------------------------------
 
@@ -353,7 +354,10 @@ class _Turn:
         self.cancelled = False
         self.tokens, self.kept = prompt[:num_before], None
         self._plan = plan_sampling(
-            params, vocab_size=model.decoder.vocab_size, eos_token_ids=model.config.model.eos_token_ids
+            params,
+            vocab_size=model.decoder.vocab_size,
+            eos_token_ids=model.config.model.eos_token_ids,
+            matcher=None if options.grammar is None else guidance_of(model).matcher(options.grammar),
         )
         self._seed = request._seed_of(options, params)
         self._stops, self._texts = StopStrings(options.stops), options.stops
@@ -388,6 +392,7 @@ class _Turn:
             self._finish(None, FinishReason.EOS)
             return False
         self.sequence.append([token])
+        self.row.follow(token)
         self._generated += 1
         if self._stream is not None:
             self._stops.feed(self._stream.decode(token))

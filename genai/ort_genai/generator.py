@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from genai.kvcache.budget import available_memory
 
 from ..engine.decoder import Decoder, compute, stacked
-from ..engine.sampling.grammar import Grammar, schema_text, source_text
+from ..engine.sampling.grammar import Grammar
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ..engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
@@ -38,19 +38,18 @@ from ..errors import (
     OptionError,
     StateError,
     StateMismatchError,
-    did_you_mean,
 )
 from ..model.adapters.store import Adapters
 from ..model.decoder_graph import BLOCK_SIZE
 from ..model.model import Model
 from ..runtime.single import Single
-from ..session.refused import refusing_method
+from ..session.refused import REASONS, refusing_method
 from ..text.vocabulary import guidance_of
+from .guidance import guidance_grammar
 from .log import log
 from .token_rows import LastRun, PaddedRows, token_rows
 
-# The types of guidance, and what they are called here.
-_GUIDANCE = {"json_schema": "json_schema", "regex": "regex", "lark_grammar": "grammar"}
+_GUESSES = "a Generator takes a token per step; LLM(speculation=…) guesses ahead"
 
 
 class GeneratorParams:
@@ -104,7 +103,7 @@ class GeneratorParams:
         """The options as they stand; numbers are floats, as in onnxruntime-genai."""
         return {name: value if isinstance(value, bool) else float(value) for name, value in self._options.items()}
 
-    get_speculative_options = refusing_method("get_speculative_options", "speculative decoding comes later")
+    get_speculative_options = refusing_method("get_speculative_options", _GUESSES)
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
         """Let the output match a grammar. It begins behind the tokens that were appended last.
@@ -119,23 +118,10 @@ class GeneratorParams:
             OptionError: another type, or only one of the two. Generator raises GrammarError: a grammar that cannot be
                 used.
         """
-        if type and type not in _GUIDANCE:
-            raise OptionError(
-                f"Unsupported guidance type: {type!r:.80}",
-                "only json_schema, regex, and lark_grammar are supported",
-                did_you_mean(type, _GUIDANCE, "use one of these"),
-            )
-        if bool(type) != bool(data):
-            raise OptionError(
-                "Guidance type and data must be provided together.", f"type = {type!r:.40}, data = {data!r:.40}",
-                "give both, or two empty texts",
-            )  # fmt: skip
-        option = _GUIDANCE.get(type, "")
-        checked_data = schema_text(type, data) if option == "json_schema" else source_text(type, data) if type else ""
-        self._grammar = Grammar(option, checked_data or "", blanks=True) if option else None
+        self._grammar = guidance_grammar(type, data)
         self._appends_forced = bool(enable_ff_tokens)
 
-    set_speculative_options = refusing_method("set_speculative_options", "speculative decoding comes later")
+    set_speculative_options = refusing_method("set_speculative_options", _GUESSES)
 
 
 class Generator(Single, AbstractContextManager["Generator"]):
@@ -180,7 +166,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._model = model
         self._eos = model.config.model.eos_token_ids
         self._decoder, self._sampler = model.decoder, model.sampler
-        _check_beams(self._options)
+        _check_beams(self._options, guided=params._grammar is not None)
         _check_batch(self._options["batch_size"] * self._options["num_beams"], model)
         self._open: list[Any] | None = [self._decoder.open() for _ in range(self._options["batch_size"])]
         sampling = SamplingParams.from_search_options(self._options)
@@ -669,14 +655,20 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self.close()
 
     set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()")
-    set_hidden_states = refusing_method("set_hidden_states", "multi-token prediction comes later")
+    set_hidden_states = refusing_method("set_hidden_states", REASONS["MtpGenerator"])
     snapshot_state = refusing_method("snapshot_state", "recurrent models come later")
-    get_speculative_stats = refusing_method("get_speculative_stats", "speculative decoding comes later")
+    get_speculative_stats = refusing_method("get_speculative_stats", _GUESSES)
 
 
-def _check_beams(options: Mapping[str, Any]) -> None:
+def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:
     """Whether beams and what is asked for besides go together."""
     beams, wanted = options["num_beams"], options["num_return_sequences"]
+    if beams > 1 and guided:
+        raise OptionError(
+            f"guidance with num_beams = {beams}",
+            "a search weighs whole beams, and its candidates go through no grammar",
+            "leave one of them out",
+        )
     if wanted > beams:
         raise OptionError(
             f"num_return_sequences = {wanted}", f"num_beams = {beams}: there are no more outputs", "raise num_beams"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..engine.sampling.grammar import Grammar
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import InputError, OptionError
-from ..session.refused import refusing_method
+from .guidance import guidance_grammar
 
 if TYPE_CHECKING:
     from .engine import Request
@@ -50,6 +51,7 @@ class TurnOptions:
         self._max_tokens = self._min_tokens = 0
         self._stops: tuple[str, ...] = ()
         self._seed: int | None = None
+        self._grammar: Grammar | None = None
 
     def set_max_generated_tokens(self, count: int) -> None:
         """Most tokens that the turn generates; 0 = as many as fit."""
@@ -103,15 +105,32 @@ class TurnOptions:
             )
         self._stops = tuple(texts)
 
-    set_guidance = refusing_method("set_guidance", "there is no grammar engine here; guidance comes later")
+    def set_guidance(self, type: str, data: str) -> None:
+        """Let the turn's answer match a grammar; tokens that it leaves no choice about come one by one, as others.
+
+        Args:
+            type: "json_schema", "regex" or "lark_grammar"; "" with data "" = none.
+            data: the schema as JSON text, the expression, or the grammar.
+
+        Raises:
+            OptionError: another type, or only one of the two. Request.begin_turn raises GrammarError: a grammar that
+                cannot be used.
+        """
+        self._grammar = guidance_grammar(type, data)
 
     def clear_guidance(self) -> None:
-        """There is none."""
+        """Let the answer be any text."""
+        self._grammar = None
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return self._stops
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to match."""
+        return self._grammar
 
     @property
     def seed(self) -> int | None:

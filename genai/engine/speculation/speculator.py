@@ -30,8 +30,11 @@ class Speculated(Protocol):
 
     sequence: Any
     row: RowSampler
-    max_length: int
     wants_prompt_logits: bool
+
+    @property
+    def max_length(self) -> int:
+        """See engine.Job."""
 
 
 class StepOutcome(NamedTuple):
