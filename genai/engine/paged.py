@@ -133,8 +133,8 @@ class PagedSequence(DecoderSequence):
 
         A block more stays, so that a few tokens can be taken back.
         """
-        if self._window is None:
-            return
+        if self._window is None or self.table.length > self._place(len(self.tokens)):
+            return  # of proposals it is not known yet which ones stay
         block = self.table.block_size
         first_seen = min(self.table.length, self._place(len(self.tokens))) - self._window
         num_left = first_seen // block - 1
@@ -247,6 +247,8 @@ class PagedDecoder(Decoder):
     ) -> list[Logits | None]:
         self._check_open()
         check_unchanged(self._files)
+        for part in step:
+            sequences[part.sequence].leave_window()
         results: list[Logits | None] = [None] * len(sequences)
         for index, logits in self._run_step(sequences, step, all_rows, output):
             results[index] = logits

@@ -189,7 +189,7 @@ class Generation:
         )
         if self.sampler is not None:
             self.sampler.put_into(self.row)
-        self.row.begin_grammar(self.num_reply)
+        self.row.begin_grammar(self.num_reply + self._num_before)
         self._cached_tokens = len(self.prompt)
 
     def take_siblings(self) -> Sequence[Generation]:
