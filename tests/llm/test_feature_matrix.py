@@ -39,14 +39,18 @@ CHANGING = {
     "int8 cache": Feature({"kv_dtype": "int8"}),
     "samples": Feature({}, {"n": 3}, ("n = 3",)),
     "grammar": Feature({}, {"regex": "[A-Z][a-z ,]{600,620}[.]"}, ("regex", "grammar")),
-    "beams": Feature({}, {"num_beams": 3, "temperature": None, "seed": None}, ("beams", "temperature = 0")),
+    "beams": Feature(
+        {},
+        {"num_beams": 3, "temperature": None, "seed": None},
+        ("beams", "temperature = 0", "other sequences of this model"),
+    ),
     "ctx_shift": Feature({}, {"ctx_shift": True, "max_tokens": 150, "ignore_eos": True}, ("ctx_shift",)),
     "mirostat": Feature({}, {"mirostat": 2}, ("mirostat",)),
     "banned strings": Feature({}, {"banned_strings": ["the", "Luna"]}, ("banned_strings",)),
 }
 KEEPING = {
     "company": Feature(),
-    "preemption": Feature({"cache_bytes": 450_000}),
+    "preemption": Feature({"cache_bytes": 450_000}, words=("KV cache",)),
     "speculation": Feature({"speculation": "lookup"}),
     "saved state": Feature(words=("keep_state",)),
     "prefix cache": Feature(),
@@ -60,6 +64,7 @@ REFUSED = {
     ("beams", "mirostat"),
     ("beams", "banned strings"),
     ("beams", "saved state"),
+    ("beams", "preemption"),  # a search gives nothing back: it ends where others hold the cache
     ("ctx_shift", "saved state"),
 }
 PROMPT = "Luna and Tom went to the garden, and Luna and Tom found a ball. " * 3
@@ -158,18 +163,22 @@ def test_a_pair_works_or_is_refused_by_name(
     features = [FEATURES[name] for name in names]
     options = request_of(names)
     changing = {name: value for name in names if name in CHANGING for name, value in FEATURES[name].llm.items()}
-    llm = loaded({name: value for one in features for name, value in one.llm.items()})
+    wanted = {name: value for one in features for name, value in one.llm.items()}
+    if "int8 cache" in names and "cache_bytes" in wanted:
+        wanted["cache_bytes"] //= 2
+    llm = loaded(wanted)
     if "chunks" in names:
         monkeypatch.setattr(llm.model.decoder, "token_budget", 16)
     if "preemption" in names:
         monkeypatch.setattr(Scheduler, "_fits", lambda self, job: True)
     try:
-        with Company(llm, is_wanted=names[1] not in ("saved state", "prefix cache", "chunks")):
+        alone_as_well = {"saved state", "prefix cache", "chunks"} & {*names} and "preemption" not in names
+        with Company(llm, is_wanted=not alone_as_well):
             before = llm.stats()
             found = run(llm, names, options, tmp_path)
             after = llm.stats()
     except GenaiError as error:
-        assert names in REFUSED, error
+        assert names in REFUSED | SOMETIMES, error
         said = f"{error.what} {error.why} {error.fix}"
         for feature in features:
             assert any(word in said for word in feature.words), said
