@@ -636,6 +636,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     ) -> ReplyShape:
         """What the reply to a rendered prompt may be: for stream_tokens.
 
+        >>> llm.shape(llm.render("What is 12 + 7?")).has_thought
+        False
+
         Raises:
             OptionError: a choice of tools that cannot be obeyed.
             GrammarError: parameters of a tool that are no schema.

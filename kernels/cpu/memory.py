@@ -157,6 +157,12 @@ def prefetch(e: Emitter, address: Any) -> None:
     e.prefetch(address)
 
 
+@intrinsic(None, "int64")
+def prefetch_second(e: Emitter, address: Any) -> None:
+    """The same, into the second-level cache."""
+    e.prefetch(address, 2)
+
+
 @typed_intrinsic
 def copy_arguments(arguments: Any, target: Any) -> Any:
     """Write a view of arguments to memory: a copy that may be changed."""

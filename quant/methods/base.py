@@ -121,7 +121,8 @@ def block_by_block(
     """A matrix whose blocks do not depend on each other, on all cores.
 
     Args:
-        choose: given values [rows, blocks, block_size] and the grid of these rows, the scales and zeros [rows, blocks] as they are stored.
+        choose: given values [rows, blocks, block_size] and the grid of these rows, the scales and zeros [rows, blocks]
+            as they are stored.
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)

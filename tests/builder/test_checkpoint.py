@@ -280,7 +280,8 @@ def test_pickles_are_never_opened(checkpoint: Path) -> None:
 
 def test_missing_tensor(checkpoint: Path) -> None:
     change_tensors(checkpoint, lambda tensors: tensors.pop("model.layers.3.mlp.up_proj.weight"))
-    refuse(checkpoint, InputError, "lacks 1 tensors that its configuration calls for, first 'model.layers.3.mlp.up_proj")
+    lacking = "lacks 1 tensors that its configuration calls for, first 'model.layers.3.mlp.up_proj"
+    refuse(checkpoint, InputError, lacking)
 
 
 def test_left_over_tensor(checkpoint: Path) -> None:

@@ -130,7 +130,7 @@ def test_the_reference_device_answers_too_and_others_are_refused() -> None:
     assert run("generate", *QUESTION, "--device", "reference", "--temperature", "0").stdout == "19\n"
     refused = run("generate", *QUESTION, "--device", "abacus")
     assert refused.returncode == 2
-    assert "device = 'abacus'" in refused.stderr and "cuda, auto, reference" in refused.stderr
+    assert "device = 'abacus'" in refused.stderr and "cpu, cuda, auto, reference" in refused.stderr
 
 
 def test_questions_are_about_what_is_piped_beside_them(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_huge_arrays_are_zeroed_and_aligned() -> None:
 def test_mapped_arrays_are_zeroed_aligned_and_take_what_they_use() -> None:
     for size in (0, 1, 4097, 1 << 17, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 4097):
         array = mapped_array(size)
-        assert array.shape == (size,) and not array.any() and array.ctypes.data % 64 == 0
+        assert array.shape == (size,) and not array.any()
+        assert size == 0 or array.ctypes.data % 64 == 0  # numbers of no array lie anywhere
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system's own account of memory")

@@ -17,6 +17,7 @@ from genai.kernels.records import Product, RowProgram, branches
 
 from ...engine.paged import PagedDecoder
 from ...errors import UnsupportedModelError
+from ...model.adapters.places import without_places
 from ...model.model import Model
 from .ceilings import bandwidth, products
 
@@ -36,14 +37,15 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
         UnsupportedModelError: no product of the model is a record.
     """
     decoder = model.decoder
-    work = _work(decoder.program) if isinstance(decoder, PagedDecoder) else []
-    if not isinstance(decoder, PagedDecoder) or not work:
+    program = without_places(decoder.program) if isinstance(decoder, PagedDecoder) else None
+    work = _work(program) if program is not None else []
+    if program is None or not work:
         raise UnsupportedModelError(
             "the products of this model cannot be measured alone",
             "none of them is part of a program of records",
             "use `genai bench decode` and `genai bench prefill`",
         )
-    program, executor = decoder.program, decoder.executor
+    executor = decoder.executor
     kinds: dict[str, list[_Work]] = {}
     for one in work:
         kinds.setdefault(_kind(one, executor, program.constants), []).append(one)

@@ -26,6 +26,7 @@ from genai.kvcache.budget import available_memory, format_bytes
 from ...engine.dense import DenseDecoder
 from ...engine.paged import PagedDecoder
 from ...errors import ContextOverflowError, InputError, MissingPackageError, ModelOutputError, UnsupportedModelError
+from ...model.adapters.places import without_places
 from .scored_text import pending_logits
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ class _PartByPart:
 
     def __init__(self, decoder: PagedDecoder, observer: Observer) -> None:
         self._executor, self._observer, self._outputs = decoder.executor, observer, decoder.program.outputs
-        compiled = decoder.executor.compile
-        self._parts = [(program, compiled(program, decoder.storage.layers)) for program in decoder.program.apart()]
+        compiled, apart = decoder.executor.compile, without_places(decoder.program).apart()
+        self._parts = [(program, compiled(program, decoder.storage.layers)) for program in apart]
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         values: dict[str, Any] = dict(given or {})

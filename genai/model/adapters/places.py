@@ -83,6 +83,20 @@ def with_places(program: RowProgram) -> tuple[RowProgram, Places]:
     return replace(program, parts=tuple(parts)), Places(_parts(found, sizes), len(found), rounds)
 
 
+def without_places(program: RowProgram) -> RowProgram:
+    """The program that has no places, of which each record can be run alone."""
+    parts = [_bare(part) for part in program.parts if not isinstance(part, LowRank)]
+    return replace(program, parts=tuple(parts))
+
+
+def _bare(part: Any) -> Any:
+    if isinstance(part, Product):
+        return replace(part, branch=replace(part.branch, delta=None))
+    if isinstance(part, GatedProduct):
+        return replace(part, gate=replace(part.gate, delta=None), up=replace(part.up, delta=None))
+    return part
+
+
 def _changed(records: Sequence[Record], program: RowProgram, found: dict[Module, AdapterPlace]) -> list[Record]:
     """Records in order; what adapters make of a product's input comes before the first product that reads it."""
     made: list[Record] = []

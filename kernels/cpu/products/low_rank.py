@@ -7,11 +7,14 @@ go without it: an adapter is one block of memory that begins with a table of whe
 time, so that A is read once for four rows. A product then adds hidden @ B.T to a tile's sums before its bias and
 activation (`add_adapters`): there is no row of addends in memory, and a row without adapters costs a comparison. Sums
 are float32, in the order of columns and of ranks: a row's result does not depend on the rows beside it.
+
+With many adapters in a step their factors are a large part of what it reads. So A lies in the order in which it is
+read, and B is asked for one group of columns ahead: it comes from memory while the base's products are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -25,9 +28,20 @@ from ...formats import FormatError
 from ...large import mapped_array
 from ..arguments import Arguments
 from ..emit import FLOAT_VECTOR, INT16, INT64, LANES, Emitter, constant, micro_kernel
+from ..isa import stream_prefetch
 from ..jit import native_op
 from ..lazy import helper, inline
-from ..memory import entry, load_float32, load_half, read_float32, read_int32, read_int64, store_float32, write_float32
+from ..memory import (
+    entry,
+    load_float32,
+    load_half,
+    prefetch_second,
+    read_float32,
+    read_int32,
+    read_int64,
+    store_float32,
+    write_float32,
+)
 from ..program.calls import Call, Items, Rows, row_at
 from ..program.context import ContextTable, StepField
 from ..vector import multiply_add, reduce_add, splat_float32
@@ -54,8 +68,9 @@ _SHORTS = ir.VectorType(INT16, LANES)
 class CpuAdapter:
     """An adapter's factors; see `genai.kernels.executor.DeviceAdapter`.
 
-    Per place A [rank, columns], of all factors that lie there one below the other, and each one's B in tiles of
-    sixteen columns of the result, [tile][rank][16].
+    Per place A of all factors that lie there, one below the other, in blocks of four ranks (the last of as many as are
+    left): [block][columns / 16][rank][16], the columns filled up with zeros; and each one's B in tiles of sixteen
+    columns of the result, [tile][rank][16].
 
     Attributes:
         memory: uint8, all of it. rank: the largest of all places.
@@ -90,10 +105,9 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
     tiles = [-(-len(one.b) // LANES) * one.rank for one in every]
     entries = _HEADER + _PLACE * len(factors) + _SEGMENT * len(every)
     begin = -(-8 * entries // _LINE) * _LINE
-    sizes = [_lines(one.a.nbytes) for one in every], [dtype.itemsize * LANES * count for count in tiles]
-    # The A of factors that share a place follow each other without a gap.
-    gaps = sum(_lines(sum(one.a.nbytes for one in place)) for place in factors)
-    memory = mapped_array(begin + gaps + sum(map(_lines, sizes[1])))
+    shrinking = [_in_blocks(place, dtype) for place in factors]
+    sizes = [one.nbytes for one in shrinking], [dtype.itemsize * LANES * count for count in tiles]
+    memory = mapped_array(begin + sum(map(_lines, [*sizes[0], *sizes[1]])))
     table, address = memory[: 8 * entries].view(np.int64), int(memory.__array_interface__["data"][0])
     table[0] = dtype.itemsize
     segment, end = _HEADER + _PLACE * len(factors), begin
@@ -101,9 +115,9 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
         at = table[_HEADER + _PLACE * number :]
         at[_A], at[_SEGMENTS], at[_COUNT] = address + end, address + 8 * segment, len(place)
         at[_RANK] = sum(one.rank for one in place)
-        joined = np.concatenate([one.a for one in place]) if place else np.empty(0, dtype)
-        memory[end : end + joined.nbytes].view(dtype)[...] = joined.reshape(-1)
-        end, offset = end + _lines(joined.nbytes), 0
+        blocks = shrinking[number]
+        memory[end : end + blocks.nbytes].view(dtype)[...] = blocks
+        end, offset = end + _lines(blocks.nbytes), 0
         for one in place:
             columns, rank = one.b.shape
             padded = np.zeros((-(-columns // LANES) * LANES, rank), dtype)
@@ -113,6 +127,19 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
             memory[end : end + padded.nbytes].view(dtype)[...] = tiled.reshape(-1)
             segment, end, offset = segment + _SEGMENT, end + _lines(padded.nbytes), offset + rank
     return CpuAdapter(memory, max((sum(one.rank for one in place) for place in factors), default=0))
+
+
+def _in_blocks(place: Sequence[Factors], dtype: Any) -> NDArray[Any]:
+    """The A of a place, as `CpuAdapter` says; flat."""
+    if not place:
+        return np.empty(0, dtype)
+    joined = np.concatenate([one.a for one in place])
+    ranks, columns = joined.shape
+    padded = np.zeros((ranks, -(-columns // LANES), LANES), dtype)
+    padded.reshape(ranks, -1)[:, :columns] = joined
+    whole = ranks // _RANKS * _RANKS
+    blocks = padded[:whole].reshape(-1, _RANKS, *padded.shape[1:]).swapaxes(1, 2)
+    return np.concatenate([blocks.reshape(-1), padded[whole:].swapaxes(0, 1).reshape(-1)])
 
 
 def _lines(size: int) -> int:
@@ -187,39 +214,45 @@ class ShrinkArguments(Arguments):
 
 
 def _shrink_kernel(item_bytes: int, rows: int) -> Any:
-    """Sums [rank][row] of LANES parts each, of four ranks with some rows, to memory.
+    """Sums [rank][row] of LANES parts each, of a block's ranks with some rows, to memory.
 
-    Its arguments: addresses of the first rank's numbers, of the rows and of the results; columns; the number of the
-    last rank, which stands in for those behind it.
+    Its arguments: addresses of the block, of the rows and of the results; columns; the block's last rank, which stands
+    in for those that a smaller block does not have.
     """
     stored = FLOAT_VECTOR if item_bytes == 4 else _SHORTS
+    size = item_bytes * LANES
 
     def emit(e: Emitter, a: Any, *values: Any) -> None:
         x, (out, columns, last) = values[:rows], values[rows:]
         b = e.builder
-        size = b.mul(columns, INT64(item_bytes))
-        ranks = []
-        for rank in range(_RANKS):
-            number = b.select(b.icmp_signed("<", INT64(rank), last), INT64(rank), last)
-            ranks.append(e.at(a, b.mul(size, number)))
-        widen: Callable[[Any], Any] = e.from_half if item_bytes == 2 else lambda vector: vector
+        ranks = [
+            b.mul(b.select(b.icmp_signed("<", INT64(rank), last), INT64(rank), last), INT64(size))
+            for rank in range(_RANKS)
+        ]
+        step = b.mul(b.add(last, INT64(1)), INT64(size))
+        level, distance = stream_prefetch()
 
-        def add(sums: list[Any], vectors: list[Any], factors: list[Any]) -> list[Any]:
+        def add(sums: list[Any], vectors: list[Any], index: Any) -> list[Any]:
+            at = e.at(a, b.mul(index, step))
+            for line in range(0, _RANKS * size, _LINE):
+                e.prefetch(e.at(at, distance + line), level)
+            factors = [e.load(e.at(at, rank), stored) for rank in ranks]
+            if item_bytes == 2:
+                factors = [e.from_half(factor) for factor in factors]
             pairs = [(factor, vector) for factor in factors for vector in vectors]
             return [e.fast_multiply_add(f, v, s) for s, (f, v) in zip(sums, pairs, strict=True)]
 
         whole = b.udiv(columns, INT64(LANES))
-        # A masked round does the columns that are left behind the last whole vector, of which there may be none.
-        sums = [constant(FLOAT_VECTOR, 0.0)] * (_RANKS * rows)
-        mask = e.first_lanes(b.urem(columns, INT64(LANES)))
-        behind = b.mul(whole, INT64(LANES))
-        vectors = [e.load_masked(e.at(row, b.mul(behind, INT64(4))), FLOAT_VECTOR, mask) for row in x]
-        factors = [widen(e.load_masked(e.at(one, b.mul(behind, INT64(item_bytes))), stored, mask)) for one in ranks]
-        sums = add(sums, vectors, factors)
+        # A masked round does the columns that are left behind the last whole vector; where there are none, the last
+        # vector's factors meet zeros.
+        left = b.urem(columns, INT64(LANES))
+        mask, behind = e.first_lanes(left), b.mul(whole, INT64(_VECTOR_BYTES))
+        vectors = [e.load_masked(e.at(row, behind), FLOAT_VECTOR, mask) for row in x]
+        last_vector = b.udiv(b.sub(columns, INT64(1)), INT64(LANES))
+        sums = add([constant(FLOAT_VECTOR, 0.0)] * (_RANKS * rows), vectors, last_vector)
         with e.loop(whole, sums) as (index, carried):
             vectors = [e.load(e.at(row, b.mul(index, INT64(_VECTOR_BYTES))), FLOAT_VECTOR) for row in x]
-            factors = [widen(e.load(e.at(one, b.mul(index, INT64(item_bytes * LANES))), stored)) for one in ranks]
-            carried[:] = add(carried, vectors, factors)
+            carried[:] = add(carried, vectors, index)
         for number, total in enumerate(carried):
             e.store(total, e.at(out, number * _VECTOR_BYTES))
 
@@ -288,7 +321,7 @@ def shrink(arguments: ShrinkArguments, context: int, begin: int, end: int, scrat
         item_bytes = read_int64(table)
         factors = table + 8 * (_HEADER + _PLACE * place)
         ranks = min(_RANKS, read_int64(factors + 8 * _RANK) - rank)
-        a = read_int64(factors + 8 * _A) + rank * columns * item_bytes
+        a = read_int64(factors + 8 * _A) + rank * (-(-columns // LANES) * LANES) * item_bytes
         index, last = read_int64(block + 16), read_int64(block + 24)
         while ranks > 0 and index < last:
             of_row = entry(context, _BLOCK_ROWS) + _ROW_BYTES * index
@@ -351,6 +384,13 @@ def _expand_one(hidden: int, b: int, rank: int, item_bytes: int, total: Any) -> 
 
 
 @inline
+def _expand_any(hidden: int, b: int, rank: int, item_bytes: int, total: Any) -> Any:
+    if item_bytes == 2:
+        return _expand_one(hidden, b, rank, 2, total)
+    return _expand_one(hidden, b, rank, 4, total)
+
+
+@inline
 def _expand_four(
     hidden: int, stride: int, b: int, rank: int, item_bytes: int, t0: Any, t1: Any, t2: Any, t3: Any
 ) -> Any:
@@ -376,10 +416,7 @@ def _delta(context: int, place: int, row: int, column: int) -> Any:
             if _holds(segment, column):
                 rank, b = read_int64(segment + 8 * _SEGMENT_RANK), _tile_of(segment, column, item_bytes)
                 own = hidden + offset + 4 * read_int64(segment + 8 * _OFFSET)
-                if item_bytes == 2:
-                    total = _expand_one(own, b, rank, 2, total)
-                else:
-                    total = _expand_one(own, b, rank, 4, total)
+                total = _expand_any(own, b, rank, item_bytes, total)
             segment += 8 * _SEGMENT
     return total
 
@@ -413,6 +450,48 @@ def _add_four(context: int, place: int, sums: int, stride: int, row: int, column
     _add(sums + 3 * stride, t3)
 
 
+@inline
+def _expand_pair(hidden: int, b: int, rank: int, item_bytes: int, ahead: int, t0: Any, t1: Any) -> Any:
+    """Two neighbouring tiles; asks for those that lie `ahead` bytes behind them."""
+    size = LANES * item_bytes
+    behind = b + rank * size
+    for line in range(0, 2 * rank * size, _LINE):
+        prefetch_second(b + ahead + line)
+    for index in range(rank):
+        number = read_float32(hidden + 4 * index)
+        t0 = multiply_add(_factor(b + index * size, item_bytes), number, t0)
+        t1 = multiply_add(_factor(behind + index * size, item_bytes), number, t1)
+    return t0, t1
+
+
+@helper
+def _add_pair(context: int, place: int, sums: int, row: int, column: int, tiles: int) -> None:
+    """`_delta` of two neighbouring tiles, added to their sums. `tiles` of a row are computed before the next row's."""
+    bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
+    hidden = _hidden_row(context, place, row)
+    zero = splat_float32(0.0)
+    t0, t1 = zero, zero
+    for index in range(read_int32(bounds), read_int32(bounds + 4)):
+        item_bytes, segment, count, offset = _segment_at(context, place, index)
+        for _ in range(count):
+            first, second = _holds(segment, column), _holds(segment, column + LANES)
+            if first or second:
+                rank, b = read_int64(segment + 8 * _SEGMENT_RANK), _tile_of(segment, column, item_bytes)
+                own = hidden + offset + 4 * read_int64(segment + 8 * _OFFSET)
+                size = rank * LANES * item_bytes
+                if not second:
+                    t0 = _expand_any(own, b, rank, item_bytes, t0)
+                elif not first:
+                    t1 = _expand_any(own, b + size, rank, item_bytes, t1)
+                elif item_bytes == 2:
+                    t0, t1 = _expand_pair(own, b, rank, 2, tiles * size, t0, t1)
+                else:
+                    t0, t1 = _expand_pair(own, b, rank, 4, tiles * size, t0, t1)
+            segment += 8 * _SEGMENT
+    _add(sums, t0)
+    _add(sums + _VECTOR_BYTES, t1)
+
+
 @helper
 def _add_all(place: int, context: int, sums: int, stride: int, row: int, count: int, column: int, tiles: int) -> None:
     sequences, done = entry(context, _SEQUENCES), 0
@@ -424,12 +503,13 @@ def _add_all(place: int, context: int, sums: int, stride: int, row: int, count: 
                 some = _ROWS
         bounds = entry(context, _BOUNDS) + 4 * read_int32(sequences + 4 * (row + done))
         if read_int32(bounds) < read_int32(bounds + 4):
-            for tile in range(tiles):
-                at = sums + done * stride + tile * _VECTOR_BYTES
-                if some == _ROWS:
-                    _add_four(context, place, at, stride, row + done, column + LANES * tile)
-                else:
-                    _add(at, _delta(context, place, row + done, column + LANES * tile))
+            at = sums + done * stride
+            if some == _ROWS:
+                for tile in range(tiles):
+                    _add_four(context, place, at + tile * _VECTOR_BYTES, stride, row + done, column + LANES * tile)
+            else:
+                for tile in range(0, tiles, 2):
+                    _add_pair(context, place, at + tile * _VECTOR_BYTES, row + done, column + LANES * tile, tiles)
         done += some
 
 
@@ -437,8 +517,8 @@ def _add_all(place: int, context: int, sums: int, stride: int, row: int, count: 
 def add_adapters(
     place: int, context: int, sums: int, stride: int, row: int, count: int, column: int, tiles: int
 ) -> None:
-    """Add what adapters add at a place to sums in memory: of neighbouring rows, `stride` bytes apart, with neighbouring
-    tiles, whose first column is given."""
+    """Add what adapters add at a place to sums in memory: of neighbouring rows, `stride` bytes apart, with an even
+    number of neighbouring tiles, whose first column is given."""
     if place >= 0 and entry(context, _ANY) > 0:
         _add_all(place, context, sums, stride, row, count, column, tiles)
 

@@ -44,7 +44,7 @@ def test_bodies() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"stream": True}, {"response_format": {"type": "json_object"}}, {"tool_choice": "required"}, {"best_of": 2},
+        {"stream": True}, {"response_format": {"type": "xml"}}, {"best_of": 2},
         {"max_tokenz": 3}, {"logprobs": 3}, {"top_logprobs": 2}, {"functions": []}, {"logits_processors": []},
         {"parallel_tool_calls": False},
     ],

@@ -135,6 +135,14 @@ def test_kernels(bundled: Any) -> None:
     assert {row["rows"] for row in rows} == {1, 33}
 
 
+def test_kernels_of_a_model_with_places_for_adapters(bundled_folder: Path) -> None:
+    with Model(bundled_folder, lora=True) as model:
+        rows = list(bench_kernels(model, rows=[1], repeat=1))
+        assert len({row["product"] for row in rows}) == 5
+        diff = diff_models(model, model, [3, 4, 5])
+        assert diff.first is None and len(diff.values) > 60
+
+
 def test_kernels_need_programs() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot be measured alone"):
         next(bench_kernels(SimpleNamespace(decoder=None), rows=[1]))  # type: ignore[arg-type]
