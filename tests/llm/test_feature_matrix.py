@@ -64,9 +64,10 @@ REFUSED = {
     ("beams", "mirostat"),
     ("beams", "banned strings"),
     ("beams", "saved state"),
-    ("beams", "preemption"),  # a search gives nothing back: it ends where others hold the cache
     ("ctx_shift", "saved state"),
 }
+# A search gives nothing back: it ends where others hold the whole cache, which is a matter of time.
+SOMETIMES = {("beams", "preemption")}
 PROMPT = "Luna and Tom went to the garden, and Luna and Tom found a ball. " * 3
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_tokens": 40}
 

@@ -123,3 +123,12 @@ def test_what_beams_refuse(model: genai.Model) -> None:
     assert pool is not None
     one.close()
     assert pool.num_free == pool.num_blocks
+
+
+def test_guidance_is_refused_beside_beams(bundled_folder: Path) -> None:
+    with genai.Model(bundled_folder) as model:
+        params = genai.GeneratorParams(model)
+        params.set_search_options(num_beams=2)
+        params.set_guidance("regex", "[a-z]+")
+        with pytest.raises(OptionError, match="guidance with num_beams = 2"):
+            genai.Generator(model, params)
