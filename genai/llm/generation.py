@@ -154,7 +154,8 @@ class Generation:
     @property
     def forgotten_tokens(self) -> int:
         """Tokens that those which follow do not see any more."""
-        return self._forgotten if self.sequence is None else self.sequence.forgotten
+        sequence = self.sequence  # which goes when it is over, perhaps at this moment
+        return self._forgotten if sequence is None else int(sequence.forgotten)
 
     @property
     def num_output(self) -> int:
