@@ -114,15 +114,23 @@ def ppl(
     model: opt.ModelArgument = None,
     *,
     cut: WindowFlags,
+    ctx_shift: Annotated[
+        bool, typer.Option("--ctx-shift", help="Read the text once, and forget half of a window where it is full.")
+    ] = False,
+    ctx_keep: Annotated[
+        int | None, typer.Option("--ctx-keep", help="With --ctx-shift: first tokens that stay [default: 32].", min=0)
+    ] = None,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
     """Perplexity on a text, in sliding windows, and bits per byte, which does not depend on the tokenizer."""
+    opt.shift_of(ctx_shift, ctx_keep)
     text = _read(file)
     from genai.measure.evaluation import perplexity
 
     with flags.load(model) as subject, ProgressLine("Scoring") as line:
-        result = perplexity(subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
+        keep = (32 if ctx_keep is None else ctx_keep) if ctx_shift else None
+        result = perplexity(subject, text, **dataclasses.asdict(cut), ctx_shift=keep, progress=partial(_tell, line))
     emit_figures(to_json(result) if as_json else _perplexity_rows(result))
 
 
@@ -166,8 +174,13 @@ def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:
         ("nats per token", f"{result.nats_per_token:.5f} ± {result.nats_error:.5f}"),
         ("bits per byte", f"{result.bits_per_byte:.5f}"),
         ("scored", f"{result.tokens} tokens, {result.num_bytes} bytes"),
-        ("windows", _windows(result)),
+        ("windows", _windows(result) if result.ctx_shift is None else _shifted(result)),
     ]
+
+
+def _shifted(result: Perplexity) -> str:
+    kept = f"the first {result.ctx_shift} stay"
+    return f"read once, with a context of {result.window} that forgets {result.stride} where it is full; {kept}"
 
 
 def _divergence_rows(result: Divergence) -> list[tuple[str, str]]:

@@ -82,6 +82,7 @@ def generate(
     """Continue texts and print what the model writes. Several prompts run as one batch; one alone is streamed."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     options |= {"timeout": timeout} if timeout is not None else {}
+    options |= {"ctx_shift": flags.shift} if flags.shift else {}
     if beams is not None:
         options |= {"num_beams": beams, "num_return_sequences": options.pop("n", 1)}
     options |= _beam_options(beams, length_penalty, early_stopping)
@@ -101,6 +102,9 @@ def generate(
                 completions = llm.generate(rendered, progress=progress, adapter=flags.adapter, **options)
             for completion in completions:
                 emit(json.dumps(_as_json(llm, completion)) if as_json else completion.text, "\n")
+        for completion in completions:
+            if completion.forgotten_tokens and not flags.stats:
+                flags.voice.say(f"(the context was full: {completion.forgotten_tokens:,} tokens were forgotten)")
         for completion in completions if flags.stats else ():
             say(footer(completion, llm.context_size, options.get("seed")))
 

@@ -70,6 +70,15 @@ LookupFile = Annotated[
     Path | None, model_option("--lookup-file", help="A text in which guesses are looked up as well.")
 ]
 DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
+CtxShift = Annotated[
+    bool,
+    model_option(
+        "--ctx-shift", help="Where the context is full, forget the older half of it but its beginning, and go on."
+    ),
+]
+CtxKeep = Annotated[
+    int | None, model_option("--ctx-keep", help="With --ctx-shift: first tokens that stay [default: 32].", min=1)
+]
 Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
 AsJson = Annotated[bool, output_option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, output_option("-q", "--quiet", help="Print nothing on stderr but warnings and errors.")]
@@ -138,8 +147,8 @@ class EngineFlags(ModelFlags):
         """What requests go through: all that --lora names, or None."""
         return {name: 1.0 for name, _, _ in map(read_lora, self.lora or ())} or None
 
-    def speculation(self, default: str = "off") -> Speculation | str:
-        """What genai.LLM takes; `default` where no flag says anything."""
+    def speculation(self) -> Speculation | str:
+        """What genai.LLM takes."""
         from genai.llm.speculation import WAYS, Speculation
 
         if self.speculate is not None and self.speculate not in WAYS:
@@ -147,7 +156,7 @@ class EngineFlags(ModelFlags):
             raise OptionError(f"--speculate {self.speculate!r}", f"allowed: {', '.join(WAYS)}", fix)
         named = [name for name, given in (("--draft", self.draft), ("--lookup-file", self.lookup_file)) if given]
         if not named:
-            return self.speculate or default
+            return self.speculate or "off"
         if self.speculate == "off":
             raise OptionError(f"{named[0]} with --speculate off", "it guesses tokens", "leave one of the two out")
         draft = folder_of(Path(self.draft), build=self.build) if self.draft else None
@@ -171,11 +180,10 @@ class EngineFlags(ModelFlags):
         """The model folder that MODEL stands for."""
         return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
 
-    def load_llm(self, folder: Path | None, *, alone: bool = True, speculate: str = "off", **options: Any) -> LLM:
+    def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:
         """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
 
-        Where nothing else is going on (`alone`), Ctrl-C may end the process. `speculate` is what --speculate is where
-        it is not given. `options` are further ones of LLM.
+        Where nothing else is going on (`alone`), Ctrl-C may end the process. `options` are further ones of LLM.
         """
         from genai.llm.llm import LLM
         from genai.model.adapters.parameters import adapter_path
@@ -184,7 +192,7 @@ class EngineFlags(ModelFlags):
         for _, path, _ in given:
             adapter_path(path)  # what is mistyped is said before the model is loaded
         folder = self.folder_of(folder)
-        options["speculation"] = self.speculation(speculate)
+        options["speculation"] = self.speculation()
         with interrupts_end_the_process() if alone else nullcontext():
             llm = LLM(
                 folder,
@@ -214,6 +222,20 @@ class TextFlags(EngineFlags):
 
     show_prompt: DumpPrompt = False
     stats: Stats = None
+    ctx_shift: CtxShift = False
+    ctx_keep: CtxKeep = None
+
+    @property
+    def shift(self) -> bool | int:
+        """What requests take as ctx_shift."""
+        return shift_of(self.ctx_shift, self.ctx_keep)
+
+
+def shift_of(ctx_shift: bool, ctx_keep: int | None) -> bool | int:
+    """What --ctx-shift and --ctx-keep say together."""
+    if ctx_keep is not None and not ctx_shift:
+        raise OptionError(f"--ctx-keep {ctx_keep} without --ctx-shift", "nothing is forgotten", "add --ctx-shift")
+    return ctx_keep or ctx_shift
 
 
 def read_lora(text: str) -> tuple[str, Path, float]:

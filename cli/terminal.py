@@ -178,7 +178,8 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
         f"ttft {completion.timings.time_to_first_token:.2f} s",
         f"prompt {completion.prompt_tokens} ({completion.cached_tokens} cached)",
         *([f"guessed {completion.accepted_tokens}/{completion.proposed_tokens}"] if completion.proposed_tokens else []),
-        f"ctx {completion.prompt_tokens + num_tokens}/{context_size}",
+        f"ctx {completion.prompt_tokens + num_tokens - completion.forgotten_tokens}/{context_size}",
+        *([f"{completion.forgotten_tokens} forgotten"] if completion.forgotten_tokens else []),
         "interrupted" if ended == "cancelled" else ended,
     ]
     if completion.timings.compile_seconds >= 0.05:

@@ -23,6 +23,7 @@ from .errors import (
     ModelOutputError as ModelOutputError,
     NotSupportedYetError as NotSupportedYetError,
     OptionError as OptionError,
+    ReplyFormatError as ReplyFormatError,
     SamplingError as SamplingError,
     StateError as StateError,
     StateFileError as StateFileError,

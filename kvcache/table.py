@@ -18,6 +18,9 @@ from .pool import BlockError, BlockPool
 Origin = int | tuple[int | bytes, ...]
 """What keys and values depend on besides tokens and numerics."""
 
+GONE = -1
+"""In the place of a block that was given back."""
+
 BlockCopy = tuple[int, int]
 """(source block, destination block): contents that the storage must copy before anything is written."""
 
@@ -46,7 +49,7 @@ class BlockTable:
         self.pool = pool
         self.block_size = block_size
         self._blocks: list[int] = []
-        self._length = 0
+        self._length = self._num_gone = 0
         self._reported_copy: _ReportedCopy | None = None
 
     @property
@@ -56,13 +59,19 @@ class BlockTable:
 
     @property
     def blocks(self) -> Sequence[int]:
-        """Block ids in token order. A live view: read it, do not keep it."""
+        """Block ids in token order, GONE for the first `num_gone`. A live view: read it, do not keep it."""
         return self._blocks
+
+    @property
+    def num_gone(self) -> int:
+        """So many blocks at the beginning were given back, see `leave_behind`."""
+        return self._num_gone
 
     @property
     def held_blocks(self) -> Sequence[int]:
         """Every block this table holds a reference to: `blocks`, and the source of a copy just reported."""
-        return self._blocks if self._reported_copy is None else [*self._blocks, self._reported_copy.source]
+        held = self._blocks[self._num_gone :]
+        return held if self._reported_copy is None else [*held, self._reported_copy.source]
 
     @property
     def usable_blocks(self) -> int:
@@ -73,7 +82,7 @@ class BlockTable:
     @property
     def own_blocks(self) -> int:
         """Blocks that nobody else holds."""
-        return sum(self.pool.references(block) == 1 for block in self._blocks)
+        return sum(self.pool.references(block) == 1 for block in self._blocks[self._num_gone :])
 
     def append(self, num_tokens: int) -> tuple[list[int], list[BlockCopy]]:
         """Make room for tokens at the end.
@@ -144,9 +153,44 @@ class BlockTable:
         self._settle_copy(length)
         keep = -(-length // self.block_size)
         # Last block first: of a published prefix, the end is the first to be evicted.
-        self.pool.release(reversed(self._blocks[keep:]))
+        self.pool.release(reversed(self._blocks[max(keep, self._num_gone) :]))
         del self._blocks[keep:]
-        self._length = length
+        self._length, self._num_gone = length, min(keep, self._num_gone)
+
+    @uninterrupted
+    def leave_behind(self, num_blocks: int) -> None:
+        """Give the first full blocks back, up to so many: nobody reads them any more. The length stays as it is."""
+        end = min(num_blocks, self._length // self.block_size)
+        if end > self._num_gone:
+            self.pool.release(reversed(self._blocks[self._num_gone : end]))
+            self._blocks[self._num_gone : end] = [GONE] * (end - self._num_gone)
+            self._num_gone = end
+
+    @uninterrupted
+    def forget(self, first: int, count: int) -> list[BlockCopy]:
+        """Take `count` full blocks out, from block `first` on: what lies behind them moves to earlier places.
+
+        Nobody else reads the blocks behind them afterwards, so that their content may be changed.
+
+        Returns:
+            Copies that the storage must perform at once; the caller then releases their sources in the pool.
+
+        Raises:
+            CacheFull: not enough free blocks for the copies; the table is as it was.
+            ValueError: these are not full blocks of the table.
+        """
+        last = first + count
+        if first < 0 or count < 1 or last > self._length // self.block_size:
+            raise ValueError(f"blocks {first} to {last - 1} are not full: the table holds {self._length} tokens")
+        self._settle_copy(self._length)
+        behind = self._blocks[last:]
+        shared = [block for block in behind if block != GONE and not self.pool.is_writable(block)]
+        own = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
+        self.pool.release(reversed(self._blocks[max(first, self._num_gone) : last]))
+        self._blocks[first:] = [own.get(block, block) for block in behind]
+        self._length -= count * self.block_size
+        self._num_gone -= max(0, min(self._num_gone, last) - first)
+        return [*own.items()]
 
     def release(self) -> None:
         """Give all blocks back; the table is empty afterwards and may be used again."""
@@ -156,9 +200,9 @@ class BlockTable:
         """A table with the same tokens that shares every block; whoever writes first into a shared block copies it."""
         self._settle_copy(self._length)
         other = BlockTable(self.pool, self.block_size)
-        self.pool.share(self._blocks)
+        self.pool.share(self._blocks[self._num_gone :])
         other._blocks = list(self._blocks)
-        other._length = self._length
+        other._length, other._num_gone = self._length, self._num_gone
         return other
 
     @uninterrupted
@@ -206,7 +250,8 @@ class BlockTable:
         if len(tokens) < self._length:
             raise ValueError(f"{len(tokens)} tokens given for a table of {self._length}")
         for block, (end, key) in zip(self._blocks, self._keys(tokens[: self._length], origin, numerics), strict=False):
-            self.pool.publish(block, key, bytes(numerics[end - self.block_size : end]))
+            if block != GONE:
+                self.pool.publish(block, key, bytes(numerics[end - self.block_size : end]))
 
     def _keys(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> Iterator[tuple[int, bytes]]:
         """Where each full block of tokens ends, and its key: a chain of hashes over the tokens, over all that their

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from genai.graph.graph import Graph
 from genai.graph.uses import UseIndex
 from genai.kvcache.pool import BlockPool
-from genai.kvcache.table import BlockTable
+from genai.kvcache.table import GONE, BlockTable
 
 
 def check_graph(graph: Graph) -> None:
@@ -50,6 +50,8 @@ def check_pool(pool: BlockPool, holders: Iterable[Sequence[int]] | None = None) 
 def check_table(table: BlockTable) -> None:
     """The blocks fit the length and are all held."""
     assert len(table.blocks) == -(-table.length // table.block_size), "other blocks than the length needs"
-    assert len(set(table.blocks)) == len(table.blocks), f"a block is twice in the table: {table.blocks}"
+    held = table.blocks[table.num_gone :]
+    assert len(set(held)) == len(held), f"a block is twice in the table: {table.blocks}"
+    assert [*table.blocks[: table.num_gone]] == [GONE] * table.num_gone and GONE not in held
     for block in table.held_blocks:
         assert table.pool.references(block) >= 1, f"block {block} is in a table, but nobody holds it"

@@ -69,7 +69,7 @@ def chat(
     called = None if functions is None else functions.tools
 
     def load(folder: Path | None, *, alone: bool = False) -> LLM:
-        llm = flags.load_llm(folder, alone=alone, speculate="off")
+        llm = flags.load_llm(folder, alone=alone)
         try:
             terminal.need_chat_template(llm, called)
         except BaseException:
@@ -78,7 +78,8 @@ def chat(
         return llm
 
     kept = None if session_name is None else session_file(session_name)
-    session = ChatSession(load(model, alone=True), system=system, tools=called, on_overflow=on_overflow, **sampling)
+    own: dict[str, Any] = {"system": system, "tools": called, "on_overflow": on_overflow, "ctx_shift": flags.shift}
+    session = ChatSession(load(model, alone=True), **own, **sampling)
     try:
         session.use_adapter(flags.adapter)
         with _kept_in(session, kept, flags.voice, system, sampling):
@@ -100,6 +101,8 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
     if flags.show_prompt:
         terminal.dump_prompt(session.llm, session.prompt())
     answer(session, events, flags.voice, markdown=markdown)
+    if session.last_reply is not None and (gone := session.last_reply.completion.forgotten_tokens):
+        flags.voice.say(f"(the context was full: {gone:,} tokens were forgotten)")
     if session.was_cut:
         flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
     if flags.stats and session.last_reply is not None:

@@ -165,6 +165,8 @@ class Loop:
             return
         if self.show_stats:
             self.voice.say(footer(session.last_reply.completion, limit, session.options.get("seed")))
+        if gone := session.last_reply.completion.forgotten_tokens:
+            self.voice.say(f"(the context was full: {gone:,} tokens were forgotten)")
         if session.num_left_out > left_out_before:
             self.voice.say(f"(the context is full: the first {session.num_left_out} messages are left out)")
         if session.was_cut:

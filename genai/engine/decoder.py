@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,24 @@ from numpy.typing import NDArray
 from genai.kernels.executor import Executor
 from genai.kvcache.pool import BlockPool
 
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, InputError, UnsupportedModelError
 from .mix import AdapterMix
 from .scheduler import Run, StepPlan, plan_step
 from .stored import StoredArray, StoredTokens
 
 Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ContextShift:
+    """What becomes of a sequence that has more tokens than the context holds: it forgets half of them, but the first.
+
+    Attributes:
+        keep: so many of the first tokens stay, up to whole blocks. size: most tokens that are cached.
+    """
+
+    keep: int
+    size: int
 
 
 class DecoderSequence:
@@ -30,9 +43,13 @@ class DecoderSequence:
         adapters: what its tokens go through from now on (see Decoder.adapt); those that are computed stay as they are.
         proposed: tokens that may come after `tokens`. They are computed with them; append keeps what was computed of
             them where it is given the same.
+        shift: what becomes of it when the context is full; None = it has no more tokens than that.
+        forgotten: so many of its tokens, behind the first ones that are kept, are no more seen by those that follow.
     """
 
     num_computed: int
+    shift: ContextShift | None = None
+    forgotten = 0
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -67,13 +84,19 @@ class DecoderSequence:
             self.proposed.clear()
             self.drop_cache(len(self.tokens))
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has to forget tokens before more are computed."""
+        return self.shift is not None and len(self.tokens) - self.forgotten > self.shift.size
+
     def pending(self) -> Run:
         """The next tokens that are not computed yet and go together."""
         return Run(len(self.tokens) - self.num_computed, False)
 
-    def blocks(self) -> tuple[int, int]:
-        """How many blocks of the cache it can go on with, and how many of them nobody else holds."""
-        return 0, 0
+    def blocks(self) -> tuple[int, int, int | None]:
+        """How many blocks of the cache it can go on with, how many of them nobody else holds, and the most that it
+        holds at a time; None = as many as its tokens need."""
+        return 0, 0, None
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
@@ -168,6 +191,25 @@ class Decoder(ABC):
 
         Called from another thread than the step's. Without effect where a step cannot be given up.
         """
+
+    def check_shift(self, shift: ContextShift) -> None:
+        """Raise unless sequences may have this `shift`.
+
+        Raises:
+            UnsupportedModelError: keys of this model cannot move. OptionError: too few tokens would be left.
+        """
+        raise UnsupportedModelError(
+            "the context cannot be shifted with this model",
+            "its graph runs sequence by sequence, as it was exported, with a cache of its own",
+            "leave ctx_shift out, or export a graph that can be flattened (info.reason says what is in the way)",
+        )
+
+    def forget(self, sequence: Any) -> None:
+        """Let a sequence that is full forget half of what lies behind the tokens that its `shift` keeps.
+
+        What is behind these moves to earlier positions: its keys are rotated anew, and nothing is computed again.
+        """
+        raise NotImplementedError
 
     def reuse(self, sequence: Any) -> int:
         """Fill a sequence of which nothing is computed with the cached beginning of its tokens.

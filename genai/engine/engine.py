@@ -28,7 +28,8 @@ class Job(Protocol):
     Attributes:
         sequence: the decoder's state; None until the engine starts the job.
         row: chooses its tokens; reads `sequence.tokens`.
-        num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have.
+        num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have; of one whose context
+            shifts, before that happens again.
         cancelled: set from any thread; the engine then drops the job at the next step.
         wants_prompt_logits: whether take_prompt_logits is called.
         is_watched: somebody reads its tokens as they come.
@@ -41,13 +42,16 @@ class Job(Protocol):
     sequence: Any
     row: RowSampler
     num_prompt: int
-    max_length: int
     wants_prompt_logits: bool
     adapters: AdapterMix | None
     origin: Any
     priority: int
     deadline: float | None
     keeps_sequence: bool
+
+    @property
+    def max_length(self) -> int:
+        """See above."""
 
     @property
     def is_watched(self) -> bool:
@@ -166,6 +170,7 @@ class Engine:
         """
         self._drop_cancelled()
         self._admit()
+        self._shift()
         wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
         self._sampler.prepare(job.row for job in self._scheduler.running)
         computed = self._compute()
@@ -219,6 +224,15 @@ class Engine:
             if not job.row.num_generated:
                 self.counts.cached_tokens += reused
                 job.note_reused(reused)
+
+    def _shift(self) -> None:
+        """Make room in sequences whose context is full, and which go on."""
+        for job in list(self._scheduler.running):
+            try:
+                while job.sequence.is_full:
+                    self._decoder.forget(job.sequence)
+            except Exception as error:
+                self._end(job, error)
 
     def _compute(self) -> list[tuple[Job, Logits | None]]:
         """One step of the running jobs; fewer of them if the cache has no room, or if some fail."""
@@ -309,18 +323,20 @@ class Engine:
 
     def _choose_all(self, ready: list[tuple[Job, Logits]]) -> list[StepOutcome]:
         """A token for each job, and the next one for those whose token was proposed: its logits are there, too."""
-        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 0) for job, _ in ready}
+        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 1) for job, _ in ready}
         for job, proposed, _ in outcomes.values():
             if proposed:
                 job.note_proposals(proposed, 0)
         going = ready
         while going:
-            for job, _ in going:
-                outcomes[job] = outcomes[job].with_one_more()
+            before = {job: len(job.sequence.tokens) for job, _ in going}
             chosen, going = self._choose(going), []
             for job, rows in chosen:
+                # A token, and with it those that a grammar forces: as many as were proposed are computed.
+                if (kept := min(job.sequence.num_computed, len(job.sequence.tokens)) - before[job]) > 0:
+                    outcomes[job] = outcomes[job].with_more(kept)
+                    job.note_proposals(0, kept)
                 if _is_up_to_date(job):
-                    job.note_proposals(0, 1)
                     going.append((job, rows))
                 else:
                     job.sequence.take_back()  # what the step had no room for
@@ -382,5 +398,6 @@ def _last_row(job: Job) -> int:
 
 
 def _demand(job: Job) -> Demand:
-    sequence = job.sequence
-    return Demand(len(sequence.tokens), job.num_prompt, job.max_length, *sequence.blocks())
+    sequence, gone = job.sequence, job.sequence.forgotten
+    tokens = len(sequence.tokens) - gone
+    return Demand(tokens, min(job.num_prompt, tokens), job.max_length - gone, *sequence.blocks())

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from genai.kernels.executor import DeviceAdapter, Executor, StepCancelled, StepContext, StepFunction
 from genai.kernels.forks import renew_locks, was_busy
 from genai.kernels.interrupts import ThreadsRefused
-from genai.kernels.records import RowProgram
+from genai.kernels.records import Attention, RowProgram
 from genai.kvcache.directory import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
-from genai.kvcache.table import BlockTable
+from genai.kvcache.table import GONE, BlockTable
 
 from ..errors import CacheCapacityError, OptionError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
-from .decoder import Decoder, DecoderSequence, Logits, check_width
+from .context_shift import keys_turner
+from .decoder import ContextShift, Decoder, DecoderSequence, Logits, check_width
 from .mix import AdapterMix
 from .scheduler import DEFAULT_TOKEN_BUDGET, Run, StepPlan
 from .stored import StoredArray, StoredTokens
@@ -40,9 +41,9 @@ class PagedSequence(DecoderSequence):
     back, its bits are the same.
     """
 
-    def __init__(self, table: BlockTable, rope_threshold: int | None) -> None:
+    def __init__(self, table: BlockTable, rope_threshold: int | None, window: int | None = None) -> None:
         super().__init__()
-        self.table, self._rope_threshold = table, rope_threshold
+        self.table, self._rope_threshold, self._window = table, rope_threshold, window
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
@@ -50,6 +51,26 @@ class PagedSequence(DecoderSequence):
         self.was_switched = False
         # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
         self.is_private = False
+        # So many first tokens stay where tokens are forgotten.
+        self._kept = 0
+
+    # --- places: where in the table a token is ---------------------------------------------------------------------
+
+    def _place(self, index: int) -> int:
+        """The place of a token, or of the one behind it that is kept."""
+        return index if index <= self._kept else max(self._kept, index - self.forgotten)
+
+    def _index(self, place: int) -> int:
+        """Which token is at a place."""
+        return place if place < self._kept else place + self.forgotten
+
+    def computed_end(self) -> int:
+        """The index behind the last token of the table."""
+        return self._index(self.table.length - 1) + 1 if self.table.length else 0
+
+    def note_forgotten(self, kept: int, count: int) -> None:
+        """So many tokens behind the first `kept` ones were taken out of the table."""
+        self._kept, self.forgotten = kept, self.forgotten + count
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
@@ -84,13 +105,15 @@ class PagedSequence(DecoderSequence):
         return self.rope_table, b"" if self.adapters is None else self.adapters.key
 
     def pending(self) -> Run:
-        first, total = self.table.length, len(self.tokens)
+        first, total = self.num_computed, len(self.tokens)
         if first >= total:
             return Run(0, False)
         prefill = self._prefill[first]
         end = self._prefill.find(1 - prefill, first)
         if end < 0:
             end = total if prefill else total + len(self.proposed)
+        if self.forgotten and first < self._kept:
+            end = min(end, self._kept)
         return Run(end - first, bool(prefill))
 
     def propose(self, tokens: Sequence[int]) -> None:
@@ -101,23 +124,48 @@ class PagedSequence(DecoderSequence):
 
     def reuse(self) -> int:
         """See Decoder.reuse."""
+        if self.forgotten:
+            return 0
         return self.table.reuse(self.tokens, self._origin, self._prefill, self._settled)
+
+    def leave_window(self) -> None:
+        """Give back the blocks that no further token sees; published before, they may still be found.
+
+        A block more stays, so that a few tokens can be taken back.
+        """
+        if self._window is None or self.table.length > self._place(len(self.tokens)):
+            return  # of proposals it is not known yet which ones stay
+        block = self.table.block_size
+        first_seen = min(self.table.length, self._place(len(self.tokens))) - self._window
+        num_left = first_seen // block - 1
+        if num_left > self.table.num_gone:
+            self.publish()
+            self.table.leave_behind(num_left)
 
     def publish(self) -> None:
         """See Decoder.publish."""
-        if self.is_private:
+        if self.is_private or self.forgotten:
             return
         self.table.publish(self.tokens, self._origin, self._prefill)
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]
-        return self.table.length
+        return self._index(self.table.length)
 
-    def blocks(self) -> tuple[int, int]:
-        return self.table.usable_blocks, self.table.own_blocks
+    def blocks(self) -> tuple[int, int, int | None]:
+        table = self.table
+        if self._window is None:
+            return table.usable_blocks, table.own_blocks, None
+        # Of a window: what it holds, the tokens of a step, and the block that stays behind it.
+        reading = min(len(self.tokens) - self.num_computed, DEFAULT_TOKEN_BUDGET)
+        most = (self._window + reading) // table.block_size + 3
+        return table.usable_blocks - table.num_gone, table.own_blocks, most
 
     def rewind(self, length: int) -> None:
         before = self.rope_table
+        if self.forgotten and length <= self._kept + self.forgotten:
+            self.drop_cache(min(length, self._kept))
+            self._kept = self.forgotten = 0
         super().rewind(length)
         del self._prefill[length:]
         self._settled = min(self._settled, length)
@@ -126,8 +174,12 @@ class PagedSequence(DecoderSequence):
 
     def drop_cache(self, length: int = 0) -> None:
         self.proposed.clear()
-        self._settled = max(self._settled, min(self.table.length, len(self.tokens)))
-        self.table.truncate(min(self.table.length, length))
+        self._settled = max(self._settled, min(self.num_computed, len(self.tokens)))
+        place = min(self.table.length, self._place(length))
+        # A token that is computed there must find its window.
+        if self._window is not None and self.table.num_gone * self.table.block_size > place + 1 - self._window:
+            place = 0
+        self.table.truncate(place)
         self.was_switched = self.was_switched and self.table.length > 0
         self.is_private = self.is_private and self.table.length > 0
 
@@ -166,6 +218,7 @@ class PagedDecoder(Decoder):
         self.rope_threshold, self._files, self.output_names = rope_threshold, files, tuple(output_names)
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
+        self._window = _widest_window(program)
         self._turn = threading.Lock()  # the program's values have one memory
         self._threads: set[int] = set()  # that have the turn, or wait for it
         self._running: set[int] = set()  # ids of the sequences of the step in progress
@@ -177,7 +230,7 @@ class PagedDecoder(Decoder):
         return self._with(BlockTable(self.pool, self.block_size))
 
     def _with(self, table: BlockTable) -> PagedSequence:
-        sequence = PagedSequence(table, self.rope_threshold)
+        sequence = PagedSequence(table, self.rope_threshold, self._window)
         self.pool.release_after(sequence, table.release)
         return sequence
 
@@ -186,6 +239,7 @@ class PagedDecoder(Decoder):
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
         other.adapters, other.was_switched = sequence.adapters, sequence.was_switched
         other.is_private = sequence.is_private
+        other._kept, other.forgotten = sequence._kept, sequence.forgotten
         return other
 
     def step(
@@ -193,9 +247,13 @@ class PagedDecoder(Decoder):
     ) -> list[Logits | None]:
         self._check_open()
         check_unchanged(self._files)
+        for part in step:
+            sequences[part.sequence].leave_window()
         results: list[Logits | None] = [None] * len(sequences)
         for index, logits in self._run_step(sequences, step, all_rows, output):
             results[index] = logits
+        for part in step:
+            sequences[part.sequence].leave_window()
         return results
 
     def replace_program(self, program: RowProgram) -> None:
@@ -240,11 +298,49 @@ class PagedDecoder(Decoder):
     def publish(self, sequence: PagedSequence) -> None:
         sequence.publish()
 
+    def check_shift(self, shift: ContextShift) -> None:
+        keys_turner(self.program, self.rope_threshold, self.storage)
+        least = (-(-shift.keep // self.block_size) + 2) * self.block_size
+        if shift.size < least:
+            raise OptionError(
+                f"ctx_shift keeps {shift.keep} tokens of a context of {shift.size}",
+                f"whole blocks of {self.block_size} tokens are kept and forgotten: at least {least} tokens are needed",
+                "keep fewer tokens, or load the model with a larger context",
+            )
+
+    def forget(self, sequence: PagedSequence) -> None:
+        shift, table, size = sequence.shift, sequence.table, self.block_size
+        if shift is None:
+            raise StateError("the sequence keeps all its tokens", "it has no shift", "set one before it is full")
+        turner = keys_turner(self.program, self.rope_threshold, self.storage)
+        sequence.take_back()
+        first = (sequence._kept if sequence.forgotten else -(-shift.keep // size) * size) // size
+        # What was given back is computed again, without what is forgotten.
+        held = table.length >= (first + 1) * size
+        count = max(1, ((table.length if held else shift.size) // size - first) // 2)
+        try:
+            copies = table.forget(first, count) if held else []
+        except CacheFull:
+            copies, held = [], False
+        if not held:
+            sequence.drop_cache(first * size)
+        else:
+            self.executor.copy_blocks(self.storage.blocks, copies)
+            self.pool.release(source for source, _ in copies)
+            turner(table.blocks[max(first, table.num_gone) :], count * size)
+        sequence.note_forgotten(first * size, count * size)
+
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         return [StoredArray("blocks", "uint8", (num_stored // self.block_size, int(self.storage.blocks.shape[1])))]
 
     def stored_arrays(self, sequence: PagedSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
         """Whole blocks only: the rest of a block may hold what was another sequence's."""
+        if sequence.forgotten:
+            raise StateError(
+                "this sequence forgot tokens when its context was full",
+                "what is left of its keys and values is not that of its tokens",
+                "save the state before the context is full, or generate without ctx_shift",
+            )
         if sequence.was_switched:
             raise StateError(
                 "the adapters of this sequence were changed after tokens were computed",
@@ -254,7 +350,8 @@ class PagedDecoder(Decoder):
         blocks = sequence.table.blocks[: sequence.num_computed // self.block_size]
         (array,) = self.arrays_for(len(blocks) * self.block_size)
         self._check_open()
-        return [(array, (np.asarray(self.storage.blocks[block]) for block in blocks))]
+        empty = np.zeros(int(self.storage.blocks.shape[1]), np.uint8)  # where nobody looks any more
+        return [(array, (empty if block == GONE else np.asarray(self.storage.blocks[block]) for block in blocks))]
 
     def restore(
         self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
@@ -371,18 +468,18 @@ class PagedDecoder(Decoder):
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
         for (index, count, _), table in zip(step, tables, strict=True):
-            sequence, end = sequences[index], table.length
-            length = len(sequence.tokens)
+            sequence, length = sequences[index], len(sequences[index].tokens)
+            end = sequence.computed_end()
             tokens += sequence.tokens[end - count : end]
             tokens += sequence.proposed[: max(end - length, 0)]
-            positions += range(end - count, end)
+            positions += range(table.length - count, table.length)
             starts.append(len(tokens))
             num_rows = count if index in all_rows else max(end - length + 1, 0)
             owners.append((index, len(wanted), len(wanted) + num_rows))
             wanted += range(len(tokens) - num_rows, len(tokens))
         block_tables = np.zeros((len(tables), max(len(table.blocks) for table in tables)), np.int32)
         for row, table in zip(block_tables, tables, strict=True):
-            row[: len(table.blocks)] = table.blocks
+            row[table.num_gone : len(table.blocks)] = table.blocks[table.num_gone :]
         context = StepContext(
             tokens=np.array(tokens, np.int64),
             positions=np.array(positions, np.int64),
@@ -417,6 +514,12 @@ class PagedDecoder(Decoder):
             self.pool.backing.close()
         self.storage.close()
         self.executor.close()
+
+
+def _widest_window(program: RowProgram) -> int | None:
+    """The most tokens that a row of any layer sees; None where a layer sees all: a block holds all layers."""
+    windows = [record.window for record in program.records if isinstance(record, Attention)]
+    return max(windows) if windows and min(windows) > 0 else None
 
 
 def _adapters_of(mixes: Sequence[AdapterMix | None]) -> dict[str, Any]:

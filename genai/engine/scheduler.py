@@ -79,6 +79,7 @@ class Demand(NamedTuple):
     Attributes:
         tokens: how many it has. prompt: so many of them were given. limit: most that it may have.
         blocks: those it holds and can go on with. own: of these, the ones that nobody else holds.
+        most: most blocks that it holds at a time; None = as many as its tokens need.
     """
 
     tokens: int
@@ -86,6 +87,12 @@ class Demand(NamedTuple):
     limit: int
     blocks: int = 0
     own: int = 0
+    most: int | None = None
+
+    def grown(self, steps: int, block_size: int) -> int:
+        """Blocks that it will have taken after so many more tokens."""
+        needed = -(-(self.tokens + steps) // block_size)
+        return max(0, (needed if self.most is None else min(needed, self.most)) - self.blocks)
 
 
 def most_blocks(held: int, growing: Sequence[tuple[Demand, int]], block_size: int) -> int:
@@ -99,7 +106,7 @@ def most_blocks(held: int, growing: Sequence[tuple[Demand, int]], block_size: in
     most = held
     for index, (ending, steps) in enumerate(ordered):
         # They grow without pause, so the most is held just before one of them ends.
-        grown = sum(-(-(one.tokens + steps) // block_size) - one.blocks for one, _ in ordered[index:])
+        grown = sum(one.grown(steps, block_size) for one, _ in ordered[index:])
         most = max(most, held + grown)
         held -= ending.own
     return most

@@ -20,6 +20,7 @@ from .delivery import CompletionStream, Progress
 from .llm import LLM
 from .reply_shape import ReplyShape, ToolChoice, check_choice
 from .states import load_state
+from .terms import Terms
 
 OVERFLOWS = ("error", "truncate", "shift")
 # Share of the context that is freed for the reply where max_tokens does not say how much it needs.
@@ -42,6 +43,8 @@ class ChatSession:
             "truncate": the oldest exchanges are left out of the prompt, until a reply has room.
             "shift": as truncate, and a reply that reaches the end goes on without the oldest exchanges.
             `num_left_out` says how many messages the last prompt left out; `messages` keeps them all.
+        ctx_shift: a reply that reaches the end of the context goes on, without the older half of what lies behind the
+            system message, or behind so many first tokens; see `Terms`. Nothing is read again for it.
         options: of SamplingParams; n is 1.
 
     Attributes:
@@ -66,13 +69,21 @@ class ChatSession:
         tool_choice: ToolChoice = None,
         template: Mapping[str, Any] | None = None,
         on_overflow: str = "error",
+        ctx_shift: bool | int = False,
         **options: Unpack[SamplingOptions],
     ) -> None:
         if on_overflow not in OVERFLOWS:
             raise OptionError(
                 f"on_overflow = {on_overflow!r}", f"allowed: {', '.join(OVERFLOWS)}", "pass one of them or leave it out"
             )
+        if ctx_shift and on_overflow == "shift":
+            raise OptionError(
+                "ctx_shift contradicts on_overflow = 'shift'", "each says how a reply goes on that fills the context",
+                "leave one of them out; on_overflow = 'truncate' leaves old messages out of prompts",
+            )  # fmt: skip
         self.llm = llm
+        self.ctx_shift = ctx_shift
+        self._check_shift(llm)
         self.system = system
         check_choice(tool_choice, tools)
         self.tools, self.tool_choice = tools, tool_choice
@@ -122,8 +133,10 @@ class ChatSession:
 
         Raises:
             OptionError, ContextOverflowError: the options do not fit it; then nothing is changed.
+            UnsupportedModelError: its context cannot be shifted, and ctx_shift asks for that.
         """
         llm.params(**self.options)
+        self._check_shift(llm)
         self.llm, self.num_left_out, self.last_reply, self.adapter = llm, 0, None, None
         self._cached = []
 
@@ -241,6 +254,8 @@ class ChatSession:
         options, num_reply = dict(self.options), sum(len(part.token_ids) for part in parts)
         if options.get("max_tokens") is not None:
             options["max_tokens"] -= num_reply
+        if self.ctx_shift:
+            options["ctx_shift"] = self._num_kept()
         stream = self.llm.stream_tokens(prompt, adapter=self.adapter, shape=shape, num_reply=num_reply, **options)
         stream.on_prompt = self.on_prompt
         return stream
@@ -253,7 +268,21 @@ class ChatSession:
         if self.last_reply is None:
             return 0
         completion = self.last_reply.completion
-        return completion.prompt_tokens + len(completion.token_ids)
+        return completion.prompt_tokens + len(completion.token_ids) - completion.forgotten_tokens
+
+    def _check_shift(self, llm: LLM) -> None:
+        """Raise unless replies of this model can go on as ctx_shift says."""
+        shift = Terms(ctx_shift=self.ctx_shift).shift(llm.context_size)
+        if shift is not None:
+            llm.model.decoder.check_shift(shift)
+
+    def _num_kept(self) -> bool | int:
+        """Tokens that a reply keeps where the context is full: up to the end of the system message."""
+        if self.ctx_shift is not True or not self.system:
+            return self.ctx_shift
+        text = self.prompt()
+        end = text.find(self.system) + len(self.system)
+        return len(self.llm.encode(text[:end])) if end >= len(self.system) else True
 
     @property
     def was_cut(self) -> bool:
@@ -398,6 +427,7 @@ def _joined(parts: Sequence[Completion]) -> Completion:
         finish_reason=last.finish_reason,
         stopped_by=last.stopped_by,
         prompt_tokens=last.prompt_tokens - sum(len(part.token_ids) for part in parts[:-1]),
+        forgotten_tokens=last.forgotten_tokens,
         proposed_tokens=sum(part.proposed_tokens for part in parts),
         accepted_tokens=sum(part.accepted_tokens for part in parts),
         timings=first.timings.followed_by(*(part.timings for part in parts[1:])),

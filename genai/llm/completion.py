@@ -80,6 +80,7 @@ class Completion:
         state: what to go on from, where it was asked for (keep_state=True); None otherwise.
         prompt_index, sample_index: which prompt of the call, and which of its n samples.
         proposed_tokens, accepted_tokens: how many tokens speculation has guessed, and how many of these were right.
+        forgotten_tokens: of prompt and answer, that the last tokens did not see any more (ctx_shift).
 
     >>> (completion,) = llm.generate(llm.render("What is 20 - 5?"), logprobs=1)
     >>> completion.text, completion.finish_reason, len(completion.logprobs) == len(completion.token_ids)
@@ -102,6 +103,7 @@ class Completion:
     state: TextState | None = field(default=None, repr=False, compare=False)
     proposed_tokens: int = 0
     accepted_tokens: int = 0
+    forgotten_tokens: int = 0
 
     @property
     def usage(self) -> Usage:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..engine.decoder import Logits
+from ..engine.decoder import ContextShift, Logits
 from ..engine.mix import AdapterMix
 from ..engine.sampling.batch import TokenLogprob, token_logprobs
 from ..engine.sampling.plan import RowSampler, SamplingPlan
@@ -18,6 +18,8 @@ from ..model.adapters.store import AdapterChoice
 from ..runtime.device import compile_seconds
 from ..text.tokenizer import TokenizerStream
 from .completion import Completion, FinishReason, Timings
+
+_NO_LIMIT = 2**62
 
 
 def _now() -> float:
@@ -53,6 +55,7 @@ class Generation:
         priority, deadline: see engine.Job.
         keeps_sequence, kept: whether its sequence is wanted at the end; that, and the adapters that it went through.
         reads_only: it ends when its prompt is computed.
+        shift: what becomes of its sequence when the context is full; None = it ends there.
         adapter: its adapters, as the caller named them.
         is_over: whether it has ended.
         num_reply: so many tokens at the end of the prompt belong to the reply, and to its grammar.
@@ -66,6 +69,7 @@ class Generation:
     deadline: float | None = None
     keeps_sequence = reads_only = is_over = False
     kept: tuple[Any, AdapterMix | None] | None = None
+    shift: ContextShift | None = None
     adapter: AdapterChoice = None
     num_reply = 0
 
@@ -89,7 +93,8 @@ class Generation:
         self.sequence: Any = None
         self.row: RowSampler
         self.num_prompt = len(prompt)
-        self.max_length = min(context_size, len(prompt) + (params.max_tokens or context_size))
+        self._context_size, self._most = context_size, len(prompt) + (params.max_tokens or _NO_LIMIT)
+        self._forgotten = 0
         self.is_unwanted = False
         self._followers, self._waiting = siblings, siblings
         self.wants_prompt_logits = params.prompt_logprobs is not None and len(prompt) > 1 and sample == 0
@@ -142,6 +147,17 @@ class Generation:
         return (min(sequence.num_computed, total) if sequence is not None else 0), total
 
     @property
+    def max_length(self) -> int:
+        """See engine.Job."""
+        return min(self._most, self._context_size + self.forgotten_tokens)
+
+    @property
+    def forgotten_tokens(self) -> int:
+        """Tokens that those which follow do not see any more."""
+        sequence = self.sequence  # which goes when it is over, perhaps at this moment
+        return self._forgotten if sequence is None else int(sequence.forgotten)
+
+    @property
     def num_output(self) -> int:
         """Tokens that it has generated so far."""
         return len(self._output)
@@ -168,12 +184,13 @@ class Generation:
 
     def adopt(self, sequence: Any) -> None:
         self.sequence = sequence
+        sequence.shift = self.shift
         self.row = RowSampler(
             self.plan, sequence.tokens, seed=self.seed, row=self.sample, prompt_length=len(self.prompt)
         )
         if self.sampler is not None:
             self.sampler.put_into(self.row)
-        self.row.begin_grammar(self.num_reply)
+        self.row.begin_grammar(self.num_reply + self._num_before)
         self._cached_tokens = len(self.prompt)
 
     def take_siblings(self) -> Sequence[Generation]:
@@ -211,7 +228,7 @@ class Generation:
             self._output.append(token)
             if logprob is not None:
                 self._logprobs.append(logprob)
-            if len(self.sequence.tokens) >= self.max_length:
+            if len(self.sequence.tokens) >= (self.max_length if self.shift is None else self._most):
                 reason = "length"
             if self.row.follow(token):
                 reason = "stop"
@@ -247,6 +264,7 @@ class Generation:
     def finish(self, error: BaseException | None) -> None:
         if error is None and self._finish_reason == "cancelled":
             self._flush()
+        self._forgotten = self.forgotten_tokens
         self.sequence, self.adapters, self.origin, self.is_over = None, None, None, True
         self.sink.finished(self, error)
 
@@ -328,4 +346,5 @@ class Generation:
             sample_index=self.sample,
             proposed_tokens=self._proposed,
             accepted_tokens=self._accepted,
+            forgotten_tokens=self.forgotten_tokens,
         )

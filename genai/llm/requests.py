@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ..engine.decoder import ContextShift
 from ..engine.mix import AdapterMix
 from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
@@ -149,11 +150,19 @@ class RequestBuilder:
             self._check_least(len(row), plan.params)
         mixes = [self._adapters.mix(choice) for choice in choices]
         leaders = [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), mixes, strict=True)]
+        shift = self._shift(terms)
         for leader, choice in zip(leaders, choices, strict=True):
             for one in leader.samples:
                 one.adapter, one.priority = choice, terms.priority
                 one.deadline, one.keeps_sequence = terms.deadline, terms.keep_state
+                one.shift = shift
         return leaders
+
+    def _shift(self, terms: Terms) -> ContextShift | None:
+        shift = terms.shift(self.context_size)
+        if shift is not None:
+            self._model.decoder.check_shift(shift)
+        return shift
 
     def listed(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         """One prompt or many as a list."""
@@ -188,6 +197,7 @@ class RequestBuilder:
         )
         job.sampler = state
         job.priority, job.deadline, job.keeps_sequence = terms.priority, terms.deadline, terms.keep_state
+        job.shift = self._shift(terms)
         return [job]
 
     def _check_least(self, length: int, params: SamplingParams) -> None:

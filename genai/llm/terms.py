@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.beams import BeamOptions
+from ..engine.decoder import ContextShift
 from ..engine.sampling.params import SamplingOptions
 from ..errors import OptionError
 
@@ -21,6 +22,7 @@ class CallOptions(SamplingOptions, total=False):
     priority: int
     timeout: float | None
     keep_state: bool
+    ctx_shift: bool | int
 
 
 class BeamCallOptions(CallOptions, total=False):
@@ -41,6 +43,8 @@ class Terms:
         timeout: seconds from the call on. What there is then is the completion, with finish_reason "timeout"; with no
             token at all a DeadlineError is raised. None = no limit.
         keep_state: give each completion its `state`, from which it can go on.
+        ctx_shift: where the context is full, forget the older half of what lies behind the first tokens, and go on:
+            so many of the first tokens are kept (True: a block of them), up to whole blocks. False = it ends there.
         beams: of a beam search; None = tokens are drawn.
 
     Raises:
@@ -50,6 +54,7 @@ class Terms:
     priority: int = 0
     timeout: float | None = None
     keep_state: bool = False
+    ctx_shift: bool | int = False
     beams: BeamOptions | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +66,23 @@ class Terms:
             raise OptionError(f"timeout = {timeout!r:.40}", "seconds above 0, or None, are expected", "leave it out")
         if not isinstance(self.keep_state, bool):
             raise OptionError(f"keep_state = {self.keep_state!r:.40}", "True or False is expected", "leave it out")
+        keeps = self.ctx_shift
+        if not isinstance(keeps, int) or (keeps is not False and keeps < 1):
+            raise OptionError(
+                f"ctx_shift = {keeps!r:.40}", "True, False or a number of tokens to keep is expected", "leave it out"
+            )
+        for name, other in (("keep_state", self.keep_state), ("num_beams", self.beams)):
+            if self.ctx_shift is not False and other:
+                raise OptionError(
+                    f"ctx_shift with {name}", "what forgets tokens is one sequence that nobody goes on from",
+                    "leave one of them out",
+                )  # fmt: skip
+
+    def shift(self, context_size: int) -> ContextShift | None:
+        """What becomes of a sequence that fills the context."""
+        if self.ctx_shift is False:
+            return None
+        return ContextShift(1 if self.ctx_shift is True else self.ctx_shift, context_size)
 
     @property
     def deadline(self) -> float | None:
@@ -68,7 +90,7 @@ class Terms:
         return None if self.timeout is None else time.monotonic() + self.timeout
 
 
-_OWN = ("priority", "timeout", "keep_state")
+_OWN = ("priority", "timeout", "keep_state", "ctx_shift")
 _BEAMS = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences")
 
 

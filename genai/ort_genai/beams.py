@@ -11,7 +11,7 @@ from ..engine.beam_batch import BeamOutput, BeamSearch, advance_all
 from ..engine.beams import BeamOptions, OrtGenaiBeams
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import plan_sampling
-from ..errors import ContextOverflowError, InputError, NotSupportedYetError, StateError
+from ..errors import ContextOverflowError, InputError, StateError
 from ..model.model import Model
 from .generator import Generator, GeneratorParams
 from .log import log
@@ -25,14 +25,10 @@ class BeamGenerator(Generator):
     that, reading one ends it, as there: what runs counts as finished.
 
     Raises:
-        OptionError: more sequences to return than beams, or do_sample. NotSupportedYetError: guidance.
+        OptionError: more sequences to return than beams, or do_sample.
     """
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
-        if params._grammar is not None:
-            raise NotSupportedYetError(
-                "guidance with num_beams above 1", "beams do not follow grammars yet", "set num_beams = 1"
-            )
         super().__init__(model, params)
         options = self._options
         self._beam_options = BeamOptions(

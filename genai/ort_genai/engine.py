@@ -190,9 +190,7 @@ class RequestEngine(Single):
         """0: callers cannot propose tokens."""
         return 0
 
-    get_speculative_stats = refusing_method(
-        "get_speculative_stats", "an Engine guesses nothing; genai.LLM guesses ahead (docs/speculation.md)"
-    )
+    get_speculative_stats = refusing_method("get_speculative_stats", "it guesses nothing; LLM(speculation=…) does")
 
     # --- for requests ------------------------------------------------------------------------------------------------
 
@@ -242,7 +240,6 @@ class Request(Single):
         Raises:
             StateError: a turn is in progress, or the request is closed.
             InputError: no tokens, or ids outside the vocabulary. OptionError: options that contradict each other.
-            GrammarError: guidance that cannot be used.
             ContextOverflowError: they leave no room for an answer.
         """
         self._check_open()

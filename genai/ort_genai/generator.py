@@ -43,13 +43,13 @@ from ..model.adapters.store import Adapters
 from ..model.decoder_graph import BLOCK_SIZE
 from ..model.model import Model
 from ..runtime.single import Single
-from ..session.refused import refusing_method
+from ..session.refused import REASONS, refusing_method
 from ..text.vocabulary import guidance_of
+from .guidance import guidance_grammar
 from .log import log
 from .token_rows import LastRun, PaddedRows, token_rows
-from .turn_options import guidance_grammar
 
-_NO_GUESSES = "a Generator computes the tokens that it is asked for; genai.LLM guesses ahead (docs/speculation.md)"
+_GUESSES = "a Generator takes a token per step; LLM(speculation=…) guesses ahead"
 
 
 class GeneratorParams:
@@ -103,7 +103,7 @@ class GeneratorParams:
         """The options as they stand; numbers are floats, as in onnxruntime-genai."""
         return {name: value if isinstance(value, bool) else float(value) for name, value in self._options.items()}
 
-    get_speculative_options = refusing_method("get_speculative_options", _NO_GUESSES)
+    get_speculative_options = refusing_method("get_speculative_options", _GUESSES)
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
         """Let the output match a grammar. It begins behind the tokens that were appended last.
@@ -121,7 +121,7 @@ class GeneratorParams:
         self._grammar = guidance_grammar(type, data)
         self._appends_forced = bool(enable_ff_tokens)
 
-    set_speculative_options = refusing_method("set_speculative_options", _NO_GUESSES)
+    set_speculative_options = refusing_method("set_speculative_options", _GUESSES)
 
 
 class Generator(Single, AbstractContextManager["Generator"]):
@@ -166,7 +166,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._model = model
         self._eos = model.config.model.eos_token_ids
         self._decoder, self._sampler = model.decoder, model.sampler
-        _check_beams(self._options)
+        _check_beams(self._options, guided=params._grammar is not None)
         _check_batch(self._options["batch_size"] * self._options["num_beams"], model)
         self._open: list[Any] | None = [self._decoder.open() for _ in range(self._options["batch_size"])]
         sampling = SamplingParams.from_search_options(self._options)
@@ -655,14 +655,20 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self.close()
 
     set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()")
-    set_hidden_states = refusing_method("set_hidden_states", "multi-token prediction comes later")
+    set_hidden_states = refusing_method("set_hidden_states", REASONS["MtpGenerator"])
     snapshot_state = refusing_method("snapshot_state", "recurrent models come later")
-    get_speculative_stats = refusing_method("get_speculative_stats", _NO_GUESSES)
+    get_speculative_stats = refusing_method("get_speculative_stats", _GUESSES)
 
 
-def _check_beams(options: Mapping[str, Any]) -> None:
+def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:
     """Whether beams and what is asked for besides go together."""
     beams, wanted = options["num_beams"], options["num_return_sequences"]
+    if beams > 1 and guided:
+        raise OptionError(
+            f"guidance with num_beams = {beams}",
+            "a search weighs whole beams, and its candidates go through no grammar",
+            "leave one of them out",
+        )
     if wanted > beams:
         raise OptionError(
             f"num_return_sequences = {wanted}", f"num_beams = {beams}: there are no more outputs", "raise num_beams"

@@ -5,39 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..engine.sampling.grammar import Grammar, schema_text, source_text
+from ..engine.sampling.grammar import Grammar
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
-from ..errors import InputError, OptionError, did_you_mean
+from ..errors import InputError, OptionError
+from .guidance import guidance_grammar
 
 if TYPE_CHECKING:
     from .engine import Request
 
 _MOST_STOPS, _MOST_STOP_BYTES = 16, 2**14
-# The types of guidance, and what they are called here.
-_GUIDANCE = {"json_schema": "json_schema", "regex": "regex", "lark_grammar": "grammar"}
-
-
-def guidance_grammar(type: str, data: str) -> Grammar | None:
-    """What set_guidance asks for; None where both are "".
-
-    Raises:
-        OptionError: another type, or only one of the two.
-    """
-    if type and type not in _GUIDANCE:
-        raise OptionError(
-            f"Unsupported guidance type: {type!r:.80}",
-            "only json_schema, regex, and lark_grammar are supported",
-            did_you_mean(type, _GUIDANCE, "use one of these"),
-        )
-    if bool(type) != bool(data):
-        raise OptionError(
-            "Guidance type and data must be provided together.", f"type = {type!r:.40}, data = {data!r:.40}",
-            "give both, or two empty texts",
-        )  # fmt: skip
-    option = _GUIDANCE.get(type, "")
-    checked_data = schema_text(type, data) if option == "json_schema" else source_text(type, data) if type else ""
-    return Grammar(option, checked_data or "", blanks=True) if option else None
 
 
 class RequestOptions:
@@ -129,22 +106,31 @@ class TurnOptions:
         self._stops = tuple(texts)
 
     def set_guidance(self, type: str, data: str) -> None:
-        """Let what the turn generates match a grammar; see GeneratorParams.set_guidance. The next turn has none."""
+        """Let the turn's answer match a grammar; tokens that it leaves no choice about come one by one, as others.
+
+        Args:
+            type: "json_schema", "regex" or "lark_grammar"; "" with data "" = none.
+            data: the schema as JSON text, the expression, or the grammar.
+
+        Raises:
+            OptionError: another type, or only one of the two. Request.begin_turn raises GrammarError: a grammar that
+                cannot be used.
+        """
         self._grammar = guidance_grammar(type, data)
 
     def clear_guidance(self) -> None:
-        """Let the turn generate anything."""
+        """Let the answer be any text."""
         self._grammar = None
-
-    @property
-    def grammar(self) -> Grammar | None:
-        """What set_guidance said."""
-        return self._grammar
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return self._stops
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to match."""
+        return self._grammar
 
     @property
     def seed(self) -> int | None:

@@ -36,9 +36,9 @@ _REFUSED = {
     },
     _PAGE: {
         "this version runs text models": "Audios Images MultiModalProcessor",
-        "multi-token prediction comes later": "MtpGenerator",
+        "heads that predict several tokens are not run; LLM(speculation=…) guesses otherwise": "MtpGenerator",
         "this version runs text models, not speech": "StreamingProcessor",
-        "models run on the CPU": "get_current_gpu_device_id set_current_gpu_device_id",
+        "a device is chosen by name: Model(folder, device=…)": "get_current_gpu_device_id set_current_gpu_device_id",
     },
 }
 REASONS = {name: why for reasons in _REFUSED.values() for why, names in reasons.items() for name in names.split()}

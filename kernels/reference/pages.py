@@ -15,18 +15,29 @@ _HALF = SCALE_COLUMNS // 2
 
 def write_pages(layer: PagedLayer, slots: NDArray[np.int64], keys: Array, values: Array) -> None:
     """Write new keys [T, kv_heads, head_size] and values [T, kv_heads, v_head_size] at their slots."""
+    write_keys(layer, slots, keys)
     blocks, offsets = np.divmod(slots, PAGE_TOKENS)
     if layer.packed is None:
-        layer.keys[blocks, :, :, offsets], layer.values[blocks, :, offsets] = keys, values
+        layer.values[blocks, :, offsets] = values
         return
     pack = _packed_bytes if layer.packed.bits == 8 else _packed_nibbles
-    (stored_keys, key_scales), (stored_values, value_scales) = _parts(layer)
-    integers, scales = pack(keys, layer.packed.key_columns)
-    stored_keys[blocks, :, :, offsets] = integers.reshape(*integers.shape[:2], -1, 4)
-    key_scales[blocks, :, :, offsets] = scales
+    _, (stored_values, value_scales) = _parts(layer)
     integers, scales = pack(values, layer.packed.value_columns)
     stored_values[blocks, :, offsets // 4, :, offsets % 4] = integers
     value_scales[blocks, :, :, offsets] = scales
+
+
+def write_keys(layer: PagedLayer, slots: NDArray[np.int64], keys: Array) -> None:
+    """Write keys [T, kv_heads, head_size] at their slots; values stay as they are."""
+    blocks, offsets = np.divmod(slots, PAGE_TOKENS)
+    if layer.packed is None:
+        layer.keys[blocks, :, :, offsets] = keys
+        return
+    pack = _packed_bytes if layer.packed.bits == 8 else _packed_nibbles
+    (stored, stored_scales), _ = _parts(layer)
+    integers, scales = pack(keys, layer.packed.key_columns)
+    stored[blocks, :, :, offsets] = integers.reshape(*integers.shape[:2], -1, 4)
+    stored_scales[blocks, :, :, offsets] = scales
 
 
 def read_pages(layer: PagedLayer, table: NDArray[Any]) -> tuple[Array, Array]:

@@ -142,3 +142,16 @@ def test_questions_are_about_what_is_piped_beside_them(tmp_path: Path) -> None:
     assert "user\nMy name is Nora.\n\nWhat is 2 + 2?<|im_end|>" in result.stderr
     assert run("generate", *QUESTION, "--dump-prompt").stderr.count("user\nWhat is 12 + 7?<|im_end|>") == 1
     assert "Nora" not in run("generate", "-p", "Once", "-n", "2", "--dump-prompt", text="Nora").stderr
+
+
+def test_ctx_shift_goes_on_where_the_context_is_full() -> None:
+    options = ["generate", "-p", "Once upon a time", "-c", "160", "--ignore-eos", "-n", "300", "--temperature", "0"]
+    result = run(*options, "--ctx-shift", "--json")
+    found = json.loads(result.stdout)
+    assert (len(found["token_ids"]), found["finish_reason"]) == (300, "length") and found["forgotten_tokens"] > 100
+    assert f"the context was full: {found['forgotten_tokens']} tokens were forgotten" in result.stderr
+    assert f"{found['forgotten_tokens']} forgotten" in run(*options, "--ctx-shift", "--stats").stderr
+    assert "--ctx-keep 9 without --ctx-shift" in run(*options, "--ctx-keep", "9").stderr
+    assert "ctx_shift keeps 150 tokens of a context of 160" in run(*options, "--ctx-shift", "--ctx-keep", "150").stderr
+    chat = run("chat", "-p", "Tell me a story.", *options[3:], "--ctx-shift")
+    assert "tokens were forgotten" in chat.stderr and len(chat.stdout) > 500

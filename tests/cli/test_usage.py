@@ -53,7 +53,7 @@ def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
         (["chat", "--max_tokens", "3"], "did you mean --max-tokens or"),
         (["chat", "--temp", "1"], "did you mean --temperature?"),
         (["chat", "--max-new-tokens", "1"], "did you mean --max-tokens?"),
-        (["chat", "--ctx", "1"], "did you mean --ctx-size?"),
+        (["chat", "--ctx", "1"], "did you mean --ctx-size or"),
         (["chat", "--thread", "1"], "did you mean --threads?"),
         (["chat", "--verbos"], "did you mean --verbose?"),
         (["generate", "--xyzzy"], "fix: `genai generate -h` lists them"),

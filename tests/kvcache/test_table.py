@@ -3,7 +3,8 @@
 import pytest
 
 from genai.kvcache.pool import BlockPool, CacheFull
-from genai.kvcache.table import BlockTable
+from genai.kvcache.table import GONE, BlockTable
+from tests.integrity import check_pool, check_table
 
 
 def table_of(pool: BlockPool, num_tokens: int, block_size: int = 4) -> BlockTable:
@@ -132,3 +133,33 @@ def test_a_published_block_is_copied_before_it_is_written_again():
     assert table.append(1) == ([7], [(0, 1)])
     table.append(0)
     assert pool.find(b"key") == (0, b"")
+
+
+def test_blocks_that_are_left_behind_are_given_back() -> None:
+    pool = BlockPool(8)
+    table = BlockTable(pool, 4)
+    table.append(18)
+    before = list(table.blocks)
+    other = table.fork()
+    table.leave_behind(2)
+    table.leave_behind(1)
+    assert [*table.blocks] == [GONE, GONE, *before[2:]] and table.num_gone == 2 and table.length == 18
+    check_pool(pool, [table.held_blocks, other.held_blocks])
+    table.publish(list(range(18)), 0, bytearray(18))
+    other.release()
+    check_pool(pool, [table.held_blocks])
+    assert pool.num_free == 5, "the published ones are held"
+    third = table.fork()
+    check_table(third)
+    third.append(5)
+    third.truncate(6)
+    assert [*third.blocks] == [GONE, GONE] and third.own_blocks == 0
+    third.truncate(0)
+    assert third.num_gone == 0
+    assert [source for source, _ in table.forget(1, 2)] == before[3:4], "only the published one is copied"
+    assert table.num_gone == 1 and table.length == 10
+    pool.release(before[3:4])
+    table.leave_behind(99)
+    assert table.num_gone == 2 and len(table.held_blocks) == 1
+    table.release()
+    check_pool(pool, [])

@@ -36,7 +36,7 @@ CALLS = {
     **dict.fromkeys((LLM.chat, LLM.achat, LLM.stream_chat, LLM.astream_chat), ChatOptions),
     GeneratorParams.set_search_options: SearchOptions,
 }
-TERMS = ("priority", "timeout", "keep_state")
+TERMS = ("priority", "timeout", "keep_state", "ctx_shift")
 # Each line is wrong as its comment says, but for those without one.
 SNIPPET = """
 import genai
@@ -68,7 +68,15 @@ def test_sampling_options_are_the_fields_of_sampling_params() -> None:
     names = {"np": np, "NDArray": NDArray}  # which the module imports for type checkers only
     fields = get_type_hints(SamplingParams, localns=names)
     assert get_type_hints(SamplingOptions, localns=names) == fields and len(fields) > 30
-    assert set(ChatOptions.__annotations__) == {*fields, "tools", "template", "params", "adapter", *TERMS}
+    assert set(ChatOptions.__annotations__) == {
+        *fields,
+        "tools",
+        "tool_choice",
+        "template",
+        "params",
+        "adapter",
+        *TERMS,
+    }
     assert set(CallOptions.__annotations__) == {*fields, *TERMS}
 
 

@@ -125,12 +125,10 @@ def test_what_beams_refuse(model: genai.Model) -> None:
     assert pool.num_free == pool.num_blocks
 
 
-def test_guidance_is_not_left_out_in_silence(bundled: genai.Model) -> None:
-    params = genai.GeneratorParams(bundled)
-    params.set_search_options(num_beams=2, max_length=20)
-    params.set_guidance("regex", "[a-z]+")
-    with pytest.raises(NotSupportedYetError, match="guidance") as caught:
-        genai.Generator(bundled, params)
-    assert caught.value.why and caught.value.fix
-    params.set_guidance("", "")
-    genai.Generator(bundled, params).close()
+def test_guidance_is_refused_beside_beams(bundled_folder: Path) -> None:
+    with genai.Model(bundled_folder) as model:
+        params = genai.GeneratorParams(model)
+        params.set_search_options(num_beams=2)
+        params.set_guidance("regex", "[a-z]+")
+        with pytest.raises(OptionError, match="guidance with num_beams = 2"):
+            genai.Generator(model, params)

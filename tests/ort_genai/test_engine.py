@@ -50,6 +50,18 @@ def conversation(og: Any, folder: Path) -> list[Any]:
     options.set_max_generated_tokens(2)
     request.begin_turn(ids(NEXT.format("What is 20 - 5?")), options)
     seen.append([event[1:] for event in drive(og, engine, buffer)])
+    for guidance in (
+        ("regex", "[a-z]{3,5}"),
+        ("json_schema", '{"enum": [17, "seven"]}'),
+        ("lark_grammar", 'start: "yes" | "no"'),
+    ):
+        guided = og.TurnOptions(request)
+        guided.set_guidance(*guidance)
+        request.begin_turn(ids(NEXT.format("Is 12 larger than 7?")), guided)
+        seen.append([event[1:] for event in drive(og, engine, buffer)])
+        guided.clear_guidance()
+    request.begin_turn(ids(NEXT.format("What is 2 + 2?")), guided)
+    seen.append([event[1:] for event in drive(og, engine, buffer)])
     other, another = engine.create_request(), engine.create_request()
     for one in (other, another):
         one.begin_turn(ids(QUESTION.format("Tell me a story about Luna and Tom.")))
@@ -144,7 +156,8 @@ def test_bad_calls(engine: genai.Engine, bundled: genai.Model) -> None:
         (lambda: request.begin_turn([5], 5), InputError, "turn_options"),  # type: ignore[arg-type]
         (lambda: request.rewind_to_start_of_turn(77), InputError, "unknown Turn ID 77"),
         (lambda: request.set_draft_tokens([1]), NotSupportedYetError, "set_draft_tokens"),
-        (lambda: turn.set_guidance("regexp", "a+"), OptionError, "guidance type"),
+        (lambda: turn.set_guidance("xml", "a+"), OptionError, "Unsupported guidance type: 'xml'"),
+        (lambda: turn.set_guidance("regex", ""), OptionError, "must be provided together"),
         (lambda: turn.set_temperature(-1.0), OptionError, "temperature"),
         (lambda: turn.set_stop_strings([""]), OptionError, "stop strings"),
         (lambda: turn.set_stop_strings(["a"] * 17), OptionError, "17 stop strings"),

@@ -220,6 +220,10 @@ class Matcher:
         """Whether the reply could end here."""
         return bool(self._matcher.is_accepting())
 
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, from the first one on, may come next."""
+        return 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(tokens)))
+
     def follow(self, token: int) -> None:
         """A token was appended.
 

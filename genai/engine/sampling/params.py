@@ -121,7 +121,7 @@ class SamplingParams:
         None, rules.whole(0, "0 to 2 ** 64 - 1, or None (a new one each time)", high=2**64 - 1, optional=True)
     )
     n: int = _option(1, rules.whole(1, f"1 to {_MOST_SAMPLES}", high=_MOST_SAMPLES))
-    json_schema: str | Mapping[str, Any] | bool | None = _option(None, grammars.schema_text)
+    json_schema: str | Mapping[str, Any] | bool | type[Any] | None = _option(None, grammars.schema_text)  # noqa: RUF009
     regex: str | None = _option(None, grammars.source_text)
     grammar: str | None = _option(None, grammars.source_text)
     choice: Sequence[str] = _option((), grammars.choices)
@@ -227,7 +227,7 @@ class SamplingOptions(TypedDict, total=False):
     banned_strings: str | Sequence[str]
     seed: int | None
     n: int
-    json_schema: str | Mapping[str, Any] | bool | type | None
+    json_schema: str | Mapping[str, Any] | bool | type[Any] | None
     regex: str | None
     grammar: str | None
     choice: Sequence[str]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ...errors import CacheCapacityError, SamplingError
+from ...errors import CacheCapacityError, GrammarError, SamplingError
 from ..decoder import Decoder, Logits, compute, stacked
 from ..sampling.batch import BatchSampler
 from ..sampling.plan import RowSampler, SamplingPlan
@@ -81,16 +81,29 @@ class DraftModel:
     def draft(self, jobs: Sequence[Followed], depths: Sequence[int]) -> list[list[int]]:
         """So many tokens for each job, or fewer; jobs are those of the last `read`, with room."""
         found: list[list[int]] = [[] for _ in jobs]
+        over: set[int] = set()
+        for job in jobs:
+            self._begin_grammar(job)
         for depth in range(max(depths, default=0)):
-            going = [index for index, own in enumerate(found) if len(own) == depth < depths[index]]
+            going = [i for i, own in enumerate(found) if len(own) == depth < depths[i] and i not in over]
             if not going:
                 break
             own = [self._followers[jobs[index]] for index in going]
             for index, one, token in zip(going, own, self._step(own), strict=False):
-                if token < self._vocab_size:
+                if token < self._vocab_size and (one.row.matcher is None or one.row.matcher.num_allowed([token])):
                     one.sequence.append([token])
                     found[index].append(token)
+                    if one.row.follow(token):
+                        over.add(index)
+        for job in jobs:
+            self._followers[job].row.matcher = None  # it is the job's that goes on
         return found
+
+    def _begin_grammar(self, job: Followed) -> None:
+        """Let a draft obey the job's grammar from here on; masks fit vocabularies of the same size only."""
+        matcher = job.row.matcher
+        if matcher is not None and self._decoder.vocab_size == self._vocab_size:
+            self._followers[job].row.matcher = matcher.fork()
 
     def forget(self, job: Followed) -> None:
         """A job is over: what was computed may serve the next one that begins alike."""
@@ -111,7 +124,7 @@ class DraftModel:
         except CacheCapacityError:
             _refuse(own)
             return []
-        except SamplingError:
+        except (SamplingError, GrammarError):
             return []  # the other model says what is wrong, if it finds the same
         tokens: list[int] = sampled.tokens.tolist()
         return tokens
@@ -173,6 +186,7 @@ def _narrowed(plan: SamplingPlan, vocab_size: int) -> SamplingPlan:
     known = plan.edit_ids < vocab_size
     return replace(
         plan,
+        matcher=None,
         params=plan.params.replace(logits_processors=(), logprobs=None, prompt_logprobs=None),
         edit_ids=plan.edit_ids[known],
         edit_values=plan.edit_values[known],

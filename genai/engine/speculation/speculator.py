@@ -30,8 +30,11 @@ class Speculated(Protocol):
 
     sequence: Any
     row: RowSampler
-    max_length: int
     wants_prompt_logits: bool
+
+    @property
+    def max_length(self) -> int:
+        """See engine.Job."""
 
 
 class StepOutcome(NamedTuple):
@@ -45,9 +48,9 @@ class StepOutcome(NamedTuple):
     proposed: int
     taken: int
 
-    def with_one_more(self) -> StepOutcome:
-        """The same with one more token taken."""
-        return StepOutcome(self.job, self.proposed, self.taken + 1)
+    def with_more(self, kept: int) -> StepOutcome:
+        """The same with so many more tokens taken."""
+        return StepOutcome(self.job, self.proposed, self.taken + kept)
 
 
 class _Offer(NamedTuple):
@@ -159,7 +162,7 @@ class Speculator:
     def _offer(self, job: Speculated) -> _Offer:
         """The best that could be proposed to a job."""
         most = min(self._most_tokens, job.max_length - len(job.sequence.tokens) - 1)
-        if most < 1 or job.row.matcher is not None:  # a grammar's masks are made for one token at a time
+        if most < 1:
             return _Offer("", None, 0)
         match = self._match(job, most)
         room = min(most, self._draft.room(job)) if self._draft is not None else 0
@@ -174,8 +177,8 @@ class Speculator:
         if not self._lookup and self._text is None:
             return None
         history = job.row.history()
-        own = match_history(history, most) if self._lookup else None
-        other = self._text.match(history, most) if self._text is not None else None
+        own = _allowed(job, match_history(history, most)) if self._lookup else None
+        other = _allowed(job, self._text.match(history, most)) if self._text is not None else None
         if own is None or (other is not None and other.length > own.length):
             return other
         return own
@@ -195,6 +198,8 @@ class Speculator:
             tokens = drafts.get(index, ())
             if offer.match is not None:
                 tokens = offer.match.tokens[:depth].tolist()
+            elif tokens and job.row.matcher is not None:
+                tokens = tokens[: job.row.matcher.num_allowed(tokens)]
             if tokens:
                 job.sequence.propose(tokens)
                 self._kinds[job] = offer.kind
@@ -202,6 +207,14 @@ class Speculator:
     def _draft_seconds(self, rows: int) -> float:
         """Of a step of the draft model; what was never measured is tried."""
         return 0.0 if self._draft is None else self._draft.costs.plain(rows)
+
+
+def _allowed(job: Speculated, match: Match | None) -> Match | None:
+    """As much of a match as the job's grammar allows."""
+    if match is None or job.row.matcher is None:
+        return match
+    count = job.row.matcher.num_allowed(match.tokens.tolist())
+    return match._replace(tokens=match.tokens[:count]) if count else None
 
 
 def takes_guesses(job: Speculated) -> bool:

@@ -15,6 +15,7 @@ from genai.kernels.executor import Executor
 from ...errors import ModelOutputError
 from ...runtime.device import open_executor
 from .scored_text import Meter, ProgressCallback, prepare_text, rope_thresholds, scored_rows
+from .streamed_text import streamed_rows, streamed_text
 
 if TYPE_CHECKING:
     from ...model.model import Model
@@ -32,8 +33,10 @@ class Perplexity:
         bits_per_byte: all nats / ln 2 / UTF-8 bytes of the scored text; comparable between tokenizers.
         tokens: scored tokens.
         num_bytes: their UTF-8 bytes.
-        windows, window, stride: how the text was cut; see plan_windows.
+        windows, window, stride: how the text was cut; see plan_windows. With ctx_shift there is one window, and
+            `stride` tokens are forgotten at a time.
         bos: whether every window began with BOS.
+        ctx_shift: the first tokens that were kept, where the context was shifted in place of windows.
         seconds, tokens_per_second: time taken, and tokens computed per second, context included.
     """
 
@@ -50,6 +53,7 @@ class Perplexity:
     bos: bool
     seconds: float
     tokens_per_second: float
+    ctx_shift: int | None = None
 
 
 def perplexity(
@@ -59,20 +63,26 @@ def perplexity(
     window: int | None = None,
     stride: int | None = None,
     bos: bool | None = None,
+    ctx_shift: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Perplexity:
     """Perplexity with sliding windows; every token but the first is scored once, given what its window holds before it.
+
+    With `ctx_shift` the text is read once, as a reply that goes on where the context is full: see docs/llm.md.
 
     Args:
         text: scored as it is; special tokens written in it are read as such.
         window: tokens of a window, 2 to the model's context_length; None = the context, at most 2048.
         stride: tokens from one window to the next, 1 to window - 1; None = half a window.
         bos: whether every window begins with BOS; None = if the model's tokenizer puts one before a text.
+        ctx_shift: keep so many first tokens, up to whole blocks; where a window is full, half of what lies behind them
+            is forgotten, and the keys of the rest are rotated anew. None = windows, each read by itself.
         progress: called after each piece.
 
     Raises:
         InputError: a text of fewer than 2 tokens (BOS counts).
-        OptionError: window, stride or bos that do not fit the model.
+        OptionError: window, stride, bos or ctx_shift that do not fit the model. UnsupportedModelError: ctx_shift with a
+            model whose keys cannot move.
         ModelOutputError: the model computed NaN or infinity.
 
     >>> from genai import Model
@@ -85,7 +95,12 @@ def perplexity(
     prepared = prepare_text(model, text, window, stride, bos)
     meter = Meter(prepared.num_scored, progress)
     logprobs = []
-    for rows in scored_rows(model.decoder, prepared, rope_thresholds(model.decoder)):
+    if ctx_shift is None:
+        scoring = scored_rows(model.decoder, prepared, rope_thresholds(model.decoder))
+    else:
+        prepared = streamed_text(model.decoder, prepared, ctx_shift, stride)
+        scoring = streamed_rows(model.decoder, prepared, ctx_shift)
+    for rows in scoring:
         logprobs.append(target_logprobs(rows.logits, rows.targets, model.decoder.executor))
         meter.add(len(rows.targets), rows.computed)
     scored = np.concatenate(logprobs)
@@ -99,6 +114,7 @@ def perplexity(
         bits_per_byte=nats * len(scored) / math.log(2) / prepared.num_bytes if prepared.num_bytes else math.nan,
         tokens=len(scored),
         num_bytes=prepared.num_bytes,
+        ctx_shift=ctx_shift,
         **prepared.computed(meter.progress()),
     )
 

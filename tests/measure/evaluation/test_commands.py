@@ -75,6 +75,14 @@ def test_ppl_has_no_standard_error_of_one_token(text_file: Path) -> None:
     assert figures["tokens"] == 1 and figures["nats_error"] is None and figures["bos"] is True
 
 
+def test_ppl_of_a_context_that_shifts(text_file: Path, exact: Model, text: str) -> None:
+    expected = perplexity(exact, text, window=128, ctx_shift=40)
+    options = ["-f", str(text_file), "--accuracy", "fp32", "-w", "128", "-t", "2", "--ctx-shift"]
+    assert json.loads(ok("ppl", *options, "--ctx-keep", "40", "--json"))["perplexity"] == expected.perplexity
+    assert "1 of up to" not in (shown := ok("ppl", *options)) and "read once" in shown
+    assert b"--ctx-keep 3 without --ctx-shift" in run("ppl", "-f", str(text_file), "--ctx-keep", "3").stderr
+
+
 def test_plots(text_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ok("kld", "-f", str(text_file), "--other-accuracy", "fp32", "--plot", str(tmp_path / "kld.svg"))
