@@ -10,9 +10,9 @@ import pytest
 from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.products.forms import pack_form
 from genai.kernels.weight_formats import CODE_BITS, pack_bits, unpack_bits
-from genai.quant import ggml
-from genai.quant.blocks import QuantizationError
+from genai.quant import block_types
 from genai.quant.block_types import dequantise, type_of, weight_of, without_gaps
+from genai.quant.blocks import QuantizationError
 from genai.quant.ggml import GGML_TYPES, GgmlType
 from tools.gguf_models import random_blocks
 
