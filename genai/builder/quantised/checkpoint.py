@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..checkpoint import CONFIG, Checkpoint, read_json
 from ..hf_config import HFConfig
-from .formats import KEYS, OLD_FILES, Quantisation, quantisation_of
+from .formats import KEYS, OLD_FILES, StoredQuantisation, quantisation_of
 from .matrices import FLOAT32, StoredMatrix
 
 
-def read_quantisation(folder: Path) -> Quantisation | None:
+def read_quantisation(folder: Path) -> StoredQuantisation | None:
     """How the weights of a folder are quantised, as its small files say; raises as `quantisation_of` does."""
     old = {name: read_json(folder, name) for name in OLD_FILES if (folder / name).is_file()}
     return quantisation_of(read_json(folder, CONFIG), old)
@@ -37,7 +37,7 @@ class QuantisedCheckpoint(Checkpoint):
         UnsupportedModelError: a format that is not known here.
     """
 
-    def __init__(self, folder: str | Path, quantisation: Quantisation) -> None:
+    def __init__(self, folder: str | Path, quantisation: StoredQuantisation) -> None:
         super().__init__(folder)
         self.quantisation, self.precision = quantisation, quantisation.precision
         self.config = without_quantisation(self.config)

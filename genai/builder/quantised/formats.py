@@ -51,7 +51,7 @@ _OTHER_NAMES = {
 
 
 @dataclass(frozen=True)
-class Quantisation:
+class StoredQuantisation:
     """How the weights of a checkpoint are quantised: the format, and its settings, already checked."""
 
     method: str
@@ -67,7 +67,7 @@ class Quantisation:
 
 def quantisation_of(
     values: Mapping[str, Any], old: Mapping[str, Mapping[str, Any]] | None = None
-) -> Quantisation | None:
+) -> StoredQuantisation | None:
     """The quantisation that config.json names; None for a float checkpoint.
 
     Args:
@@ -96,6 +96,6 @@ def quantisation_of(
             f"quantised checkpoints are read in these formats: {', '.join(FORMATS)}",
             did_you_mean(str(method), FORMATS, "get the float checkpoint, and run genai build --precision int4 on it"),
         )
-    found = Quantisation(method, FORMATS[method], HFConfig(settings, part=key or "the quantisation"))
+    found = StoredQuantisation(method, FORMATS[method], HFConfig(settings, part=key or "the quantisation"))
     list(found.form.read({}, found.settings))
     return found
