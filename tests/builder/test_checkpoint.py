@@ -346,12 +346,12 @@ def test_tied_head_that_differs(checkpoint: Path) -> None:
 
 def test_no_tokenizer(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
-    refuse(checkpoint, ModelFolderError, "no tokenizer.json and no tokenizer.model")
+    refuse(checkpoint, ModelFolderError, "no tokenizer.json, and no other tokenizer")
     (checkpoint / "tokenizer.model").write_bytes(b"\n")
     refuse(checkpoint, TokenizerError, "is not a SentencePiece model that can be used")
     (checkpoint / "tokenizer.model").unlink()
     (checkpoint / "tekken.json").write_text("{}")
-    refuse(checkpoint, ModelFolderError, "tekken.json is not read here")
+    refuse(checkpoint, TokenizerError, "is not a tekken file that can be used")
 
 
 def test_tokenizer_that_is_none(checkpoint: Path) -> None:

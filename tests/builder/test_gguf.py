@@ -212,7 +212,7 @@ def test_merging_into_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
     read = read_adapter(write_adapter(tmp_path / "adapter.gguf", SHAPES["llama"]))
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"])
-    with pytest.raises(UnsupportedModelError, match="not merged into GGUF"):
+    with pytest.raises(UnsupportedModelError, match="not merged into weights that are quantised already"):
         plan_build(source, merge=(read, 1.0))
     with pytest.raises(UnsupportedModelError, match="an adapter, not a model"):
         plan_build(tmp_path / "adapter.gguf")

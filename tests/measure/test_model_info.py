@@ -16,7 +16,7 @@ from onnx import helper
 
 import genai as og
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.cli.info import _lines
+from genai.cli.info import figures_of
 from genai.errors import ConfigError, ExternalDataError, GraphError, ModelFolderError, OptionError, TokenizerError
 from genai.measure.machine import PROGRAM_BYTES
 from genai.measure.model_info import describe
@@ -98,7 +98,7 @@ def test_numerics(tmp_path: Path, level: int, accuracy: str, rounded: bool, line
     counts = facts["quantised_products_by_activation"]
     assert counts["int8" if rounded else "fp32"] > 0
     assert counts["fp32" if rounded else "int8"] == 0
-    assert line in dict(_lines(facts))["numerics"]
+    assert line in dict(figures_of(facts))["numerics"]
 
 
 # --- fits or not -----------------------------------------------------------------------------------------------------

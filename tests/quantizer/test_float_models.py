@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from genai import Model
 from genai.builder import ExportOptions
 from genai.builder.build import build_model
-from genai.errors import InputError, UnsupportedModelError
+from genai.errors import InputError
 from genai.measure.evaluation.scored_text import pending_logits
 from genai.model.folders import bundled_model
 from genai.quant.grids import UniformGrid
@@ -183,16 +183,6 @@ def test_nan_names_the_tensor_row_and_block(tmp_path: Path) -> None:
         site = next(site for site in source.sites if site.name == "model.layers.1.mlp.up_proj.MatMul.weight")
         with pytest.raises(InputError, match=r"model.layers.1.mlp.up_proj.* row 5, column 70 \(block 2 of 32\)"):
             source.weight(site)
-
-
-def test_mixtures_are_refused(tmp_path: Path) -> None:
-    from genai.builder.spec import ExpertsSpec
-
-    folder = small_folder(
-        tmp_path / "model", model_type="mixtral", experts=ExpertsSpec(count=4, per_token=2, intermediate_size=32)
-    )
-    with pytest.raises(UnsupportedModelError, match="mixtures of experts"):
-        FloatModel(folder)
 
 
 def test_divergence_of_the_model_itself_is_zero(decoder: StreamedDecoder, tokens: np.ndarray) -> None:
