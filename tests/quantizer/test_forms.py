@@ -98,6 +98,7 @@ def made(source: Path, folder: Path, options: dict[str, Any]) -> Report:
 
 
 @pytest.mark.oracle
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", CASES)
 def test_runs_here_and_in_onnxruntime(name: str, untied: Path, tmp_path: Path, tokens: np.ndarray) -> None:
     options, product, table, foreign = CASES[name]

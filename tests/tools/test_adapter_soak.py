@@ -1,4 +1,4 @@
-"""A round of the soak; minutes of it are for people (and for `-m slow`)."""
+"""A round of the soak; half a minute of it in the long tests, minutes for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_round() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_type", ["int8", "int4"])
-def test_minutes(kv_type: str) -> None:
-    found, problems, _ = soak(2.0, 2, kv_dtype=kv_type, kv_dtype_force=kv_type == "int4")
+def test_half_a_minute(kv_type: str) -> None:
+    found, problems, _ = soak(0.5, 2, kv_dtype=kv_type, kv_dtype_force=kv_type == "int4")
     assert problems == []
     assert found["loaded"] > 0 and found["overflowed"] > 0
