@@ -45,10 +45,10 @@ llm = genai.LLM(threads=2, max_sequences=4)
 genai.LLM(thread=2)  # call-arg
 genai.LLM(threads="2")  # arg-type
 llm.generate("Hi", max_tokens=3, stop=["."], logit_bias={5: -1.0})
-llm.generate("Hi", max_token=3)  # call-arg
-llm.generate("Hi", temperature="hot")  # arg-type
+llm.generate("Hi", max_token=3)  # call-overload
+llm.generate("Hi", temperature="hot")  # call-overload
 llm.chat("Hi", tools=[{"type": "function"}], temperature=0.5)
-llm.chat("Hi", tool=[])  # call-arg
+llm.chat("Hi", tool=[])  # call-overload
 llm.stream("Hi", seed=0.5)  # arg-type
 params = genai.GeneratorParams(llm.model)
 params.set_search_options(do_sample=True, top_k=5, temperature=1)
