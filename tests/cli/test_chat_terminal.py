@@ -21,8 +21,10 @@ Open = Callable[..., Any]
 STORY = "Tell me a story about Luna and Tom."
 
 
-def chat(terminal: Open, *arguments: str, **environment: str) -> Any:
-    opened = terminal("chat", "-t", "1", *arguments, **environment)
+def chat(terminal: Open, *arguments: str, slowly: bool = False, **environment: str) -> Any:
+    """`slowly`: a reply that fills the context takes seconds, not a quarter of one: Ctrl-C comes before its end."""
+    device = ("--device", "reference") if slowly else ("-t", "1")
+    opened = terminal("chat", *device, *arguments, **environment)
     opened.wait_for("context 1,024 tokens.*>>>", seconds=120)  # kernels may have to be compiled
     return opened
 
@@ -204,7 +206,7 @@ def test_adapters(terminal: Open, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_the_reply_and_twice_leaves(terminal: Open) -> None:
-    one = chat(terminal, "--temperature", "1", "--ignore-eos")
+    one = chat(terminal, "--temperature", "1", "--ignore-eos", slowly=True)
     one.type(STORY + "\r")
     one.wait_for(r"Tom\.\s+\S+ ")
     one.type("\x03")
@@ -370,7 +372,7 @@ def test_a_reply_that_meets_the_end_of_the_context(terminal: Open, policy: str) 
 
 
 def test_keys_and_sizes_while_a_reply_comes(terminal: Open) -> None:
-    one = chat(terminal, "--temperature", "1", "--ignore-eos", "--on-overflow", "truncate")
+    one = chat(terminal, "--temperature", "1", "--ignore-eos", "--on-overflow", "truncate", slowly=True)
     one.type(STORY + "\r")
     one.wait_for(r"Tom\.\s+\S+ ")
     for columns, rows in ((20, 5), (200, 60), (100, 40)):
