@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ..model.adapters.parameters import AdapterParameters, checkpoint_name
 from ..model.folders import folder_json, readable
 from ..model.gguf_file import is_gguf
 from ..model.safetensors_file import SafetensorsFile
+from ..model.tensor_files import TensorFiles
 from .architectures import find
 from .architectures.common import Architecture
 from .hf_config import HFConfig
@@ -36,7 +36,7 @@ def is_checkpoint(folder: Path) -> bool:
         return (folder / CONFIG).is_file() and not (folder / "genai_config.json").exists()
 
 
-class Checkpoint(Mapping[str, NDArray[Any]]):
+class Checkpoint(TensorFiles[SafetensorsFile]):
     """Tensors by their names in the files; each look-up maps memory and copies nothing.
 
     Attributes:
@@ -51,39 +51,20 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
     precision: Precision = "int4"
 
     def __init__(self, folder: str | Path) -> None:
+        super().__init__()
         self.source = self.folder = Path(folder)
         self.remarks: list[str] = []
         has_more = (self.folder / GENERATION_CONFIG).is_file()
         generation = read_json(self.folder, GENERATION_CONFIG) if has_more else {}
         self.config = HFConfig(read_json(self.folder, CONFIG), generation)
         self._files = [SafetensorsFile(path) for path in _tensor_files(self.folder)]
-        self._places: dict[str, SafetensorsFile] = {}
         for file in self._files:
-            for name in file.tensors:
-                if name in self._places:
-                    raise InputError(
-                        f"tensor {name!r} is in {self._places[name].path.name} and in {file.path.name}",
-                        "there is no telling which of them counts",
-                        "download the checkpoint again",
-                    )
-                self._places[name] = file
+            self._add(file, "download the checkpoint again")
 
     @property
     def architecture(self) -> Architecture:
         """What it is, and where its tensors lie; UnsupportedModelError if it is not known."""
         return find(self.config.model_type)
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._places[name].read(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header alone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from genai.quant.ggml import GGML_TYPES, GgmlType
 
 from ..errors import InputError, ModelFolderError
+from .tensor_files import TensorFiles
 
 MAGIC = b"GGUF"
 SUFFIX = ".gguf"
@@ -259,7 +260,7 @@ def _sized(
     return found.name, found.dtype, stored, math.prod(stored) * found.nbytes
 
 
-class GgufModel(Mapping[str, NDArray[Any]]):
+class GgufModel(TensorFiles[GgufFile]):
     """The files of one model as one: tensors by name, and the metadata of the first file.
 
     Attributes:
@@ -270,10 +271,10 @@ class GgufModel(Mapping[str, NDArray[Any]]):
     """
 
     def __init__(self, path: str | Path) -> None:
+        super().__init__()
         self.path = Path(path)
         self.files = [GgufFile(part) for part in gguf_parts(self.path)]
         self.metadata = self.files[0].metadata
-        self._places: dict[str, GgufFile] = {}
         for number, file in enumerate(self.files):
             stated = file.metadata.get("split.count", 1), file.metadata.get("split.no", 0)
             if stated != (len(self.files), number) and not (len(self.files) == 1 and stated[0] in (0, 1)):
@@ -282,13 +283,7 @@ class GgufModel(Mapping[str, NDArray[Any]]):
                     f"by its name it is file {number} of {len(self.files)}, counted from 0",
                     "give the files the names under which they were published",
                 )
-            for name in file.tensors:
-                if name in self._places:
-                    raise InputError(
-                        f"tensor {name!r} is in {self._places[name].path.name} and in {file.path.name}",
-                        "there is no telling which of them counts", "download the files again",
-                    )  # fmt: skip
-                self._places[name] = file
+            self._add(file, "download the files again")
 
     @property
     def architecture(self) -> str:
@@ -304,18 +299,6 @@ class GgufModel(Mapping[str, NDArray[Any]]):
     def info(self, name: str) -> GgufTensor:
         """Type and shape of a tensor."""
         return self._places[name].tensors[name]
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._places[name].read(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def is_gguf(path: Path) -> bool:

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from genai.cli.app import run as run_here
-
-
-def run(*arguments: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "genai", *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
-
+from tests.cli.processes import run
 
 QUESTION = ["-p", "What is 12 + 7?", "--chat"]
 

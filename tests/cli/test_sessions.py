@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +13,7 @@ import pytest
 import genai
 from genai.errors import InputError
 from genai.llm.chat import ChatSession
-
-
-def run(*arguments: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "genai", *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+from tests.cli.processes import run
 
 
 def test_a_session_goes_on_with_what_it_has_read(tmp_path: Path) -> None:

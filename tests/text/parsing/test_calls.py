@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import genai
 from genai.engine.sampling.grammar import Grammar
@@ -19,19 +18,6 @@ TEMPLATES = {"hermes": "<think>", "llama3": "", "mistral": "", "mistral-named": 
 TOOL = CalledTool("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
                           "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}})  # fmt: skip
 ARGUMENTS = '{"a":-3}'
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> genai.Tokenizer:
-    """Bytes, and every marker of every parser as a special token."""
-    folder = tmp_path_factory.mktemp("markers")
-    backend = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    markers = sorted({marker for parser in PARSERS.values() for marker in parser.markers})
-    backend.add_special_tokens([AddedToken(name, special=True) for name in (*markers, "<pad>")])
-    backend.save(str(folder / "tokenizer.json"))
-    return genai.Tokenizer(folder)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
