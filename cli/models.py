@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,7 +82,9 @@ def rm(
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ModelFolderError(
-                f"{name}: not removed", "it is asked for first, and nobody can answer here", f"`genai rm {name} --yes`"
+                f"{name}: not removed",
+                "it is asked for first, and nobody can answer here",
+                f"`genai rm {quote(name)} --yes`",
             )
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from genai.errors import ModelFolderError
@@ -48,7 +49,7 @@ class Pulling:
             raise ModelFolderError(
                 f"{plan.name} is not in the cache",
                 f"{size(plan.missing_bytes)} would be fetched, which is asked for first, and nobody can answer here",
-                f"run `genai pull {plan.name}` first; chat, generate and batch also take --yes",
+                f"run `genai pull {quote(plan.name)}` first; chat, generate and batch also take --yes",
             )
         print(f"Fetch {size(plan.missing_bytes)} of {plan.name}? [Y/n] ", end="", file=sys.stderr, flush=True)
         self._yes = sys.stdin.readline().strip().lower() in ("", "y", "yes")

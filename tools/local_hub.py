@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         facts = {"id": name, "sha": found.commit, "siblings": found.listing(), "gated": found.gated and "auto"}
         body = fault.body or json.dumps({**facts, **found.facts}).encode()
-        self._answer(200, body, {"content-type": "application/json"})
+        self._answer(200, body, {"content-type": "application/json"}, fault.cut, fault.pause)
 
     def _resolve(self, name: str, commit: str, path: str, headers: Mapping[str, str], fault: Fault) -> None:
         if new := self._moved_to(name):

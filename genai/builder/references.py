@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from genai.kernels.messages import ProgressLine, tell
 
 from ..errors import (
     ConfigError,
-    DownloadError,
     InputError,
     ModelFolderError,
     OptionError,
@@ -81,13 +81,7 @@ def find_or_pull(given: str | Path, pulling: PullHooks | None, *, quantised: boo
     # "models/phi" with a folder models/ here is a path with a typo, not a name of somebody called models.
     if not reference.explicit and (exists(path) or Path(str(given).split("/")[0]).is_dir()):
         return path
-    known = [model.name for model in models()]
-    try:
-        return pull_model(reference, replace(pulling, check=_check), quantised=quantised)
-    except (ModelFolderError, DownloadError) as error:
-        if near := did_you_mean(reference.name, known):
-            raise type(error)(error.what, error.why, f"{error.fix}; of those in the cache, {near}") from error
-        raise
+    return pull_model(reference, replace(pulling, check=_check), quantised=quantised)
 
 
 def source_of(given: str | Path, pulling: PullHooks | None) -> Path:
@@ -110,7 +104,7 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
         )  # fmt: skip
     except (InputError, ConfigError, TokenizerError, UnsupportedModelError) as error:
         raise type(error)(
-            error.what, error.why, f"{error.fix}; `genai rm {model.name}` removes it from the cache"
+            error.what, error.why, f"{error.fix}; `genai rm {quote(model.name)}` removes it from the cache"
         ) from error
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import genai
 from genai.errors import AccessError, DownloadError, GenaiError, ModelFolderError, UnsupportedModelError
-from genai.model.hub.store import models
+from genai.model.hub.store import models, unfinished
 from tools.local_hub import Fault, LocalHub
 
 from .conftest import left
@@ -69,9 +69,78 @@ def test_revisions(hub: LocalHub, checkpoint: dict[str, bytes]) -> None:
     hub.add("org/name", checkpoint, revisions=("main", "v1", "refs/pr/1"))
     for revision in ("v1", "refs/pr/1", hub.repositories["org/name"].commit):
         assert (pull(f"org/name@{revision}") / "config.json").is_file()
-    with pytest.raises(DownloadError, match="no such revision"):
+    with pytest.raises(DownloadError, match="no such revision") as caught:
         pull("org/name@v2")
+    assert "`genai pull org/name`" in caught.value.fix
     assert len(models()) == 3
+
+
+def test_a_near_name_is_said_only_where_a_name_leads_nowhere(
+    hub: LocalHub, checkpoint: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/tiny-llama", checkpoint)
+    hub.add("org/tiny-lama", {"README.md": b"x"})
+    pull("org/tiny-llama")
+    with pytest.raises(DownloadError, match="nothing in it can be run") as caught:
+        pull("org/tiny-lama")
+    assert "did you mean" not in caught.value.fix
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DownloadError, match="not in the cache") as caught:
+        pull("org/tiny-lama")
+    assert "did you mean 'org/tiny-llama'" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://[bad", "http://127.0.0.1:99999999", "http://a:b", "127.0.0.1:80", "http://", "ftp://a", "http://a b"],
+)
+def test_an_endpoint_that_is_no_address(cache: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(DownloadError, match="no address") as caught:
+        pull()
+    assert "HF_ENDPOINT" in caught.value.what and "unset" in caught.value.fix
+
+
+@pytest.mark.parametrize("error", [ImportError("no socksio"), ValueError("bad proxy"), FileNotFoundError(2, "None")])
+def test_an_environment_in_which_no_request_can_be_made(
+    hub: LocalHub, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.get_session", fail)
+    with pytest.raises(DownloadError, match="no request can be made") as caught:
+        pull()
+    assert "ALL_PROXY" in caught.value.fix and "SSL_CERT_FILE" in caught.value.fix
+
+
+def test_a_token_that_cannot_be_sent(
+    hub: LocalHub, checkpoint: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/name", checkpoint)
+    for token in ("hf_\xe9", "hf_\x01"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(AccessError, match="the token cannot be sent") as caught:
+            pull()
+        assert token not in str(caught.value)
+    assert not hub.requests
+
+
+def test_what_a_server_says_is_shown_without_control_characters(hub: LocalHub) -> None:
+    hub.faults["/api/"] = [Fault(status=404, headers={"x-error-message": "\x1b[31mred"})]
+    with pytest.raises(DownloadError) as caught:
+        pull()
+    assert caught.value.why == "[31mred"
+
+
+def test_a_refusal_leaves_nothing(hub: LocalHub, checkpoint: dict[str, bytes], cache: Path) -> None:
+    hub.add("org/name", checkpoint, gated=True, token="hf_good")
+    with pytest.raises(AccessError):
+        pull()
+    hub.add("org/name", {**checkpoint, "config.json": b"[]"})
+    with pytest.raises(GenaiError):
+        pull()
+    assert unfinished() == []
 
 
 def test_a_repository_that_moved(hub: LocalHub, checkpoint: dict[str, bytes]) -> None:

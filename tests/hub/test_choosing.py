@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +96,26 @@ def test_what_is_taken(files: list[str], reference: str, kind: str, root: str, t
     assert (found.kind, found.root) == (kind, root)
     assert [file.path for file in found.files] == sorted(taken)
     assert found.why
+
+
+def test_names_with_spaces() -> None:
+    files = ["my model Q8_0.gguf", "my model (Q4_0).gguf", "other.gguf", "third.gguf"]
+    assert choose(listing(files, "org/name:Q8_0")).root == "my model Q8_0.gguf"
+    assert choose(listing(files, "org/name:my model (Q4_0).gguf")).root == "my model (Q4_0).gguf"
+    with pytest.raises(DownloadError, match="several GGUF files") as caught:
+        choose(listing(["a b.gguf", "c d.gguf"]))
+    assert "`genai pull 'org/name:a b.gguf'`" in caught.value.fix
+
+
+def test_projectors_of_images_are_no_models() -> None:
+    assert choose(listing(["x-Q8_0.gguf", "x-mmproj-Q8_0.gguf"], "org/name:Q8_0")).root == "x-Q8_0.gguf"
+
+
+def test_what_was_left_out_is_said() -> None:
+    odd = replace(listing(["README.md"]), left_out=("a:b.gguf",))
+    with pytest.raises(DownloadError, match="nothing in it") as caught:
+        choose(odd)
+    assert "left out: 'a:b.gguf'" in caught.value.why
 
 
 def test_a_precision_wants_weights_that_can_be_quantised() -> None:

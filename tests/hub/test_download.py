@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import shutil
+import socket
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +332,87 @@ def test_interrupts_lose_nothing_that_came(
         assert pull().read_bytes() == WEIGHTS
         if not stopped:
             break
+
+
+def test_what_comes_with_a_redirection_is_not_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server could send without end there."""
+    sent = 0
+
+    def answer(server: socket.socket) -> None:
+        nonlocal sent
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: ftp://other/\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in range(1 << 10):
+                connection.sendall(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+                sent += 1 << 16
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(DownloadError, match="not fetched"):
+            pull()
+        thread.join()
+    assert sent < 16 << 20
+
+
+@pytest.mark.parametrize("place", ["/x/../a\x7f", "http://[::1", "http://127.0.0.1:x/", "file:///etc/passwd", "/again"])
+def test_redirections_that_lead_nowhere(gguf: LocalHub, place: str) -> None:
+    gguf.faults["/"] = [Fault(status=302, headers={"location": place}) for _ in range(50)]
+    with pytest.raises(DownloadError, match="not fetched") as caught:
+        pull()
+    assert "check the address" in caught.value.fix
+    assert len(gguf.requests) <= 21
+
+
+def test_an_answer_that_never_ends_is_given_up(gguf: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_LONGEST_ANSWER", 0.1)
+    gguf.faults["/api/"] = [Fault(body=b"{" * (1 << 20), pause=0.3)]
+    with pytest.raises(DownloadError, match="has not come to its end"):
+        pull()
+
+
+def test_a_record_that_cannot_be_written(gguf: LocalHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("genai.model.hub.store.PulledModel.write", full)
+        with pytest.raises(DownloadError, match="cannot write") as caught:
+            pull()
+    assert "what has come is kept" in caught.value.fix
+    assert models() == []
+    assert pull().read_bytes() == WEIGHTS
+    assert len(ranges(gguf)) == 1
+
+
+def test_an_index_without_any_of_its_shards(hub: LocalHub, checkpoint: dict[str, bytes], cache: Path) -> None:
+    files = {path: data for path, data in checkpoint.items() if path != "model.safetensors"}
+    for weight_map, said in (
+        ({"a": "model-00001-of-00001.safetensors"}, "names 1 files that the repository has not"),
+        ({"a": "parts/model-00001-of-00001.safetensors"}, "names 1 files"),
+        ({}, "has no weight_map"),
+    ):
+        index = json.dumps({"weight_map": weight_map}).encode()
+        hub.add(
+            "org/name", {**files, "model.safetensors.index.json": index, "parts/model-00001-of-00001.safetensors": b"x"}
+        )
+        with pytest.raises(DownloadError, match=said):
+            pull()
+        assert models() == []
+
+
+def test_weights_that_an_index_does_not_name_are_not_fetched(
+    hub: LocalHub, checkpoint: dict[str, bytes], cache: Path
+) -> None:
+    files = {path: data for path, data in checkpoint.items() if path != "model.safetensors"}
+    index = json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}).encode()
+    others = {"model.fp16-00001-of-00001.safetensors": WEIGHTS, "lora.safetensors": b"x"}
+    files |= {"model.safetensors.index.json": index, "model-00001-of-00001.safetensors": b"weights"}
+    hub.add("org/name", {**files, **others})
+    pull()
+    (model,) = models()
+    assert {file.path for file in model.files} == set(files)
+    assert not any(path.endswith(tuple(others)) for path in hub.paths())

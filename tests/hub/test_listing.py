@@ -23,14 +23,27 @@ def facts(**entry: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "path",
-    ["../x", "a/../../x", "/etc/passwd", "a//b", "", ".", "a/.", "a\\..\\b", "C:x", "a\0b", "a\nb", "x" * 300,
-     "a/" * 600 + "b", "con?", "a\u202eb"],
-)  # fmt: skip
+    ["../x", "a/../../x", "/etc/passwd", "a//b", "", ".", "a/.", "a\\..\\b", "C:x"],
+)
 def test_names_that_lead_elsewhere(path: str) -> None:
     assert not is_safe(path)
     with pytest.raises(DownloadError, match="not believed") as caught:
         listing_of(Reference("org/name"), facts(rfilename=path))
     assert "could be written elsewhere" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["a\0b", "a\nb", "x" * 300, "\u6a21" * 80, "a/" * 600 + "b", "con?", "a\u202eb", "runs/12:30/events", "\ud800"],
+)
+def test_files_that_cannot_be_written_everywhere_are_left_out(path: str) -> None:
+    assert not is_safe(path)
+    found = listing_of(
+        Reference("org/name"),
+        {"sha": COMMIT, "siblings": [{"rfilename": path, "size": -1}, {"rfilename": "config.json", "size": 2}]},
+    )
+    assert [file.path for file in found.files] == ["config.json"]
+    assert found.left_out == (path,)
 
 
 @pytest.mark.parametrize(

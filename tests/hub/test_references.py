@@ -23,6 +23,7 @@ from genai.model.hub.store import folder_name
         ("org/name:Q4_K_M", "org/name:Q4_K_M"),
         ("org/name@main:Q4_K_M", "org/name@main:Q4_K_M"),
         ("org/name:cpu_and_mobile/cpu-int4", "org/name:cpu_and_mobile/cpu-int4"),
+        ("org/name:my model (Q8_0).gguf", "org/name:my model (Q8_0).gguf"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "Qwen/Qwen3-0.6B"),
         ("https://huggingface.co/gpt2", "gpt2"),
@@ -53,7 +54,7 @@ def test_a_checksum_comes_with_an_address() -> None:
 @pytest.mark.parametrize(
     "path",
     ["name", "./org/name", "../org/name", "/org/name", "~/org/name", "a/b/c", "models/a.gguf", "x/model.onnx", "a b/c",
-     "What is 1/2?", "", ".", "C:/models", "pytorch/model.bin"],
+     "What is 1/2?", "and/or: which one", "and/or: a.gguf", "", ".", "C:/models", "pytorch/model.bin"],
 )  # fmt: skip
 def test_paths_are_no_references(path: str) -> None:
     assert parse(path) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,53 @@ def test_names_are_found(names: list[str]) -> None:
         assert pulled_model(given) is None
     with pytest.raises(ModelFolderError, match="several models have this name"):
         pulled_model("name")
+
+
+def test_names_of_branches_and_parts_are_found_without_their_org(
+    hub: LocalHub, checkpoint: dict[str, bytes], cache: Path
+) -> None:
+    hub.add("org/name", checkpoint, revisions=("refs/pr/1",))
+    genai.pull("org/name@refs/pr/1", quiet=True)
+    found = pulled_model("name@refs/pr/1")
+    assert found is not None and found.name == "org/name@refs/pr/1"
+    assert pulled_model("1") is None
+
+
+def test_sizes_while_another_process_removes_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "z").write_bytes(b"123")
+    scan = os.scandir
+
+    def late(path: Any = ".") -> Any:
+        if str(path) == str(tmp_path / "a"):
+            (tmp_path / "a" / "b").rmdir()
+            (tmp_path / "a").rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert store.bytes_below(tmp_path) == 3
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_removal_that_another_process_finishes(
+    names: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+
+    def twice(path: Any, **options: Any) -> None:
+        unlink(path, **options)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", twice)
+    store.remove(cache / "org--name")
+    assert store.find("org/name") is None
+
+    def refused(path: Any, **options: Any) -> None:
+        raise PermissionError(13, "refused")
+
+    monkeypatch.setattr(os, "unlink", refused)
+    with pytest.raises(ModelFolderError, match="not removed"):
+        store.remove(cache / "other--name")
 
 
 def test_paths_come_before_names(names: list[str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from shlex import quote
 
 from ...errors import DownloadError, did_you_mean
 from .listing import Listing, RemoteFile
@@ -42,7 +43,7 @@ _NOT_OF_ONNX = re.compile(
 _PICKLES = re.compile(r".*\.(?:bin|pt|pth|ckpt|pkl)", re.IGNORECASE)
 # What the field calls the quantisation of a GGUF file, in the order in which one is taken.
 _QUANTISATIONS = "Q4_K_M Q4_K_S Q4_0 Q4_K_L Q5_K_M Q5_K_S IQ4_NL IQ4_XS Q6_K Q8_0 Q3_K_M BF16 F16 FP16 F32".split()
-_QUANTISED = re.compile(r"(?:^|[-._])((?:I?Q\d\w*|TQ\d_\d|BF16|F16|FP16|F32|MXFP4\w*))(?=[-._]|$)", re.IGNORECASE)
+_QUANTISED = re.compile(r"(?:^|[-._ (])((?:I?Q\d\w*|TQ\d_\d|BF16|F16|FP16|F32|MXFP4\w*))(?=[-._ )]|$)", re.IGNORECASE)
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -171,7 +172,7 @@ def _ggufs(listing: Listing) -> dict[str, list[RemoteFile]]:
     found: dict[str, list[RemoteFile]] = {}
     for file in listing.files:
         name = PurePosixPath(file.path).name.lower()
-        if not name.endswith(".gguf") or name.startswith(("mmproj", "imatrix")):
+        if not name.endswith(".gguf") or name.startswith("imatrix") or "mmproj" in name:
             continue
         split = _SPLIT.fullmatch(file.path)
         first = f"{split[1]}-00001-of-{split[3]}.gguf" if split else file.path
@@ -269,12 +270,14 @@ def _nothing(listing: Listing) -> DownloadError:
         )
     weights = any(path.endswith(".safetensors") for path in paths)
     why = f"it has safetensors, but no {CONFIG}, {SINGLE} or {INDEX} at its root" if weights else "it has no weights"
+    if listing.left_out:
+        why += f"; names that cannot be written on every system are left out: {_shown(listing.left_out)[:200]!r}"
     return DownloadError(what, why, "its page may name the repository of the model itself: `genai pull` that one")
 
 
 def _command(listing: Listing, part: str = "") -> str:
     """What fetches the same repository, or a part of it."""
-    return f"`genai pull {replace(listing.reference, part=part).name}`"
+    return f"`genai pull {quote(replace(listing.reference, part=part).name)}`"
 
 
 def _matching(pattern: re.Pattern[str], paths: Iterable[str]) -> Iterator[str]:

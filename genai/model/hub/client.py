@@ -10,7 +10,9 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urljoin
 
 from ...errors import AccessError, DownloadError, GenaiError
 from .references import HUB, endpoint, offline
@@ -19,8 +21,9 @@ _TIMEOUT = 20.0  # seconds without a byte
 _WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before another try
 _LONGEST_WAIT = 60.0
 _ANSWERS = {200, 206, 416}  # with a file, a part of it, or nothing because that part is not there
-_HOPELESS = {"UnsupportedProtocol", "TooManyRedirects"}  # errors of httpx that come again at every try
-_MOST_ANSWERS = 64 << 20  # bytes of an answer that is read whole
+_REDIRECTIONS, _MOST_REDIRECTIONS = {301, 302, 303, 307, 308}, 20
+_HOPELESS = {"UnsupportedProtocol"}  # errors of httpx that come again at every try
+_MOST_ANSWERS, _LONGEST_ANSWER = 64 << 20, 300.0  # bytes and seconds of an answer that is read whole
 _TOKENS = "https://huggingface.co/settings/tokens"
 
 T = TypeVar("T")
@@ -63,7 +66,8 @@ class Client:
         self._page, self._notice = page, notice
 
     def read(self, url: str) -> bytes:
-        """A whole answer of at most 64 MiB. Raises DownloadError, AccessError."""
+        """A whole answer of at most 64 MiB and five minutes. Raises DownloadError, AccessError."""
+        end = time.monotonic() + _LONGEST_ANSWER
 
         def once() -> bytes:
             found = bytearray()
@@ -75,6 +79,12 @@ class Client:
                             f"{url:.200}: the answer has more than {_MOST_ANSWERS >> 20} MiB",
                             "that much is not read into memory",
                             "check that it is a hub's address (HF_ENDPOINT)",
+                        )
+                    if time.monotonic() > end:
+                        raise DownloadError(
+                            f"{url:.200}: the answer has not come to its end in {_LONGEST_ANSWER:.0f} seconds",
+                            f"{len(found):,} bytes of it came",
+                            "check the connection (and HF_ENDPOINT, proxies), and run the command again",
                         )
             return bytes(found)
 
@@ -110,25 +120,32 @@ class Client:
             raise DownloadError(
                 f"{url:.200}: not fetched", "HF_HUB_OFFLINE forbids the network", "unset it, and run the command again"
             )
-        from huggingface_hub import errors, get_session, get_token
-
-        asked = {"accept-encoding": "identity", "user-agent": "onnx-genai-toolkit", **(headers or {})}
-        token = get_token() if url.startswith(endpoint() + "/") else None
-        if token:
-            asked["authorization"] = f"Bearer {token}"
-        failed: type[Exception] = vars(errors)["HTTPError"]  # httpx's own, of whichever version it is
+        session, failed, malformed = _session()
+        place = url
         try:
-            with get_session().stream("GET", url, headers=asked, timeout=_TIMEOUT, follow_redirects=True) as response:
-                if response.status_code not in _ANSWERS:
-                    raise self._refused(url, response, with_token=bool(token))
-                yield response
+            # Not left to the session, which would read whatever comes with a redirection.
+            for _ in range(_MOST_REDIRECTIONS + 1):
+                asked = {"accept-encoding": "identity", "user-agent": "onnx-genai-toolkit", **(headers or {})}
+                if token := _token_for(place):
+                    asked["authorization"] = f"Bearer {token}"
+                with session.stream("GET", place, headers=asked, timeout=_TIMEOUT, follow_redirects=False) as response:
+                    if response.status_code in _REDIRECTIONS and "location" in response.headers:
+                        place = urljoin(place, response.headers["location"])
+                        continue
+                    if response.status_code not in _ANSWERS:
+                        raise self._refused(url, response, with_token=bool(token))
+                    yield response
+                    return
+            raise DownloadError(
+                f"{url:.200}: not fetched", f"it leads on more than {_MOST_REDIRECTIONS} times", "check the address"
+            )
         except GenaiError:
             raise
         except failed as error:
             if type(error).__name__ in _HOPELESS:
                 raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
             raise Broken(f"{type(error).__name__}: {error}") from error
-        except ValueError as error:  # an address that a redirection made up
+        except (ValueError, malformed) as error:  # an address that a redirection made up
             raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
 
     def _given_up(self, error: Broken) -> DownloadError:
@@ -146,12 +163,15 @@ class Client:
 
     def _refused(self, url: str, response: Any, *, with_token: bool) -> Exception:
         status, code = response.status_code, response.headers.get("x-error-code", "")
-        said = response.headers.get("x-error-message", "")[:300]
+        said = "".join(filter(str.isprintable, response.headers.get("x-error-message", "")[:300]))
         if status == 429 or status >= 500:
             return Broken(f"{status} from {url:.200}", _asked_to_wait(response.headers))
         if code == "RevisionNotFound":
             return DownloadError(
-                f"{url:.200}: no such revision", "the repository has none", "look at the page's branches"
+                f"{url:.200}: no such revision",
+                "the repository has none of this name",
+                f"choose one of the branches and tags on its page ({self._page}), or its default branch: "
+                f"`genai pull {self._page.removeprefix(endpoint()).strip('/')}`",
             )
         at_hub = bool(self._page)
         if at_hub and (code == "GatedRepo" or (status == 403 and code != "RepoNotFound")):
@@ -166,6 +186,40 @@ class Client:
         return DownloadError(
             f"{url:.200}: the server answers {status}", said or "it has no such file", "check the address"
         )
+
+
+def _session() -> tuple[Any, type[Exception], type[Exception]]:
+    """The library's session, and what its requests raise, also for what is no address: errors of httpx, of whichever
+    version that is.
+
+    Raises DownloadError: the environment's variables let it make none.
+    """
+    try:
+        from huggingface_hub import errors, get_session
+
+        failed = vars(errors)["HTTPError"]
+        return get_session(), failed, import_module(failed.__module__.partition(".")[0]).InvalidURL
+    except (ImportError, OSError, ValueError) as error:
+        raise DownloadError(
+            "no request can be made",
+            str(error),
+            "correct or unset the variable that says so: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (for SOCKS also `pip "
+            "install socksio`), SSL_CERT_FILE, or one that begins with HF_",
+        ) from error
+
+
+def _token_for(url: str) -> str | None:
+    """The token, for the hub alone. Raises AccessError: it is none."""
+    from huggingface_hub import get_token
+
+    token = get_token() if url.startswith(endpoint() + "/") else None
+    if token and not (token.isascii() and token.isprintable()):
+        raise AccessError(
+            "the token cannot be sent",
+            "it has other characters than a token's",
+            f"copy it again from {_TOKENS} (HF_TOKEN, or `hf auth login`)",
+        )
+    return token
 
 
 def gated(page: str, said: str, *, with_token: bool) -> AccessError:

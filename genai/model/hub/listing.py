@@ -15,6 +15,7 @@ from .references import Reference, endpoint
 
 _MOST_FILES = 200_000
 _MOST_BYTES = 1 << 50
+_LONGEST_NAME = 220  # bytes: of the 255 that systems take, some are for the ending while it comes
 _LICENSE_TAG = "license:"
 
 
@@ -46,6 +47,7 @@ class Listing:
         license: as its model card names it; "" = it names none.
         gated: its authors want an agreement first.
         files: in order of their paths.
+        left_out: paths that cannot be written on every system, and are not fetched.
     """
 
     reference: Reference
@@ -54,6 +56,7 @@ class Listing:
     license: str
     gated: bool
     files: tuple[RemoteFile, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def read_listing(reference: Reference, notice: Notice) -> Listing:
@@ -78,17 +81,24 @@ def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
         raise _unbelievable(reference, "it has no commit, or no list of files")
     if len(listed) > _MOST_FILES:
         raise _unbelievable(reference, f"it lists {len(listed):,} files; at most {_MOST_FILES:,} are read")
-    files = sorted((_file(reference, commit, entry) for entry in listed), key=lambda file: file.path)
-    if len({file.path for file in files}) < len(files):
+    paths = [_path(reference, entry) for entry in listed]
+    if len(set(paths)) < len(paths):
         raise _unbelievable(reference, "it lists a file twice")
+    named = sorted((path, entry) for path, entry in zip(paths, listed, strict=True))
+    files = [_file(reference, commit, path, entry) for path, entry in named if is_safe(path)]
     gated = facts.get("gated") not in (None, False, "False", "false")
-    return Listing(reference, page_of(reference.repo), commit, _license(facts), gated, tuple(files))
+    left_out = tuple(path for path in paths if not is_safe(path))
+    return Listing(reference, page_of(reference.repo), commit, _license(facts), gated, tuple(files), left_out)
 
 
-def _file(reference: Reference, commit: str, entry: Any) -> RemoteFile:
+def _path(reference: Reference, entry: Any) -> str:
     path = entry.get("rfilename") if isinstance(entry, dict) else None
-    if not isinstance(path, str) or not is_safe(path):
+    if not isinstance(path, str) or _leads_elsewhere(path):
         raise _unbelievable(reference, f"it lists a file named {path!r:.120}, which could be written elsewhere")
+    return path
+
+
+def _file(reference: Reference, commit: str, path: str, entry: dict[str, Any]) -> RemoteFile:
     lfs = entry.get("lfs") if isinstance(entry.get("lfs"), dict) else {}
     size = lfs.get("size", entry.get("size"))
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
@@ -100,9 +110,13 @@ def _file(reference: Reference, commit: str, entry: Any) -> RemoteFile:
 
 def is_safe(path: str) -> bool:
     """Whether a path stays inside whatever folder it is put into, on every system."""
-    parts = path.split("/")
-    odd = any(character in path for character in '\\:*?"<>|') or not path.isprintable() or len(path) > 1000
-    return not odd and all(part not in ("", ".", "..") and len(part) <= 220 for part in parts)
+    odd = any(character in path for character in ':*?"<>|') or not path.isprintable() or len(path) > 1000
+    longest = max(len(part.encode("utf-8", "surrogatepass")) for part in path.split("/"))
+    return not odd and longest <= _LONGEST_NAME and not _leads_elsewhere(path)
+
+
+def _leads_elsewhere(path: str) -> bool:
+    return "\\" in path or re.match("[A-Za-z]:", path) is not None or not {"", ".", ".."}.isdisjoint(path.split("/"))
 
 
 def _digest(kind: str, value: Any, digits: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 from ...errors import ModelFolderError
 from .choosing import ONNX
@@ -21,7 +23,8 @@ def pulled_model(given: str | Path) -> PulledModel | None:
     reference = parse(text)
     if (reference is None or not reference.explicit) and exists(Path(text)):
         return None
-    if "\0" in text or (reference is None and Path(text).name != text):
+    head = re.split("[:@]", text, maxsplit=1)[0]
+    if "\0" in text or (reference is None and Path(head).name != head):
         return None
     return find(text if reference is None else reference.name)
 
@@ -42,7 +45,7 @@ def model_folder_of(given: str | Path) -> Path:
     raise ModelFolderError(
         f"{found.name} is in the cache, but no model was built of it yet",
         f"a {'GGUF file' if found.path.is_file() else 'checkpoint'} runs when it has been written as an ONNX model",
-        f"`genai chat {found.name}` does that the first time, and so does genai.LLM({found.name!r})",
+        f"`genai chat {quote(found.name)}` does that the first time, and so does genai.LLM({found.name!r})",
     )
 
 

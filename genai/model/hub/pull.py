@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from genai.kernels.interrupts import InterruptsDeferred
 
-from ...errors import DownloadError, GenaiError, ModelFolderError
+from ...errors import DownloadError, GenaiError, ModelFolderError, did_you_mean
 from ...graph.elsewhere import downloaded
 from ..locks import locked
 from ..reading import file_text, json_object
@@ -76,17 +77,29 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
     """
     if offline():
         there = downloaded(reference.repo) if reference.repo else None
-        raise DownloadError(
-            f"{reference.name}: is not in the cache",
-            "HF_HUB_OFFLINE forbids the network",
-            f"unset it, and run `genai pull {reference.name}` once"
-            + (f"; or use what Hugging Face's library downloaded: {there}" if there else ""),
+        raise _with_nearest(
+            reference,
+            DownloadError(
+                f"{reference.name}: is not in the cache",
+                "HF_HUB_OFFLINE forbids the network",
+                f"unset it, and run `genai pull {quote(reference.name)}` once"
+                + (f"; or use what Hugging Face's library downloaded: {there}" if there else ""),
+            ),
         )
-    listing = read_listing(reference, notice)
+    try:
+        listing = read_listing(reference, notice)
+    except DownloadError as error:
+        raise _with_nearest(reference, error) from error
     choice = choose(listing, quantised=quantised)
     folder = store.partial_folder(reference.name) / store.inner_name(reference.name)
     total = sum(file.size for file in choice.files)
     return PullPlan(listing, choice, folder, total, missing_bytes(choice.files, folder))
+
+
+def _with_nearest(reference: Reference, error: DownloadError) -> DownloadError:
+    """The error of a name that leads nowhere, with the name in the cache that may have been meant."""
+    near = did_you_mean(reference.name, [model.name for model in store.models()])
+    return type(error)(error.what, error.why, f"{error.fix}; of those in the cache, {near}") if near else error
 
 
 def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = False) -> PulledModel:
@@ -105,7 +118,9 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
     _require_room(plan)
     if not hooks.ask(plan):
         raise ModelFolderError(
-            f"{plan.name} was not pulled", "the answer was no", f"`genai pull {plan.name}` pulls it without asking"
+            f"{plan.name} was not pulled",
+            "the answer was no",
+            f"`genai pull {quote(plan.name)}` pulls it without asking",
         )
     partial = store.partial_folder(plan.name)
     store.remove_leftovers()
@@ -113,7 +128,12 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
         if (found := store.find(reference.name)) is not None:  # another process was faster
             shutil.rmtree(partial, ignore_errors=True)
             return found
-        return _fetch(plan, partial, hooks)
+        try:
+            return _fetch(plan, partial, hooks)
+        except GenaiError:
+            if not store.bytes_below(partial):  # what was refused leaves nothing to go on with
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
@@ -122,19 +142,27 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
     remove_strangers(choice.files, folder)
     client, report = Client(listing.page if listing.commit else "", hooks.notice), hooks.watch(plan)
     order = sorted(choice.files, key=lambda file: (not _is_description(file), file.path))
-    pulled, checked = {}, False
-    for file in order:
-        if not checked and not _is_description(file):
-            _check(plan, hooks)
-            checked = True
-        pulled[file.path] = fetch_file(client, listing, file, folder, report)
+    descriptions = [file for file in order if _is_description(file)]
+    pulled = {file.path: fetch_file(client, listing, file, folder, report) for file in descriptions}
+    unnamed = _check(plan, hooks)
+    for file in order[len(descriptions) :]:
+        if file.path in unnamed:
+            report(file.size)
+        else:
+            pulled[file.path] = fetch_file(client, listing, file, folder, report)
     final = store.hub_folder() / partial.name
     model = PulledModel(
         plan.name, choice.kind, choice.root, listing.page, listing.commit, listing.license, store.now(),
-        tuple(pulled[file.path] for file in choice.files), final,
+        tuple(pulled[file.path] for file in choice.files if file.path in pulled), final,
     )  # fmt: skip
     try:
         model.write(partial)
+    except OSError as error:
+        raise DownloadError(
+            f"cannot write {partial / store.RECORD}", str(error),
+            "free some space, or check the folder's permissions, and run the command again: what has come is kept",
+        ) from error  # fmt: skip
+    try:
         with InterruptsDeferred():
             partial.rename(final)
     except OSError as error:
@@ -148,32 +176,41 @@ def _is_description(file: RemoteFile) -> bool:
     return _DESCRIPTIONS.fullmatch(file.path) is not None
 
 
-def _check(plan: PullPlan, hooks: PullHooks) -> None:
-    """A model that cannot be run is not fetched, and what has come of it goes."""
+def _check(plan: PullPlan, hooks: PullHooks) -> set[str]:
+    """A model that cannot be run is not fetched, and what has come of it goes. Returns the weights that it does not
+    need: those that its index does not name."""
     choice, folder = plan.choice, plan.folder
     try:
-        _check_index(choice, folder)
+        unnamed = _check_index(choice, folder)
         hooks.check(choice.kind, folder / choice.root)
     except GenaiError as error:
         shutil.rmtree(folder, ignore_errors=True)
         others = f"`hf download {plan.listing.reference.repo}` fetches it for other programs"
         raise type(error)(error.what, error.why, f"{error.fix}; {others}") from error
+    return unnamed
 
 
-def _check_index(choice: FileChoice, folder: Path) -> None:
-    """The shards that an index names are all there, or the rest would come for nothing."""
+def _check_index(choice: FileChoice, folder: Path) -> set[str]:
+    """The shards that an index names are all there, or the rest would come for nothing. Returns those it does not."""
     present = {file.path for file in choice.files}
     if INDEX not in present:
-        return
+        return set()
     places = json_object(file_text(folder / INDEX, DownloadError, DownloadError) or "", INDEX, DownloadError)
     listed = places.get("weight_map")
     named = set(map(str, listed.values())) if isinstance(listed, dict) else set()
+    if not named:
+        raise DownloadError(
+            f"{INDEX} has no weight_map",
+            "it says which file holds which tensor",
+            "look at its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
+        )
     if missing := sorted(named - present):
         raise DownloadError(
             f"{INDEX} names {len(missing)} files that the repository has not: {', '.join(missing[:3])}",
             "without them the model is not whole",
             "look at its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
         )
+    return {path for path in present - named if path.endswith(".safetensors")}
 
 
 def _require_room(plan: PullPlan) -> None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ...errors import ModelFolderError
+from ...errors import DownloadError, ModelFolderError
 
 HUB = "https://huggingface.co"
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _SEGMENT = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9_])?"
-_NAME = re.compile(rf"(?P<repo>{_SEGMENT}(?:/{_SEGMENT})?)(?:@(?P<revision>[\w./-]+?))?(?::(?P<part>[\w./+-]+))?")
+# Names of GGUF files may hold whatever names of files do.
+_PART = r"[\w./+-]+|[^\s:/][^:\\]*\.(?i:gguf)"
+_NAME = re.compile(rf"(?P<repo>{_SEGMENT}(?:/{_SEGMENT})?)(?:@(?P<revision>[\w./-]+?))?(?::(?P<part>{_PART}))?")
 _INSIDE = re.compile(
     r"(?P<repo>[^/]+/[^/]+|[^/]+$)(?:/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<part>.+?))?)?/?"
 )
@@ -52,8 +54,18 @@ class Reference:
 
 
 def endpoint() -> str:
-    """Where the hub is: $HF_ENDPOINT, or huggingface.co."""
-    return (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    """Where the hub is: $HF_ENDPOINT, or huggingface.co. Raises DownloadError: that is no address."""
+    found = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    try:
+        parts = urlsplit(found)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"\s", found)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise DownloadError(
+            f"HF_ENDPOINT={found:.200}: no address", f"it is where the hub is, such as {HUB}", "correct or unset it"
+        )
+    return found
 
 
 def offline() -> bool:

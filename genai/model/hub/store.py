@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -129,13 +130,17 @@ def find(name: str) -> PulledModel | None:
     exact = hub_folder() / folder_name(name)
     if (exact / RECORD).is_file():
         return read_record(exact)
-    if "/" in name.split(":", 1)[0]:
+    if "/" in re.split("[:@]", name, maxsplit=1)[0]:
         return None
-    found = [model for model in models() if name.lower() in (model.name.lower(), model.name.rsplit("/", 1)[-1].lower())]
+    found = [model for model in models() if name.lower() in (model.name.lower(), _without_org(model.name).lower())]
     if len(found) > 1:
         names = ", ".join(model.name for model in found)
         raise ModelFolderError(f"{name}: several models have this name", f"they are {names}", "give the whole name")
     return found[0] if found else None
+
+
+def _without_org(name: str) -> str:
+    return name.rsplit("/", 1)[-1] if "://" in name else name.split("/", 1)[-1]
 
 
 def models() -> list[PulledModel]:
@@ -202,9 +207,15 @@ def remove(folder: Path) -> None:
         try:
             hidden.parent.mkdir(exist_ok=True)
             folder.rename(hidden)
-            shutil.rmtree(hidden)
+            shutil.rmtree(hidden, onerror=_unless_gone)
         except OSError as error:
             raise ModelFolderError(f"{folder}: not removed", str(error), "check its permissions") from error
+
+
+def _unless_gone(_: object, path: str, caught: Any) -> None:
+    """What cannot be removed because it is not there, as another process finishes this removal, is removed."""
+    if not isinstance(caught[1], FileNotFoundError):
+        raise caught[1]
 
 
 def remove_leftovers() -> None:
@@ -217,10 +228,11 @@ def remove_leftovers() -> None:
 def bytes_below(folder: Path) -> int:
     """What a folder takes on the disk."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            if path.is_file() and not path.is_symlink():
-                total += path.stat().st_size
+    for place, _, names in os.walk(folder):  # which leaves out what another process removes meanwhile
+        for path in map(Path(place).joinpath, names):
+            with suppress(OSError):
+                if path.is_file() and not path.is_symlink():
+                    total += path.stat().st_size
     return total
 
 
