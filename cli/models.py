@@ -62,10 +62,10 @@ def list_models(as_json: opt.AsJson = False) -> None:
     emit_figures(
         [
             *(
-                (row["name"], f"{row['kind']}, {size(row['bytes'])}, {row['precision']}, {row['pulled']}")
+                (printable(row["name"]), f"{row['kind']}, {size(row['bytes'])}, {row['precision']}, {row['pulled']}")
                 for row in found
             ),
-            *((row["name"], f"unfinished, {size(row['bytes'])}") for row in rest),
+            *((printable(row["name"]), f"unfinished, {size(row['bytes'])}") for row in rest),
         ]
     )
 
@@ -170,9 +170,10 @@ def _unfinished(folder: Path) -> dict[str, Any]:
 
 def _folder_named(name: str) -> Path:
     """The folder of a model, or of what was left unfinished."""
-    from genai.model.hub.store import folder_name, unfinished
+    from genai.model.hub.store import PARTIAL, folder_name, unfinished
 
-    for folder in unfinished():
+    # What is in a model's place comes before what has come of it: it is what keeps that from being whole.
+    for folder in sorted(unfinished(), key=lambda one: one.parent.name == PARTIAL):
         if folder.name in (name, folder_name(name)):
             return folder
     return _model_named(name).folder

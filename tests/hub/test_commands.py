@@ -289,3 +289,28 @@ def test_every_error_is_one_of_ours(tiny: LocalHub, capsys: Capture) -> None:
     for given in ("\udcff/x", "\udcff", "a\0b"):
         with pytest.raises(GenaiError):
             genai.pull(given, quiet=True)
+
+
+def test_something_in_the_place_of_a_model(tiny: LocalHub, cache: Path, capsys: Capture) -> None:
+    """The command that the error names clears the place, and keeps what has come."""
+    place = cache / "org--tiny-llama"
+    place.mkdir(parents=True)
+    (place / "file").write_text("x")
+    assert run(["pull", "org/tiny-llama"]) == 1
+    assert "`genai rm org--tiny-llama`" in capsys.readouterr().err
+    assert run(["rm", "org--tiny-llama", "--yes"]) == 0
+    assert not place.exists()
+    place.write_text("x")
+    asked = len(tiny.requests)
+    assert run(["pull", "org/tiny-llama"]) == 1
+    assert f"move {place} away" in capsys.readouterr().err
+    place.unlink()
+    assert run(["pull", "org/tiny-llama"]) == 0
+    assert len(tiny.requests) == asked + 2  # two listings; the files were there
+
+
+def test_folders_with_odd_names_are_listed_in_one_line(cache: Path, capsys: Capture) -> None:
+    (cache / "a\nb\x1b[31m").mkdir(parents=True)
+    assert run(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 1 and "\x1b" not in shown

@@ -231,7 +231,7 @@ def test_no_room_is_said_before_anything_comes(gguf: LocalHub, cache: Path, monk
     monkeypatch.setattr(shutil, "disk_usage", lambda place: type("Usage", (), {"free": 1_000_000})())
     with pytest.raises(DownloadError, match=r"0.00 GB have yet to come, 0.00 GB are free") as caught:
         pull()
-    assert "genai list" in caught.value.fix
+    assert "genai list" in caught.value.fix and "0.07 GB are left free" in caught.value.why
     assert ranges(gguf) == [] and left(cache) == []
 
 

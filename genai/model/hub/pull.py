@@ -166,9 +166,9 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
         with InterruptsDeferred():
             partial.rename(final)
     except OSError as error:
-        raise ModelFolderError(
-            f"cannot make {final}", str(error), f"`genai rm {final.name}` removes what is in its place"
-        ) from error
+        is_folder = final.is_dir() and not final.is_symlink()
+        fix = f"`genai rm {final.name}` removes what is in its place" if is_folder else f"move {final} away"
+        raise ModelFolderError(f"cannot make {final}", str(error), f"{fix}; what has come is kept") from error
     return model
 
 
@@ -219,7 +219,7 @@ def _require_room(plan: PullPlan) -> None:
     if free < needed:
         raise DownloadError(
             f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB have yet to come, {free / 1e9:.2f} GB are free in {place}",
-            "a download that fills the disk fails at its end",
+            f"a download that fills the disk fails at its end, and {_MARGIN / 1e9:.2f} GB are left free",
             "free some space (`genai list` shows what is here), or set GENAI_CACHE_DIR to another disk",
         )
 
