@@ -99,7 +99,8 @@ def _path(reference: Reference, entry: Any) -> str:
 
 
 def _file(reference: Reference, commit: str, path: str, entry: dict[str, Any]) -> RemoteFile:
-    lfs = entry.get("lfs") if isinstance(entry.get("lfs"), dict) else {}
+    found = entry.get("lfs")
+    lfs: dict[str, Any] = found if isinstance(found, dict) else {}
     size = lfs.get("size", entry.get("size"))
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
         raise _unbelievable(reference, f"{path:.200} is said to have {size!r:.40} bytes")
