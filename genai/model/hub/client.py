@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urljoin
 
@@ -22,7 +21,8 @@ _WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before another try
 _LONGEST_WAIT = 60.0
 _ANSWERS = {200, 206, 416}  # with a file, a part of it, or nothing because that part is not there
 _REDIRECTIONS, _MOST_REDIRECTIONS = {301, 302, 303, 307, 308}, 20
-_HOPELESS = {"UnsupportedProtocol"}  # errors of httpx that come again at every try
+# Errors of httpx: those that come again at every try, and that of an address which is none.
+_HOPELESS, _NO_ADDRESS = {"UnsupportedProtocol"}, "InvalidURL"
 _MOST_ANSWERS, _LONGEST_ANSWER = 64 << 20, 300.0  # bytes and seconds of an answer that is read whole
 _TOKENS = "https://huggingface.co/settings/tokens"
 
@@ -120,7 +120,7 @@ class Client:
             raise DownloadError(
                 f"{url:.200}: not fetched", "HF_HUB_OFFLINE forbids the network", "unset it, and run the command again"
             )
-        session, failed, malformed = _session()
+        session, failed = _session()
         place = url
         try:
             # Not left to the session, which would read whatever comes with a redirection.
@@ -145,8 +145,10 @@ class Client:
             if type(error).__name__ in _HOPELESS:
                 raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
             raise Broken(f"{type(error).__name__}: {error}") from error
-        except (ValueError, malformed) as error:  # an address that a redirection made up
-            raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
+        except Exception as error:
+            if isinstance(error, ValueError) or type(error).__name__ == _NO_ADDRESS:  # that a redirection made up
+                raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
+            raise
 
     def _given_up(self, error: Broken) -> DownloadError:
         if error.wait is not None and error.wait > _LONGEST_WAIT:
@@ -188,17 +190,15 @@ class Client:
         )
 
 
-def _session() -> tuple[Any, type[Exception], type[Exception]]:
-    """The library's session, and what its requests raise, also for what is no address: errors of httpx, of whichever
-    version that is.
+def _session() -> tuple[Any, type[Exception]]:
+    """The library's session, and what its requests raise: httpx's own error, of whichever version that is.
 
     Raises DownloadError: the environment's variables let it make none.
     """
     try:
         from huggingface_hub import errors, get_session
 
-        failed = vars(errors)["HTTPError"]
-        return get_session(), failed, import_module(failed.__module__.partition(".")[0]).InvalidURL
+        return get_session(), vars(errors)["HTTPError"]
     except (ImportError, OSError, ValueError) as error:
         raise DownloadError(
             "no request can be made",
