@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +76,7 @@ class Vocabulary:
             if not token or len(token) > _MOST_TOKEN or any("\ud800" <= one <= "\udfff" for one in token):
                 self._fail(f"token {id_} is {token!r:.60}", f"1 to {_MOST_TOKEN} characters of UTF-8 are expected")
         if len(set(self.tokens)) < len(self.tokens):
-            twice = next(token for id_, token in enumerate(self.tokens) if self.tokens.index(token) < id_)
+            twice = Counter(self.tokens).most_common(1)[0][0]
             self._fail(f"two tokens have the text {twice!r:.60}", "each text has one id")
         self.types = [PieceType.NORMAL] * len(self.tokens)
         if (types := self._numbers("token_type", "iu")) is not None:
