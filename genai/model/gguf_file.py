@@ -103,7 +103,9 @@ class GgufFile:
         value = self.metadata.get(key, default)
         if isinstance(value, np.ndarray | list):
             raise InputError(
-                f"{self.path}: {key} is a list, {list(value)!r:.40}", "one value is expected", "convert the model again"
+                f"{self.path}: {key} is a list, {np.asarray(value[:9]).tolist()!r:.40}",
+                "one value is expected",
+                "convert the model again",
             )
         return value
 
