@@ -66,6 +66,7 @@ class Shape:
 _LAYER_NORM: dict[str, Any] = {"layer_norm": True, "norm_biases": True, "gated": False}
 _ALL_BIASES: dict[str, Any] = {"bias": ("qkv", "o", "mlp"), **_LAYER_NORM}
 _GRANITE = {"attention.scale": 0.1, "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 4.0}
+_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256}
 _LONG = {"rope.scaling.original_context_length": 512, "rope.scaling.attn_factor": 1.19}
 _GEMMA2 = {"attention.sliding_window": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
@@ -73,10 +74,12 @@ SHAPES: dict[str, Shape] = {
     "llama": Shape("llama"),
     "llama_divisors": Shape("llama", tied=True, divisors=("rope_freqs",)),
     "llama_linear": Shape("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
-    "llama_yarn": Shape(
-        "llama",
-        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256},
-    ),
+    "llama_yarn": Shape("llama", _YARN),
+    "llama_not_scaled": Shape("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
+    "llama_louder": Shape("llama", {"rope.scaling.attn_factor": 0.7}),
+    "llama_divisors_linear": Shape("llama", {"rope.scaling.factor": 4.0}, tied=True, divisors=("rope_freqs",)),
+    "llama_divisors_yarn": Shape("llama", {**_YARN, "rope.scaling.attn_factor": 0.7}, divisors=("rope_freqs",)),
+    "llama_yarn_shrunk": Shape("llama", {**_YARN, "rope.scaling.factor": 0.5}),
     "llama_experts": Shape("llama", experts=4, width=256),
     "qwen2": Shape("qwen2", bias=("qkv",)),
     "qwen2moe": Shape("qwen2moe", {"expert_shared_feed_forward_length": 256}, bias=("qkv",), experts=4, shared=256),
@@ -95,6 +98,11 @@ SHAPES: dict[str, Shape] = {
     ),
     "olmo": Shape("olmo", kv_heads=4, layer_norm=True, norm_weights=False),
     "olmo2": Shape("olmo2", kv_heads=4, pre=False, post=True, qk="all"),
+    "olmo2_windows": Shape(
+        "olmo2", {**_YARN, "attention.sliding_window": 8}, layers=5, kv_heads=4, pre=False, post=True, qk="all"
+    ),
+    "granite_defaults": Shape("granite", {"logit_scale": 4.0, "attention.scale": 0.0}, tied=True),
+    "granite_not_rotated": Shape("granite", {**_GRANITE, "rope.scaling.finetuned": False}, tied=True),
     "granite": Shape("granite", _GRANITE, tied=True),
     "granitemoe": Shape("granitemoe", _GRANITE, tied=True, experts=4, width=256),
     "starcoder2": Shape("starcoder2", tied=True, **_ALL_BIASES),

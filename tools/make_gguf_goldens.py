@@ -48,7 +48,7 @@ def texts() -> list[str]:
 
 
 def write_vocabulary(path: Path, kind: str) -> Path:
-    """A file with a tokenizer and without a model: a pre-tokenizer's name, "llama", "llama-no-prefix" or "t5"."""
+    """A file with a tokenizer and without a model: a pre-tokenizer's name, or one of "llama", "t5" and so on."""
     known = json.loads(VOCABULARIES.read_text(encoding="utf-8"))
     values = (_byte_level if kind in PRE_TOKENIZERS else _pieces)(known, kind)
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -94,14 +94,15 @@ def _pieces(known: dict[str, Any], kind: str) -> dict[str, Any]:
     kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
     types = [kinds.get(token, 6 if token.startswith("<0x") else 1) for token in tokens]
     more = ["<|im_start|>", "<defined>", "[PAD1]"]
+    roles = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
     return {
         "model": "llama", "tokens": [*tokens, *more], "scores": [*scores, -1e3, -1e3, -1e3],
-        "token_type": [*types, 3, 4, 5], "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0,
-        "add_space_prefix": kind == "llama",
+        "token_type": [*types, 3, 4, 5], "add_space_prefix": kind != "llama-no-prefix",
+        **({} if kind == "llama-no-roles" else roles),
     }  # fmt: skip
 
 
-VOCABULARY_KINDS = (*PRE_TOKENIZERS, "llama", "llama-no-prefix", "t5")
+VOCABULARY_KINDS = (*PRE_TOKENIZERS, "llama", "llama-no-prefix", "llama-no-roles", "t5")
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
     elif isinstance(scaling, Llama3Scaling):
         frequencies = _llama3_frequencies(frequencies, scaling)
     elif isinstance(scaling, FrequencyFactors):
-        frequencies = _frequencies(spec, spec.rope_theta, scaling.divisors)
+        frequencies, factor = _frequencies(spec, spec.rope_theta, scaling.divisors), scaling.attention_factor
     elif isinstance(scaling, YarnScaling):
         frequencies = _yarn_frequencies(spec, frequencies, scaling)
         factor = yarn_magnitude(scaling.factor) if scaling.attention_factor is None else scaling.attention_factor

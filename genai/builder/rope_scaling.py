@@ -68,9 +68,13 @@ class LongRope:
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyFactors:
-    """A divisor per frequency, whatever the length, as GGUF files have them for Llama 3."""
+    """A divisor per frequency, whatever the length, as GGUF files have them for Llama 3.
+
+    attention_factor multiplies cosines and sines.
+    """
 
     divisors: tuple[float, ...]
+    attention_factor: float = 1.0
 
 
 RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRope | FrequencyFactors

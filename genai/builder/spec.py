@@ -170,7 +170,7 @@ class DecoderSpec:
 
 
 # Far beyond any decoder, and small enough to count through.
-MAX_LAYERS, MAX_EXPERTS, MAX_CONTEXT, MAX_SIZE = 1 << 12, 1 << 17, 1 << 24, 1 << 31
+MAX_LAYERS, MAX_EXPERTS, MAX_CONTEXT, MAX_SIZE = 1 << 12, 1 << 17, 1 << 24, (1 << 31) - 1
 # Bases of rotations go up to 1e11.
 MAX_NUMBER = 1e30
 # Of a table inside a graph: four of them stay below the 2 GB of a protobuf message.
@@ -200,8 +200,9 @@ def _check_attention(spec: DecoderSpec) -> None:
             f"num_attention_heads is {heads} and num_key_value_heads is {kv_heads}",
             "each key/value head serves the same number of query heads",
         )
-    if spec.sliding_window is not None and spec.sliding_window < 1:
-        raise _error(f"sliding_window is {spec.sliding_window}", "a query sees at least itself; None means no window")
+    if spec.sliding_window is not None and not 1 <= spec.sliding_window <= MAX_SIZE:
+        why = f"a query sees at least itself, and at most {MAX_SIZE} tokens; None means no window"
+        raise _error(f"sliding_window is {spec.sliding_window}", why)
     for name in ("sliding_layers", "rope_layers", "dense_layers"):
         outside = [layer for layer in getattr(spec, name) or () if not 0 <= layer < spec.num_layers]
         if outside:

@@ -27,8 +27,8 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
     if path.suffix.lower() == ".gguf":
         there = path.exists()
         return ModelFolderError(
-            f"{text}: a GGUF file is not {expected}",
-            "GGUF becomes a model folder first" if there else "and there is no such GGUF file",
+            f"{text}: a GGUF file is not {expected}" if there else f"{text}: there is no such GGUF file",
+            "GGUF becomes a model folder first" if there else f"nothing lies there, and a GGUF file is not {expected}",
             ("" if there else "check the path; ") + _BUILD.format(text).replace("of a checkpoint", "of it"),
         )
     if path.exists() or path.suffix.lower() == ".onnx":

@@ -98,6 +98,17 @@ class GgufFile:
             self.metadata[key] = cursor.value(cursor.number("<I"), key)
         self.tensors = _tensors(cursor, tensor_count, _alignment(cursor, self.metadata))
 
+    def single(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata; InputError if it is an array."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, np.ndarray | list):
+            raise InputError(
+                f"{self.path}: {key} is a list, {np.asarray(value[:9]).tolist()!r:.40}",
+                "one value is expected",
+                "convert the model again",
+            )
+        return value
+
     def read(self, name: str) -> NDArray[Any]:
         """A tensor as a view of the file: of floats, or of blocks."""
         tensor = self.tensors[name]
@@ -276,7 +287,7 @@ class GgufModel(TensorFiles[GgufFile]):
         self.files = [GgufFile(part) for part in gguf_parts(self.path)]
         self.metadata = self.files[0].metadata
         for number, file in enumerate(self.files):
-            stated = file.metadata.get("split.count", 1), file.metadata.get("split.no", 0)
+            stated = file.single("split.count", 1), file.single("split.no", 0)
             if stated != (len(self.files), number) and not (len(self.files) == 1 and stated[0] in (0, 1)):
                 raise InputError(
                     f"{file.path}: it says that it is file {stated[1]!r:.20} of {stated[0]!r:.20}",

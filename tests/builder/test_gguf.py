@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from genai.kernels.cpu.jit import LIBRARY
 from genai.model.gguf_file import GgufModel
 from genai.quant.ggml import GGML_TYPES
 from genai.text.backend import load_tokenizer
-from tools.gguf_models import SHAPES, TOKENS, VOCAB, write_adapter, write_model
+from tools import make_gguf_goldens
+from tools.gguf_models import SHAPES, TOKENS, VOCAB, VOCABULARIES, write_adapter, write_model
 from tools.make_gguf_goldens import KINDS, STEP, VOCABULARY_KINDS, texts, write_vocabulary
 
 GOLDENS = Path(__file__).parent / "gguf_goldens"
@@ -155,6 +157,20 @@ def test_ids_of_llama_cpp(kind: str, tmp_path: Path) -> None:
     backend = load_tokenizer(tmp_path).backend
     found = {text: backend.encode(text).ids for text in texts()}
     assert found == dict(zip(texts(), IDS[kind], strict=True))
+
+
+def test_bytes_without_types_of_tokens(tmp_path: Path) -> None:
+    """As llama.cpp does, by their texts."""
+    listed = make_gguf_goldens._pieces(json.loads(VOCABULARIES.read_text(encoding="utf-8")), "llama")
+    found = []
+    for without in ({}, {"tokenizer.ggml.token_type": None}):
+        values = {f"tokenizer.ggml.{key}": value for key, value in listed.items()} | without
+        shape = replace(SHAPES["llama"], layers=1)
+        values |= {"tokenizer.ggml.pre": None, "tokenizer.ggml.merges": None}
+        model = GgufModel(write_model(tmp_path / "a.gguf", shape, **values))
+        write_tokenizer(model, len(listed["tokens"]), tmp_path)
+        found.append(load_tokenizer(tmp_path).backend.encode("Ω is no token, 龍 neither").ids)
+    assert found[0] == found[1] and len(found[0]) > 8
 
 
 def test_an_adapter(tmp_path: Path) -> None:

@@ -140,3 +140,24 @@ def test_a_hostile_template_is_kept_as_text_and_runs_within_limits(tmp_path: Pat
 def test_unknown_keys_are_named(tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"], **{"llama.attention.temperature_scale": 0.1})
     assert plan_build(source).remarks == ["a.gguf has keys that are not known here: llama.attention.temperature_scale"]
+
+
+@pytest.mark.parametrize("key", ["split.count", "split.no", "general.type"])
+def test_a_list_in_the_place_of_one_value(key: str, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "a.gguf", SHAPES["llama"], **{key: [1, 2]})
+    with pytest.raises(InputError, match=rf"{key} is a list, \[.*1.*") as caught:
+        plan_build(source)
+    assert caught.value.why and caught.value.fix
+
+
+def test_the_same_token_at_the_end_of_many(tmp_path: Path) -> None:
+    """It is found in one pass, not by looking for each token among all."""
+    count = 200_000
+    tokens = [f"t{number}" for number in range(count - 1)]
+    writer = gguf.GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    writer.add_array(T + "tokens", [*tokens, tokens[-1]])
+    writer.add_string(T + "model", "gpt2")
+    writer.add_tensor("token_embd.weight", np.zeros((count, 1), np.float32))
+    gguf_models.close(writer)
+    with pytest.raises(TokenizerError, match="two tokens have the text 't199998'"):
+        plan_build(tmp_path / "a.gguf")

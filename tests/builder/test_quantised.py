@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -13,10 +14,15 @@ from safetensors.numpy import save_file
 
 import genai
 from genai.builder import ExportOptions, build_model, plan_build
-from genai.builder.build import execute
+from genai.builder.build import execute, open_checkpoint
+from genai.builder.hf_config import HFConfig
+from genai.builder.quantised import fp8
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
+from genai.errors import UnsupportedModelError
 from genai.kernels.records import HostNode, Reordered
+from genai.model.safetensors_file import SafetensorsFile
+from genai.quant.block_types import dequantise, type_of
 from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write, write_gpt_oss
 from tools.random_weights import random_tensor
 
@@ -173,3 +179,66 @@ def test_gpt_oss(tmp_path: Path) -> None:
     found = logits(execute(plan, tmp_path / "kept"))
     assert plan.options.precision == "kept" and not plan.rounded
     np.testing.assert_allclose(found, wide, atol=TOLERANCE * np.abs(wide).max())
+
+
+def numbers_of(source: Path, name: str) -> Any:
+    """A matrix of a checkpoint as floats."""
+    matrix = open_checkpoint(source)[name]
+    return matrix if type_of(matrix) is None else dequantise(matrix)
+
+
+Q = "model.layers.1.self_attn.q_proj"
+
+
+def rewritten(source: Path, tensors: dict[str, Any], settings: dict[str, Any]) -> Path:
+    """A checkpoint with these tensors in the place of those of the matrix Q."""
+    file = SafetensorsFile(source / "model.safetensors")
+    kept = {name: np.array(file.read(name)) for name in file.tensors if not name.startswith(f"{Q}.")}
+    save_file(kept | {f"{Q}.{name}": tensor for name, tensor in tensors.items()}, source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    key = "quantization" if "quantization" in config else "quantization_config"
+    (source / "config.json").write_text(json.dumps({**config, key: config[key] | settings}))
+    return source
+
+
+def test_floats_of_8_bits_with_a_scale_per_row_among_those_with_blocks(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.linspace(0.1, 2, 64, dtype=np.float32)[:, None]
+    source = rewritten(write(tmp_path, "fp8")[0], {"weight": weight, "weight_scale": scale}, {})
+    np.testing.assert_array_equal(numbers_of(source, f"{Q}.weight"), weight.astype(np.float32) * scale)
+
+
+def test_blocks_that_are_larger_than_any_matrix() -> None:
+    """No memory is taken for rows that there are not."""
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.array([[0.5, 2.0]], np.float32)
+    files = {"a.weight": weight, "a.weight_scale_inv": scale}
+    ((name, matrix),) = fp8.read(files, HFConfig({"weight_block_size": [2**40, 32]}))
+    assert name == "a.weight"
+    np.testing.assert_array_equal(matrix.read(), weight.astype(np.float32) * np.repeat(scale, 32, axis=1))
+
+
+def test_compressed_floats_with_a_scale_per_block(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.array([[0.5, 2.0], [1.5, 0.25]], np.float32)
+    groups = {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8, "block_structure": [48, 32]}}}
+    source = write(tmp_path, "w4a16")[0]
+    source = rewritten(source, {"weight": weight, "weight_scale": scale}, {"config_groups": groups})
+    wide = np.repeat(np.repeat(scale, 48, 0)[:64], 32, 1)
+    np.testing.assert_array_equal(numbers_of(source, f"{Q}.weight"), weight.astype(np.float32) * wide)
+
+
+def test_mlx_layers_in_another_mode(tmp_path: Path) -> None:
+    """As gpt-oss has it: most layers affine, experts in MXFP4, or the other way around."""
+    codes = np.random.default_rng(0).integers(0, 2**32, (64, 8), np.uint32)
+    exponents = np.full((64, 2), 125, np.uint8)
+    tensors, settings = {"weight": codes, "scales": exponents}, {Q: {"group_size": 32, "bits": 4, "mode": "mxfp4"}}
+    source = rewritten(write(tmp_path, "mlx")[0], tensors, settings)
+    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    grid = np.concatenate([grid, -grid])
+    nibbles = codes.view(np.uint8)
+    wide = np.stack([grid[nibbles & 15], grid[nibbles >> 4]], -1).reshape(64, 64) / 4
+    np.testing.assert_array_equal(numbers_of(source, f"{Q}.weight"), wide)
+    other = {Q: {"group_size": 32, "bits": 4, "mode": "nvfp4"}}
+    with pytest.raises(UnsupportedModelError, match=rf"quantization.{Q}.mode is 'nvfp4'"):
+        open_checkpoint(rewritten(source, tensors, other))

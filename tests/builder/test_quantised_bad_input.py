@@ -102,6 +102,18 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], tuple[str, ...]]]
     "an axis that there is not": ("hqq", put(f"{Q}.axis", lambda a: np.array(2, np.int32)), ("axis 2",)),
     "HQQ's scales of scales": ("hqq", put(f"{Q}.quant_zero", lambda a: np.array(1, np.int32)), ("quant_zero is set",)),
     "HQQ of another shape": ("hqq", put(f"{Q}.shape", lambda a: np.array([64, 96])), ("W_q has shape",)),
+    "fewer zero points": (
+        "w4a16", put(f"{Q}.weight_zero_point", lambda a: a[:-1]), ("has shape [7, 2], expected [8, 2]",),
+    ),
+    "zero points of other groups than scales": (
+        "w8a8", lambda t: t.update({f"{Q}.weight_zero_point": np.zeros((64, 3), np.int8)}),
+        ("weight_zero_point has 3 numbers per row", "weight_scale 1"),
+    ),
+    "no scale of scales": (
+        "nvfp4", put(f"{Q}.weight_global_scale", lambda a: a[:0]), ("weight_global_scale holds 0 numbers",),
+    ),
+    "HQQ of no number of bits": ("hqq", put(f"{Q}.nbits", lambda a: np.array(np.nan, np.float32)), ("a whole number",)),
+    "HQQ of infinite bits": ("hqq", put(f"{Q}.nbits", lambda a: np.array(np.inf, np.float32)), ("a whole number",)),
     "MLX without least values": ("mlx", lambda t: t.pop(f"{Q}.biases"), ("no tensor", f"{Q}.biases")),
     "MLX of other words": ("mlx", put(f"{Q}.weight", lambda a: a[:, :5]), ("160 bits for 64 numbers",)),
 }  # fmt: skip
@@ -134,6 +146,22 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], type[GenaiError], tuple[str, ...]
     "another packing": ("auto_round", {"packing_format": "x:nvfp"}, UnsupportedModelError, ("'x:nvfp'",)),
     "sparse weights": ("w4a16", {"format": "marlin-24"}, UnsupportedModelError, ("'marlin-24'", "pack-quantized")),
     "groups that are no object": ("w4a16", {"config_groups": [1]}, ConfigError, ("config_groups",)),
+    "sparsity that is text": ("w4a16", {"sparsity_config": "dense"}, ConfigError, ("sparsity_config", "an object")),
+    "a group that is text": ("w4a16", {"config_groups": {"a": "x"}}, ConfigError, ("'x'", "an object")),
+    "weights that are text": ("w4a16", {"config_groups": {"a": {"weights": "x"}}}, ConfigError, ("'x'", "an object")),
+    "bits that are a list": (
+        "w4a16", {"config_groups": {"a": {"weights": {"num_bits": [4]}}}}, ConfigError, ("num_bits of a.weights",),
+    ),
+    "blocks of one size": (
+        "w4a16", {"config_groups": {"a": {"weights": {"block_structure": [4]}}}}, ConfigError, ("two positive sizes",),
+    ),
+    "what is rotated while it runs": (
+        "w4a16", {"transform_config": {"config_groups": {"R4": {"apply": [{"location": "input"}]}}}},
+        UnsupportedModelError, ("has R4, applied to 'input'",),
+    ),
+    "a rotation of nobody knows what": (
+        "w4a16", {"transform_config": {"config_groups": {"R4": 1}}}, UnsupportedModelError, ("has R4",),
+    ),
     "a block of one size": ("fp8", {"weight_block_size": [128]}, ConfigError, ("two positive sizes",)),
     "tensors of another format": ("awq", {"quant_method": "hqq"}, InputError, ("says hqq, no tensor is quantised so",)),
 }  # fmt: skip

@@ -39,6 +39,7 @@ def test_windows(tiny: DecoderSpec) -> None:
         ({"partial_rotary_factor": 0.33}, "5 elements are rotated"),
         ({"head_size": 15}, "15 elements are rotated"),
         ({"sliding_window": 0}, "sliding_window is 0"),
+        ({"sliding_window": 2**31}, "sliding_window is 2147483648"),
         ({"sliding_window": 4, "sliding_layers": (2,)}, "names layer 2"),
         ({"attention_softcap": -1.0}, "attention_softcap is -1.0"),
         ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),

@@ -31,7 +31,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("meta-llama/Llama-3.2-1B", ["name on Hugging Face", "`genai pull meta-llama/Llama-3.2-1B`", "pull=True"]),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", ["`genai pull Qwen/Qwen3-0.6B`"]),
         ("hf.co/Qwen/Qwen3-0.6B", ["genai pull Qwen/Qwen3-0.6B"]),
-        ("models/phi-3.Q4_K_M.gguf", ["no such GGUF file", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"]),
+        (
+            "models/phi-3.Q4_K_M.gguf",
+            ["_M.gguf: there is no such GGUF file", "genai build models/phi-3.Q4_K_M.gguf -o FOLDER"],
+        ),
         ("model.onnx", [".onnx file is not a model folder", "no such file"]),
         ("llama3", ["`genai list` has no model of this name", "org/name", 'genai chat -p "…"']),
         ("https://example.com/a.gguf", ["`genai pull https://example.com/a.gguf`"]),

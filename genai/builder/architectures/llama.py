@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,8 +107,12 @@ def olmo(config: HFConfig) -> DecoderSpec:
 
 @architecture("OLMo 2")
 def olmo2(config: HFConfig) -> DecoderSpec:
-    """Norms behind each part instead of before it, and over all queries and all keys."""
-    return decoder(
+    """Norms behind each part instead of before it, and over all queries and all keys.
+
+    GGUF files call OLMo 3 so, too: three layers with a window, whose rotation is not scaled, to one without.
+    """
+    windows = common.window_fields(config, pattern=4)
+    spec = decoder(
         config,
         pre_norms=False,
         post_norms=True,
@@ -115,7 +120,9 @@ def olmo2(config: HFConfig) -> DecoderSpec:
         qk_norm_scope="all",
         epsilon=1e-5,
         **common.attention_biases(config),
+        **windows,
     )
+    return replace(spec, local_rope_theta=spec.rope_theta) if windows else spec
 
 
 def _multipliers(config: HFConfig) -> dict[str, Any]:

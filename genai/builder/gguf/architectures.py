@@ -6,7 +6,6 @@ are those whose tensors are there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,8 @@ from ...model.gguf_file import GgufModel
 from ..architectures import find
 from ..architectures.common import Architecture, Rule, flat
 from ..hf_config import HFConfig
-from ..rope_scaling import FrequencyFactors
+from ..rope import scaled_frequencies
+from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
 from ..spec import DecoderSpec
 from .metadata import Metadata
 
@@ -58,14 +58,15 @@ def _experts(data: Metadata, model: GgufModel) -> Values:
     used = data.integer("expert_used_count")
     width = data.optional_integer("expert_feed_forward_length") or data.integer("feed_forward_length")
     count = data.integer("expert_count")
-    return {"num_local_experts": count, "num_experts": count, "num_experts_per_tok": used, "intermediate_size": width}
+    return {"num_local_experts": count, "num_experts_per_tok": used, "intermediate_size": width}
 
 
 def _qwen_experts(data: Metadata, model: GgufModel) -> Values:
     found = _experts(data, model)
     shared = "blk.0.ffn_up_shexp.weight"
     return {
-        **{name: found[name] for name in ("num_experts", "num_experts_per_tok")},
+        "num_experts": found["num_local_experts"],
+        "num_experts_per_tok": found["num_experts_per_tok"],
         "moe_intermediate_size": found["intermediate_size"],
         "norm_topk_prob": data.architecture == "qwen3moe",
         **({"shared_expert_intermediate_size": model.info(shared).shape[0]} if shared in model else {}),
@@ -73,11 +74,13 @@ def _qwen_experts(data: Metadata, model: GgufModel) -> Values:
 
 
 def _multipliers(data: Metadata, model: GgufModel) -> Values:
-    keys = {
-        "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
-    }  # fmt: skip
-    values = {name: data.number(key) for name, key in keys.items() if data.get(key) is not None}
+    # llama.cpp takes 0 for a key that is not there.
+    values = {
+        "attention_multiplier": data.number("attention.scale", 0.0) or _head_size(data) ** -0.5,
+        "embedding_multiplier": data.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": data.number("residual_scale", 0.0) or 1.0,
+        "logits_scaling": data.number("logit_scale", 1.0),
+    }
     return {**values, **(_experts(data, model) if data.architecture == "granitemoe" else {})}
 
 
@@ -90,7 +93,7 @@ def _later_gemma(data: Metadata, model: GgufModel) -> Values:
     large = data.integer("block_count") == _LAYERS_27B[data.architecture]
     return {
         "query_pre_attn_scalar": data.integer("embedding_length") // heads if large else size,
-        "attn_logit_softcapping": data.number("attn_logit_softcapping", 50.0 if data.architecture == "gemma2" else 0.0),
+        "attn_logit_softcapping": 0.0 if _is_gemma3(data) else data.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": data.number(
             "final_logit_softcapping", 30.0 if data.architecture == "gemma2" else 0.0
         ),
@@ -174,7 +177,7 @@ def form_of(model: GgufModel) -> GgufForm:
             f"known are {', '.join(FORMS)}",
             did_you_mean(name, FORMS, "use a model of one of these"),
         )
-    if name == "llama" and model.metadata.get("llama.expert_count"):
+    if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
         return GgufForm("mixtral", _experts, permuted=True)
     return FORMS[name]
 
@@ -197,7 +200,7 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
             "use another model",
         )  # fmt: skip
     heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
-    size = data.integer("attention.key_length", max(hidden // heads, 1))
+    size = _head_size(data)
     if (other := data.integer("attention.value_length", size)) != size:
         raise UnsupportedModelError(
             f"{model.path}: keys have {size} elements per head, values {other}", "here both are of one size",
@@ -233,6 +236,11 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     return config, [key for key in data.unread if not key.startswith(known)]
 
 
+def _head_size(data: Metadata) -> int:
+    heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
+    return data.integer("attention.key_length", max(hidden // heads, 1))
+
+
 def _pattern(data: Metadata) -> Values:
     """Which layers have a window: every layer but each n-th, or a list."""
     value = data.get("attention.sliding_window_pattern")
@@ -245,12 +253,10 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
     """rope_theta, and the scaling by which positions beyond the first training are rotated."""
     values: Values = {"rope_theta": data.number("rope.freq_base", 10000.0)}
     context = data.integer("context_length")
-    kind = data.text("rope.scaling.type", "none")
+    kind = data.text("rope.scaling.type", "linear")
     original = data.optional_integer("rope.scaling.original_context_length") or context
     factor = data.number("rope.scaling.factor", data.number("rope.scale_linear", 1.0)) or 1.0
-    magnitude = data.number("rope.scaling.attn_factor", 1.0)
-    for name in ("yarn_ext_factor", "yarn_attn_factor"):
-        magnitude *= data.number(f"rope.scaling.{name}", 1.0)
+    magnitude = data.number("rope.scaling.attn_factor", 1.0) * data.number("rope.scaling.yarn_attn_factor", 1.0)
     bounds = {
         "beta_fast": data.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": data.number("rope.scaling.yarn_beta_slow", 1.0),
@@ -260,18 +266,40 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
         scaling: Values = {"type": "longrope", "short_factor": factors[0], "long_factor": factors[1]}
         scaling["attention_factor"] = magnitude
         return {**values, "rope_scaling": scaling, "original_max_position_embeddings": original}
-    if kind == "yarn" and factor > 1:
-        magnitude *= 1 + 0.1 * math.log(factor)
+    if kind == "none" or (factor == 1 and kind in ("linear", "yarn")):
+        return values
+    if kind == "yarn":
+        magnitude *= yarn_magnitude(factor)
         scaling = {"type": "yarn", "factor": factor, "attention_factor": magnitude, **bounds}
         return {**values, "rope_scaling": {**scaling, "original_max_position_embeddings": original}}
-    if kind in ("none", "linear", "yarn"):
-        linear = {"type": "linear", "factor": factor}
-        return {**values, "rope_scaling": linear} if kind != "yarn" and factor != 1 else values
+    if kind == "linear":
+        return {**values, "rope_scaling": {"type": "linear", "factor": factor}}
     raise UnsupportedModelError(
         f"{model.path}: {model.architecture}.rope.scaling.type is {kind!r:.40}",
         f"known are none, linear, yarn, and longrope with the tensors {ROPE_LONG} and {ROPE_SHORT}",
         "convert the model again with a current convert_hf_to_gguf.py",
     )
+
+
+def _scaling(data: Metadata, model: GgufModel, spec: DecoderSpec) -> RopeScaling | None:
+    """That of the configuration, together with the divisors and the magnitude that it has no words for."""
+    given = spec.rope_scaling
+    has_own = isinstance(given, YarnScaling | LongRope)  # they have the magnitude already
+    magnitude = 1.0 if has_own else data.number("rope.scaling.attn_factor", 1.0)
+    if ROPE_FREQS not in model and magnitude == 1:
+        return given
+    pairs = spec.rotary_size // 2
+    divisors = np.array(_divisors(model, ROPE_FREQS, pairs) if ROPE_FREQS in model else [1.0] * pairs)
+    if given is not None:
+        plain, _ = scaled_frequencies(replace(spec, rope_scaling=None))
+        scaled, factor = scaled_frequencies(spec)
+        divisors, magnitude = divisors * (plain / scaled), magnitude * factor
+    return FrequencyFactors(divisors=tuple(divisors.tolist()), attention_factor=magnitude)
+
+
+def _rotates_nothing(data: Metadata) -> bool:
+    """Granite's models have a switch for the rotation, under a name that means something else elsewhere."""
+    return data.architecture in ("granite", "granitemoe") and not data.flag("rope.scaling.finetuned", True)
 
 
 def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
@@ -301,14 +329,13 @@ def architecture_of(model: GgufModel) -> Architecture:
 
     def describe(config: HFConfig) -> DecoderSpec:
         spec = known.describe(config)
-        scaling = spec.rope_scaling
-        if ROPE_FREQS in model:
-            scaling = FrequencyFactors(divisors=tuple(_divisors(model, ROPE_FREQS, spec.rotary_size // 2)))
+        data = Metadata(model.metadata, model.architecture, model.path)
         return replace(
             spec,
             # Where a family adds 1 to the weights of its norms, convert_hf_to_gguf.py has done so.
             norm_weight_offset=0.0,
-            rope_scaling=scaling,
+            rope_scaling=_scaling(data, model, spec),
+            rope_layers=() if _rotates_nothing(data) else spec.rope_layers,
             norm_biases="output_norm.bias" in model,
             qkv_bias=has("attn_q", "bias") or has("attn_qkv", "bias"),
             o_bias=has("attn_output", "bias"),

@@ -37,7 +37,7 @@ class GgufCheckpoint(Checkpoint):
     def __init__(self, path: str | Path) -> None:
         self.source = Path(path)
         self.model = model = GgufModel(self.source)
-        if model.metadata.get("general.type", "model") == _ADAPTER:
+        if model.files[0].single("general.type", "model") == _ADAPTER:
             raise UnsupportedModelError(
                 f"{path}: an adapter, not a model", "it holds factors that are added to a model's weights",
                 f"use it with the model that it belongs to: --lora NAME={path}",

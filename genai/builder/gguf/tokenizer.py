@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,12 +34,18 @@ from .pre_tokenizers import PRE_TOKENIZERS
 _KEY = "tokenizer.ggml."
 _MOST_MERGES, _MOST_TEMPLATE, _MOST_TOKEN = 1 << 20, 1 << 20, 1 << 16
 _MARK = "\u2581"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 # Ids with a role, as metadata and as transformers name them.
 _ROLES = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
     "sep_token": "seperator_token_id", "pad_token": "padding_token_id", "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }  # fmt: skip
+# Those that llama.cpp takes where the metadata name none, by the kind of tokenizer.
+_DEFAULT_ROLES: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+    "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
+}
 # Tokens that end a reply whatever the metadata say, as in llama.cpp.
 _ENDS = frozenset(
     """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> <|eom_id|>
@@ -75,9 +83,9 @@ class Vocabulary:
             if not token or len(token) > _MOST_TOKEN or any("\ud800" <= one <= "\udfff" for one in token):
                 self._fail(f"token {id_} is {token!r:.60}", f"1 to {_MOST_TOKEN} characters of UTF-8 are expected")
         if len(set(self.tokens)) < len(self.tokens):
-            twice = next(token for id_, token in enumerate(self.tokens) if self.tokens.index(token) < id_)
+            twice = Counter(self.tokens).most_common(1)[0][0]
             self._fail(f"two tokens have the text {twice!r:.60}", "each text has one id")
-        self.types = [PieceType.NORMAL] * len(self.tokens)
+        self.types = [PieceType.BYTE if _BYTE.fullmatch(token) else PieceType.NORMAL for token in self.tokens]
         if (types := self._numbers("token_type", "iu")) is not None:
             known = set(PieceType)
             if not all(int(number) in known for number in types):
@@ -122,8 +130,11 @@ class Vocabulary:
         return value
 
     def id_of(self, name: str) -> int | None:
-        """A token with a role; None where the file names none."""
+        """A token with a role; None where the file names none, and llama.cpp knows none."""
         value = self._values.get(_KEY + name)
+        default = _DEFAULT_ROLES.get(self.kind, {}).get(name)
+        if value is None and default is not None and default < len(self.tokens):
+            return default
         if value is not None and (type(value) is not int or not 0 <= value < len(self.tokens)):
             self._fail(f"{_KEY}{name} is {value!r:.40}", f"ids are 0 to {len(self.tokens) - 1}")
         return value
@@ -279,10 +290,9 @@ def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
         Piece(token, score, unused if type_ == PieceType.UNUSED else type_)
         for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores(), vocabulary.types, strict=True)
     )
-    unknown = vocabulary.id_of("unknown_token_id")
     is_bpe = kind == ModelType.BPE
     trainer = SimpleNamespace(
-        unk_id=(0 if is_bpe else 2) if unknown is None else unknown,
+        unk_id=vocabulary.id_of("unknown_token_id"),
         byte_fallback=PieceType.BYTE in vocabulary.types,
         treat_whitespace_as_suffix=False,
     )

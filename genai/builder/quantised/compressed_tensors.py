@@ -6,6 +6,7 @@ What a matrix is follows from its tensors; its `config_groups` say what they say
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,44 +44,93 @@ _UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 def read(files: Files, settings: HFConfig) -> Matrices:
     """weight_packed or weight with weight_scale, weight_zero_point, weight_shape, weight_g_idx, weight_global_scale."""
     form = settings.text("format", default="mixed-precision")
-    if form not in _FORMATS or (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+    if form not in _FORMATS or _object(settings, "sparsity_config").get("format", "dense") != "dense":
         raise UnsupportedModelError(
             f"quantization_config.format is {form!r}, or weights are stored as sparse ones",
             f"of compressed-tensors' formats {', '.join(_FORMATS)} are read",
             "look for a checkpoint of the same model in one of these, or build from the float one",
         )
-    groups = settings.get("config_groups") or {}
-    if not isinstance(groups, dict) or not all(isinstance(one, dict) for one in groups.values()):
-        raise settings.wrong("config_groups", groups, "an object of objects")
-    widths = {(one.get("weights") or {}).get("num_bits") for one in groups.values()} - {None}
+    _refuse_rotations(settings)
+    scheme = _scheme(settings)
     for base in bases(files, ".weight_scale"):
         parts = tuple(name for name in files if name.startswith(f"{base}.") and _is_beside(name[len(base) + 1 :]))
-        yield f"{base}.weight", _matrix(files, base, parts, widths)
+        yield f"{base}.weight", _matrix(files, base, parts, scheme)
 
 
 def _is_beside(end: str) -> bool:
     return end.startswith("weight") or end in _UNUSED
 
 
-def _matrix(files: Files, base: str, parts: tuple[str, ...], widths: set[Any]) -> StoredMatrix:
+def _object(settings: HFConfig, name: str) -> dict[str, Any]:
+    value = settings.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise settings.wrong(name, value, "an object")
+    return value or {}
+
+
+def _refuse_rotations(settings: HFConfig) -> None:
+    """Rotations of weights are in the weights; those of inputs, outputs, queries and keys belong to the graph."""
+    rotations = HFConfig(_object(settings, "transform_config"), part="transform_config")
+    for name, one in _object(rotations, "config_groups").items():
+        applied = one.get("apply") if isinstance(one, dict) else None
+        places = [place.get("location") for place in applied or [] if isinstance(place, dict)]
+        if not isinstance(applied, list) or not all(str(place).startswith("weight_") for place in places):
+            raise UnsupportedModelError(
+                f"transform_config of quantization_config has {name}, applied to {', '.join(map(repr, places))}",
+                "what is rotated while the model runs is not rotated here; without it the weights mean something else",
+                "look for a checkpoint without transforms, or build from the float one",
+            )
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    """What config_groups say: bits of weights, and blocks of rows and columns that share a scale."""
+
+    widths: set[int]
+    blocks: list[list[int]]
+
+
+def _scheme(settings: HFConfig) -> _Scheme:
+    groups = HFConfig(_object(settings, "config_groups"), part="config_groups")
+    scheme = _Scheme(set(), [])
+    for name in groups.values:
+        weights = HFConfig(_object(HFConfig(_object(groups, name), part=name), "weights"), part=f"{name}.weights")
+        if weights.get("num_bits") is not None:
+            scheme.widths.add(weights.integer("num_bits"))
+        if weights.get("block_structure") is not None:
+            block = weights.numbers("block_structure")
+            if len(block) != 2 or min(block) < 1:
+                raise weights.wrong("block_structure", block, "two positive sizes")
+            scheme.blocks.append(block)
+    return scheme
+
+
+def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) -> StoredMatrix:
     scale_name = f"{base}.weight_scale"
     if f"{base}.weight_packed" in files:
         packed = files[f"{base}.weight_packed"]
         if packed.dtype == np.uint8:
             return _floats_of_4_bits(files, base, parts).matrix()
-        return _packed(files, base, parts, widths).matrix()
+        return _packed(files, base, parts, scheme.widths).matrix()
     weight = part(files, f"{base}.weight", ("int8", *fp8.KINDS), (None, None))
     rows, columns = weight.shape
     if weight.dtype != np.int8:
         scale = floats(files, scale_name)
         if scale.ndim == 2 and scale.shape[0] == rows and scale.shape[1] > 1 and columns % scale.shape[1] == 0:
             return fp8.matrix(weight, scale, parts, [1, columns // scale.shape[1]])
-        fp8.check_scale(scale_name, scale, weight.shape, None)
-        return fp8.matrix(weight, scale, parts, None)
+        counts = {(-(-rows // block[0]), -(-columns // block[1])): block for block in scheme.blocks}
+        block = counts.get(scale.shape, next(iter(scheme.blocks), None))
+        fp8.check_scale(scale_name, scale, weight.shape, block)
+        return fp8.matrix(weight, scale, parts, block)
     scale = _per_row(floats(files, scale_name), scale_name, rows)
     zeros = None
     if (name := f"{base}.weight_zero_point") in files:
         points = _per_row(part(files, name, ("int8",)), name, rows)
+        if points.shape[1] not in (1, scale.shape[1]):
+            raise InputError(
+                f"{name} has {points.shape[1]} numbers per row, {scale_name} {scale.shape[1]}",
+                "each scale has one number that stands for 0", "download the checkpoint again",
+            )  # fmt: skip
         zeros = np.broadcast_to(points, scale.shape).astype(np.int16) + np.int16(128)
 
     def codes() -> NDArray[np.uint8]:
@@ -102,7 +152,7 @@ def _per_row(tensor: Array, name: str, rows: int) -> Array:
     return tensor.reshape(rows, -1)
 
 
-def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[Any]) -> Codes:
+def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[int]) -> Codes:
     """Integers plus 2 ** (bits - 1) in words, the first number in the lowest bits; zero points likewise, downwards."""
     names = {end: f"{base}.weight_{end}" for end in ("packed", "shape", "scale", "zero_point", "g_idx")}
     sizes = part(files, names["shape"], ("int32", "int64"), (2,)).tolist()
@@ -111,7 +161,7 @@ def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[Any]) -
     bits = bits_of(names["packed"], weight.shape[1] * 32, columns)
     if widths and bits not in widths:
         raise InputError(
-            f"{names['packed']} holds numbers of {bits} bits, quantization_config says {sorted(map(str, widths))}",
+            f"{names['packed']} holds numbers of {bits} bits, quantization_config says {sorted(widths)}",
             "config_groups name the bits of all matrices",
             "check that config.json and the weights belong together",
         )
@@ -120,7 +170,7 @@ def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[Any]) -
     if names["g_idx"] in files and (part(files, names["g_idx"], ("int32", "int64"), (columns,)) >= 0).all():
         order, _ = group_order(names["g_idx"], files[names["g_idx"]], groups)
     if names["zero_point"] in files:
-        stored = words(files, names["zero_point"], (None, groups))
+        stored = words(files, names["zero_point"], (-(-rows * bits // 32), groups))
         zeros = unpack_bits(np.ascontiguousarray(stored.T).view(np.uint8), bits, rows).T
 
     def codes() -> NDArray[np.uint8]:
@@ -141,7 +191,11 @@ def _floats_of_4_bits(files: Files, base: str, parts: tuple[str, ...]) -> Codes:
         read = power_scales(name, stored)
     else:
         stored = part(files, name, ("float8_e4m3fn",), (rows, columns // 16))
-        whole = floats(files, f"{base}.weight_global_scale").reshape(-1).astype(np.float32)
+        whole = floats(files, whole_name := f"{base}.weight_global_scale").reshape(-1).astype(np.float32)
+        if whole.size != 1:
+            raise InputError(
+                f"{whole_name} holds {whole.size} numbers", "a matrix has one", "download the checkpoint again"
+            )
 
         def read() -> Array:
             found: Array = stored.astype(np.float32) / whole[0]

@@ -53,8 +53,9 @@ def _product(weight: Array, scale: Array, block: list[int] | None) -> Callable[[
             factors = factors.reshape(1, 1)
         elif scale.ndim == 1:
             factors = factors[:, None]
-        elif block is not None:
-            factors = np.repeat(np.repeat(factors, block[0], 0)[: len(weight)], block[1], 1)[:, : weight.shape[1]]
+        elif block is not None and scale.shape != (len(weight), 1):
+            rows, columns = (min(size, most) for size, most in zip(block, weight.shape, strict=True))
+            factors = np.repeat(np.repeat(factors, rows, 0)[: len(weight)], columns, 1)[:, : weight.shape[1]]
         return weight.astype(np.float32) * factors
 
     return product

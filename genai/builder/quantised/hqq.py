@@ -37,7 +37,7 @@ def _number(files: Files, base: str, name: str, default: int | None = None) -> i
     if default is not None and full not in files:
         return default
     tensor = part(files, full, ("int32", "int64", "uint8", "float32", "bool"))
-    if tensor.size != 1 or tensor.reshape(-1)[0] != int(tensor.reshape(-1)[0]):
+    if tensor.size != 1 or not float(tensor.reshape(-1)[0]).is_integer():
         raise InputError(f"{full} is {tensor.tolist()!r:.60}", "a whole number is expected", "use another checkpoint")
     return int(tensor.reshape(-1)[0])
 

@@ -20,17 +20,23 @@ def read(files: Files, settings: HFConfig) -> Matrices:
     """weight uint32 [outputs, inputs * bits / 32], scales and biases [outputs, groups]; experts before the outputs."""
     group, mode = settings.integer("group_size"), settings.text("mode", default="affine")
     settings.integer("bits")
-    if mode not in _MODES:
-        raise UnsupportedModelError(
-            f"quantization.mode is {mode!r}", f"of MLX's modes {' and '.join(_MODES)} are read",
-            "look for a folder of the same model in one of these, or build from the float checkpoint",
-        )  # fmt: skip
+    _check_mode("quantization.mode", mode)
     for base in bases(files, ".scales"):
         own = settings.get(base)
         if own is not None and not isinstance(own, dict):
             raise settings.wrong(base, own, "an object with bits and group_size")
-        size = HFConfig(own or {}, part=base).integer("group_size", default=group)
-        yield from _matrices(files, base, size, mode)
+        layer = HFConfig(own or {}, part=base)
+        own_mode = layer.text("mode", default=mode)
+        _check_mode(f"quantization.{base}.mode", own_mode)
+        yield from _matrices(files, base, layer.integer("group_size", default=group), own_mode)
+
+
+def _check_mode(key: str, mode: str) -> None:
+    if mode not in _MODES:
+        raise UnsupportedModelError(
+            f"{key} is {mode!r}", f"of MLX's modes {' and '.join(_MODES)} are read",
+            "look for a folder of the same model in one of these, or build from the float checkpoint",
+        )  # fmt: skip
 
 
 def _matrices(files: Files, base: str, group: int, mode: str) -> Matrices:

@@ -45,9 +45,9 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
     model = GgufModel(path)
     data, architecture = model.metadata, model.architecture
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if data.get(key) != wanted:
+        if (found := model.files[0].single(key)) != wanted:
             raise InputError(
-                f"{path}: {key} is {data.get(key)!r:.40}, expected {wanted!r}", "this GGUF file holds no LoRA adapter",
+                f"{path}: {key} is {found!r:.40}, expected {wanted!r}", "this GGUF file holds no LoRA adapter",
                 "a whole model is used as MODEL; an adapter comes from convert_lora_to_gguf.py",
             )  # fmt: skip
     if "adapter.alora.invocation_tokens" in data:
