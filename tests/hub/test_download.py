@@ -275,6 +275,34 @@ def test_a_file_from_an_address(hub: LocalHub, cache: Path) -> None:
     assert [model.name for model in models()] == [url]
 
 
+def test_a_file_that_changes_at_its_address_is_not_put_together_of_two(hub: LocalHub, cache: Path) -> None:
+    """Nothing but what the server calls the contents tells the two apart: while a pull waits, and between two pulls."""
+    url, place, other = f"{hub.elsewhere}/files/a-Q8_0.gguf", "/files/a-Q8_0.gguf", WEIGHTS[::-1]
+    hub.plain_files[place] = WEIGHTS
+    hub.faults["/files/"] = [Fault(), Fault(cut=1 << 20), *[Fault(cut=0)] * 5]
+    with pytest.raises(DownloadError, match="broke off"):
+        pull(url)
+    hub.plain_files[place] = other
+    hub.faults.clear()
+
+    def change(plan: object) -> Callable[[int], None]:
+        hub.faults["/files/"] = [Fault(cut=1 << 20)]
+
+        def came(count: int) -> None:
+            hub.plain_files[place] = WEIGHTS
+
+        return came
+
+    assert pull_model(parse(url), PullHooks(watch=change)).path.read_bytes() == WEIGHTS
+    shutil.rmtree(cache / next(iter(left(cache))).split("/")[0])
+    hub.faults["/files/"] = [Fault(), Fault(cut=1 << 20), *[Fault(cut=0)] * 5]
+    with pytest.raises(DownloadError, match="broke off"):
+        pull(url)
+    hub.plain_files[place] = other
+    hub.faults.clear()
+    assert pull(url).read_bytes() == other
+
+
 def test_addresses_that_give_no_model(hub: LocalHub, cache: Path) -> None:
     hub.plain_files |= {"/a.gguf": WEIGHTS, "/a.zip": WEIGHTS, "/empty.gguf": b"", "/a.safetensors": WEIGHTS}
     with pytest.raises(DownloadError, match="the wrong checksum"):

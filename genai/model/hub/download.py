@@ -107,6 +107,8 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
         if begin == file.size:
             return checksum
         asked = {"range": f"bytes={begin}-"} if begin else {}
+        if begin and file.version:
+            asked["if-range"] = file.version  # other contents come from their beginning
         with client.open(file.url, asked) as response:
             if begin and not _continues(response, begin):
                 # It cannot go on from there, and sends the file from its beginning, or not at all.
@@ -192,7 +194,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _part(folder: Path, file: RemoteFile) -> Path:
     """Where a file gathers; its name changes with the contents that it is to have."""
-    key = hashlib.sha256(f"{file.digest or file.url}\0{file.size}".encode()).hexdigest()[:12]
+    contents = file.digest or f"{file.url}\0{file.version}"
+    key = hashlib.sha256(f"{contents}\0{file.size}".encode()).hexdigest()[:12]
     return folder / f"{file.path}.{key}{_PART}"
 
 

@@ -28,12 +28,14 @@ class RemoteFile:
         size: in bytes.
         digest: "sha256:" or "git:" (SHA-1, as git names a file's contents) and hexadecimal digits; "" = not known.
         url: its address.
+        version: what the server calls these contents (an ETag, or a date); "" = nothing.
     """
 
     path: str
     size: int
     digest: str
     url: str
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,20 +144,22 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
         raise DownloadError(f"{url:.200}: not fetched", f"{path!r:.80} is no name for a file here", "fetch it by hand")
     client = Client(notice=notice)
 
-    def size() -> int:
+    def described() -> tuple[int, str]:
         with client.open(url) as response:
+            etag = response.headers.get("etag", "")
+            version = response.headers.get("last-modified", "") if etag.startswith("W/") or not etag else etag
             try:
-                return int(response.headers.get("content-length", ""))
+                return int(response.headers.get("content-length", "")), version
             except ValueError:
-                return -1
+                return -1, version
 
-    found = client.patiently(size)
+    found, version = client.patiently(described)
     if not 0 < found <= _MOST_BYTES:
         raise DownloadError(
             f"{url:.200}: not fetched", "the server does not say how large it is", "fetch it with another tool"
         )
     digest = f"sha256:{reference.digest}" if reference.digest else ""
-    return Listing(reference, url, "", "", False, (RemoteFile(path, found, digest, url),))
+    return Listing(reference, url, "", "", False, (RemoteFile(path, found, digest, url, version),))
 
 
 def _unbelievable(reference: Reference, why: str) -> DownloadError:
