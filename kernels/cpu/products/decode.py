@@ -26,7 +26,7 @@ from ..tiles import configure_tiles, release_tiles
 from ..vector import maximum, minimum
 from . import decode_tiles
 from .low_rank import ASKED_BYTES, NOT_ASKED, RUN_LINES, add_adapters, start_asking
-from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep
+from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep, shares_activations
 from .terms import TermsArguments, addend_of, scaled, with_terms
 
 # What a weight and an activation are; `step` adds the products of a step along the columns to sums [row][tile].
@@ -35,7 +35,7 @@ Packing = Dense | FloatBlocks | IntegerBlocks
 STREAMS = TILES_TOGETHER
 # The gate that has parameters; all others are keys of UNARY, of x alone.
 SWIGLU = "swiglu"
-# Rows at once -> tiles at once.
+# Rows at once -> tiles at once, unless rows share activations.
 _SHAPES = {1: 4, 2: 4, 4: 2, 8: 1}
 _LINE = 64
 _VECTOR_BYTES = 4 * LANES
@@ -120,7 +120,7 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
     Args:
         beside: tiles of the group behind one of them, before the next group.
     """
-    tiles = _SHAPES[rows]
+    tiles = 2 if shares_activations(kind, rows) else _SHAPES[rows]
     ahead = {1: 0, 2: 1, STREAMS: beside}[tiles]  # tiles from the end of one to that which its stream goes on with
 
     def emit(e: Emitter, *values: Any) -> None:
