@@ -365,9 +365,12 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
     else:
         by_tiles, by_vectors = _no_tiles, _by_vectors(kind, gate, 8)
 
+    per_record = kind.steps_per_record
+
     def decode(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
         rows = entry(context, arguments.x.counted)
         stride, records = arguments.x.stride, arguments.records
+        steps = records * per_record
         scales, corrections = arguments.scales, arguments.corrections
         tile, grid = arguments.tile_stride, arguments.grid
         gated_grid = arguments.gated_grid if gate else grid
@@ -387,7 +390,7 @@ def decode_op(kind: Packing, gate: str) -> NativeOp:
                 x = row_at(arguments.x, row)
                 values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile, grid, gated_grid, asked)
                 count = by_vectors(values, rows - row)
-                start_asking(asked, records * (1 if count <= _ROWS_OF_ONE_PASS else 2))
+                start_asking(asked, steps * (1 if count <= _ROWS_OF_ONE_PASS else 2))
                 write(arguments, context, scratch, asked, group, row, count)
                 row += count
         return 0

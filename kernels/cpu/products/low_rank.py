@@ -57,9 +57,10 @@ MIN_COLUMNS = LANES
 _RANKS, _ROWS = 4, 4
 _VECTOR_BYTES = 4 * LANES
 SCRATCH_BYTES = _RANKS * _ROWS * _VECTOR_BYTES
-# What is to be asked for: how many runs of lines are noted and how many may be, then where they begin.
-RUN_LINES = 4
-_RUN_BYTES, _MOST_RUNS = RUN_LINES * _LINE, 128
+# What is to be asked for: how many runs of lines are noted and how many may be, then where they begin. Runs are short,
+# so that what a step of the micro-kernel reads itself need not wait behind them.
+RUN_LINES = 2
+_RUN_BYTES, _MOST_RUNS = RUN_LINES * _LINE, 512
 ASKED_BYTES = 8 * (2 + _MOST_RUNS)
 # No micro-kernel follows: lines are asked for at once.
 NOT_ASKED = 0
