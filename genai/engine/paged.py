@@ -47,8 +47,9 @@ class PagedSequence(DecoderSequence):
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
-        # Whether its adapters changed after tokens were computed, which stay as they are.
-        self.was_switched = False
+        # What tokens went through that were computed before its adapters changed: each entry speaks of those before an
+        # index, from the one that the entry before it names on. Computed again, they go through the same.
+        self._earlier: list[tuple[int, AdapterMix | None]] = []
         # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
         self.is_private = False
         # So many first tokens stay where tokens are forgotten.
@@ -86,8 +87,21 @@ class PagedSequence(DecoderSequence):
 
     def adapt(self, adapters: AdapterMix | None) -> None:
         """See Decoder.adapt."""
-        before, self.adapters = self._origin, adapters
-        self.was_switched = (self.was_switched or self._origin != before) and self.num_computed > 0
+        before, origin, computed = self.adapters, self._origin, self.num_computed
+        self.adapters = adapters
+        if computed == 0:
+            self._earlier = []
+        elif self._origin != origin and computed > (self._earlier[-1][0] if self._earlier else 0):
+            self._earlier.append((computed, before))
+
+    @property
+    def was_switched(self) -> bool:
+        """Whether its adapters changed after tokens were computed, which stay as they are."""
+        return bool(self._earlier)
+
+    def adapters_of(self, index: int) -> AdapterMix | None:
+        """What a token goes through, or went through when it was first computed."""
+        return next((mix for end, mix in self._earlier if index < end), self.adapters)
 
     def resume(self, stored: StoredTokens) -> None:
         """Take tokens that were computed before, of which nothing is cached yet; how they round is settled."""
@@ -114,6 +128,7 @@ class PagedSequence(DecoderSequence):
             end = total if prefill else total + len(self.proposed)
         if self.forgotten and first < self._kept:
             end = min(end, self._kept)
+        end = min([end, *(switched for switched, _ in self._earlier if switched > first)])
         return Run(end - first, bool(prefill))
 
     def propose(self, tokens: Sequence[int]) -> None:
@@ -144,7 +159,7 @@ class PagedSequence(DecoderSequence):
 
     def publish(self) -> None:
         """See Decoder.publish."""
-        if self.is_private or self.forgotten:
+        if self.is_private or self.forgotten or self.was_switched:
             return
         self.table.publish(self.tokens, self._origin, self._prefill)
 
@@ -169,6 +184,10 @@ class PagedSequence(DecoderSequence):
         super().rewind(length)
         del self._prefill[length:]
         self._settled = min(self._settled, length)
+        starts = [0, *(end for end, _ in self._earlier)]
+        self._earlier = [
+            (min(end, length), mix) for start, (end, mix) in zip(starts, self._earlier, strict=False) if start < length
+        ]
         if self.rope_table != before:
             self.drop_cache()
 
@@ -180,7 +199,6 @@ class PagedSequence(DecoderSequence):
         if self._window is not None and self.table.num_gone * self.table.block_size > place + 1 - self._window:
             place = 0
         self.table.truncate(place)
-        self.was_switched = self.was_switched and self.table.length > 0
         self.is_private = self.is_private and self.table.length > 0
 
 
@@ -237,7 +255,7 @@ class PagedDecoder(Decoder):
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
-        other.adapters, other.was_switched = sequence.adapters, sequence.was_switched
+        other.adapters, other._earlier = sequence.adapters, [*sequence._earlier]
         other.is_private = sequence.is_private
         other._kept, other.forgotten = sequence._kept, sequence.forgotten
         return other
@@ -467,6 +485,7 @@ class PagedDecoder(Decoder):
         starts = [0]
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
+        adapters: list[AdapterMix | None] = []
         for (index, count, _), table in zip(step, tables, strict=True):
             sequence, length = sequences[index], len(sequences[index].tokens)
             end = sequence.computed_end()
@@ -474,6 +493,7 @@ class PagedDecoder(Decoder):
             tokens += sequence.proposed[: max(end - length, 0)]
             positions += range(table.length - count, table.length)
             starts.append(len(tokens))
+            adapters.append(sequence.adapters_of(end - count))
             num_rows = count if index in all_rows else max(end - length + 1, 0)
             owners.append((index, len(wanted), len(wanted) + num_rows))
             wanted += range(len(tokens) - num_rows, len(tokens))
@@ -490,7 +510,7 @@ class PagedDecoder(Decoder):
             num_decode_sequences=sum(not part.prefill for part in step),
             logits_indices=np.array(wanted, np.int64),
             rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
-            **_adapters_of([sequences[part.sequence].adapters for part in step]),
+            **_adapters_of(adapters),
         )
         return context, owners
 

@@ -344,7 +344,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 self._logits = stacked([logits[-1] for logits in computed])
             else:
                 self._logits[behind] = [logits[-1] for logits in computed]
-            self._last_run.ranges, self._last_run.adapters = ranges, self._sequences[0].adapters
+            self._last_run.ranges = ranges
         return self._logits
 
     def is_done(self) -> bool:
