@@ -47,9 +47,6 @@ class PagedSequence(DecoderSequence):
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
-        # What tokens went through that were computed before its adapters changed: each entry speaks of those before an
-        # index, from the one that the entry before it names on. Computed again, they go through the same.
-        self._earlier: list[tuple[int, AdapterMix | None]] = []
         # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
         self.is_private = False
         # So many first tokens stay where tokens are forgotten.
@@ -87,21 +84,20 @@ class PagedSequence(DecoderSequence):
 
     def adapt(self, adapters: AdapterMix | None) -> None:
         """See Decoder.adapt."""
-        before, origin, computed = self.adapters, self._origin, self.num_computed
+        before, origin = self.adapters, self._origin
         self.adapters = adapters
-        if computed == 0:
-            self._earlier = []
-        elif self._origin != origin and computed > (self._earlier[-1][0] if self._earlier else 0):
-            self._earlier.append((computed, before))
+        if self._origin != origin or self.num_computed == 0:
+            self.earlier.note(self.num_computed, before)
 
     @property
     def was_switched(self) -> bool:
         """Whether its adapters changed after tokens were computed, which stay as they are."""
-        return bool(self._earlier)
+        return bool(self.earlier)
 
     def adapters_of(self, index: int) -> AdapterMix | None:
         """What a token goes through, or went through when it was first computed."""
-        return next((mix for end, mix in self._earlier if index < end), self.adapters)
+        mix: AdapterMix | None = self.earlier.of(index, self.adapters)
+        return mix
 
     def resume(self, stored: StoredTokens) -> None:
         """Take tokens that were computed before, of which nothing is cached yet; how they round is settled."""
@@ -128,8 +124,7 @@ class PagedSequence(DecoderSequence):
             end = total if prefill else total + len(self.proposed)
         if self.forgotten and first < self._kept:
             end = min(end, self._kept)
-        end = min([end, *(switched for switched, _ in self._earlier if switched > first)])
-        return Run(end - first, bool(prefill))
+        return Run(self.earlier.end_of(first, end) - first, bool(prefill))
 
     def propose(self, tokens: Sequence[int]) -> None:
         """See DecoderSequence.propose; what comes after a change of RoPE tables is computed anew, and not proposed."""
@@ -184,10 +179,6 @@ class PagedSequence(DecoderSequence):
         super().rewind(length)
         del self._prefill[length:]
         self._settled = min(self._settled, length)
-        starts = [0, *(end for end, _ in self._earlier)]
-        self._earlier = [
-            (min(end, length), mix) for start, (end, mix) in zip(starts, self._earlier, strict=False) if start < length
-        ]
         if self.rope_table != before:
             self.drop_cache()
 
@@ -255,7 +246,7 @@ class PagedDecoder(Decoder):
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
-        other.adapters, other._earlier = sequence.adapters, [*sequence._earlier]
+        other.adapters, other.earlier = sequence.adapters, sequence.earlier.copy()
         other.is_private = sequence.is_private
         other._kept, other.forgotten = sequence._kept, sequence.forgotten
         return other

@@ -331,6 +331,62 @@ def test_inputs_that_are_no_factors(tmp_path: Path) -> None:
             adapters.mix("b")
 
 
+def with_inner_bias(folder: Path) -> None:
+    """An input with a default inside the first layer, so that keys and values of the second depend on it."""
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    graph = model.graph
+    index, node = next(
+        (i, node) for i, node in enumerate(graph.node) if node.name == "/model/layers.0/mlp/down_proj/MatMul"
+    )
+    name, node.output[0] = node.output[0], f"{node.output[0]}_base"
+    graph.input.append(helper.make_tensor_value_info("bias", TensorProto.FLOAT, [64]))
+    graph.initializer.append(helper.make_tensor("bias", TensorProto.FLOAT, [64], [0.0] * 64))
+    graph.node.insert(index + 1, helper.make_node("Add", [node.output[0], "bias"], [name], "/add_bias"))
+    onnx.save(model, path)
+
+
+@pytest.mark.oracle
+def test_values_change_later_tokens_only_as_in_onnxruntime_genai(tmp_path: Path) -> None:
+    og = pytest.importorskip("onnxruntime_genai")
+    folder = write_model_folder(tmp_path / "m", SPEC, ExportOptions(precision="fp32"), RandomWeights(SPEC, seed=3))
+    with_inner_bias(folder)
+    for seed, name in enumerate("ab"):
+        bias = np.random.default_rng(seed).standard_normal(64).astype(np.float32)
+        AdapterFormat.of({"bias": bias}).export_adapter(tmp_path / f"{name}.onnx_adapter")
+
+    def rows(library: Any) -> list[np.ndarray]:
+        model = library.Model(str(folder))
+        adapters = library.Adapters(model)
+        for name in "ab":
+            adapters.load(str(tmp_path / f"{name}.onnx_adapter"), name)
+        params = library.GeneratorParams(model)
+        params.set_search_options(max_length=64)
+        generator, found = library.Generator(model, params), []
+
+        def look() -> None:
+            found.append(np.array(generator.get_logits()).reshape(-1)[-96:])
+
+        generator.append_tokens(np.array(PROMPT, np.int32))
+        look()
+        generator.set_active_adapter(adapters, "a")
+        look()
+        generator.append_tokens(np.array([17, 18], np.int32))
+        look()
+        generator.set_active_adapter(adapters, "b")
+        generator.rewind_to(7)
+        generator.append_tokens(np.array([40], np.int32))
+        look()
+        generator.generate_next_token()
+        generator.set_active_adapter(adapters, "a")
+        generator.generate_next_token()
+        look()
+        return [*found, np.array(generator.get_sequence(0))]
+
+    for theirs, ours in zip(rows(og), rows(genai), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
 def test_sessions_take_adapters(folder: Path, tmp_path: Path) -> None:
     """RunOptions.add_active_adapter: arrays for inputs that are not fed."""
     path = tmp_path / "m.onnx"
