@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ class SafetensorsFile:
     """Tensors by name; reading one maps its bytes and copies nothing.
 
     The safetensors library reads the header, and checks that the tensors lie one behind the other, without gaps, up to
-    the file's end. Its own way to read one would copy it.
+    the file's end. Its own way to read one would copy it. Of two tensors of one name it keeps the second only.
 
     Raises:
         InputError: the file cannot be read, its header is malformed, or a tensor is of a type that is not known here.
@@ -61,6 +63,8 @@ class SafetensorsFile:
                     dtype = np.dtype(_DTYPES[kind])
                     end += math.prod(shape) * dtype.itemsize
                     self.tensors[name] = dtype, shape, start, end
+            with path.open("rb") as header:
+                json.loads(header.read(first)[8:], object_pairs_hook=lambda pairs: _each_once(path, pairs))
         except OSError as error:
             raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
         except SafetensorError as error:
@@ -73,6 +77,13 @@ class SafetensorsFile:
         dtype, shape, start, end = self.tensors[name]
         view: NDArray[Any] = self._bytes[start:end].view(dtype).reshape(shape)
         return view
+
+
+def _each_once(path: Path, pairs: list[tuple[str, Any]]) -> None:
+    """Whether an object of the header has each of its names once."""
+    if len({name for name, _ in pairs}) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise _malformed(path, f"its header has {name!r:.200} twice")
 
 
 def _malformed(path: Path, why: str) -> InputError:
