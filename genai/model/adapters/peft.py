@@ -95,7 +95,9 @@ def read_peft(folder: Path) -> AdapterParameters:
 def _config(folder: Path) -> dict[str, Any]:
     def absent(place: Path) -> ModelFolderError:
         return ModelFolderError(
-            f"{place}: no {CONFIG}", "an adapter is a folder as PEFT writes it, or an .onnx_adapter file", "give one"
+            f"{place}: no {CONFIG}",
+            "an adapter is a folder as PEFT writes it, an .onnx_adapter file, or a GGUF file",
+            "give one",
         )
 
     config = folder_json(folder, CONFIG, InputError, absent)
