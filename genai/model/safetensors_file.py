@@ -11,9 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 
 from ..errors import InputError
+from .reading import whole_file
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -58,9 +59,7 @@ class SafetensorsFile:
                 for name in file.offset_keys():
                     tensor, start = file.get_slice(name), end
                     kind, shape = tensor.get_dtype(), tuple(tensor.get_shape())
-                    if kind not in _DTYPES:
-                        raise _malformed(path, f"{name!r} has type {kind!r}; known are {', '.join(_DTYPES)}")
-                    dtype = np.dtype(_DTYPES[kind])
+                    dtype = _dtype(path, name, kind)
                     end += math.prod(shape) * dtype.itemsize
                     self.tensors[name] = dtype, shape, start, end
             with path.open("rb") as header:
@@ -77,6 +76,34 @@ class SafetensorsFile:
         dtype, shape, start, end = self.tensors[name]
         view: NDArray[Any] = self._bytes[start:end].view(dtype).reshape(shape)
         return view
+
+
+def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    """All tensors of a small file, copied: whoever cuts a mapped file short ends the process that reads it.
+
+    Raises:
+        InputError: as SafetensorsFile. CacheCapacityError: there is no memory for it.
+    """
+    try:
+        data = whole_file(path)
+        found = deserialize(data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+    except SafetensorError as error:
+        raise _malformed(path, str(error)) from error
+    json.loads(
+        data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=lambda pairs: _each_once(path, pairs)
+    )
+    return {
+        name: np.frombuffer(tensor["data"], _dtype(path, name, tensor["dtype"])).reshape(tensor["shape"])
+        for name, tensor in sorted(found, key=lambda item: item[0])  # the library's order is another every time
+    }
+
+
+def _dtype(path: Path, name: str, kind: str) -> np.dtype[Any]:
+    if kind not in _DTYPES:
+        raise _malformed(path, f"{name!r:.200} has type {kind!r}; known are {', '.join(_DTYPES)}")
+    return np.dtype(_DTYPES[kind])
 
 
 def _each_once(path: Path, pairs: list[tuple[str, Any]]) -> None:

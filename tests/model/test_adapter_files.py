@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,16 @@ def test_two_tensors_of_one_name(peft_folder: Callable[..., Path]) -> None:
     path.write_bytes(len(doubled).to_bytes(8, "little") + doubled + data)
     with pytest.raises(InputError, match=r"its header has 'base_model.* twice"):
         read_adapter(folder)
+
+
+def test_a_file_that_is_cut_while_it_is_read(peft_folder: Callable[..., Path]) -> None:
+    """The factors are those that the file had when it was opened; of a map they would be a signal that ends us."""
+    folder = peft_folder(tensors(layers=range(6)))
+    read, path = read_adapter(folder), folder / "adapter_model.safetensors"
+    before = {name: pair.b.copy() for name, pair in read.pairs.items()}
+    os.truncate(path, 0)
+    for name, pair in read.pairs.items():
+        np.testing.assert_array_equal(pair.b, before[name])
 
 
 def test_folders_that_are_none(tmp_path: Path, peft_folder: Callable[..., Path]) -> None:
