@@ -86,7 +86,7 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         data = whole_file(path)
-        found = deserialize(data)
+        found: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
     except SafetensorError as error:
@@ -103,7 +103,8 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
 def _dtype(path: Path, name: str, kind: str) -> np.dtype[Any]:
     if kind not in _DTYPES:
         raise _malformed(path, f"{name!r:.200} has type {kind!r}; known are {', '.join(_DTYPES)}")
-    return np.dtype(_DTYPES[kind])
+    dtype: np.dtype[Any] = np.dtype(_DTYPES[kind])
+    return dtype
 
 
 def _each_once(path: Path, pairs: list[tuple[str, Any]]) -> None:
