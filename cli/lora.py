@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from genai.model.adapters.parameters import AdapterParameters
 
 app = typer.Typer(help="Low-rank adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
-AdapterArgument = Annotated[Path, typer.Argument(help="A folder as PEFT writes it, or an .onnx_adapter file.")]
+AdapterArgument = Annotated[
+    Path, typer.Argument(help="A folder as PEFT writes it, an .onnx_adapter file, or a GGUF file.")
+]
 _DTYPES = ("float32", "float16")
 
 

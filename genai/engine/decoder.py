@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from .scheduler import Run, StepPlan, plan_step
 from .stored import StoredArray, StoredTokens
 
 Logits = NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,51 @@ class ContextShift:
     size: int
 
 
+class Earlier(Generic[T]):
+    """What tokens went through that were computed before it changed for those behind them: computed again, they go
+    through the same.
+    """
+
+    def __init__(self) -> None:
+        # Each entry speaks of the tokens before an index, from the one that the entry before it names on.
+        self._entries: list[tuple[int, T]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def copy(self) -> Earlier[T]:
+        """The same, for a sequence that goes its own way."""
+        other: Earlier[T] = Earlier()
+        other._entries = [*self._entries]
+        return other
+
+    def note(self, num_computed: int, what: T) -> None:
+        """What so many tokens went through that are computed already, but for those that went through something else
+        before; what is not computed goes through what comes now.
+        """
+        if num_computed == 0:
+            self._entries.clear()
+        elif num_computed > (self._entries[-1][0] if self._entries else 0):
+            self._entries.append((num_computed, what))
+
+    def of(self, index: int, now: T) -> T:
+        """What a token goes through; `now` is that of tokens that nothing is noted of."""
+        return next((what for end, what in self._entries if index < end), now)
+
+    def end_of(self, first: int, end: int) -> int:
+        """The end of the tokens from `first` on, and before `end`, that go through the same."""
+        return min([end, *(changed for changed, _ in self._entries if changed > first)])
+
+    def cut(self, length: int) -> None:
+        """Forget tokens from `length` on."""
+        starts = [0, *(end for end, _ in self._entries)]
+        self._entries = [
+            (min(end, length), what)
+            for start, (end, what) in zip(starts, self._entries, strict=False)
+            if start < length
+        ]
+
+
 class DecoderSequence:
     """One growing token sequence and its cached state.
 
@@ -45,6 +91,7 @@ class DecoderSequence:
             them where it is given the same.
         shift: what becomes of it when the context is full; None = it has no more tokens than that.
         forgotten: so many of its tokens, behind the first ones that are kept, are no more seen by those that follow.
+        earlier: what computed tokens went through, where it changed behind them.
     """
 
     num_computed: int
@@ -55,6 +102,7 @@ class DecoderSequence:
         self.tokens: list[int] = []
         self.adapters: AdapterMix | None = None
         self.proposed: list[int] = []
+        self.earlier: Earlier[Any] = Earlier()
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
@@ -91,7 +139,8 @@ class DecoderSequence:
 
     def pending(self) -> Run:
         """The next tokens that are not computed yet and go together."""
-        return Run(len(self.tokens) - self.num_computed, False)
+        first = self.num_computed
+        return Run(self.earlier.end_of(first, len(self.tokens)) - first, False)
 
     def blocks(self) -> tuple[int, int, int | None]:
         """How many blocks of the cache it can go on with, how many of them nobody else holds, and the most that it
@@ -102,6 +151,7 @@ class DecoderSequence:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
         self.take_back()
         del self.tokens[length:]
+        self.earlier.cut(length)
         self.drop_cache(max(length - 1, 0))
 
     def drop_cache(self, length: int = 0) -> None:

@@ -90,6 +90,7 @@ class DenseDecoder(Decoder):
         # The graph makes new arrays at every step, so the old ones are shared.
         other = DenseSequence(sequence.past)
         other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, dict(sequence.given)
+        other.earlier = sequence.earlier.copy()
         return other
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
@@ -136,7 +137,8 @@ class DenseDecoder(Decoder):
 
     def _run(self, sequence: DenseSequence, count: int, all_rows: bool, output: str) -> Logits | None:
         start, end = sequence.num_computed, sequence.num_computed + count
-        results = run(self.plan, {**self._feeds(sequence, start, end), **sequence.past, **sequence.given})
+        given = sequence.earlier.of(start, sequence.given)
+        results = run(self.plan, {**self._feeds(sequence, start, end), **sequence.past, **given})
         logits = np.asarray(results[output], np.float32)
         if output == self.names.logits:
             check_width(logits, self.vocab_size)
@@ -155,6 +157,7 @@ class DenseDecoder(Decoder):
         if name not in self.wanted:
             wanted = ", ".join(self.wanted) or "none"
             raise InputError(f"there is no input {name!r} to give", f"inputs to give: {wanted}", "give one of these")
+        sequence.earlier.note(sequence.num_computed, dict(sequence.given))
         sequence.given[name] = np.asarray(value, self.inputs[name].dtype)
 
     def _feeds(self, sequence: DenseSequence, start: int, end: int) -> dict[str, np.ndarray]:

@@ -47,8 +47,6 @@ class PagedSequence(DecoderSequence):
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
-        # Whether its adapters changed after tokens were computed, which stay as they are.
-        self.was_switched = False
         # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
         self.is_private = False
         # So many first tokens stay where tokens are forgotten.
@@ -86,8 +84,20 @@ class PagedSequence(DecoderSequence):
 
     def adapt(self, adapters: AdapterMix | None) -> None:
         """See Decoder.adapt."""
-        before, self.adapters = self._origin, adapters
-        self.was_switched = (self.was_switched or self._origin != before) and self.num_computed > 0
+        before, origin = self.adapters, self._origin
+        self.adapters = adapters
+        if self._origin != origin or self.num_computed == 0:
+            self.earlier.note(self.num_computed, before)
+
+    @property
+    def was_switched(self) -> bool:
+        """Whether its adapters changed after tokens were computed, which stay as they are."""
+        return bool(self.earlier)
+
+    def adapters_of(self, index: int) -> AdapterMix | None:
+        """What a token goes through, or went through when it was first computed."""
+        mix: AdapterMix | None = self.earlier.of(index, self.adapters)
+        return mix
 
     def resume(self, stored: StoredTokens) -> None:
         """Take tokens that were computed before, of which nothing is cached yet; how they round is settled."""
@@ -114,7 +124,7 @@ class PagedSequence(DecoderSequence):
             end = total if prefill else total + len(self.proposed)
         if self.forgotten and first < self._kept:
             end = min(end, self._kept)
-        return Run(end - first, bool(prefill))
+        return Run(self.earlier.end_of(first, end) - first, bool(prefill))
 
     def propose(self, tokens: Sequence[int]) -> None:
         """See DecoderSequence.propose; what comes after a change of RoPE tables is computed anew, and not proposed."""
@@ -144,7 +154,7 @@ class PagedSequence(DecoderSequence):
 
     def publish(self) -> None:
         """See Decoder.publish."""
-        if self.is_private or self.forgotten:
+        if self.is_private or self.forgotten or self.was_switched:
             return
         self.table.publish(self.tokens, self._origin, self._prefill)
 
@@ -180,7 +190,6 @@ class PagedSequence(DecoderSequence):
         if self._window is not None and self.table.num_gone * self.table.block_size > place + 1 - self._window:
             place = 0
         self.table.truncate(place)
-        self.was_switched = self.was_switched and self.table.length > 0
         self.is_private = self.is_private and self.table.length > 0
 
 
@@ -237,7 +246,7 @@ class PagedDecoder(Decoder):
     def fork(self, sequence: PagedSequence) -> PagedSequence:
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
-        other.adapters, other.was_switched = sequence.adapters, sequence.was_switched
+        other.adapters, other.earlier = sequence.adapters, sequence.earlier.copy()
         other.is_private = sequence.is_private
         other._kept, other.forgotten = sequence._kept, sequence.forgotten
         return other
@@ -467,6 +476,7 @@ class PagedDecoder(Decoder):
         starts = [0]
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
+        adapters: list[AdapterMix | None] = []
         for (index, count, _), table in zip(step, tables, strict=True):
             sequence, length = sequences[index], len(sequences[index].tokens)
             end = sequence.computed_end()
@@ -474,6 +484,7 @@ class PagedDecoder(Decoder):
             tokens += sequence.proposed[: max(end - length, 0)]
             positions += range(table.length - count, table.length)
             starts.append(len(tokens))
+            adapters.append(sequence.adapters_of(end - count))
             num_rows = count if index in all_rows else max(end - length + 1, 0)
             owners.append((index, len(wanted), len(wanted) + num_rows))
             wanted += range(len(tokens) - num_rows, len(tokens))
@@ -490,7 +501,7 @@ class PagedDecoder(Decoder):
             num_decode_sequences=sum(not part.prefill for part in step),
             logits_indices=np.array(wanted, np.int64),
             rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
-            **_adapters_of([sequences[part.sequence].adapters for part in step]),
+            **_adapters_of(adapters),
         )
         return context, owners
 

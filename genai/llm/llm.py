@@ -661,7 +661,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """Read a low-rank adapter and give it a name, by which requests ask for it; running requests go on.
 
         Args:
-            path: a folder as PEFT writes it, or an `.onnx_adapter` file. scale: a factor on what it adds.
+            path: a folder as PEFT writes it, an `.onnx_adapter` file, or a GGUF file. scale: a factor on what it adds.
 
         Raises:
             As genai.Adapters.load.

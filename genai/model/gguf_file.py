@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from genai.quant.ggml import GGML_TYPES, GgmlType
 
 from ..errors import InputError, ModelFolderError
+from .reading import whole_file
 from .tensor_files import TensorFiles
 
 MAGIC = b"GGUF"
@@ -75,15 +76,22 @@ class GgufFile:
     Attributes:
         path: of it. metadata: by key; arrays of numbers are NumPy's, of strings lists. tensors: by name.
 
+    Args:
+        copied: whether to read all of it at once: whoever cuts a mapped file short ends the process that reads it.
+
     Raises:
         ModelFolderError: there is no such file, or it cannot be read. InputError: it is malformed.
+        CacheCapacityError: there is no memory for a copy.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, copied: bool = False) -> None:
         self.path = path
         try:
             size = path.stat().st_size
-            self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+            self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+            if size:
+                whole = np.frombuffer(whole_file(path), np.uint8) if copied else np.memmap(path, np.uint8, "r")
+                self._bytes = whole
         except (OSError, ValueError) as error:
             raise ModelFolderError(
                 f"{path}: cannot be read", str(error), "check the path of the GGUF file and its permissions"
@@ -277,14 +285,17 @@ class GgufModel(TensorFiles[GgufFile]):
     Attributes:
         path: the file that was given. files: all of them, in order. metadata: see GgufFile.
 
+    Args:
+        copied: see GgufFile.
+
     Raises:
         ModelFolderError: a file of several is missing. InputError: one is malformed, or they do not fit together.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, copied: bool = False) -> None:
         super().__init__()
         self.path = Path(path)
-        self.files = [GgufFile(part) for part in gguf_parts(self.path)]
+        self.files = [GgufFile(part, copied=copied) for part in gguf_parts(self.path)]
         self.metadata = self.files[0].metadata
         for number, file in enumerate(self.files):
             stated = file.single("split.count", 1), file.single("split.no", 0)

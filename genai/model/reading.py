@@ -7,7 +7,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ..errors import GenaiError, InputError
+from genai.kvcache.budget import available_memory, format_bytes
+
+from ..errors import CacheCapacityError, GenaiError, InputError
 
 # No text that anybody means is longer; a device may never end.
 _MOST_BYTES, _PIECE = 2**28, 2**20
@@ -68,3 +70,13 @@ def read_text_file(path: Path) -> str:
     if text is None:
         raise InputError(f"{path}: cannot be read", "there is no such file", "check the path")
     return text
+
+
+def whole_file(path: Path) -> bytes:
+    """All of a file. Raises OSError: it cannot be read. CacheCapacityError: there is no memory for it."""
+    size = path.stat().st_size
+    if size > available_memory():
+        raise CacheCapacityError(
+            f"{path} has {format_bytes(size)}", f"{format_bytes(available_memory())} are free", "give a smaller file"
+        )
+    return path.read_bytes()

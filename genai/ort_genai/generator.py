@@ -344,7 +344,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 self._logits = stacked([logits[-1] for logits in computed])
             else:
                 self._logits[behind] = [logits[-1] for logits in computed]
-            self._last_run.ranges, self._last_run.adapters = ranges, self._sequences[0].adapters
+            self._last_run.ranges = ranges
         return self._logits
 
     def is_done(self) -> bool:
@@ -474,21 +474,23 @@ class Generator(Single, AbstractContextManager["Generator"]):
             )
         decoder = self._model.decoder_as_exported()
         if self._decoder is not decoder:
-            fresh = []
-            for sequence in self._sequences:
-                fresh.append(decoder.open())
-                fresh[-1].append(sequence.tokens)
+            fresh = [decoder.open() for _ in self._sequences]
+            for own, sequence in zip(fresh, self._sequences, strict=True):
+                own.append(sequence.tokens[: sequence.num_computed])
+            compute(decoder, [own for own in fresh if own.tokens])
+            for own, sequence in zip(fresh, self._sequences, strict=True):
+                own.append(sequence.tokens[sequence.num_computed :])
             for row, sequence in zip(self._rows, fresh, strict=True):
                 row.tokens = sequence.tokens
             for sequence in self._sequences:
                 sequence.close()
-            self._open, self._decoder = fresh, decoder
+            self._open, self._decoder, ranges = fresh, decoder, self._last_run.ranges
             names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
             self._last_run = LastRun(decoder, fresh, names, inputs, self._pad_token())
+            self._last_run.ranges = ranges
         for sequence in self._sequences:
             for input_name, value in adapters.values(name).items():
                 decoder.give(sequence, input_name, value)
-            sequence.drop_cache()
         self._adapters = adapters
 
     def set_runtime_option(self, key: str, value: str) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.decoder import Decoder, DecoderSequence, compute
-from ..engine.mix import AdapterMix
 from ..errors import InputError, StateError
 from ..graph.names import GraphNames
 
@@ -154,7 +153,7 @@ class LastRun:
     """The tokens [start, end) of each sequence of a generator that were computed last; `pad` fills shorter rows.
 
     Attributes:
-        ranges: these tokens. adapters: what they went through.
+        ranges: these tokens.
     """
 
     def __init__(
@@ -168,7 +167,6 @@ class LastRun:
         self._decoder, self._sequences, self._pad = decoder, sequences, pad
         self._names, self._types = names, types
         self.ranges: dict[int, tuple[int, int]] = {}
-        self.adapters: AdapterMix | None = None
 
     def output(self, name: str) -> NDArray[np.float32]:
         """The rows of an output, [B, T, width]; zeros where a row has no token."""
@@ -188,9 +186,8 @@ class LastRun:
 
     def _rows(self, index: int, name: str) -> NDArray[np.float32]:
         (start, end), sequence = self.ranges[index], self._sequences[index]
-        later, active = sequence.tokens[end:], sequence.adapters
+        later = sequence.tokens[end:]
         try:
-            self._decoder.adapt(sequence, self.adapters)
             sequence.rewind(end)
             sequence.drop_cache(start)
             (rows,) = compute(self._decoder, [sequence], all_rows=True, output=name)
@@ -199,8 +196,6 @@ class LastRun:
             sequence.rewind(end)
             sequence.append(later)
             raise
-        finally:
-            self._decoder.adapt(sequence, active)
         return rows[len(rows) - (end - start) :]
 
     def input(self, name: str) -> NDArray[Any]:

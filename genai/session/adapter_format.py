@@ -123,6 +123,7 @@ class _Buffer:
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data, self._view, self._size = data, data.data, len(data)
+        self._left = len(data)
 
     def number(self, form: str, place: int) -> int:
         """A number of a `struct` form at a place."""
@@ -161,7 +162,10 @@ class _Buffer:
         return place + 4, count
 
     def bytes(self, place: int, count: int) -> NDArray[np.uint8]:
-        """A view of bytes that a vector has."""
+        """A view of bytes that a vector has; none of them is another's, so all together are no more than the file."""
+        self._left -= count
+        if self._left < 0:
+            raise _Damaged(f"names and numbers overlap: together they have more than the file's {self._size} bytes")
         return self._data[place : place + count]
 
 

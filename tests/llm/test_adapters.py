@@ -6,6 +6,7 @@ import json
 import resource
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,9 @@ def test_unloading_in_use(llm: LLM) -> None:
     assert llm.adapters.names == ["b", "c", "d"]
 
 
-def test_adapters_within_a_budget(bundled_folder: Path, adapter_folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_adapters_within_a_budget(
+    bundled_folder: Path, adapter_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = {name: adapter_folder(20 + index) for index, name in enumerate("stuvw")}
     with LLM(bundled_folder, threads=2) as free:
         free.load_adapter(folders["s"], "s")
@@ -187,7 +190,11 @@ def test_adapters_within_a_budget(bundled_folder: Path, adapter_folder: Callable
             llm.generate(prompts, adapter=list(folders), **OPTIONS)
         # Dropped from memory, and other files since.
         changed = write_adapter(tmp_path / "x", 30)
-        llm.load_adapter(changed, "x")
+        monkeypatch.chdir(tmp_path)
+        llm.load_adapter("x", "x")
+        monkeypatch.chdir("/")
+        for name in "stx":
+            llm.generate(prompts[:1], adapter=name, max_tokens=1)
         for name in "st":
             llm.generate(prompts[:1], adapter=name, max_tokens=1)
         write_adapter(changed, 31)
@@ -383,7 +390,9 @@ def test_choices_that_mean_nothing(llm: LLM) -> None:
     with pytest.raises(OptionError, match="Adapter already loaded: a"):
         llm.load_adapter(llm.adapters.info("a")["source"], "a")
     assert llm.generate(["x"], adapter={"a": np.float32(0.5), "b": np.int64(1)}, max_tokens=1)  # type: ignore[dict-item]
-    for scale in (float("nan"), float("inf"), True, "2", 10**400):
+    with warnings.catch_warnings(action="error"):
+        assert llm.generate(["x"], adapter={"a": np.float16(0.5)}, max_tokens=1)  # type: ignore[dict-item]
+    for scale in (float("nan"), float("inf"), np.float16(np.inf), True, "2", 10**400):
         with pytest.raises(OptionError, match="scale of adapter 'z'"):
             llm.load_adapter(llm.adapters.info("a")["source"], "z", scale)  # type: ignore[arg-type]
     for name in ("", 3, "x" * 300):

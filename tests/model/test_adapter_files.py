@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -215,6 +217,29 @@ def test_tensors_that_are_refused(
         read_adapter(peft_folder(arrays))
 
 
+def test_two_tensors_of_one_name(peft_folder: Callable[..., Path]) -> None:
+    """The library keeps the second, which lies where it says; whose bytes the first would have had is not known."""
+    folder = peft_folder()
+    path = folder / "adapter_model.safetensors"
+    whole = path.read_bytes()
+    header, data = whole[8 : 8 + int.from_bytes(whole[:8], "little")], whole[8 + int.from_bytes(whole[:8], "little") :]
+    first, entry = next(iter(json.loads(header).items()))
+    doubled = b"{" + json.dumps({first: entry})[1:-1].encode() + b"," + header.rstrip()[1:]
+    path.write_bytes(len(doubled).to_bytes(8, "little") + doubled + data)
+    with pytest.raises(InputError, match=r"its header has 'base_model.* twice"):
+        read_adapter(folder)
+
+
+def test_a_file_that_is_cut_while_it_is_read(peft_folder: Callable[..., Path]) -> None:
+    """The factors are those that the file had when it was opened; of a map they would be a signal that ends us."""
+    folder = peft_folder(tensors(layers=range(6)))
+    read, path = read_adapter(folder), folder / "adapter_model.safetensors"
+    before = {name: pair.b.copy() for name, pair in read.pairs.items()}
+    os.truncate(path, 0)
+    for name, pair in read.pairs.items():
+        np.testing.assert_array_equal(pair.b, before[name])
+
+
 def test_folders_that_are_none(tmp_path: Path, peft_folder: Callable[..., Path]) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"x")
     for path, why in (("nowhere", "no such folder or file"), ("weights.safetensors", "does not end in .onnx_adapter")):
@@ -264,9 +289,13 @@ def test_what_does_not_fit_the_base(places: Any) -> None:
         (adapted(good, value=math.nan), "not finite"),
         (adapted(good, value=math.inf), "not finite"),
         (adapted("model.layers.0.self_attn.x_proj"), "no projection of the base"),
+        (adapted("model.layers.3.self_attn.q_prj"), r"did you mean 'layers\.3\.q_proj'"),
+        (adapted("model.layers.3.mlp.upp_proj"), r"did you mean 'layers\.3\.up_proj'"),
+        (adapted("transformer.h.0.self_attention.query_key_value"), "genai lora merge"),
         (adapted("model.layers.77.self_attn.q_proj"), "did you mean 'layers.[0-9]+.q_proj'"),
         (adapted("lm_head"), "lm_head has no place"),
         (adapted("model.layers.0.mlp.experts.1.w1"), "experts have no places"),
+        (adapted("model.layers.0.mlp.experts.1.up_proj"), "fix: use an adapter that was trained on this base"),
         (AdapterParameters(Path("here"), {}, "peft"), "nothing to add"),
     ):
         with pytest.raises(InputError, match=message) as caught:
@@ -282,6 +311,9 @@ def test_large_numbers_stay_what_they_are(places: Any) -> None:
     """Beyond float16, factors are float32."""
     large = adapted(MODULE.format(0), value=1e5)
     assert {one.a.dtype for place in bind(large, places) for one in place} == {np.dtype(np.float32)}
+    for tiny in (1e-8, 1e-30):  # not zero, nor rounded to a few bits
+        (factors,) = (one for place in bind(adapted(MODULE.format(0)), places, scale=tiny) for one in place)
+        np.testing.assert_allclose(factors.b, 0.1 * tiny, rtol=1e-6)
     small = adapted(MODULE.format(0))
     assert {one.a.dtype for place in bind(small, places) for one in place} == {np.dtype(np.float16)}
 
@@ -372,6 +404,36 @@ def test_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "t.onnx_adapter").write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="is no adapter file"):
         LoraAdapter().Load(tmp_path / "t.onnx_adapter")
+
+
+def test_parameters_that_share_bytes(tmp_path: Path) -> None:
+    """A small file could otherwise say that it holds terabytes."""
+    builder = flatbuffers.Builder(1024)
+    builder.StartVector(1, 4096, 8)
+    builder.head = builder.Head() - 4096
+    data = builder.EndVector()
+    tables = []
+    for index in range(3):
+        name = builder.CreateString(f"bias {index}")
+        builder.StartVector(8, 1, 8)
+        builder.PrependInt64(1024)
+        dimensions = builder.EndVector()
+        builder.StartObject(4)
+        for field, offset in ((0, name), (1, dimensions), (3, data)):
+            builder.PrependUOffsetTRelativeSlot(field, offset, 0)
+        builder.PrependInt32Slot(2, 1, 0)
+        tables.append(builder.EndObject())
+    builder.StartVector(4, len(tables), 4)
+    for table in tables:
+        builder.PrependUOffsetTRelative(table)
+    parameters = builder.EndVector()
+    builder.StartObject(4)
+    builder.PrependInt32Slot(0, 1, 0)
+    builder.PrependUOffsetTRelativeSlot(3, parameters, 0)
+    builder.Finish(builder.EndObject(), file_identifier=b"TORT")
+    (tmp_path / "x.onnx_adapter").write_bytes(bytes(builder.Output()))
+    with pytest.raises(InputError, match="names and numbers overlap"):
+        AdapterFormat.read_adapter(tmp_path / "x.onnx_adapter")
 
 
 def test_factors_in_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,22 @@ def test_info_and_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     other = write(tmp_path / "b.gguf", PAIR, "qwen2")
     assert run(["lora", "convert", str(other), "-o", str(tmp_path / "peft")]) == 0
     np.testing.assert_array_equal(read_adapter(tmp_path / "peft").pairs["model.layers.0.mlp.up_proj"].b, 4 * B)
+
+
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+    read = read_adapter(write(tmp_path / "a.gguf", PAIR, "qwen2"))
+    os.truncate(tmp_path / "a.gguf", 0)
+    np.testing.assert_array_equal(read.pairs["model.layers.0.mlp.up_proj"].b, B)
+
+
+def test_listing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole models are no adapters, nor is what cannot be read."""
+    for place in (tmp_path, tmp_path / "inner"):
+        place.mkdir(exist_ok=True)
+        write(place / "a.gguf", PAIR)
+        write(place / "m.gguf", PAIR, **{"general.type": "model"})
+        (place / "x.gguf").write_bytes(b"GGUF")
+    assert run(["lora", "ls", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(tmp_path / "a.gguf"), str(tmp_path / "inner" / "a.gguf")]
+    assert all("gguf, rank 2, 1 modules" in line for line in lines)

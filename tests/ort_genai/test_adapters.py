@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 import genai
 from genai import AdapterFormat, InputError, OptionError, StateError
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.engine.decoder import compute
 from genai.model.adapters.parameters import read_adapter
 from tools.random_weights import RandomWeights
 
@@ -187,6 +189,103 @@ def test_outputs_of_the_last_run_are_those_that_it_had(folder: Path, tmp_path: P
         np.testing.assert_array_equal(after(asked=True), after(asked=False))
 
 
+@pytest.mark.parametrize("kept", [1, 3, len(PROMPT), len(PROMPT) + 1])
+def test_a_rewind_behind_a_switch_keeps_what_was_computed(folder: Path, tmp_path: Path, kept: int) -> None:
+    """The last token that is kept is computed again, through what it went through before, also for its own logits."""
+    files = {name: write_file(tmp_path / f"{name}.onnx_adapter", seed, 4) for seed, name in enumerate("ab")}
+    with genai.Model(folder) as model:
+        adapters = genai.Adapters(model)
+        for name, file in files.items():
+            adapters.load(file, name)
+        params = genai.GeneratorParams(model)
+        params.set_search_options(max_length=64)
+
+        def begun(tokens: list[int]) -> genai.Generator:
+            generator = genai.Generator(model, params)
+            generator.append_tokens(tokens[: len(PROMPT)])
+            if len(tokens) > len(PROMPT):
+                generator.set_active_adapter(adapters, "a")
+                generator.append_tokens(tokens[len(PROMPT) :])
+            return generator
+
+        tokens = [*PROMPT, 17, 18]
+        straight, back = begun(tokens[:kept]), begun(tokens)
+        shown = straight.get_logits().copy()
+        back.set_active_adapter(adapters, "b")
+        back.rewind_to(kept)
+        np.testing.assert_array_equal(back.get_logits(), shown)
+        np.testing.assert_array_equal(back.get_output("logits")[:, -1:], shown)
+        back.rewind_to(kept)
+        straight.set_active_adapter(adapters, "b")
+        for generator in (straight, back):
+            generator.append_tokens([40, 41])
+        np.testing.assert_array_equal(back.get_logits(), straight.get_logits())
+        copy = back.fork()
+        back.rewind_to(0)  # nothing is left that went through anything else
+        back.append_tokens(PROMPT)
+        fresh = genai.Generator(model, params)
+        fresh.set_active_adapter(adapters, "b")
+        fresh.append_tokens(PROMPT)
+        np.testing.assert_array_equal(back.get_logits(), fresh.get_logits())
+        copy.rewind_to(kept)
+        np.testing.assert_array_equal(copy.get_logits(), shown)
+
+
+@pytest.mark.oracle
+def test_rewinds_and_switches_as_onnxruntime_genai(folder: Path, tmp_path: Path) -> None:
+    og = pytest.importorskip("onnxruntime_genai")
+    files = {name: write_file(tmp_path / f"{name}.onnx_adapter", seed, 4) for seed, name in enumerate("ab")}
+
+    def rows(library: Any) -> list[np.ndarray]:
+        model = library.Model(str(folder))
+        adapters = library.Adapters(model)
+        for name, file in files.items():
+            adapters.load(str(file), name)
+        params = library.GeneratorParams(model)
+        params.set_search_options(max_length=64)
+        generator, found = library.Generator(model, params), []
+        for tokens, name, kept in ((PROMPT, "a", 3), ([17, 18, 19], "b", 5), ([40], "a", 2), ([41, 42], "b", 1)):
+            generator.append_tokens(np.array(tokens, np.int32))
+            found.append(np.array(generator.get_logits()).reshape(-1)[-96:])
+            generator.set_active_adapter(adapters, name)
+            generator.rewind_to(kept)
+        generator.append_tokens(np.array([7], np.int32))
+        return [*found, np.array(generator.get_logits()).reshape(-1)[-96:]]
+
+    for theirs, ours in zip(rows(og), rows(genai), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_what_several_adapters_computed_is_never_found_by_others(tmp_path: Path) -> None:
+    """A layer with a window puts blocks that leave it into the prefix cache while a sequence goes on."""
+    spec = replace(SPEC, sliding_window=32, model_type="mistral", context_length=512)
+    made = write_model_folder(tmp_path / "m", spec, ExportOptions(precision="fp32"), RandomWeights(spec, seed=3))
+    with_inputs(made)
+    with genai.Model(made) as model:
+        adapters = genai.Adapters(model)
+        adapters.load(write_file(tmp_path / "a.onnx_adapter", 1, 4), "a")
+        decoder, mix = model.decoder, adapters.mix("a")
+        tokens = np.random.default_rng(0).integers(3, 96, 400).tolist()
+
+        def found(*, switched: bool) -> int:
+            sequence = decoder.open()
+            decoder.adapt(sequence, None if switched else mix)
+            for start in range(0, 400, 100):
+                sequence.append(tokens[start : start + 100])
+                compute(decoder, [sequence])
+                decoder.adapt(sequence, mix)
+            other = decoder.open()
+            decoder.adapt(other, mix)
+            other.append(tokens)
+            reused = decoder.reuse(other)
+            sequence.close()
+            other.close()
+            return reused
+
+        assert found(switched=True) == 0
+        assert found(switched=False) > 0
+
+
 def test_values_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     with genai.Model(folder) as model:
         adapters = genai.Adapters(model)
@@ -230,6 +329,62 @@ def test_inputs_that_are_no_factors(tmp_path: Path) -> None:
         adapters.load(tmp_path / "b.onnx_adapter", "b")
         with pytest.raises(InputError, match="replaces inputs of the graph"):
             adapters.mix("b")
+
+
+def with_inner_bias(folder: Path) -> None:
+    """An input with a default inside the first layer, so that keys and values of the second depend on it."""
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    graph = model.graph
+    index, node = next(
+        (i, node) for i, node in enumerate(graph.node) if node.name == "/model/layers.0/mlp/down_proj/MatMul"
+    )
+    name, node.output[0] = node.output[0], f"{node.output[0]}_base"
+    graph.input.append(helper.make_tensor_value_info("bias", TensorProto.FLOAT, [64]))
+    graph.initializer.append(helper.make_tensor("bias", TensorProto.FLOAT, [64], [0.0] * 64))
+    graph.node.insert(index + 1, helper.make_node("Add", [node.output[0], "bias"], [name], "/add_bias"))
+    onnx.save(model, path)
+
+
+@pytest.mark.oracle
+def test_values_change_later_tokens_only_as_in_onnxruntime_genai(tmp_path: Path) -> None:
+    og = pytest.importorskip("onnxruntime_genai")
+    folder = write_model_folder(tmp_path / "m", SPEC, ExportOptions(precision="fp32"), RandomWeights(SPEC, seed=3))
+    with_inner_bias(folder)
+    for seed, name in enumerate("ab"):
+        bias = np.random.default_rng(seed).standard_normal(64).astype(np.float32)
+        AdapterFormat.of({"bias": bias}).export_adapter(tmp_path / f"{name}.onnx_adapter")
+
+    def rows(library: Any) -> list[np.ndarray]:
+        model = library.Model(str(folder))
+        adapters = library.Adapters(model)
+        for name in "ab":
+            adapters.load(str(tmp_path / f"{name}.onnx_adapter"), name)
+        params = library.GeneratorParams(model)
+        params.set_search_options(max_length=64)
+        generator, found = library.Generator(model, params), []
+
+        def look() -> None:
+            found.append(np.array(generator.get_logits()).reshape(-1)[-96:])
+
+        generator.append_tokens(np.array(PROMPT, np.int32))
+        look()
+        generator.set_active_adapter(adapters, "a")
+        look()
+        generator.append_tokens(np.array([17, 18], np.int32))
+        look()
+        generator.set_active_adapter(adapters, "b")
+        generator.rewind_to(7)
+        generator.append_tokens(np.array([40], np.int32))
+        look()
+        generator.generate_next_token()
+        generator.set_active_adapter(adapters, "a")
+        generator.generate_next_token()
+        look()
+        return [*found, np.array(generator.get_sequence(0))]
+
+    for theirs, ours in zip(rows(og), rows(genai), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_sessions_take_adapters(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from genai.kernels.executor import Factors
 
 from ...errors import InputError, did_you_mean
-from .names import EXPERTS, Module, module_of
+from .names import EXPERTS, Module, likely, module_of
 from .parameters import MOST_RANK, AdapterParameters, Pair, scaled
 from .places import PlaceColumns, Places
 
@@ -22,8 +22,8 @@ _COLUMNS = 16
 def bind(adapter: AdapterParameters, places: Places, *, scale: float = 1.0) -> list[list[Factors]]:
     """The factors of an adapter per place of a program.
 
-    They are float16 where the program's products round their activations, unless a number is too large for that, else
-    float32. Scales are part of B.
+    They are float16 where the program's products round their activations, unless a number is too large for that, or all
+    of a factor are too small, else float32. Scales are part of B.
 
     Raises:
         InputError: a module that the base has not, or has in another size; numbers that are not finite; nothing that
@@ -43,8 +43,7 @@ def bind(adapter: AdapterParameters, places: Places, *, scale: float = 1.0) -> l
         owners[module] = name
         for place, factors in _factors(adapter, name, pair, places.parts[module], scale):
             found[place].append(factors)
-            largest = max(np.abs(factors.a).max(initial=0), np.abs(factors.b).max(initial=0))
-            if largest > np.finfo(np.float16).max:
+            if not all(map(_fits_float16, (factors.a, factors.b))):
                 dtype = np.float32
     if not owners:
         raise InputError(
@@ -55,20 +54,31 @@ def bind(adapter: AdapterParameters, places: Places, *, scale: float = 1.0) -> l
     return [[Factors(f.first, f.a.astype(dtype), f.b.astype(dtype)) for f in factors] for factors in whole]
 
 
+def _fits_float16(factor: NDArray[np.float32]) -> bool:
+    """Whether numbers keep eleven bits as float16, in proportion to the largest of them."""
+    largest, limits = np.abs(factor).max(initial=0), np.finfo(np.float16)
+    return bool(largest == 0 or limits.smallest_normal <= largest <= limits.max)
+
+
 def _module(adapter: AdapterParameters, name: str, places: Places) -> Module:
     module = module_of(name)
     if module in places.parts:
         assert module is not None
         return module
-    parts = name.split(".")
+    parts, known = name.split("."), [str(module) for module in places.parts]
     if parts[-1] in ("lm_head", "embed_out", "embed_tokens", "wte"):
         why = f"{parts[-1]} has no place of adapters: logits are computed for single rows, embeddings looked up"
+        known = []
     elif any(EXPERTS.search(part) for part in parts):
         why = "experts have no places of adapters; attention and shared experts have"
+        known = []
+    elif parts[-1] == "query_key_value":
+        why = "it holds queries, keys and values of one head after the other, which the base has apart"
+        known = []
     else:
         why = f"the base has {len(places.parts)} projections: {', '.join(places.names[:7])}, …"
-    known = {str(module): module for module in places.parts}
-    fix = did_you_mean(str(module or name), known, "use an adapter that was trained on this base")
+    otherwise = "use an adapter that was trained on this base, or merge it into the checkpoint: genai lora merge"
+    fix = did_you_mean(str(module or likely(name)), known, otherwise)
     raise InputError(f"{adapter.source}: {name!r:.200} is no projection of the base", why, fix)
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFolderError
+from ...errors import GenaiError, ModelFolderError
+from ..gguf_file import SUFFIX as GGUF, GgufModel
 from .names import module_of
 from .parameters import SUFFIX, AdapterParameters
 from .peft import CONFIG
@@ -35,7 +36,9 @@ def describe(adapter: AdapterParameters) -> dict[str, Any]:
 
 
 def find_adapters(folder: Path) -> list[Path]:
-    """Adapters in a folder, and in the folders in it: PEFT's folders and `.onnx_adapter` files, by name.
+    """Adapters in a folder, and in the folders in it: PEFT's folders, `.onnx_adapter` files and GGUF files, by name.
+
+    Of GGUF files those count that say that they hold an adapter.
 
     Raises:
         ModelFolderError: there is no such folder.
@@ -46,5 +49,13 @@ def find_adapters(folder: Path) -> list[Path]:
     if (folder / CONFIG).is_file():
         return [folder]
     entries = sorted(folder.iterdir())[:_MOST_ENTRIES]
-    inner = [path for entry in entries if entry.is_dir() for path in sorted(entry.glob(f"*{SUFFIX}"))]
-    return sorted([entry for entry in entries if entry.suffix == SUFFIX or (entry / CONFIG).is_file()] + inner)
+    files = [*entries, *(path for entry in entries if entry.is_dir() for path in sorted(entry.glob("*")))]
+    found = [path for path in files if path.suffix == SUFFIX or (path.suffix == GGUF and _is_adapter(path))]
+    return sorted([*found, *(entry for entry in entries if (entry / CONFIG).is_file())])
+
+
+def _is_adapter(path: Path) -> bool:
+    try:
+        return GgufModel(path).metadata.get("general.type") == "adapter"
+    except GenaiError:
+        return False

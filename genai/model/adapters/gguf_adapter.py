@@ -42,7 +42,7 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
     Raises:
         ModelFolderError: it cannot be read. InputError: it is damaged, no adapter, or of a kind that cannot be run.
     """
-    model = GgufModel(path)
+    model = GgufModel(path, copied=True)
     data, architecture = model.metadata, model.architecture
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if (found := model.files[0].single(key)) != wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 _LAYERS = {"layers", "layer", "h", "blocks", "block"}
@@ -62,6 +63,17 @@ def module_of(name: str) -> Module | None:
     if found is None:
         return None
     return Module(int(parts[places[0] + 1]), f"shared_expert.{found}" if is_shared else found)
+
+
+def likely(name: str) -> str:
+    """How a projection would be called that the end of a name speaks of, known or not; the name itself without layer.
+
+    >>> likely("base_model.model.model.layers.3.self_attn.q_prj")
+    'layers.3.q_prj'
+    """
+    parts = re.split(r"[./]", name)
+    layers = [number for layer, number in pairwise(parts) if layer in _LAYERS and _is_number(number)]
+    return f"layers.{int(layers[0])}.{parts[-1]}" if layers else name
 
 
 def _is_number(text: str) -> bool:

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from ...errors import InputError, ModelFolderError
 from ..folders import folder_json, readable
-from ..safetensors_file import SafetensorsFile
+from ..safetensors_file import read_safetensors
 from .parameters import AdapterParameters, checkpoint_name, narrowed, paired, scaled, written_already
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -62,9 +62,9 @@ def read_peft(folder: Path) -> AdapterParameters:
     with readable(folder):
         if not path.is_file():
             raise _missing(folder)
-    file = SafetensorsFile(path)
+    tensors = read_safetensors(path)
     names: dict[str, dict[str, str]] = {}
-    for name in file.tensors:
+    for name in tensors:
         module, factor = _factor_of(name, path)
         if factor in names.setdefault(module, {}):
             raise InputError(
@@ -74,7 +74,7 @@ def read_peft(folder: Path) -> AdapterParameters:
     ranks, alphas = (_Numbers(config, *fields, folder, len(names)) for fields in _FIELDS)
     pairs = {}
     for module, found in names.items():
-        a, b = _arrays(file, module, found, path)
+        a, b = _arrays(tensors, module, found, path)
         rank, alpha = ranks.of(module), alphas.of(module)
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         pairs[module] = paired(path, module, a, b, scale)
@@ -95,7 +95,9 @@ def read_peft(folder: Path) -> AdapterParameters:
 def _config(folder: Path) -> dict[str, Any]:
     def absent(place: Path) -> ModelFolderError:
         return ModelFolderError(
-            f"{place}: no {CONFIG}", "an adapter is a folder as PEFT writes it, or an .onnx_adapter file", "give one"
+            f"{place}: no {CONFIG}",
+            "an adapter is a folder as PEFT writes it, an .onnx_adapter file, or a GGUF file",
+            "give one",
         )
 
     config = folder_json(folder, CONFIG, InputError, absent)
@@ -159,14 +161,14 @@ def _factor_of(name: str, path: Path) -> tuple[str, str]:
 
 
 def _arrays(
-    file: SafetensorsFile, module: str, names: Mapping[str, str], path: Path
+    tensors: Mapping[str, NDArray[Any]], module: str, names: Mapping[str, str], path: Path
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     if len(names) != 2:
         raise InputError(
             f"{path}: {module!r} has no factor {'B' if 'A' in names else 'A'}", "A and B come in pairs",
             "save the adapter again",
         )  # fmt: skip
-    return file.read(names["A"]), file.read(names["B"])
+    return tensors[names["A"]], tensors[names["B"]]
 
 
 # Patterns of the config, what holds where none matches, and the least number that makes sense.

@@ -137,7 +137,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         self._check_base(read)
         factors = self._factors(read, weight)
         key, modules = _key(read, weight), frozenset(read.pairs)
-        entry = _Entry(name, Path(path), weight, key, 0, None, read.ranks, modules, read.values)
+        entry = _Entry(name, Path(path).absolute(), weight, key, 0, None, read.ranks, modules, read.values)
         with self._lock:
             if name in self._entries:
                 raise OptionError(f"Adapter already loaded: {name}", "names are unique", "choose another name")
@@ -363,9 +363,14 @@ _NUMBERS: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
 
 
 def _number(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not abs(value) <= 1e6:  # NaN is no number
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not -1e6 <= _widest(value) <= 1e6:
         raise OptionError(f"{what} = {value!r:.40}", "a finite number, at most a million, is expected", "pass one")
     return float(value)
+
+
+def _widest(value: Any) -> Any:
+    """A number in a type that a million has a place in; NaN is between no two numbers."""
+    return float(value) if isinstance(value, np.floating) else value
 
 
 def _only_generators(entry: _Entry) -> InputError:
