@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import GrammarError
-from .json_schema import close_objects, ends, move_bounds
+from .json_schema import close_objects, ends, far_number, move_bounds
 from .ref_chains import depth
 
 if TYPE_CHECKING:
@@ -47,6 +47,16 @@ class Grammar:
     @property
     def source(self) -> str:
         """As llguidance takes it. Raises GrammarError: it is not of its kind."""
+        try:
+            return self._source()
+        except GrammarError:
+            raise
+        except (ValueError, RecursionError) as error:  # JSON that Python reads and llguidance does not: 128 levels deep
+            raise GrammarError(
+                f"{self.option} {self.text[:80]!r} cannot be read", str(error)[:200], "make it simpler"
+            ) from None
+
+    def _source(self) -> str:
         from llguidance import LLMatcher
 
         if self.option == "json_schema":
@@ -78,6 +88,12 @@ class Grammar:
             why = "an instance of it would hold another one, and that another one, without end"
             raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
         move_bounds(schema)
+        if far := far_number(schema):
+            place, number = far
+            why = "replies would be held to another one: grammars compute with whole numbers of 64 bits"
+            raise GrammarError(
+                f"json_schema has the number {number!r:.80} at {place}", why, "leave it out, or ask for a text"
+            )
         # True and false are schemas, too, but hold no options.
         return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 

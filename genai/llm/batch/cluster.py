@@ -19,6 +19,7 @@ from typing import Any, Unpack
 
 from ...engine.sampling.params import SamplingOptions, SamplingParams
 from ...errors import GenaiError, MissingPackageError, StateError
+from ...model.identity import model_identity
 from ...runtime.single import Single
 from ...text.tokenizer import Tokenizer
 from ..llm import LLM
@@ -88,7 +89,8 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
     def __init__(self, folder: Path, address: str = "auto", *, workers: int | None = None, **options: Any) -> None:
         self._ray = _imported()
         folder = folder.absolute()
-        self.model, self.tokenizer = SimpleNamespace(folder=folder), Tokenizer(folder)
+        self.model = SimpleNamespace(folder=folder, identity=lambda: SimpleNamespace(model=model_identity(folder, {})))
+        self.tokenizer = Tokenizer(folder)
         self._arguments = str(folder), options
         try:
             _check_listens(address)

@@ -12,6 +12,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,19 @@ def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -
         more.write('{"prompt": "more"}\n')
     report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
     assert (report.kept, report.figures.done) == (30, 1)
+
+
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path, fake: Any) -> None:
+    def with_files(key: str) -> Any:
+        named = type(fake)()
+        named.model = SimpleNamespace(folder=Path("/models/fake"), identity=lambda: SimpleNamespace(model=key))
+        return named
+
+    write_input(tmp_path / "in.jsonl", 3)
+    run_batch(with_files("a"), open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
+    run_batch(with_files("a"), open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
+    with pytest.raises(InputError, match="other options"):
+        run_batch(with_files("b"), open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
 
 
 def test_an_input_that_changes_stops_the_run(tmp_path: Path, fake: Any) -> None:
