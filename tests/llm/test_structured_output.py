@@ -206,6 +206,16 @@ def test_chains_of_references(name: str, llm: genai.LLM) -> None:
     assert llm.generate("Once", json_schema=_chain(100, LINKS[name]), max_tokens=2)
 
 
+def test_as_many_choices_as_are_allowed(llm: genai.LLM) -> None:
+    many = [f"item {number}" for number in range(10_000)]
+    odd = ["^a.b|c(d)[e]{2}*+?$ \\d", 'new\nline "quoted"', "~#&-/%<>=!", "😀 ß\t", "a", "ab"]
+    for texts in (many, odd):
+        found = llm.generate("A", choice=texts, temperature=2.0, n=12, seed=3, max_tokens=80)
+        assert {one.text for one in found} <= set(texts) and len({one.text for one in found}) > 1
+    for text in odd:
+        assert llm.generate("A", choice=[text], max_tokens=80)[0].text == text
+
+
 def _nested(key: str, levels: int) -> Any:
     schema: dict[str, Any] = {}
     for _ in range(levels):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ MOST_CHOICES = 10_000
 # llguidance recurses from rule to rule, and from reference to reference, with up to 10 KB each, and nothing checks the
 # stack's end: these fit a stack of STACK_BYTES, of which only what is used takes memory.
 _MOST_RULES, _MOST_LEVELS, STACK_BYTES = 5_000, 3_000, 2**26
+# Characters that regular expressions do not take for themselves.
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 # The options of SamplingParams that say it; a request has at most one of them.
 OPTIONS = ("json_schema", "regex", "grammar", "choice")
 # On one line, as json.dumps writes it: where blanks are free, a model may write them without end. A schema can ask for
@@ -64,8 +67,9 @@ class Grammar:
         if self.option == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.option == "choice":
-            lines = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(self.text))
-            return LLMatcher.grammar_from_lark(f"start: {lines}")
+            # As one expression: of texts that are symbols of a grammar, llguidance follows at most 2,000 at once.
+            texts = (_META.sub(r"\\\g<0>", choice) for choice in json.loads(self.text))
+            return LLMatcher.grammar_from_regex("|".join(texts))
         if self.body is None:
             lark = _as_lark(self.text)
             if (rules := lark.count(":")) > _MOST_RULES:
