@@ -146,6 +146,13 @@ def test_an_input_that_changes_stops_the_run(tmp_path: Path, fake: Any) -> None:
     assert (report.kept, len(read(tmp_path / "out"))) == (done, 5001)
 
 
+def test_lines_before_one_that_cannot_be_read_are_answered(llm: genai.LLM, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text('prompt,max_tokens\nOnce,2\nTwice,3\n"no end,4\n')
+    with pytest.raises(InputError, match="the row that begins in line 4"):
+        run_batch(llm, open_lines(tmp_path / "in.csv"), tmp_path / "out")
+    assert len(read(tmp_path / "out")) == 2
+
+
 def run_fake(source: Path, output: Path, begin: str = "resume", limit: int = 0) -> subprocess.Popen[bytes]:
     def limited() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
