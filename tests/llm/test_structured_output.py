@@ -272,6 +272,15 @@ def test_numbers_that_no_reply_could_be_held_to(schema: dict[str, Any], place: s
     assert "64 bits" in raised.value.why and raised.value.fix
 
 
+def test_numbers_of_schemas_inside_grammars(llm: genai.LLM) -> None:
+    held = {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}
+    text = llm.generate("A", grammar=f'start: "n = " %json {json.dumps(held)}', temperature=2.0, seed=1)[0].text
+    assert text == f"n = {2**53 + 2}"
+    far = {"type": "integer", "minimum": -FAR, "maximum": -FAR + 2}  # llguidance would end the process
+    with pytest.raises(GrammarError, match="has the number"):
+        llm.generate("A", grammar=f"start: a\na: %json {json.dumps(far)}")
+
+
 def test_a_schema_may_be_wide_and_refer_to_itself(llm: genai.LLM) -> None:
     parts = {f"d{n}": {"type": "array", "items": {"$ref": "#/$defs/any"}} for n in range(200)}
     any_part = {"anyOf": [{"type": "null"}, *({"$ref": f"#/$defs/{name}"} for name in parts)]}
