@@ -98,7 +98,7 @@ def batch(
     if html is not None:
         write_page(report, html)
     _say(report, flags)
-    if report.figures.failed:
+    if report.figures.failed or report.kept_failed:
         raise typer.Exit(1)
 
 
@@ -197,3 +197,5 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     if figures.failed:
         most = ", ".join(f"{count:,} {kind}" for kind, count in report.errors.most_common(3))
         say(f"failed: {most}; the lines say why, and --retry-errors tries them again")
+    if report.kept_failed:
+        say(f"{report.kept_failed:,} lines had failed before; --retry-errors tries them again")

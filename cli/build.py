@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.graph.home import expanded
 from genai.kernels.messages import ProgressLine
 
 from .pulling import Pulling
@@ -47,7 +48,7 @@ def build(
     values: dict[str, Any] = {"head_precision": head_precision, "embedding_precision": embedding_precision}
     checkpoint = checkpoint_of(checkpoint)
     options = ExportOptions(
-        precision=precision or default_precision(checkpoint.expanduser()),  # type: ignore[arg-type]  # checked there
+        precision=precision or default_precision(expanded(checkpoint)),  # type: ignore[arg-type]  # checked there
         block_size=block_size,
         symmetric=not asymmetric,
         accuracy_level=accuracy_level,

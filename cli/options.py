@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from genai.errors import OptionError, did_you_mean
+from genai.graph.home import expanded
 
 from .build import model_folder
 from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
@@ -252,7 +253,7 @@ def read_lora(text: str) -> tuple[str, Path, float]:
         )
     if name == _NO_ADAPTER:
         raise OptionError(f"--lora {text!r:.80}", f"/lora {name} goes on without adapters", "choose another name")
-    return name, Path(place).expanduser(), 1.0 if scale is None else scale
+    return name, expanded(place), 1.0 if scale is None else scale
 
 
 _NO_ADAPTER = "off"

@@ -6,10 +6,10 @@ import difflib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai.errors import InputError, OptionError
+from genai.graph.home import expanded
 
 from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
 from ..terminal import dump_prompt, footer
@@ -143,7 +143,7 @@ def _model(loop: Loop, argument: str) -> None:
     if not argument:
         loop.voice.say(f"({loop.session.llm.model.folder})")
         return
-    loop.switch_model(Path(argument).expanduser())
+    loop.switch_model(expanded(argument))
 
 
 def _lora(loop: Loop, argument: str) -> None:
@@ -178,7 +178,7 @@ def _edit(loop: Loop, argument: str) -> None:
 
 
 def _save(loop: Loop, argument: str) -> None:
-    if Path(argument).expanduser().exists() and not loop.confirm(f"{argument} exists. Write over it?"):
+    if expanded(argument).exists() and not loop.confirm(f"{argument} exists. Write over it?"):
         loop.voice.say("(not saved)")
         return
     loop.session.save(argument)

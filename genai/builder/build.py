@@ -15,6 +15,7 @@ from typing import Any
 from ..engine.sampling.params import model_defaults
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError, UnsupportedModelError
+from ..graph.home import expanded
 from ..model.adapters.parameters import AdapterParameters
 from ..model.gguf_file import SUFFIX, gguf_parts, is_gguf
 from ..text.files import generation_defaults
@@ -119,7 +120,7 @@ def plan_build(
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """A Hugging Face checkpoint folder, whose weights may be quantised, or a GGUF file; raises as plan_build does."""
-    if is_gguf(Path(path).expanduser()):
+    if is_gguf(expanded(path)):
         return GgufCheckpoint(path)
     quantisation = read_quantisation(Path(path))
     return Checkpoint(path) if quantisation is None else QuantisedCheckpoint(path, quantisation)
@@ -221,7 +222,7 @@ def resolve_model_folder(
     Raises:
         ModelFolderError: it is not built, and is not to be; or see plan_build.
     """
-    source = Path(path).expanduser()
+    source = expanded(path)
     if not is_checkpoint(source):
         return source
     from genai.kernels.host.machine import cache_root

@@ -19,6 +19,7 @@ from ..errors import (
     UnsupportedModelError,
     did_you_mean,
 )
+from ..graph.home import expanded
 from ..model.config import Config
 from ..model.hub.choosing import CHECKPOINT, ONNX
 from ..model.hub.local import exists, pulled_model
@@ -75,7 +76,7 @@ def find_or_pull(given: str | Path, pulling: PullHooks | None, *, quantised: boo
     """A path as it is; otherwise the model in the cache, where `pulling` puts it if it is not there."""
     if (found := pulled_model(given)) is not None:
         return found
-    path, reference = Path(given).expanduser(), parse(given)
+    path, reference = expanded(given), parse(given)
     if reference is None or pulling is None:
         return path
     # "models/phi" with a folder models/ here is a path with a typo, not a name of somebody called models.

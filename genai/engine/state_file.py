@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import CacheCapacityError, StateFileError, StateMismatchError
+from ..graph.home import expanded
 from .decoder import Decoder
 from .mix import AdapterMix
 from .sampling.state import SamplerState
@@ -73,6 +74,17 @@ class SavedState:
     adapter_key: str = ""
     sampler: SamplerState | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def state_path(path: Any) -> Path:
+    """Where a state is to be, with `~` for the home folder. Raises StateFileError: it names no file."""
+    try:
+        place = expanded(path)
+        if "\0" in str(place):
+            raise ValueError("it has a NUL character")
+    except (TypeError, ValueError) as error:
+        raise StateFileError(f"{path!r:.200} is no path", str(error), "give the name of a file") from None
+    return place
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EINVAL
+from errno import EINVAL, ELOOP
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,7 +20,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     What processes left behind that were killed meanwhile is removed by the next one. A file in a place that others
     cannot read is not for them, either: what is new, only the user can read.
     """
-    path = path.resolve()  # a link stays one
+    try:
+        path = path.resolve()  # a link stays one
+    except RuntimeError as error:  # Python 3.11 and 3.12; later ones leave it to whoever opens it
+        raise OSError(ELOOP, os.strerror(ELOOP), str(path)) from error
     if path.exists() and not path.is_file():
         raise OSError(EINVAL, "it is a folder, a pipe or a device", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import ModelFolderError
+from .home import expanded
 
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -65,4 +66,4 @@ def downloaded(name: str) -> Path | None:
 def huggingface_cache() -> Path:
     """Where Hugging Face's own library keeps what it downloads."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return expanded(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")

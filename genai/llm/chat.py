@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..engine.whole_files import replacing
 from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, StateError
+from ..graph.home import expanded
 from ..model.adapters.store import AdapterChoice
 from ..model.reading import json_object, read_text_file
 from ..text.parsing import Event, ToolCall
@@ -357,7 +358,7 @@ class ChatSession:
             "options": self.options,
             "messages": self.messages,
         }
-        place = Path(path).expanduser()
+        place = expanded(path)
         try:
             text = json.dumps(content, ensure_ascii=False, indent=2)
             with replacing(place) as file:
@@ -385,7 +386,7 @@ class ChatSession:
             InputError: the file cannot be read, or is none of ours; then nothing is changed.
             OptionError: its options do not fit this model.
         """
-        content = json_object(read_text_file(Path(path).expanduser()), path, InputError)
+        content = json_object(read_text_file(expanded(path)), path, InputError)
         messages = _checked_messages(content, path)
         system, options = content.get("system"), content.get("options") or {}
         before = self.options
@@ -397,7 +398,7 @@ class ChatSession:
             raise
         self.clear()
         self.messages, self.system = messages, system
-        self._load_state(_beside(Path(path).expanduser()))
+        self._load_state(_beside(expanded(path)))
 
     def _load_state(self, place: Path) -> None:
         self.state_problem = None

@@ -282,8 +282,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
 
         Raises:
             OptionError, ContextOverflowError: at once, options that no item could have.
-            StateError: the LLM is closed, or came here by a fork. What `items` and `ask` raise, unless it is a
-            GenaiError of `ask`, which is the answer to its item.
+            StateError: the LLM is closed, or came here by a fork. What `ask` raises, unless it is a GenaiError,
+            which is the answer to its item; and what `items` raises, after the answers to the items before.
 
         >>> questions = ({"a": a, "b": 7} for a in range(10, 13))
         >>> def ask(item):
@@ -298,6 +298,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
+        if not isinstance(items, Iterable):
+            raise InputError(f"items is a {type(items).__name__}", "an iterable of items is expected", "such as a list")
         self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 

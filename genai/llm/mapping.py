@@ -167,6 +167,7 @@ class Mapper(Generic[Item]):
         self._items, self._prepare, self._worker, self._options = items, prepare, worker, options
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._num_read, self._is_read, self._most_at_a_time = 0, False, 1
+        self._broken: Exception | None = None
         self._ahead: list[_Work[Item]] = []
         self._sorted: deque[_Work[Item]] = deque()
         self._running: list[_Work[Item]] = []
@@ -177,7 +178,7 @@ class Mapper(Generic[Item]):
         self._figures = MapFigures()
 
     def answers(self) -> Iterator[Answer[Item]]:
-        """The answers. Leaving it early cancels what runs."""
+        """The answers. Leaving it early cancels what runs. An error of the iterable comes after what it gave before."""
         self._begin = self._told = time.monotonic()
         try:
             while True:
@@ -193,6 +194,8 @@ class Mapper(Generic[Item]):
                 elif not (self._sorted or self._ahead or self._done):
                     break
             self._tell(at_once=True)
+            if self._broken is not None:
+                raise self._broken
         finally:
             for work in self._running:
                 if work.group is not None:
@@ -212,12 +215,15 @@ class Mapper(Generic[Item]):
     def _read(self) -> None:
         """Read the next items: one, and the more the less time it takes; who awaits answers must not wait for them."""
         begin, group = time.monotonic(), []
-        for item in islice(self._items, min(self._most_at_a_time, self._room)):
-            group.append(item)
-            if time.monotonic() - begin > _SECONDS_TO_READ:
-                break
+        try:
+            for item in islice(self._items, min(self._most_at_a_time, self._room)):
+                group.append(item)
+                if time.monotonic() - begin > _SECONDS_TO_READ:
+                    break
+        except Exception as error:
+            self._broken = error
         is_fast = time.monotonic() - begin < _SECONDS_TO_READ
-        self._is_read = not group
+        self._is_read = not group or self._broken is not None
         self._most_at_a_time = min(2 * self._most_at_a_time, _MOST_AT_A_TIME) if is_fast else 1
         for item, asked in zip(group, self._prepare(group) if group else (), strict=True):
             index, self._num_read = self._num_read, self._num_read + 1

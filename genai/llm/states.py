@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ..engine.mix import AdapterMix
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.state import SamplerState
-from ..engine.state_file import SavedState, read_state, write_state
+from ..engine.state_file import SavedState, read_state, state_path, write_state
 from ..errors import InputError, OptionError, StateError
 from ..model.adapters.store import AdapterChoice
 from ..runtime.single import Single
@@ -165,7 +165,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
         choice = self._llm.adapters.check(self.adapter) if self._mix is not None else {}
         saved = SavedState(choice, "" if self._mix is None else self._mix.key.hex(), self._sampler, notes)
         model = self._llm.model
-        return write_state(Path(path).expanduser(), model.decoder, self._sequence, model.identity(), saved)
+        return write_state(state_path(path), model.decoder, self._sequence, model.identity(), saved)
 
     def close(self) -> None:
         """Give its part of the cache back. What goes on from it does so."""
@@ -187,7 +187,7 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
     Whoever asks for that must know where the file comes from: nothing in it proves that its keys and values are those
     of its tokens.
     """
-    place = Path(path).expanduser()
+    place = state_path(path)
     chosen = adapter
     mixes: list[AdapterMix | None] = []
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from genai.kernels.forks import renew_locks
 
 from ..errors import OptionError, StateError, did_you_mean
+from ..graph.home import expanded
 from ..runtime.single import Single
 from ..session.refused import refusing_method
 from .config import Config
@@ -198,7 +199,7 @@ class Model(Single, AbstractContextManager["Model"]):
                 f"prefix cache of {max_bytes!r:.40} bytes", "a whole number of at least 1 is expected", "leave it out"
             )
         identity = self.identity()
-        keep_prefixes(self.decoder, self.info, Path(folder).expanduser(), max_bytes, identity)
+        keep_prefixes(self.decoder, self.info, expanded(folder), max_bytes, identity)
 
     @property
     def threads(self) -> int:

@@ -29,7 +29,7 @@ from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ..engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
 from ..engine.sampling.state import SamplerState
-from ..engine.state_file import SavedState, read_state, write_state
+from ..engine.state_file import SavedState, read_state, state_path, write_state
 from ..errors import (
     CacheCapacityError,
     ContextOverflowError,
@@ -584,7 +584,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         notes = {"ended": self._ended[0], "prompt": self._rows[0].prompt_length}
         weights = dict.fromkeys(self._active, 1.0)
         saved = SavedState(weights, self._adapter_key(sequence), SamplerState.of(self._rows[0]), notes)
-        return write_state(Path(path).expanduser(), self._decoder, sequence, self._model.identity(), saved)
+        return write_state(state_path(path), self._decoder, sequence, self._model.identity(), saved)
 
     def load_state(self, path: str | Path) -> None:
         """Take the sequence of a file in the place of this generator's own; its options stay, but for the seed.
@@ -601,7 +601,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         decoder = self._open_decoder()
         (before,) = self._only("load_state")
         mix = before.adapters if self._active else None
-        sequence, saved = read_state(Path(path).expanduser(), decoder, self._model.identity(), lambda found: mix)
+        sequence, saved = read_state(state_path(path), decoder, self._model.identity(), lambda found: mix)
         if len(sequence.tokens) > self.max_length:
             count = len(sequence.tokens)
             sequence.close()

@@ -26,6 +26,7 @@ from ..builder.folder import write_model_folder
 from ..builder.graph_writer import HollowFile
 from ..builder.options import ExportOptions
 from ..errors import InputError, UnsupportedModelError
+from ..graph.home import expanded
 from ..graph.ir import DataType, Graph, Node, OnnxTensor, make_node
 from ..graph.rewrites.simplify import remove_dead_code
 from ..graph.shapes import infer_shapes
@@ -64,7 +65,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     """
 
     def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
-        self.source = Path(source).expanduser()
+        self.source = expanded(source)
         self.remarks: list[str] = []
         self._cleanup = ExitStack()
         self._loaders: dict[str, Loader] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError
+from ..graph.home import expanded
 from ..model.config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
 from ..model.reading import file_text, json_object
 
@@ -68,7 +69,7 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
                 "a Model, a Config or a folder is expected",
                 "pass the path of the model folder",
             )
-        folder = Path(source).expanduser()
+        folder = expanded(source)
         if not folder.is_dir():
             reason = "it is a file" if folder.exists() else "there is no such folder"
             raise ModelFolderError(f"{folder}: not a folder", reason, f"give the folder that holds {TOKENIZER_NAME}")

@@ -99,6 +99,8 @@ def test_lines_that_fail_are_said_and_tried_again(questions: Path, tmp_path: Pat
     assert run_here(["batch", str(questions), "-o", str(output)]) == 1
     shown = capsys.readouterr().err
     assert "1 failed" in shown and "OptionError" in shown and "--retry-errors" in shown
+    assert run_here(["batch", str(questions), "-o", str(output), "--resume"]) == 1  # it is not answered yet
+    assert "1 lines had failed before; --retry-errors tries" in capsys.readouterr().err
     questions.write_text(questions.read_text().replace('"top_p": 2', '"top_p": 0.5, "max_tokens": 2, "seed": 1'))
     assert run_here(["batch", str(questions), "-o", str(output), "--retry-errors"]) == 0
     assert "1 lines · 30 were there before" in capsys.readouterr().err

@@ -85,6 +85,21 @@ def test_ask_may_refuse_an_item_and_may_fail(llm: genai.LLM) -> None:
         list(llm.map((one for one in [{}["missing"]]), max_tokens=1))
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_error_of_the_items_comes_after_the_answers_to_those_before(llm: genai.LLM, in_order: bool) -> None:
+    def items() -> Iterator[str]:
+        yield from ["Once"] * 150
+        raise ZeroDivisionError("no more")
+
+    answers: list[int] = []
+    with pytest.raises(ZeroDivisionError, match="no more"):
+        answers.extend(answer.index for answer in llm.map(items(), max_tokens=2, in_order=in_order))
+    assert sorted(answers) == list(range(150))
+    with pytest.raises(InputError, match="items is a int") as raised:
+        llm.map(5)  # type: ignore[arg-type]
+    assert raised.value.why and raised.value.fix
+
+
 def test_options_that_no_item_can_have_are_refused_at_once(llm: genai.LLM) -> None:
     with pytest.raises(OptionError, match="top_p = 2"):
         llm.map(["x"], top_p=2)

@@ -335,6 +335,16 @@ def test_places_that_cannot_be_written(llm: genai.LLM, tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "pipe", "target"]
 
 
+def test_places_that_are_none(llm: genai.LLM, tmp_path: Path) -> None:
+    state = llm.read("A B C")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for place in (5, None, "a\0b", tmp_path / "loop", "~nobody-of-this-name/a"):
+        for call in (state.save_state, llm.load_state):
+            with pytest.raises(StateFileError, match=r"no path|cannot be") as raised:
+                call(place)  # type: ignore[operator]
+            assert raised.value.why and raised.value.fix
+
+
 KILLED = """
 import sys, genai
 with genai.LLM(threads=1) as llm:

@@ -206,6 +206,81 @@ def test_chains_of_references(name: str, llm: genai.LLM) -> None:
     assert llm.generate("Once", json_schema=_chain(100, LINKS[name]), max_tokens=2)
 
 
+def test_as_many_choices_as_are_allowed(llm: genai.LLM) -> None:
+    many = [f"item {number}" for number in range(10_000)]
+    odd = ["^a.b|c(d)[e]{2}*+?$ \\d", 'new\nline "quoted"', "~#&-/%<>=!", "😀 ß\t", "a", "ab"]
+    for texts in (many, odd):
+        found = llm.generate("A", choice=texts, temperature=2.0, n=12, seed=3, max_tokens=80)
+        assert {one.text for one in found} <= set(texts) and len({one.text for one in found}) > 1
+    for text in odd:
+        assert llm.generate("A", choice=[text], max_tokens=80)[0].text == text
+
+
+def _nested(key: str, levels: int) -> Any:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {key: schema}
+    return schema
+
+
+def test_json_that_is_too_deep_for_the_compiler_ends_its_own_request_only(llm: genai.LLM) -> None:
+    deep = [_nested("items", 200), {"type": "integer", "default": json.loads("[" * 150 + "]" * 150)}]
+    items = [*({"prompt": "A", "json_schema": schema} for schema in deep), {"prompt": "A", "regex": "fine"}]
+    answers = list(llm.map(items, max_tokens=4))
+    assert answers[-1].text == "fine"
+    for answer in answers[:-1]:
+        assert isinstance(answer.error, GrammarError) and "recursion limit" in answer.error.why and answer.error.fix
+
+
+FAR = 2**63
+BOUNDS_THAT_FLOATS_ROUND: dict[str, dict[str, Any]] = {
+    "lower": {"minimum": 2**53 + 1, "maximum": 2**53 + 5},
+    "upper": {"minimum": 2**60 - 3000, "maximum": 2**60 - 1},
+    "negative": {"minimum": -(2**53) - 5, "maximum": -(2**53) - 1},
+    "least": {"minimum": -FAR, "maximum": -FAR + 5000},
+    "least float": {"minimum": -float(FAR), "maximum": -(2**62)},
+    "beyond": {"minimum": -(10**400), "maximum": -(2**62)},
+    "largest": {"minimum": 2**62, "maximum": FAR - 1},
+    "excluded": {"exclusiveMinimum": 2**53 + 1, "exclusiveMaximum": 2**53 + 9},
+    "merged": {"allOf": [{"minimum": 2**53 + 1}, {"maximum": FAR}]},
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS_THAT_FLOATS_ROUND)
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_that_floats_round(name: str, kind: str, llm: genai.LLM) -> None:
+    """llguidance computes with floats, would overflow at -2 ** 63, and takes what is further for the farthest."""
+    schema = {"type": kind, **BOUNDS_THAT_FLOATS_ROUND[name]}
+    for completion in llm.generate("A", json_schema=schema, temperature=1.5, n=8, seed=1, max_tokens=40):
+        assert completion.finish_reason == "length" or not problem(schema, completion.text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "integer", "minimum": 10**30}, "/minimum"),
+        ({"type": "integer", "maximum": -FAR}, "/maximum"),
+        ({"properties": {"a": {"exclusiveMinimum": float(FAR)}}}, "/properties/a/exclusiveMinimum"),
+        ({"$ref": "#/x/a", "x": {"a": {"type": "integer", "minimum": -FAR}}}, "/x/a/minimum"),
+        ({"const": FAR * 2 + 1}, "/const"),
+        ({"enum": [1, {"a": [-FAR - 1]}]}, "/enum/1/a/0"),
+    ],
+)
+def test_numbers_that_no_reply_could_be_held_to(schema: dict[str, Any], place: str, llm: genai.LLM) -> None:
+    with pytest.raises(GrammarError, match=f"has the number .* at {place}\n") as raised:
+        llm.generate("A", json_schema=schema)
+    assert "64 bits" in raised.value.why and raised.value.fix
+
+
+def test_numbers_of_schemas_inside_grammars(llm: genai.LLM) -> None:
+    held = {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}
+    text = llm.generate("A", grammar=f'start: "n = " %json {json.dumps(held)}', temperature=2.0, seed=1)[0].text
+    assert text == f"n = {2**53 + 2}"
+    far = {"type": "integer", "minimum": -FAR, "maximum": -FAR + 2}  # llguidance would end the process
+    with pytest.raises(GrammarError, match="has the number"):
+        llm.generate("A", grammar=f"start: a\na: %json {json.dumps(far)}")
+
+
 def test_a_schema_may_be_wide_and_refer_to_itself(llm: genai.LLM) -> None:
     parts = {f"d{n}": {"type": "array", "items": {"$ref": "#/$defs/any"}} for n in range(200)}
     any_part = {"anyOf": [{"type": "null"}, *({"$ref": f"#/$defs/{name}"} for name in parts)]}

@@ -177,3 +177,11 @@ def test_what_is_refused(llm_of: Callable[[str], genai.LLM], llm: genai.LLM) -> 
         assert named in str(wrong.value)
     with pytest.raises(OptionError, match="tool_choice"):
         llm.shape("Hi", tools=TOOLS, tool_choice="required")
+
+
+def test_numbers_that_no_call_could_be_held_to(llm_of: Callable[[str], genai.LLM]) -> None:
+    """llguidance would end the process."""
+    far = {"properties": {"x": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 2}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": far}}
+    with pytest.raises(GrammarError, match=r"has the number .* at /properties/x/maximum"):
+        llm_of("hermes").chat("A", tools=[tool], tool_choice="required", max_tokens=5)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import GrammarError
-from .json_schema import close_objects, ends, move_bounds
+from .json_schema import close_objects, ends, far_number, move_bounds
 from .ref_chains import depth
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ MOST_CHOICES = 10_000
 # llguidance recurses from rule to rule, and from reference to reference, with up to 10 KB each, and nothing checks the
 # stack's end: these fit a stack of STACK_BYTES, of which only what is used takes memory.
 _MOST_RULES, _MOST_LEVELS, STACK_BYTES = 5_000, 3_000, 2**26
+_INNER_SCHEMA = re.compile(r"%json\s*(?=\{)")
+# Characters that regular expressions do not take for themselves.
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 # The options of SamplingParams that say it; a request has at most one of them.
 OPTIONS = ("json_schema", "regex", "grammar", "choice")
 # On one line, as json.dumps writes it: where blanks are free, a model may write them without end. A schema can ask for
@@ -47,6 +52,16 @@ class Grammar:
     @property
     def source(self) -> str:
         """As llguidance takes it. Raises GrammarError: it is not of its kind."""
+        try:
+            return self._source()
+        except GrammarError:
+            raise
+        except (ValueError, RecursionError) as error:  # JSON that Python reads and llguidance does not: 128 levels deep
+            raise GrammarError(
+                f"{self.option} {self.text[:80]!r} cannot be read", str(error)[:200], "make it simpler"
+            ) from None
+
+    def _source(self) -> str:
         from llguidance import LLMatcher
 
         if self.option == "json_schema":
@@ -54,14 +69,15 @@ class Grammar:
         if self.option == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.option == "choice":
-            lines = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(self.text))
-            return LLMatcher.grammar_from_lark(f"start: {lines}")
+            # As one expression: of texts that are symbols of a grammar, llguidance follows at most 2,000 at once.
+            texts = (_META.sub(r"\\\g<0>", choice) for choice in json.loads(self.text))
+            return LLMatcher.grammar_from_regex("|".join(texts))
         if self.body is None:
             lark = _as_lark(self.text)
             if (rules := lark.count(":")) > _MOST_RULES:
                 why = f"it has {rules:,} colons, and each rule has one; at most {_MOST_RULES:,} are compiled"
                 raise GrammarError("the grammar is too large", why, "make it simpler")
-            return LLMatcher.grammar_from_lark(lark)
+            return LLMatcher.grammar_from_lark(_with_held_numbers(lark))
         inner = self.body.source
         body = json.loads(inner)["grammars"][0] if inner.startswith("{") else {"lark_grammar": inner}
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": self.text}, {**body, "name": "body"}]})
@@ -77,7 +93,7 @@ class Grammar:
         if not ends(schema):
             why = "an instance of it would hold another one, and that another one, without end"
             raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
-        move_bounds(schema)
+        hold_numbers(schema)
         # True and false are schemas, too, but hold no options.
         return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 
@@ -89,6 +105,36 @@ def grammar_of(params: SamplingParams) -> Grammar | None:
         if value is not None and value != ():
             return Grammar(option, json.dumps(value, ensure_ascii=False) if option == "choice" else value)
     return None
+
+
+def hold_numbers(schema: Any) -> None:
+    """Move the bounds of a schema, in place, to numbers that replies are held to.
+
+    Raises:
+        GrammarError: one that they could not be held to.
+    """
+    move_bounds(schema)
+    if far := far_number(schema):
+        place, number = far
+        why = "replies would be held to another one: grammars compute with whole numbers of 64 bits"
+        raise GrammarError(
+            f"json_schema has the number {number!r:.80} at {place}", why, "leave it out, or ask for a text"
+        )
+
+
+def _with_held_numbers(lark: str) -> str:
+    """A grammar in Lark, with `hold_numbers` of the schemas inside; what is no JSON is left to the compiler."""
+    written, end = [], 0
+    for found in _INNER_SCHEMA.finditer(lark):
+        if found.end() >= end:
+            with suppress(json.JSONDecodeError, RecursionError):
+                schema, after = json.JSONDecoder().raw_decode(lark, found.end())
+                before = json.dumps(schema)
+                hold_numbers(schema)
+                if json.dumps(schema) != before:
+                    written += [lark[end : found.end()], json.dumps(schema, ensure_ascii=False)]
+                    end = after
+    return "".join([*written, lark[end:]])
 
 
 def _as_lark(text: str) -> str:

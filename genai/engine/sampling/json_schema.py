@@ -9,8 +9,12 @@ from typing import Any, TypeGuard
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not")
+# Bounds, with the direction in which instances lie.
+_BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 # By how much a bound that must not be reached is moved, at most: of the bound, or of one.
 _STEP = 1e-9
+# The float before 2 ** 63: llguidance computes with whole numbers up to it, and overflows its stack at -2 ** 63.
+_FARTHEST = 2**63 - 1024
 
 
 def parts(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -51,13 +55,32 @@ def close_objects(schema: Any) -> None:
             part.setdefault("additionalProperties", False)
 
 
+def far_number(schema: Any) -> tuple[str, float] | None:
+    """Where a schema whose bounds were moved has a number that no reply could be held to, and that number: a bound
+    beyond the whole numbers with which llguidance computes, or a whole number beyond them elsewhere ("const")."""
+    waiting: list[tuple[str, str, Any]] = [("", "", schema)]
+    while waiting:
+        path, name, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{path}/{escaped(key)}", key, inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{path}/{index}", "", inner) for index, inner in enumerate(value)]
+        elif isinstance(value, int if name not in _BOUNDS else (int, float)) and abs(value) > _FARTHEST:
+            return path, value
+    return None
+
+
 def move_bounds(schema: Any) -> None:
-    """Replace whole bounds that must not be reached, in place, by others next to them that may be.
+    """Replace whole bounds that no float holds, and those that must not be reached, in place, by others next to them.
 
     llguidance 1.9 takes 2 for greater than 2 if the other bound is below 3. Where schemas are merged, that may stand in
     another part.
     """
     known = [part for _, part in all_parts(schema) if isinstance(part, MutableMapping)]
+    for part in known:
+        for name, sign in _BOUNDS.items():
+            if _is_real(bound := part.get(name)) and sign * bound <= _FARTHEST:
+                part[name] = _inward(bound, sign)
     merges = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in known)
     for part in known:
         if part.get("type") != "integer":
@@ -78,8 +101,22 @@ def _move(part: MutableMapping[str, Any], exclusive: str, inclusive: str, other:
         part[inclusive] = bound + sign * min(_STEP * max(1.0, abs(bound)), room / 2 if room > 0 else math.inf)
 
 
+def _inward(bound: float, sign: int) -> float:
+    """The nearest number that a float holds, on the side where instances are: llguidance computes with floats."""
+    if sign * bound < -_FARTHEST:
+        return -sign * _FARTHEST
+    near = float(bound)
+    if sign * near < sign * bound:
+        near = math.nextafter(near, sign * math.inf)
+    return int(near) if isinstance(bound, int) else near
+
+
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return _is_real(value) and abs(value) < 1e300
+
+
+def _is_real(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def ends(schema: Any) -> bool:

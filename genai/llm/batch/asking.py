@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import InputError, OptionError, did_you_mean
-from .openai_form import OPTIONS, read_body
+from .openai_form import OPTIONS, read_body, with_token_ids
 
 _PART = re.compile(r"\{\{|\}\}|\{(\w[\w .-]*)\}|([{}])")
 
@@ -106,6 +106,7 @@ class Asking:
             own["prompt"] = own.pop("text")
         if are_cells:
             own = {name: _from_cell(name, value) for name, value in own.items() if value != ""}
+        own = with_token_ids(own)
         if ("prompt" in own) == ("messages" in own):
             raise InputError(
                 f"the line has the fields {', '.join(map(str, fields)):.200}",

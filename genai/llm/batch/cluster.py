@@ -19,6 +19,7 @@ from typing import Any, Unpack
 
 from ...engine.sampling.params import SamplingOptions, SamplingParams
 from ...errors import GenaiError, MissingPackageError, StateError
+from ...model.identity import model_identity
 from ...runtime.single import Single
 from ...text.tokenizer import Tokenizer
 from ..llm import LLM
@@ -88,7 +89,8 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
     def __init__(self, folder: Path, address: str = "auto", *, workers: int | None = None, **options: Any) -> None:
         self._ray = _imported()
         folder = folder.absolute()
-        self.model, self.tokenizer = SimpleNamespace(folder=folder), Tokenizer(folder)
+        self.model = SimpleNamespace(folder=folder, identity=lambda: SimpleNamespace(model=model_identity(folder, {})))
+        self.tokenizer = Tokenizer(folder)
         self._arguments = str(folder), options
         try:
             _check_listens(address)
@@ -137,17 +139,24 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
         groups = _grouped(iter(items), ask)
         most = max(window // _ITEMS_AT_A_TIME, _GROUPS_PER_WORKER * len(self._workers))
         running: dict[Any, tuple[int, _Group]] = {}
+        broken: Exception | None = None
         held: dict[int, list[Answer[Any]]] = {}
         due, figures, begin = 0, MapFigures(), time.monotonic()
         while True:
             load = [sum(worker == index for worker, _ in running.values()) for index in range(len(self._workers))]
             while min(load) < _GROUPS_PER_WORKER and len(running) + len(held) < most:
-                if (group := next(groups, None)) is None:
+                try:
+                    group = next(groups, None)
+                except Exception as error:  # of the items: what was read before is answered first
+                    group, broken = None, error
+                if group is None:
                     break
                 index = load.index(min(load))
                 load[index] += 1
                 running[self._workers[index].answers.remote(group.asked, options)] = index, group
             if not running:
+                if broken is not None:
+                    raise broken
                 return
             for done in self._ray.wait(list(running), timeout=_SECONDS_BETWEEN_LOOKS)[0]:
                 _, group = running.pop(done)
@@ -194,10 +203,20 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
 
 
 def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group]:
-    begin = 0
-    while given := list(islice(items, _ITEMS_AT_A_TIME)):
+    """Items in groups. An error of theirs comes after the last group."""
+    begin, broken = 0, None
+    while broken is None:
+        given: list[Any] = []
+        try:
+            given.extend(islice(items, _ITEMS_AT_A_TIME))
+        except Exception as error:
+            broken = error
+        if not given:
+            break
         yield _Group(begin, given, [attempt(ask, item) for item in given])
         begin += len(given)
+    if broken is not None:
+        raise broken
 
 
 def _check_listens(address: str) -> None:

@@ -65,8 +65,7 @@ def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         item |= _response_format(given.pop("response_format"))
     if "max_completion_tokens" in given:
         given["max_tokens"] = given.pop("max_completion_tokens")
-    if isinstance(bias := given.get("logit_bias"), Mapping):
-        given["logit_bias"] = {_token_id(token): value for token, value in bias.items()}
+    given = with_token_ids(given)
     for name, value in given.items():
         if name in OPTIONS:
             item[name] = value
@@ -114,8 +113,16 @@ def _response_format(asked: Any) -> dict[str, Any]:
     return {"json_schema": form["schema"]}
 
 
+def with_token_ids(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options whose logit_bias has numbers for keys, where JSON has texts."""
+    bias = options.get("logit_bias")
+    own = (
+        {"logit_bias": {_token_id(token): value for token, value in bias.items()}} if isinstance(bias, Mapping) else {}
+    )
+    return {**options, **own}
+
+
 def _token_id(token: Any) -> Any:
-    """JSON has texts for keys."""
     return int(token) if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 20 else token
 
 

@@ -42,7 +42,8 @@ class BatchReport:
 
     Attributes:
         input, output, model: their names.
-        kept: lines that the output had before. cut: whether its last line was unfinished, and was cut off.
+        kept: lines that the output had before, kept_failed of them with an error. cut: whether its last one was
+            unfinished, and was cut off.
         figures: of this run.
         finished: how often answers ended for each reason. errors: how many lines failed, by kind of error.
         lengths: how many answers have so many tokens, by the power of two that is not smaller.
@@ -55,6 +56,7 @@ class BatchReport:
     output: Path
     model: str
     kept: int = 0
+    kept_failed: int = 0
     cut: bool = False
     figures: MapFigures = field(default_factory=MapFigures)
     finished: Counter[str] = field(default_factory=Counter)
@@ -175,7 +177,7 @@ def run_batch(
     llm.params(**options)
     model = llm.model.folder.name
     asked: dict[str, Any] = {
-        "model": model,
+        "model": _model_key(llm),
         "asking": repr(asking),
         "options": sorted((k, repr(v)) for k, v in options.items()),
     }
@@ -186,13 +188,20 @@ def run_batch(
     report = BatchReport(lines.name, output, model)
     with Journal(output, settings, lines.total if lines.total is not None else 2**60, begin) as journal:
         _check_fits(journal, lines, in_order=in_order)
-        report.kept, report.cut = journal.answered.count, journal.was_cut
+        report.kept, report.kept_failed = journal.answered.count, journal.answered.failed
+        report.cut = journal.was_cut
         run = _Run(llm, lines, journal, asking, report, settings)
         for answer in llm.map(
             run.posed(), _item, in_order=in_order, window=window, progress=run.told(progress), **options
         ):
             run.write(answer)
     return report
+
+
+def _model_key(llm: Answering) -> str:
+    """What tells the model from others: its files, for many folders have the same name."""
+    identity = getattr(llm.model, "identity", None)
+    return str(llm.model.folder.name if identity is None else identity().model)
 
 
 def _check_fits(journal: Journal, lines: Lines, *, in_order: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from ...errors import ModelFolderError
+from ...graph.home import expanded
 from .choosing import ONNX
 from .references import parse
 from .store import PulledModel, find
@@ -37,7 +38,7 @@ def model_folder_of(given: str | Path) -> Path:
     """
     found = pulled_model(given)
     if found is None:
-        return Path(given).expanduser()
+        return expanded(given)
     if found.kind == ONNX:
         return found.path
     for folder in found.built():

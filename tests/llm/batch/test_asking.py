@@ -46,6 +46,7 @@ def test_simple_lines() -> None:
     assert asking.item({"text": "a"})[0] == {"prompt": "a"}
     messages = [{"role": "user", "content": "a"}]
     assert asking.item({"messages": messages, "tools": [1]})[0] == {"messages": messages, "tools": [1]}
+    assert asking.item({"prompt": "a", "logit_bias": {"12": -1}})[0] == {"prompt": "a", "logit_bias": {12: -1}}
     assert chat.item({"prompt": "a", "top_k": 2})[0] == {"messages": messages, "top_k": 2}
     assert chat.item({"messages": messages})[0] == {"messages": messages}
 

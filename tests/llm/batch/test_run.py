@@ -12,6 +12,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,19 @@ def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -
     assert (report.kept, report.figures.done) == (30, 1)
 
 
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path, fake: Any) -> None:
+    def with_files(key: str) -> Any:
+        named = type(fake)()
+        named.model = SimpleNamespace(folder=Path("/models/fake"), identity=lambda: SimpleNamespace(model=key))
+        return named
+
+    write_input(tmp_path / "in.jsonl", 3)
+    run_batch(with_files("a"), open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
+    run_batch(with_files("a"), open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
+    with pytest.raises(InputError, match="other options"):
+        run_batch(with_files("b"), open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
+
+
 def test_an_input_that_changes_stops_the_run(tmp_path: Path, fake: Any) -> None:
     write_input(tmp_path / "in.jsonl", 5000)
 
@@ -130,6 +144,13 @@ def test_an_input_that_changes_stops_the_run(tmp_path: Path, fake: Any) -> None:
     assert 90 <= done < 5000
     report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
     assert (report.kept, len(read(tmp_path / "out"))) == (done, 5001)
+
+
+def test_lines_before_one_that_cannot_be_read_are_answered(llm: genai.LLM, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text('prompt,max_tokens\nOnce,2\nTwice,3\n"no end,4\n')
+    with pytest.raises(InputError, match="the row that begins in line 4"):
+        run_batch(llm, open_lines(tmp_path / "in.csv"), tmp_path / "out")
+    assert len(read(tmp_path / "out")) == 2
 
 
 def run_fake(source: Path, output: Path, begin: str = "resume", limit: int = 0) -> subprocess.Popen[bytes]:
