@@ -43,6 +43,8 @@ _VECTOR_BYTES = 4 * LANES
 _ROW_BYTES = STREAMS * _VECTOR_BYTES
 # So many rows are multiplied in one pass over a group, more in several.
 _ROWS_OF_ONE_PASS = max(rows for rows, tiles in _SHAPES.items() if tiles == STREAMS)
+# Steps that memory takes to answer, about.
+_STEPS_TO_COME = 5
 _SUMS_BYTES = max(_SHAPES) * _ROW_BYTES
 SCRATCH_BYTES = _SUMS_BYTES + ASKED_BYTES
 # Sums of a group of STREAMS tiles with sixteen rows. Groups that several blocks of rows meet one after the other.
@@ -93,19 +95,24 @@ class ProductArguments(Arguments):
 
 
 class _Noted(NamedTuple):
-    """What `low_rank` has noted for the next groups: in each step of the passes over a group one run is asked for.
+    """What `low_rank` has noted for the next group. The last steps of the passes over a group ask for a run each: it
+    comes in time, and what is read meanwhile does not push it out of the caches.
 
     Attributes:
-        address: where it is noted. count: of runs. before: passes before this one.
+        address: where it is noted. count: of runs. before: passes before this one. last: the step, counted over all
+            passes, that asks for the first of them.
     """
 
     address: Any
     count: Any
     before: int
+    last: Any
 
     def ask(self, e: Emitter, turn: Any) -> None:
-        with e.builder.if_then(e.builder.icmp_signed("<", turn, self.count), likely=False):
-            run = e.load(e.at(e.at(self.address, e.builder.mul(turn, INT64(8))), 16), INT64)
+        b = e.builder
+        number = b.sub(self.last, turn)
+        with b.if_then(b.icmp_unsigned("<", number, self.count), likely=False):  # of a number below 0, too
+            run = e.load(e.at(e.at(self.address, b.mul(number, INT64(8))), 16), INT64)
             for line in range(RUN_LINES):
                 e.prefetch(e.at(run, line * _LINE), 2)
 
@@ -130,11 +137,13 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
         row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows - 1)]
         row_at.append(e.at(x, b.mul(stride, last)))
         to_next = b.mul(tile, INT64(ahead))
+        turns = b.mul(records, INT64(kind.steps_per_record * STREAMS // tiles))
+        last_turn = b.sub(turns, INT64(_STEPS_TO_COME))
         for first in range(0, STREAMS, tiles):
             some, target = streams[first : first + tiles], e.at(out, first * _VECTOR_BYTES)
             grids = [grid if stream < STREAMS // 2 else gated_grid for stream in range(first, first + tiles)]
             loaded = [kind.grid(e, address) for address in grids]
-            noted = _Noted(asked, e.load(asked, INT64), first // tiles)
+            noted = _Noted(asked, e.load(asked, INT64), first // tiles, last_turn)
             _emit_pass(e, kind, some, loaded, records, row_at, scales, corrections, target, to_next, noted)
 
     return micro_kernel(emit)
