@@ -86,15 +86,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def logits(og: Any, folder: Path, files: dict[str, Path], names: list[str]) -> list[np.ndarray]:
-    """Of a prompt and two more tokens, with these adapters; the calls are the same for both libraries."""
+def opened(og: Any, folder: Path, files: dict[str, Path]) -> tuple[Any, Any]:
+    """A generator and adapters by name; the calls are the same for both libraries."""
     model = og.Model(str(folder))
     adapters = og.Adapters(model)
     for name, path in files.items():
         adapters.load(str(path), name)
     params = og.GeneratorParams(model)
     params.set_search_options(max_length=32)
-    generator = og.Generator(model, params)
+    return og.Generator(model, params), adapters
+
+
+def logits(og: Any, folder: Path, files: dict[str, Path], names: list[str]) -> list[np.ndarray]:
+    """Of a prompt and two more tokens, with these adapters."""
+    generator, adapters = opened(og, folder, files)
     for name in names:
         generator.set_active_adapter(adapters, name)
     rows = []
@@ -237,13 +242,7 @@ def test_rewinds_and_switches_as_onnxruntime_genai(folder: Path, tmp_path: Path)
     files = {name: write_file(tmp_path / f"{name}.onnx_adapter", seed, 4) for seed, name in enumerate("ab")}
 
     def rows(library: Any) -> list[np.ndarray]:
-        model = library.Model(str(folder))
-        adapters = library.Adapters(model)
-        for name, file in files.items():
-            adapters.load(str(file), name)
-        params = library.GeneratorParams(model)
-        params.set_search_options(max_length=64)
-        generator, found = library.Generator(model, params), []
+        (generator, adapters), found = opened(library, folder, files), []
         for tokens, name, kept in ((PROMPT, "a", 3), ([17, 18, 19], "b", 5), ([40], "a", 2), ([41, 42], "b", 1)):
             generator.append_tokens(np.array(tokens, np.int32))
             found.append(np.array(generator.get_logits()).reshape(-1)[-96:])
