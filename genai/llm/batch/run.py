@@ -108,7 +108,7 @@ class Answering(Protocol):
 
     @property
     def model(self) -> Any:
-        """It has a `folder`."""
+        """It has a `folder`, and an `identity()` with the hash of its files as `model`."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -177,7 +177,7 @@ def run_batch(
     llm.params(**options)
     model = llm.model.folder.name
     asked: dict[str, Any] = {
-        "model": _model_key(llm),
+        "model": llm.model.identity().model,  # its files: many folders have the same name
         "asking": repr(asking),
         "options": sorted((k, repr(v)) for k, v in options.items()),
     }
@@ -196,12 +196,6 @@ def run_batch(
         ):
             run.write(answer)
     return report
-
-
-def _model_key(llm: Answering) -> str:
-    """What tells the model from others: its files, for many folders have the same name."""
-    identity = getattr(llm.model, "identity", None)
-    return str(llm.model.folder.name if identity is None else identity().model)
 
 
 def _check_fits(journal: Journal, lines: Lines, *, in_order: bool) -> None:

@@ -18,7 +18,7 @@ from genai.llm.mapping import Answer, MapFigures
 class FakeLLM:
     """Answers each prompt with itself, backwards; of ten lines ahead, the last one is done first."""
 
-    model = SimpleNamespace(folder=Path("/models/fake"))
+    model = SimpleNamespace(folder=Path("/models/fake"), identity=lambda: SimpleNamespace(model="fake"))
     tokenizer = SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
 
     def params(self, **options: Any) -> None:
