@@ -121,6 +121,7 @@ def test_listing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         place.mkdir(exist_ok=True)
         write(place / "a.gguf", PAIR)
         write(place / "m.gguf", PAIR, **{"general.type": "model"})
+        write(place / "odd.gguf", PAIR, **{"general.type": [1, 2]})
         (place / "x.gguf").write_bytes(b"GGUF")
     assert run(["lora", "ls", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
