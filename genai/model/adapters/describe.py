@@ -56,6 +56,6 @@ def find_adapters(folder: Path) -> list[Path]:
 
 def _is_adapter(path: Path) -> bool:
     try:
-        return GgufModel(path).files[0].single("general.type") == "adapter"
+        return bool(GgufModel(path).files[0].single("general.type") == "adapter")
     except GenaiError:
         return False
