@@ -17,7 +17,7 @@ from genai.graph.home import expanded
 from genai.kernels.messages import ProgressLine
 
 from .pulling import Pulling
-from .terminal import emit, say
+from .terminal import agreed, emit, say
 
 if TYPE_CHECKING:
     from genai.builder.build import BuildPlan
@@ -126,8 +126,7 @@ def ask(question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         say(f"genai: {question.replace('Build a', 'Building a').rstrip('?')}")
         return True
-    print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+    return agreed(question)
 
 
 def watch(plan: BuildPlan) -> Callable[[int], None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from genai.errors import ModelFolderError
 
-from .terminal import say
+from .terminal import agreed, say
 
 if TYPE_CHECKING:
     from genai.model.hub.pull import PullHooks, PullPlan
@@ -51,8 +51,7 @@ class Pulling:
                 f"{size(plan.missing_bytes)} would be fetched, which is asked for first, and nobody can answer here",
                 f"run `genai pull {quote(plan.name)}` first; chat, generate and batch also take --yes",
             )
-        print(f"Fetch {size(plan.missing_bytes)} of {plan.name}? [Y/n] ", end="", file=sys.stderr, flush=True)
-        self._yes = sys.stdin.readline().strip().lower() in ("", "y", "yes")
+        self._yes = agreed(f"Fetch {size(plan.missing_bytes)} of {plan.name}?")
         return self._yes
 
 

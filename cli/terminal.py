@@ -40,6 +40,16 @@ def reading_line() -> ProgressLine:
     return ProgressLine("Reading the prompt", amount=lambda count: f"{count:,.0f}", after=SHOWN_AFTER)
 
 
+def agreed(question: str) -> bool:
+    """Ask on the terminal what is meant to be answered with yes; the end of the input (Ctrl-D) is no."""
+    print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        print(file=sys.stderr)
+        return False
+    return answer.strip().lower() in ("", "y", "yes")
+
+
 def say(message: str, *, exactly: bool = False) -> None:
     """Print to stderr, on a terminal in lines of whole words; or exactly as it is."""
     if not exactly:

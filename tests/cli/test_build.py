@@ -132,9 +132,10 @@ def terminal(*arguments: str | Path, environment: dict[str, str], answers: list[
 
 
 def test_a_terminal_is_asked(checkpoint: Path, environment: dict[str, str]) -> None:
-    seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", "n\r")])
-    assert code == 1
-    assert "was not built" in seen
+    for no in ("n\r", "\x04"):  # Ctrl-D
+        seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", no)])
+        assert code == 1
+        assert "was not built" in seen
     seen, code = terminal("chat", checkpoint, environment=environment, answers=[("[Y/n] ", "y\r"), (">>>", "/bye\r")])
     assert code == 0, seen
     assert "100%" in seen

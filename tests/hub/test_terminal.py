@@ -17,13 +17,14 @@ def opened(*arguments: str) -> Terminal:
 def test_questions_and_a_bar(hub: LocalHub, chatting: dict[str, bytes], tmp_path: Path) -> None:
     hub.add("org/tiny-llama", chatting)
     build = ("build", "org/tiny-llama", "-o", str(tmp_path / "out"))
-    terminal = opened(*build)
-    shown = terminal.wait_for(r"Fetch 8.8 MB of org/tiny-llama\? \[Y/n\] ")
-    assert "safetensors (1 file)" in shown and "licence" in shown
-    terminal.type("n\r")
-    terminal.wait_for("was not pulled")
-    assert terminal.exit_code() == 1
-    terminal.close()
+    for no in ("n\r", "\x04"):  # Ctrl-D
+        terminal = opened(*build)
+        shown = terminal.wait_for(r"Fetch 8.8 MB of org/tiny-llama\? \[Y/n\] ")
+        assert "safetensors (1 file)" in shown and "licence" in shown
+        terminal.type(no)
+        terminal.wait_for("was not pulled")
+        assert terminal.exit_code() == 1
+        terminal.close()
     assert not any("/resolve/" in path for path in hub.paths())
 
     hub.faults["/cdn/"] = [Fault(), Fault(), Fault(pause=1.0)]  # the tokenizer's files; half of the weights stand still
