@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ from .terminal import (
     say,
     with_stdin,
 )
+from .wrapping import harmless
 
 # A file with so many lines, or with one of these endings, may be a list of prompts.
 _LIKE_A_LIST, _LISTS = 20, (".jsonl", ".ndjson", ".csv", ".tsv")
@@ -101,7 +103,7 @@ def generate(
                 progress = None if flags.quiet else line.show
                 completions = llm.generate(rendered, progress=progress, adapter=flags.adapter, **options)
             for completion in completions:
-                emit(json.dumps(_as_json(llm, completion)) if as_json else completion.text, "\n")
+                emit(_shown(llm, completion, as_json=as_json), "\n")
         for completion in completions:
             if completion.forgotten_tokens and not flags.stats:
                 flags.voice.say(f"(the context was full: {completion.forgotten_tokens:,} tokens were forgotten)")
@@ -162,10 +164,15 @@ def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any]) 
         try:
             for piece in stream:
                 line.close()
-                emit(piece)
+                emit(harmless(piece, sys.stdout))
         finally:
             emit("\n")
         return stream.completion
+
+
+def _shown(llm: LLM, completion: Completion, *, as_json: bool) -> str:
+    """A completion as stdout gets it."""
+    return json.dumps(_as_json(llm, completion)) if as_json else harmless(completion.text, sys.stdout)
 
 
 def _as_json(llm: LLM, completion: Completion) -> dict[str, Any]:

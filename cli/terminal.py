@@ -19,7 +19,7 @@ from genai.errors import ChatTemplateError, InputError
 from genai.kernels.messages import ProgressLine
 
 from .help_page import OUTPUT
-from .wrapping import is_plain, shown_on, table, width_of, wrapped
+from .wrapping import harmless, is_plain, shown_on, table, width_of, wrapped
 
 if TYPE_CHECKING:
     from genai.llm.batch.cluster import Cluster
@@ -143,6 +143,7 @@ class Voice:
         """Text as it comes, dimmed on a terminal: what the model thinks before it answers."""
         if self.quiet:
             return
+        text = harmless(text, sys.stderr)
         sys.stderr.write(text if is_plain(sys.stderr) else f"\x1b[2m{text}\x1b[0m")
         sys.stderr.flush()
 

@@ -14,6 +14,8 @@ _PLAIN = str.maketrans({"·": "-", "…": "...", "±": "+-", "×": "x", "–": "
 # Between words and spaces, behind a line's end, and beside what needs no spaces, such as Chinese.
 _BOUNDARY = re.compile(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)|(?<=\n)|(?<=[\u2e80-\uffef])|(?=[\u2e80-\uffef])")
 _LONGEST_WORD = 60
+# Control characters but for tabs and line ends, and marks that turn the direction of what follows.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def width_of(stream: TextIO | None) -> int | None:
@@ -70,8 +72,18 @@ def _row(name: str, text: str, first: int, width: int | None) -> str:
     return f"{name:<{first}}  {wrapped(text, width and width - first - 2).replace(chr(10), below)}"
 
 
+def harmless(text: str, stream: TextIO) -> str:
+    """Text of a model, a file or a function, for a terminal: what would steer that is shown as an escape.
+
+    Somebody else may have written it, and a terminal obeys: it clears the screen, changes its title, turns lines
+    around. What goes anywhere else stays as it is.
+    """
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text) if width_of(stream) is not None else text
+
+
 def shown_on(text: str, stream: TextIO) -> str:
     """Text as a stream can write it: signs that its encoding lacks in plain letters."""
+    text = harmless(text, stream)
     encoding = getattr(stream, "encoding", None) or "ascii"
     try:
         text.encode(encoding)
@@ -85,6 +97,12 @@ def printable(text: str, encoding: str | None = None) -> str:
     visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     encoding = encoding or sys.stdout.encoding or "ascii"
     return visible.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 class WordWrap:

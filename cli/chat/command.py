@@ -16,7 +16,7 @@ from genai.errors import InputError, OptionError
 from .. import options as opt, terminal
 from ..options import sampling_flags
 from ..terminal import Voice, emit, say
-from ..wrapping import WordWrap
+from ..wrapping import WordWrap, harmless
 from .tools import read_functions
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
     answer(session, events, flags.voice, markdown=markdown)
     if session.last_reply is not None and (gone := session.last_reply.completion.forgotten_tokens):
         flags.voice.say(f"(the context was full: {gone:,} tokens were forgotten)")
+    if session.tools and session.last_reply is not None and session.last_reply.tool_calls:
+        flags.voice.say("(not called: functions are asked about, which a chat on a terminal can, without -p)")
     if session.was_cut:
         flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
     if flags.stats and session.last_reply is not None:
@@ -199,6 +201,7 @@ class _PlainWriter:
         self._wrap = WordWrap(sys.stdout) if sys.stdout.isatty() else None
 
     def write(self, text: str) -> None:
+        text = harmless(text, sys.stdout)
         emit(self._wrap.feed(text) if self._wrap else text)
 
     def end(self) -> None:
@@ -215,7 +218,7 @@ class _MarkdownWriter:
         self._held = ""
 
     def write(self, text: str) -> None:
-        self._held += text
+        self._held += harmless(text, sys.stdout)
         while (end := _block_end(self._held)) is not None:
             self._render(self._held[:end])
             self._held = self._held[end:]

@@ -13,7 +13,7 @@ from genai.graph.home import expanded
 
 from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
 from ..terminal import dump_prompt, footer
-from ..wrapping import table, width_of
+from ..wrapping import shortened, table, width_of
 from .command import say_problem
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _retry(loop: Loop, argument: str) -> None:
 
 
 def _undo(loop: Loop, argument: str) -> None:
-    loop.voice.say(f"(taken back: {_shortened(loop.session.undo())})")
+    loop.voice.say(f"(taken back: {shortened(loop.session.undo())})")
 
 
 def _edit(loop: Loop, argument: str) -> None:
@@ -192,7 +192,7 @@ def _load(loop: Loop, argument: str) -> None:
     say_problem(loop.session, loop.voice)
     for message in messages[-2:]:
         who = {"user": ">>>", "assistant": "..."}.get(message["role"], message["role"])
-        loop.voice.say(f"{who} {_shortened(str(message.get('content') or ''), 400)}")
+        loop.voice.say(f"{who} {shortened(str(message.get('content') or ''), 400)}")
 
 
 def _stats(loop: Loop, argument: str) -> None:
@@ -219,11 +219,6 @@ def _tokens(loop: Loop, argument: str) -> None:
 
 def _bye(loop: Loop, argument: str) -> None:
     loop.running = False
-
-
-def _shortened(text: str, most: int = 60) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 COMMANDS: Mapping[str, Command] = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from genai.errors import GenaiError
 
 from ..terminal import Voice, dump_prompt, footer, say
+from ..wrapping import printable, shortened
 from .command import answer
 from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
 from .editor import LineEditor
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # Of the context; beyond it the chat says that it is nearly full.
 _NEARLY_FULL = 0.85
+# What the model is told of a call that people did not allow.
+_REFUSED = "Error: the user did not allow this call"
 # What people type who want to leave.
 _FAREWELLS = ("exit", "quit", "exit()", "quit()", ":q")
 
@@ -118,23 +121,36 @@ class Loop:
                 run_command(self, text)
             elif text.strip():
                 self.answer(self.session.send(text))
-                while results := self._results():
-                    self.answer(self.session.give_results(results))
         except GenaiError as error:
             self.voice.error(error)
 
     def _results(self) -> list[tuple[ToolCall, str]]:
-        """What the functions return that the last reply calls, so far as people let them run."""
-        reply = self.session.last_reply
-        results = []
-        for call in reply.tool_calls if reply is not None and self.functions is not None else ():
-            if self.functions is None or not self.confirm(f"Run {call.name}({call.arguments_text})?"):
-                return []
-            results.append((call, self.functions.call(call.name, call.arguments)))
-            self.voice.say(f"{call.name} → {results[-1][1]:.200}")
-        return results
+        """What the functions return that the last reply calls, where people let them run; nothing if none may.
+
+        Of several calls, what some returned is not lost because another was refused: the model is told of both.
+        """
+        reply, functions = self.session.last_reply, self.functions
+        if reply is None or functions is None:
+            return []
+        results, ran = [], False
+        for call in reply.tool_calls:
+            text = _REFUSED
+            if self.confirm(f"Run {call.name}({printable(call.arguments_text)})?"):
+                text, ran = functions.call(call.name, call.arguments), True
+                self.voice.say(f"{call.name} → {printable(shortened(text, 200))}")
+            results.append((call, text))
+        return results if ran else []
 
     def answer(self, events: Iterator[Event]) -> None:
+        """Show a reply, and those to the results of functions that it calls."""
+        self._answer(events)
+        try:
+            while results := self._results():
+                self._answer(self.session.give_results(results))
+        except KeyboardInterrupt:  # in a function: replies have a handler of their own
+            self.voice.say("(stopped)")
+
+    def _answer(self, events: Iterator[Event]) -> None:
         """Show a reply; Ctrl-C stops it and keeps what there is."""
         before = self.session.num_left_out
         if self.dump:

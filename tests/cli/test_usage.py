@@ -61,7 +61,11 @@ def test_help_has_groups(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
         (["generate", "-n", "x"], "'--max-tokens'"),
         (["evalute"], "Did you mean 'eval'"),
         (["build"], "Missing argument 'CHECKPOINT'"),
-        (["generate", "-t"], "requires an argument"),
+        (["generate", "-t"], "error: genai generate: Option '-t' requires an argument"),
+        (["chat", "--session"], "`genai chat -h` shows"),
+        (["chat", "--stats=5"], "`genai chat -h` shows"),
+        (["eval", "ppl", "-f"], "`genai eval ppl -h` shows"),
+        (["lora", "ls", "--json=1"], "`genai lora ls -h` shows"),
         (["info", "a", "b"], "unexpected extra argument"),
     ],
 )
