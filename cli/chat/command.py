@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.engine.whole_files import alone_with
 from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
@@ -119,17 +120,43 @@ def _kept_in(
     if kept is None:
         yield
         return
-    if kept.exists():
-        session.load(kept)
-        session.set_options(**sampling)  # what flags say comes before what it was held with
-        session.system = session.system if system is None else system
-        voice.say(f"(session {kept.stem}: {len(session.messages)} messages)")
-        say_problem(session, voice)
+    with _held(kept):
+        if kept.exists():
+            session.load(kept)
+            session.set_options(**sampling)  # what flags say comes before what it was held with
+            session.system = session.system if system is None else system
+            voice.say(f"(session {kept.stem}: {len(session.messages)} messages)")
+            say_problem(session, voice)
+        try:
+            yield
+        finally:
+            if session.messages or kept.exists():
+                session.save(kept)
+
+
+@contextmanager
+def _held(kept: Path) -> Iterator[None]:
+    """Keep other chats out of a session: each would write its own messages over those of the other."""
     try:
+        lock = alone_with(kept)
+        is_ours = lock.__enter__()
+    except OSError as error:
+        raise _not_kept(kept.stem, error) from error
+    with ExitStack() as stack:
+        stack.push(lock)
+        if not is_ours:
+            raise InputError(
+                f"--session {kept.stem}: another chat goes on with it",
+                "each would write over what the other one keeps",
+                "leave that chat, or choose another name",
+            )
         yield
-    finally:
-        if session.messages or kept.exists():
-            session.save(kept)
+
+
+def _not_kept(name: str, error: Exception) -> InputError:
+    return InputError(
+        f"--session {name}: it cannot be kept", str(error), "set XDG_STATE_HOME to a folder that you can write"
+    )
 
 
 def session_file(name: str) -> Path:
@@ -144,9 +171,7 @@ def session_file(name: str) -> Path:
         folder = terminal.state_folder() / "sessions"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"--session {name}: it cannot be kept", str(error), "set XDG_STATE_HOME to a folder that you can write"
-        ) from error
+        raise _not_kept(name, error) from error
     return folder / f"{name}.json"
 
 

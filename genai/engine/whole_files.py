@@ -43,12 +43,47 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+@contextmanager
+def alone_with(path: Path) -> Iterator[bool]:
+    """Whether no other process is inside such a block for the same path; True for whoever came first.
+
+    A file beside `path` is locked meanwhile, and vanishes at the end. The system drops the lock of who is killed.
+
+    Raises:
+        OSError: no file can be written there.
+    """
+    place = path.with_name(f".{path.name}.lock")
+    while True:
+        place.touch(0o600)
+        file = place.open("ab")  # the lock lasts as long as it is open
+        is_ours = _lock(file)
+        # Between opening and locking, whoever left may have removed it: the next one would lock another.
+        if not is_ours or os.name == "nt" or _is_at(file, place):
+            break
+        file.close()
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            with suppress(OSError):
+                place.unlink(missing_ok=True)
+        file.close()
+
+
 def _remove_abandoned(path: Path) -> None:
     """Drop what processes left behind that were killed while they wrote to this path."""
     for left in path.parent.glob(f".{_escaped(path.name)}.*.partial"):
         with suppress(OSError), left.open("rb") as file:
             if _lock(file):
                 left.unlink(missing_ok=True)
+
+
+def _is_at(file: BinaryIO, place: Path) -> bool:
+    """Whether an open file is still the one that its name stands for."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), place.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _escaped(name: str) -> str:

@@ -186,7 +186,7 @@ class ChatSession:
         if not text.strip():
             raise InputError("the message is empty", "there is nothing to answer", "write something")
         self.messages.append({"role": "user", "content": text})
-        return self._answer()
+        return self._answer(1)
 
     def give_results(self, results: Sequence[tuple[ToolCall, str]]) -> Iterator[Event]:
         """Add what the tools returned that the last reply called, and stream the reply to it.
@@ -207,11 +207,15 @@ class ChatSession:
     def retry(self) -> Iterator[Event]:
         """Replace the reply to the last message by a new one. A seed that was set gives the same reply again.
 
+        What followed the message stays where there is no new reply.
+
         Raises:
             StateError: nothing was said yet.
         """
-        del self.messages[self._last_user_message() + 1 :]
-        return self._answer()
+        index = self._last_user_message()
+        before, reply = self.messages[index:], self.last_reply
+        del self.messages[index + 1 :]
+        return self._answer(1, before, reply)
 
     def cancel(self) -> bool:
         """Let the running reply end where it is, from a signal handler or any thread; returns whether there was one."""
@@ -220,8 +224,10 @@ class ChatSession:
             stream.cancel()
         return stream is not None
 
-    def _answer(self, num_new: int = 1) -> Iterator[Event]:
-        """Stream a reply; if there is none, the last `num_new` messages are taken back."""
+    def _answer(
+        self, new: int, before: Sequence[dict[str, Any]] = (), reply: ChatReply | None = None
+    ) -> Iterator[Event]:
+        """Stream a reply; if there is none, `before` takes the place of the last `new` messages."""
         self.last_reply = None
         try:
             text, ids = self._fitting_prompt(())
@@ -249,7 +255,7 @@ class ChatSession:
             yield from splitter.finish()
         finally:
             if self.last_reply is None:
-                del self.messages[-num_new:]
+                self.messages[-new:], self.last_reply = before, reply
 
     def _stream(self, prompt: list[int], parts: Sequence[Completion], shape: ReplyShape) -> CompletionStream:
         options, num_reply = dict(self.options), sum(len(part.token_ids) for part in parts)

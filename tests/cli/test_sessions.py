@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,20 @@ def test_a_terminal_keeps_its_session(terminal: Callable[..., Any], tmp_path: Pa
         assert one.exit_code() == 0
     saved = json.loads((tmp_path / "genai" / "sessions" / "two.json").read_text())
     assert len(saved["messages"]) == 4
+
+
+def test_one_chat_at_a_time_goes_on_with_a_session(terminal: Callable[..., Any], tmp_path: Path) -> None:
+    home = {"XDG_STATE_HOME": str(tmp_path)}
+    one = terminal("chat", "-t", "1", "--session", "two", **home)
+    one.wait_for("context 1,024 tokens.*>>>", seconds=120)
+    refused = run("chat", "-t", "1", "--session", "two", "-p", "Hi", **home)
+    assert refused.returncode == 1 and "another chat goes on with it" in refused.stderr and "fix:" in refused.stderr
+    assert run("chat", "-t", "1", "--session", "three", "-p", "Hi", **home).returncode == 0
+    one.close()  # killed
+    one.pid, one.fd = 0, os.open(os.devnull, os.O_RDONLY)
+    assert run("chat", "-t", "1", "--session", "two", "-p", "Hi", **home).returncode == 0
+    names = {path.name for path in (tmp_path / "genai" / "sessions").iterdir()}
+    assert names == {"two.json", "two.json.state", "three.json", "three.json.state"}
 
 
 def test_a_conversation_goes_on_to_the_bit(bundled_folder: Path, tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def test_a_full_context_is_an_error_by_default(small: genai.LLM) -> None:
     assert chat.messages == messages
 
 
+def test_a_retry_that_gives_no_reply_loses_nothing(small: genai.LLM) -> None:
+    chat = ChatSession(small)
+    reply = chat.ask("What is 12 + 7?")
+    messages = list(chat.messages)
+    chat.system = STORY * 40
+    with pytest.raises(ContextOverflowError):
+        list(chat.retry())
+    assert chat.messages == messages and chat.last_reply is reply
+
+
 def test_truncate_leaves_out_the_oldest_and_says_so(small: genai.LLM) -> None:
     chat = ChatSession(small, max_tokens=40, on_overflow="truncate")
     for number in range(6):
