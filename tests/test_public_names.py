@@ -73,6 +73,18 @@ def test_what_is_not_there_says_so(name: str) -> None:
         assert caught.value.fix in ("docs/python-api.md lists what is", "docs/session.md lists what is")
 
 
+def test_methods_that_are_not_there_name_the_page_of_their_api(bundled_folder: Path) -> None:
+    with genai.Model(bundled_folder, threads=1) as model:
+        params = genai.GeneratorParams(model)
+        for method in (params.set_speculative_options, model.create_streaming_processor):
+            with pytest.raises(NotSupportedYetError) as caught:
+                method()
+            assert caught.value.fix == "docs/python-api.md lists what is"
+    with pytest.raises(NotSupportedYetError) as caught:
+        genai.OrtMemoryInfo.create_v2(None)
+    assert caught.value.fix == "docs/session.md lists what is"
+
+
 @pytest.mark.parametrize("name", [*REASONS, *AVAILABLE])
 def test_looking_at_what_is_not_there_is_harmless(name: str) -> None:
     """As tools do that inspect, document, annotate, copy or pickle: only use is refused."""

@@ -13,7 +13,7 @@ from genai.kernels.forks import renew_locks
 from ..errors import OptionError, StateError, did_you_mean
 from ..graph.home import expanded
 from ..runtime.single import Single
-from ..session.refused import refusing_method
+from ..session.refused import GENERATING_PAGE, refusing_method
 from .config import Config
 from .folders import folder_errors
 from .kv_quality import MEASURED, check_kv_quality
@@ -206,8 +206,12 @@ class Model(Single, AbstractContextManager["Model"]):
         """CPU threads that its kernels use."""
         return self.decoder.executor.threads
 
-    create_multimodal_processor = refusing_method("create_multimodal_processor", "this version runs text models")
-    create_streaming_processor = refusing_method("create_streaming_processor", "this version runs text models")
+    create_multimodal_processor = refusing_method(
+        "create_multimodal_processor", "this version runs text models", GENERATING_PAGE
+    )
+    create_streaming_processor = refusing_method(
+        "create_streaming_processor", "this version runs text models", GENERATING_PAGE
+    )
 
     def close(self) -> None:
         """Give weights and cache back. Generators of this model cannot be used afterwards."""

@@ -25,7 +25,7 @@ from ..engine.sampling.strings import StopStrings
 from ..errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError
 from ..model.model import Model
 from ..runtime.single import Single
-from ..session.refused import refusing_method
+from ..session.refused import GENERATING_PAGE, refusing_method
 from ..text.tokenizer import Tokenizer, TokenizerStream
 from ..text.vocabulary import guidance_of
 from .token_rows import token_row
@@ -190,7 +190,9 @@ class RequestEngine(Single):
         """0: callers cannot propose tokens."""
         return 0
 
-    get_speculative_stats = refusing_method("get_speculative_stats", "it guesses nothing; LLM(speculation=…) does")
+    get_speculative_stats = refusing_method(
+        "get_speculative_stats", "it guesses nothing; LLM(speculation=…) does", GENERATING_PAGE
+    )
 
     # --- for requests ------------------------------------------------------------------------------------------------
 
@@ -292,7 +294,9 @@ class Request(Single):
         if self._kept is not None:
             self._kept.rewind(start)
 
-    set_draft_tokens = refusing_method("set_draft_tokens", "tokens are proposed by the engine itself, not by callers")
+    set_draft_tokens = refusing_method(
+        "set_draft_tokens", "tokens are proposed by the engine itself, not by callers", GENERATING_PAGE
+    )
 
     def close(self) -> None:
         """End the conversation and give its part of the cache back; a turn in progress is cancelled."""

@@ -43,7 +43,7 @@ from ..model.adapters.store import Adapters
 from ..model.decoder_graph import BLOCK_SIZE
 from ..model.model import Model
 from ..runtime.single import Single
-from ..session.refused import REASONS, refusing_method
+from ..session.refused import GENERATING_PAGE, REASONS, refusing_method
 from ..text.vocabulary import guidance_of
 from .guidance import guidance_grammar
 from .log import log
@@ -103,7 +103,7 @@ class GeneratorParams:
         """The options as they stand; numbers are floats, as in onnxruntime-genai."""
         return {name: value if isinstance(value, bool) else float(value) for name, value in self._options.items()}
 
-    get_speculative_options = refusing_method("get_speculative_options", _GUESSES)
+    get_speculative_options = refusing_method("get_speculative_options", _GUESSES, GENERATING_PAGE)
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
         """Let the output match a grammar. It begins behind the tokens that were appended last.
@@ -121,7 +121,7 @@ class GeneratorParams:
         self._grammar = guidance_grammar(type, data)
         self._appends_forced = bool(enable_ff_tokens)
 
-    set_speculative_options = refusing_method("set_speculative_options", _GUESSES)
+    set_speculative_options = refusing_method("set_speculative_options", _GUESSES, GENERATING_PAGE)
 
 
 class Generator(Single, AbstractContextManager["Generator"]):
@@ -656,10 +656,10 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()")
-    set_hidden_states = refusing_method("set_hidden_states", REASONS["MtpGenerator"])
-    snapshot_state = refusing_method("snapshot_state", "recurrent models come later")
-    get_speculative_stats = refusing_method("get_speculative_stats", _GUESSES)
+    set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()", GENERATING_PAGE)
+    set_hidden_states = refusing_method("set_hidden_states", REASONS["MtpGenerator"], GENERATING_PAGE)
+    snapshot_state = refusing_method("snapshot_state", "recurrent models come later", GENERATING_PAGE)
+    get_speculative_stats = refusing_method("get_speculative_stats", _GUESSES, GENERATING_PAGE)
 
 
 def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 from ..errors import NotSupportedYetError
 
-_SESSION_PAGE, _PAGE = "docs/session.md lists what is", "docs/python-api.md lists what is"
+_SESSION_PAGE = "docs/session.md lists what is"
+GENERATING_PAGE = "docs/python-api.md lists what is"
+"""Where the names of onnxruntime-genai are; those of onnxruntime are on another page."""
 _REFUSED = {
     _SESSION_PAGE: {
         "models are read from ONNX files, not from packages of several": (
@@ -34,7 +36,7 @@ _REFUSED = {
         "results are ready when a run returns": "OrtSyncStream",
         "sessions log nothing that a callback could receive": "set_default_logger_callback",
     },
-    _PAGE: {
+    GENERATING_PAGE: {
         "this version runs text models": "Audios Images MultiModalProcessor",
         "heads that predict several tokens are not run; LLM(speculation=…) guesses otherwise": "MtpGenerator",
         "this version runs text models, not speech": "StreamingProcessor",
@@ -88,11 +90,11 @@ def stand_in(name: str, reason: str, fix: str) -> Any:
     return function
 
 
-def refusing_method(name: str, reason: str) -> Callable[..., NoReturn]:
+def refusing_method(name: str, reason: str, fix: str = _SESSION_PAGE) -> Callable[..., NoReturn]:
     """A method of that name that refuses."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> NoReturn:
-        refuse(f"{type(self).__name__}.{name}", reason)
+        refuse(f"{type(self).__name__}.{name}", reason, fix)
 
     method.__name__ = name
     method.__doc__ = f"Not supported: {reason}."
