@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -49,7 +50,8 @@ class ReplyShape:
         text = self.writer.of_calls(
             self.form, self.tools, most=self.most, is_free=self.is_free, body=grammar is not None
         )
-        return Grammar("tools", text, body=grammar)
+        inner = tuple((_schema_name(tool.name), json.dumps(tool.schema)) for tool in self.tools)
+        return Grammar("tools", text, body=grammar, inner=inner)
 
     def _with_body(self, grammar: Grammar) -> Grammar:
         return Grammar("tools", self.writer.of_body(), body=grammar)
@@ -117,6 +119,11 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
+def _schema_name(tool: str) -> str:
+    """What messages call the parameters of a tool."""
+    return f"the schema of tool {tool!r:.80}"
+
+
 def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
     function = _function(tool)
     name, parameters = function.get("name"), function.get("parameters")
@@ -132,7 +139,7 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
         raise GrammarError(
             f"no call of tool {name!r} has an end", "its parameters hold themselves", "let some of them be optional"
         )
-    hold_numbers(schema)
+    hold_numbers(schema, _schema_name(name))
     # Schemas of tools often hold words that no compiler knows; only those that are strict must be obeyed to the letter.
     style = {**JSON_STYLE, "lenient": function.get("strict") is not True}
     return CalledTool(name, {**schema, "x-guidance": style})
