@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..engine.sampling.grammar import JSON_STYLE, Grammar, hold_numbers
 from ..engine.sampling.json_schema import ends
-from ..errors import GrammarError, OptionError, did_you_mean
+from ..errors import GrammarError, OptionError, did_you_mean, kind_of
 from ..text.parsing import Parser, calls
 from ..text.parsing.calls import CalledTool, CallFormat, ReplyGrammar
 from ..text.template_messages import plain
@@ -131,7 +131,7 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
         raise GrammarError(f"tools[{index}] has no name", "calls name the tool", 'give its function a "name"')
     if parameters is not None and not isinstance(parameters, Mapping):
         raise GrammarError(
-            f"the parameters of tool {name!r} are a {type(parameters).__name__}",
+            f"the parameters of tool {name!r} are {kind_of(parameters)}",
             "they are a JSON schema", "pass an object",
         )  # fmt: skip
     schema = {"type": "object", **plain(parameters or {}, f"tools[{index}].parameters")}

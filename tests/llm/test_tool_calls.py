@@ -179,9 +179,11 @@ def test_what_is_refused(llm_of: Callable[[str], genai.LLM], llm: genai.LLM) -> 
         llm.shape("Hi", tools=TOOLS, tool_choice="required")
 
 
-def test_a_refused_schema_of_a_tool_is_named_with_its_place(tooled: genai.LLM) -> None:
+def test_a_refused_schema_of_a_tool_is_named_with_its_place(llm_of: Callable[[str], genai.LLM]) -> None:
+    tooled = llm_of("hermes")
     wrong = {"name": "wrong", "parameters": {"properties": {"a": {"items": {"type": "strin"}}}}}
-    for choice, options in (("required", {}), (None, {"json_schema": {"type": "object"}})):
+    cases: list[tuple[Any, dict[str, Any]]] = [("required", {}), (None, {"json_schema": {"type": "object"}})]
+    for choice, options in cases:
         with pytest.raises(GrammarError) as raised:
             tooled.chat("Hi", tools=[*TOOLS, wrong], tool_choice=choice, **options)
         assert raised.value.what == "the schema of tool 'wrong' cannot be used at /properties/a/items"

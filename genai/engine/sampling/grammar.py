@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import GrammarError
+from ...errors import GrammarError, kind_of
 from .json_schema import close_objects, ends, far_number, move_bounds
 from .ref_chains import depth
 
@@ -180,7 +180,7 @@ def schema_text(name: str, value: Any) -> str | None:
         close_objects(value)
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
-            f"{name} is a {type(value).__name__}",
+            f"{name} is {kind_of(value)}",
             "a schema is a JSON object, as a dictionary or as text, or a Pydantic model",
             "pass one of these",
         )
@@ -202,7 +202,7 @@ def source_text(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value.strip():
-        shown = f"{name} = {value!r:.80}" if isinstance(value, str) else f"{name} is a {type(value).__name__}"
+        shown = f"{name} = {value!r:.80}" if isinstance(value, str) else f"{name} is {kind_of(value)}"
         raise GrammarError(shown, "a text that is not empty is expected", "pass its source")
     return _limited(name, value)
 
