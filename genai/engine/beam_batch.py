@@ -232,7 +232,7 @@ def _no_room(decoder: Decoder, sequences: Sequence[Any], error: CacheCapacityErr
     fix = "ask for fewer beams or a smaller max_tokens, or give the model a larger cache (cache_bytes=…)"
     return CacheCapacityError(
         f"the KV cache has no room for {len(sequences)} beams of {longest} tokens",
-        f"of its {pool.num_blocks} blocks of {decoder.block_size} tokens these beams hold {own}, "  # type: ignore[attr-defined]
+        f"of its {pool.num_blocks} blocks of {decoder.block_size} tokens these beams hold {own}, "
         f"other sequences of this model {others}, and {pool.num_free} are free",
         f"{fix}; or close what holds the others" if others else fix,
     )

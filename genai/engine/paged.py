@@ -453,7 +453,7 @@ class PagedDecoder(Decoder):
                 table.truncate(length)
             raise
 
-    def _append(self, table: BlockTable, count: int, beside: Sequence[BlockTable]) -> Sequence[int]:
+    def _append(self, table: BlockTable, count: int, beside: Sequence[BlockTable] = ()) -> Sequence[int]:
         try:
             try:
                 slots, copies = table.append(count)

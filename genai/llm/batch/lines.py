@@ -289,7 +289,10 @@ class ParquetRows(_Table):
                 f"row {line.number} has more than {MOST_LINE_BYTES >> 20} MiB", "no row may", "shorten its cells"
             )
         row = json.loads(line.content)
-        return row if isinstance(row, dict) else _PartlyRead(*row, line.number)
+        if isinstance(row, dict):
+            return row
+        cells, unreadable = row
+        return _PartlyRead(cells, unreadable, line.number)
 
 
 def _row_content(row: dict[str, Any]) -> bytes:
