@@ -185,6 +185,8 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     seconds = max(figures.seconds, 1e-9)
     if report.cut:
         say(f"{report.output}: its last line was unfinished, and was answered again")
+    if report.reordered:
+        say(f"{report.output}: its lines were not in order, and were put in order at the end")
     if report.other_models:
         others = ", ".join(sorted(report.other_models)[:3])
         say(f"lines that name another model ({others}) were answered by {report.model}")

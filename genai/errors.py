@@ -145,6 +145,19 @@ class StepInterrupted(GenaiError):
     """A step was given up because nobody waits for its results any more; its sequences are as they were before."""
 
 
+def kind_of(value: object) -> str:
+    """What a value is, in JSON's words where it has one, with its article: "null", "a number", "an object", "a set"."""
+    known: tuple[tuple[type | tuple[type, ...], str], ...] = (
+        (type(None), "null"), (bool, "a boolean"), (str, "a text"), ((int, float), "a number"),
+        ((list, tuple), "a list"), (dict, "an object"),
+    )  # fmt: skip
+    for kinds, said in known:
+        if isinstance(value, kinds):
+            return said
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 _LONGEST_NAME = 200
 
 

@@ -142,10 +142,14 @@ class Task(Generic[T]):
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._result: list[T] = []
         self._error: BaseException | None = None
+        self._clock: int | None = None
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         start(self.thread, stack_bytes)
 
     def _run(self) -> None:
+        # Asked for here: of a thread that has ended, the system may not be asked any more. Not every system has it.
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
             self._result.append(self._work())
         except BaseException as error:
@@ -166,6 +170,26 @@ class Task(Generic[T]):
             with suppress(Empty):
                 self._bell.get(timeout=min(left, self.SECONDS))
         return self.is_over
+
+    def wait_for_work(self, seconds: float, most: float) -> bool:
+        """Until it is over; False if it has computed for longer, or takes longer than `most` by the clock.
+
+        A processor that others use does not count as computing; where the system does not tell, `seconds` are waited.
+        """
+        deadline = time.monotonic() + most
+        while not self.wait(min(self.SECONDS, deadline - time.monotonic())):
+            worked = self._worked()
+            left = deadline - time.monotonic()
+            if left <= 0 or (left <= most - seconds if worked is None else worked >= seconds):
+                return self.is_over
+        return True
+
+    def _worked(self) -> float | None:
+        """Seconds that its thread has computed; None where the system does not tell, or no longer."""
+        try:
+            return None if self._clock is None else time.clock_gettime(self._clock)
+        except OSError:
+            return None
 
     def result(self) -> T:
         """What the call returned, or raised."""

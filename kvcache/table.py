@@ -265,6 +265,14 @@ class BlockTable:
             yield end, key
             chain = hashlib.sha256(key + numerics[end - size : end]).digest()
 
+    @uninterrupted
+    def settle(self) -> None:
+        """Let go of the block that the last append reported to copy, which is copied by now.
+
+        Otherwise that waits for the next call, so that an append which is undone shares the block again.
+        """
+        self._settle_copy(self._length)
+
     def _settle_copy(self, length: int) -> None:
         """Let go of a reported copy's source; or, if the append is undone, of its destination."""
         copy, self._reported_copy = self._reported_copy, None

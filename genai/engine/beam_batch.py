@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SamplingError
+from ..errors import CacheCapacityError, SamplingError
 from .beams import BeamPolicy, Continuation
 from .decoder import Decoder, Logits, compute
 from .sampling.batch import Normalizer, TokenLogprob, processed, token_logprobs
@@ -72,16 +72,23 @@ class BeamSearch:
         """
         scores, best = self._scores(logits)
         candidates = self._candidates(scores, best)
+        if not candidates and self.policy.finished:
+            return self._over()
         if not candidates:
             raise SamplingError(
                 "no beam has a next token", "every token is masked", "forbid fewer tokens: all have the logit -inf"
             )
         chosen = list(self.policy.advance(candidates, lambda one: self._output(one, logits)))
-        if self.policy.is_done:
-            self.close()
-        else:
-            self._fork(chosen, logits)
+        if self.policy.is_done or not chosen:
+            return self._over()
+        self._fork(chosen, logits)
         return chosen
+
+    def _over(self) -> list[Continuation]:
+        """No beam goes on: what is finished is the result."""
+        self.policy.is_done = True
+        self.close()
+        return []
 
     def _scores(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Per beam the best tokens [beams, K], after masks and penalties, and their log-probabilities."""
@@ -92,6 +99,8 @@ class BeamSearch:
         elif self.policy.processes_logits:
             scores = self._processed(logits)
             normalizers, best = self._sampler.log_normalizers(scores, every, top)
+            is_closed = np.isneginf(scores).all(1) & ~np.isneginf(logits).all(1)  # everything is forbidden there
+            normalizers = np.where(is_closed, 0.0, normalizers)
         else:
             normalizers, _ = self._sampler.log_normalizers(logits, every, 0)
             scores = self._processed((logits - normalizers[:, None]).astype(np.float32))
@@ -157,11 +166,20 @@ class BeamSearch:
     def _fork(self, chosen: Sequence[Continuation], logits: NDArray[np.float32]) -> None:
         """Go on with the chosen beams: the first of each parent in its place, the others as forks of it."""
         before, sequences, used = self.beams, [], set()
-        for one in chosen:
-            parent = before[one.beam].sequence
-            sequences.append(self.decoder.fork(parent) if one.beam in used else parent)
-            used.add(one.beam)
-        logprobs: Sequence[Sequence[TokenLogprob]] = [[one] for one in self._logprobs(chosen, logits)]
+        forks: list[Any] = []
+        try:
+            for one in chosen:
+                parent = before[one.beam].sequence
+                if one.beam in used:
+                    parent = self.decoder.fork(parent)
+                    forks.append(parent)
+                sequences.append(parent)
+                used.add(one.beam)
+            logprobs: Sequence[Sequence[TokenLogprob]] = [[one] for one in self._logprobs(chosen, logits)]
+        except BaseException:
+            for fork in forks:
+                fork.close()
+            raise
         for index in set(range(len(before))) - used:
             before[index].sequence.close()
         self.beams = []
@@ -193,12 +211,31 @@ def advance_all(
 ) -> list[list[Continuation]]:
     """One step of all searches that are not done, computed together; what runs then, per search."""
     live = [search for search in searches if not search.policy.is_done]
-    rows: list[Logits] = compute(
-        decoder, [beam.sequence for search in live for beam in search.beams], token_budget=token_budget
-    )
+    sequences = [beam.sequence for search in live for beam in search.beams]
+    try:
+        rows: list[Logits] = compute(decoder, sequences, token_budget=token_budget)
+    except CacheCapacityError as error:
+        raise _no_room(decoder, sequences, error) from error
     logits = iter([row[-1] for row in rows])
     chosen = {id(search): search.advance(np.stack([next(logits) for _ in search.beams])) for search in live}
     return [chosen.get(id(search), []) for search in searches]
+
+
+def _no_room(decoder: Decoder, sequences: Sequence[Any], error: CacheCapacityError) -> CacheCapacityError:
+    """The error of beams that do not fit, which says what holds the cache."""
+    pool = getattr(decoder, "pool", None)
+    if pool is None:
+        return error
+    own = len({block for sequence in sequences for block in sequence.table.held_blocks})
+    others = pool.num_blocks - pool.num_free - own
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    fix = "ask for fewer beams or a smaller max_tokens, or give the model a larger cache (cache_bytes=…)"
+    return CacheCapacityError(
+        f"the KV cache has no room for {len(sequences)} beams of {longest} tokens",
+        f"of its {pool.num_blocks} blocks of {decoder.block_size} tokens these beams hold {own}, "
+        f"other sequences of this model {others}, and {pool.num_free} are free",
+        f"{fix}; or close what holds the others" if others else fix,
+    )
 
 
 def _repeating(tokens: Sequence[int], size: int) -> list[int]:

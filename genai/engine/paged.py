@@ -446,16 +446,21 @@ class PagedDecoder(Decoder):
             for index, count, _ in step:
                 table = sequences[index].table
                 taken.append((table, table.length))
-                slots += self._append(table, count)
+                slots += self._append(table, count, [one.table for one in sequences])
             yield slots
         except BaseException:
             for table, length in taken:
                 table.truncate(length)
             raise
 
-    def _append(self, table: BlockTable, count: int) -> Sequence[int]:
+    def _append(self, table: BlockTable, count: int, beside: Sequence[BlockTable] = ()) -> Sequence[int]:
         try:
-            slots, copies = table.append(count)
+            try:
+                slots, copies = table.append(count)
+            except CacheFull:
+                for one in beside:
+                    one.settle()  # forks hold what they were copied from; the last of its owners needs no copy
+                slots, copies = table.append(count)
         except CacheFull as error:
             raise CacheCapacityError(
                 f"the KV cache has no room for {count} more tokens",

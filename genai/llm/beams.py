@@ -66,14 +66,19 @@ def run_beams(
 
     while waiting:
         group, waiting = waiting[:window], waiting[window:]
+        runs: list[_Run] = []
         try:
-            runs = [_Run(model, leaders[index], terms.beams) for index in group]
+            for index in group:
+                runs.append(_Run(model, leaders[index], terms.beams))  # noqa: PERF401 - one that fails leaves the others
             _run(runs, deadline, note, is_unwanted)
         except CacheCapacityError:
             if window == 1:
                 raise
             window, waiting = max(1, window // 2), [*group, *waiting]
             continue
+        finally:
+            for run in runs:
+                run.search.close()
         results |= {index: run.completions() for index, run in zip(group, runs, strict=True)}
     return [one for index in range(len(leaders)) for one in results[index]]
 
@@ -101,12 +106,16 @@ class _Run:
         decoder = model.decoder
         self.job, self.options, self.decoder = job, options, decoder
         sequence = decoder.open() if job.origin is None else decoder.fork(job.origin)
-        decoder.adapt(sequence, job.adapters)
-        job.start(sequence)
-        self.cached = sequence.num_computed or decoder.reuse(sequence)
-        stop_ids = job.plan.stop_ids
-        policy = TransformersBeams[BeamOutput](options, len(job.prompt), job.max_length, stop_ids)
-        self.search = BeamSearch(decoder, model.sampler, sequence, job.plan, policy)
+        try:
+            decoder.adapt(sequence, job.adapters)
+            job.start(sequence)
+            self.cached = sequence.num_computed or decoder.reuse(sequence)
+            stop_ids = job.plan.stop_ids
+            policy = TransformersBeams[BeamOutput](options, len(job.prompt), job.max_length, stop_ids)
+            self.search = BeamSearch(decoder, model.sampler, sequence, job.plan, policy)
+        except BaseException:
+            sequence.close()
+            raise
         self.sequence: Any = sequence
         self.is_timed_out = False
         self._began, self._first = time.perf_counter(), 0.0
@@ -151,24 +160,20 @@ def _run(
 ) -> None:
     """Until all are done, or the time is over."""
     searches = [run.search for run in runs]
-    try:
-        while not all(search.policy.is_done for search in searches):
-            if is_unwanted():
-                return
-            if deadline is not None and time.monotonic() >= deadline:
-                if any(not search.policy.finished for search in searches):
-                    raise DeadlineError(
-                        "the time of the beam search was over before an output was finished",
-                        "outputs are known when they end",
-                        "give it more time (timeout=), fewer beams, or a smaller max_tokens",
-                    )
-                return
-            before = [search.policy.is_done for search in searches]
-            advance_all(runs[0].decoder, searches)
-            for run, was_done in zip(runs, before, strict=True):
-                if not was_done:
-                    run.note_step()
-            note(sum(search.policy.is_done for search in searches))
-    finally:
-        for search in searches:
-            search.close()
+    while not all(search.policy.is_done for search in searches):
+        if is_unwanted():
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            if any(not search.policy.finished for search in searches):
+                raise DeadlineError(
+                    "the time of the beam search was over before an output was finished",
+                    "outputs are known when they end",
+                    "give it more time (timeout=), fewer beams, or a smaller max_tokens",
+                )
+            return
+        before = [search.policy.is_done for search in searches]
+        advance_all(runs[0].decoder, searches)
+        for run, was_done in zip(runs, before, strict=True):
+            if not was_done:
+                run.note_step()
+        note(sum(search.policy.is_done for search in searches))

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar, Unpack, overload
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..engine.worker import Worker
-from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean
+from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.config import Config
 from ..model.folders import bundled_model
@@ -299,7 +299,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
         if not isinstance(items, Iterable):
-            raise InputError(f"items is a {type(items).__name__}", "an iterable of items is expected", "such as a list")
+            raise InputError(f"items is {kind_of(items)}", "an iterable of items is expected", "such as a list")
         self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
@@ -743,7 +743,7 @@ def _loaded(
 ) -> Model:
     if model is not None and not isinstance(model, (str, Path, Config, Model)):
         raise InputError(
-            f"model is a {type(model).__name__}", "a folder, a Config or a Model is expected", "pass the model's folder"
+            f"model is {kind_of(model)}", "a folder, a Config or a Model is expected", "pass the model's folder"
         )
     known = list(ModelOptions.__annotations__)
     for name, value in options.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from ..engine.sampling.grammar import JSON_STYLE, Grammar, hold_numbers
 from ..engine.sampling.json_schema import ends
-from ..errors import GrammarError, OptionError, did_you_mean
+from ..errors import GrammarError, OptionError, did_you_mean, kind_of
 from ..text.parsing import Parser, calls
 from ..text.parsing.calls import CalledTool, CallFormat, ReplyGrammar
 from ..text.template_messages import plain
@@ -49,7 +50,8 @@ class ReplyShape:
         text = self.writer.of_calls(
             self.form, self.tools, most=self.most, is_free=self.is_free, body=grammar is not None
         )
-        return Grammar("tools", text, body=grammar)
+        inner = tuple((_schema_name(tool.name), json.dumps(tool.schema)) for tool in self.tools)
+        return Grammar("tools", text, body=grammar, inner=inner)
 
     def _with_body(self, grammar: Grammar) -> Grammar:
         return Grammar("tools", self.writer.of_body(), body=grammar)
@@ -117,6 +119,11 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
+def _schema_name(tool: str) -> str:
+    """What messages call the parameters of a tool."""
+    return f"the schema of tool {tool!r:.80}"
+
+
 def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
     function = _function(tool)
     name, parameters = function.get("name"), function.get("parameters")
@@ -124,7 +131,7 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
         raise GrammarError(f"tools[{index}] has no name", "calls name the tool", 'give its function a "name"')
     if parameters is not None and not isinstance(parameters, Mapping):
         raise GrammarError(
-            f"the parameters of tool {name!r} are a {type(parameters).__name__}",
+            f"the parameters of tool {name!r} are {kind_of(parameters)}",
             "they are a JSON schema", "pass an object",
         )  # fmt: skip
     schema = {"type": "object", **plain(parameters or {}, f"tools[{index}].parameters")}
@@ -132,7 +139,7 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
         raise GrammarError(
             f"no call of tool {name!r} has an end", "its parameters hold themselves", "let some of them be optional"
         )
-    hold_numbers(schema)
+    hold_numbers(schema, _schema_name(name))
     # Schemas of tools often hold words that no compiler knows; only those that are strict must be obeyed to the letter.
     style = {**JSON_STYLE, "lenient": function.get("strict") is not True}
     return CalledTool(name, {**schema, "x-guidance": style})

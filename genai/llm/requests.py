@@ -11,7 +11,7 @@ from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
-from ..errors import ContextOverflowError, GenaiError, InputError, OptionError
+from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, kind_of
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.model import Model
 from ..ort_genai.token_rows import token_row
@@ -59,7 +59,7 @@ class RequestBuilder:
             return with_defaults(self.defaults, options)
         if not isinstance(params, SamplingParams):
             raise OptionError(
-                f"params is a {type(params).__name__}", "a SamplingParams is expected", "pass single options by name"
+                f"params is {kind_of(params)}", "a SamplingParams is expected", "pass single options by name"
             )
         return params.replace(**options) if options else params
 
@@ -213,7 +213,7 @@ class RequestBuilder:
         """Token ids that leave room for an answer."""
         if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
             raise InputError(
-                f"a prompt is a {type(prompt).__name__}",
+                f"a prompt is {kind_of(prompt)}",
                 "a text or a list of token ids is expected",
                 "pass a str; messages go to chat",
             )

@@ -12,7 +12,7 @@ from genai.kernels.messages import ProgressLine
 from ..engine.speculation.draft import DraftModel
 from ..engine.speculation.lookup import LookupText
 from ..engine.speculation.speculator import DEFAULT_MOST_TOKENS, Speculator
-from ..errors import InputError, OptionError, UnsupportedModelError, VocabularyMismatchError
+from ..errors import InputError, OptionError, UnsupportedModelError, VocabularyMismatchError, kind_of
 from ..model.model import Model
 from ..model.reading import read_text_file
 from ..text.backend import first_difference
@@ -61,7 +61,7 @@ class Speculation:
         for name, kinds in (("lookup_file", str | Path), ("draft", str | Path | Model)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
-                raise OptionError(f"{name} is a {type(value).__name__}", "a path is expected", "pass the path")
+                raise OptionError(f"{name} is {kind_of(value)}", "a path is expected", "pass the path")
         if not isinstance(self.lookup, bool):
             raise OptionError(f"lookup = {self.lookup!r}", "True or False is expected", "leave it out for True")
         if not self.lookup and self.lookup_file is None and self.draft is None:

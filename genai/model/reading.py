@@ -9,7 +9,7 @@ from typing import Any
 
 from genai.kvcache.budget import available_memory, format_bytes
 
-from ..errors import CacheCapacityError, GenaiError, InputError
+from ..errors import CacheCapacityError, GenaiError, InputError, kind_of
 
 # No text that anybody means is longer; a device may never end.
 _MOST_BYTES, _PIECE = 2**28, 2**20
@@ -60,7 +60,7 @@ def json_object(
     except (ValueError, RecursionError, TypeError) as error:
         raise malformed(f"{source}: is not JSON", str(error), "correct it at that place") from error
     if not isinstance(value, dict):
-        raise malformed(f"{source}: holds a {type(value).__name__}", "an object is expected", 'begin with {"name": …')
+        raise malformed(f"{source}: holds {kind_of(value)}", "an object is expected", 'begin with {"name": …')
     return value
 
 

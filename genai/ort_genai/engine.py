@@ -22,7 +22,7 @@ from ..engine.sampling.batch import TokenLogprob
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ..engine.sampling.strings import StopStrings
-from ..errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError
+from ..errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError, kind_of
 from ..model.model import Model
 from ..runtime.single import Single
 from ..session.refused import GENERATING_PAGE, refusing_method
@@ -146,7 +146,7 @@ class RequestEngine(Single):
         """A new conversation."""
         self._check_thread()
         if options is not None and not isinstance(options, RequestOptions):
-            raise InputError(f"options is a {type(options).__name__}", "RequestOptions are expected", "pass them")
+            raise InputError(f"options is {kind_of(options)}", "RequestOptions are expected", "pass them")
         limit = 0 if options is None else options.max_session_tokens
         if limit > self.model.context_size:
             raise OptionError(

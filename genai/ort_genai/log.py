@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import InputError, OptionError
+from ..errors import InputError, OptionError, kind_of
 
 # What can be written here, and what onnxruntime-genai could write besides: tensors inside, and how lines look.
 _WRITTEN = frozenset({"generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length"})
@@ -58,9 +58,7 @@ def set_log_callback(callback: Callable[[str], object] | None) -> None:
     """
     global _callback
     if callback is not None and not callable(callback):
-        raise InputError(
-            f"set_log_callback: got a {type(callback).__name__}", "a function is expected", "pass one, or None"
-        )
+        raise InputError(f"set_log_callback: got {kind_of(callback)}", "a function is expected", "pass one, or None")
     if callback is not None:
         _open("")
     _callback = callback

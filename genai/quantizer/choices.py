@@ -14,7 +14,7 @@ from genai.quant.grids import CodeGrid, UniformGrid
 from genai.quant.methods import METHODS
 from genai.quant.named_forms import NAMED_FORMS, named_grid
 
-from ..errors import InputError, OptionError, did_you_mean
+from ..errors import InputError, OptionError, did_you_mean, kind_of
 from ..model.reading import read_text_file
 from .sites import Site
 
@@ -194,7 +194,7 @@ def read_recipe(path: Path, default: FormatChoice) -> Recipe:
     start = default.changed(_changes(path, content.get("default") or {}, ()))
     rules = content.get("rules") or []
     if not isinstance(rules, list):
-        raise _malformed(path, f"rules is a {type(rules).__name__}")
+        raise _malformed(path, f"rules is {kind_of(rules)}")
     made = []
     for rule in rules:
         changes = _changes(path, rule, ("match",))
@@ -208,7 +208,7 @@ def read_recipe(path: Path, default: FormatChoice) -> Recipe:
 
 def _changes(path: Path, block: Any, more: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(block, dict):
-        raise _malformed(path, f"{block!r:.60} is a {type(block).__name__}")
+        raise _malformed(path, f"{block!r:.60} is {kind_of(block)}")
     known = _RULE_KEYS if more else _RULE_KEYS[1:]
     for key in block:
         if key not in known:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ChatTemplateError, GenaiError, InputError
+from ..errors import ChatTemplateError, GenaiError, InputError, kind_of
 from . import template_messages
 from .files import CONFIG_NAME, read_object, read_text, special_tokens
 from .template_worker import SHARED, TemplateStopped
@@ -109,7 +109,7 @@ class ChatTemplates:
         """
         for name, value in (("template_str", template_str), ("template_name", template_name)):
             if value is not None and not isinstance(value, str):
-                raise InputError(f"{name} is a {type(value).__name__}", "a text is expected", "pass a str")
+                raise InputError(f"{name} is {kind_of(value)}", "a text is expected", "pass a str")
         if isinstance(template_str, str):
             if template_name is not None:
                 raise InputError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError
+from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError, kind_of
 from ..graph.home import expanded
 from ..model.config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
 from ..model.reading import file_text, json_object
@@ -65,7 +65,7 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
     if not isinstance(config, Config):
         if not isinstance(source, (str, Path)):
             raise InputError(
-                f"Tokenizer: got a {type(source).__name__}",
+                f"Tokenizer: got {kind_of(source)}",
                 "a Model, a Config or a folder is expected",
                 "pass the path of the model folder",
             )

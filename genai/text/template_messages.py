@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import ChatTemplateError, InputError
+from ..errors import ChatTemplateError, InputError, kind_of
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
@@ -35,7 +35,7 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     """Copies of the messages, with reasoning under each name that templates know; InputError if they cannot be read."""
     if not isinstance(messages, (list, tuple)):
         raise InputError(
-            f"messages is a {type(messages).__name__}",
+            f"messages is {kind_of(messages)}",
             "a list of messages, or its JSON text, is expected",
             'for example [{"role": "user", "content": "Hello"}]',
         )
@@ -47,7 +47,7 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
 def _checked_message(message: object, where: str) -> dict[str, Any]:
     """A copy without keys whose value is None: templates ask whether a key is there."""
     if not isinstance(message, Mapping):
-        raise InputError(f"{where} is a {type(message).__name__}", "an object is expected", 'with "role" and "content"')
+        raise InputError(f"{where} is {kind_of(message)}", "an object is expected", 'with "role" and "content"')
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(
@@ -60,7 +60,7 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
         )
     if content is not None and not isinstance(content, (str, list, tuple)):
         raise InputError(
-            f"{where} has content of type {type(content).__name__}",
+            f"{where} has {kind_of(content)} as its content",
             "a text, or a list of parts, is expected",
             "convert it to a str",
         )
@@ -82,9 +82,17 @@ def checked_tools(tools: object) -> list[Any] | None:
     """Copies of the tools. Raises InputError: they are not a list of objects."""
     if tools is None:
         return None
-    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+    if isinstance(tools, (list, tuple)):
+        for index, tool in enumerate(tools):
+            if not isinstance(tool, Mapping):
+                raise InputError(
+                    f"tools[{index}] is {kind_of(tool)}",
+                    "a tool is an object with a name and the JSON schema of its parameters",
+                    'for example {"type": "function", "function": {"name": …}}',
+                )
+    else:
         raise InputError(
-            f"tools is a {type(tools).__name__}",
+            f"tools is {kind_of(tools)}",
             "a list of objects (JSON schemas), or its JSON text, is expected",
             'for example [{"type": "function", "function": {"name": …}}]',
         )
@@ -112,7 +120,7 @@ def plain(value: object, where: str) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     raise InputError(
-        f"{where} holds a {type(value).__name__}",
+        f"{where} holds {kind_of(value)}",
         "a template reads JSON types only",
         "convert it to text, number or list",
     )

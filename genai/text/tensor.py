@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 
 _KINDS = "biuf"
 
@@ -31,7 +31,7 @@ class Tensor:
 
     def __init__(self, array: NDArray[Any]) -> None:
         if not isinstance(array, np.ndarray):
-            raise InputError(f"Tensor: got a {type(array).__name__}", "a NumPy array is expected", "pass np.asarray(…)")
+            raise InputError(f"Tensor: got {kind_of(array)}", "a NumPy array is expected", "pass np.asarray(…)")
         # Types such as bfloat16 come from ml_dtypes and are of kind "V", but unlike records they have no fields.
         if array.dtype.kind not in _KINDS and (array.dtype.kind != "V" or array.dtype.type is np.void):
             raise InputError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import GenaiError, InputError, OptionError, TokenizerError
+from ..errors import GenaiError, InputError, OptionError, TokenizerError, kind_of
 from ..model.folders import folder_errors
 from .backend import Encoder, library_errors, load_tokenizer
 from .chat_template import ChatTemplates
@@ -198,9 +198,7 @@ class Tokenizer:
             TokenizerError: rows differ in length and there is no id to fill them with.
         """
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
-            raise InputError(
-                f"encode_batch: got a {type(texts).__name__}", "a list of texts is expected", "pass [text]"
-            )
+            raise InputError(f"encode_batch: got {kind_of(texts)}", "a list of texts is expected", "pass [text]")
         if not texts:
             raise InputError("encode_batch: the list is empty", "a batch has at least one text", "pass at least one")
         rows = [self.encode(text) for text in texts]
@@ -228,7 +226,7 @@ class Tokenizer:
         if not isinstance(rows, (np.ndarray, list, tuple)) or (isinstance(rows, np.ndarray) and rows.ndim != 2):
             shape = f" of shape {list(rows.shape)}" if isinstance(rows, np.ndarray) else ""
             raise InputError(
-                f"decode_batch: got a {type(rows).__name__}{shape}", "ids [B, L] are expected", "decode() takes one row"
+                f"decode_batch: got {kind_of(rows)}{shape}", "ids [B, L] are expected", "decode() takes one row"
             )
         return [self._decode(self._checked_ids(row, f"decode_batch, row {index}")) for index, row in enumerate(rows)]
 
@@ -404,7 +402,7 @@ class TokenizerStream:
             id_ = operator.index(token)
         except TypeError as error:
             raise InputError(
-                f"TokenizerStream.decode: got a {type(token).__name__}", "one integer is expected", "pass one token id"
+                f"TokenizerStream.decode: got {kind_of(token)}", "one integer is expected", "pass one token id"
             ) from error
         self._tokenizer._check_id(id_, "TokenizerStream.decode")
         text = self._tokenizer._backend.id_to_token(id_)
@@ -426,7 +424,7 @@ def _as_bool(name: str, value: object) -> bool:
 
 def _check_text(text: object, call: str) -> None:
     if not isinstance(text, str):
-        raise InputError(f"{call}: got a {type(text).__name__}", "a text is expected", "pass a str")
+        raise InputError(f"{call}: got {kind_of(text)}", "a text is expected", "pass a str")
     if "\0" in text:
         raise InputError(
             f"{call}: the text has a NUL character at position {text.index(chr(0))}",

@@ -101,6 +101,21 @@ def test_a_copy_source_is_held_until_the_next_call():
     assert pool.num_free == 2
 
 
+def test_the_last_owner_of_a_copied_block_writes_into_it_once_the_copies_are_settled():
+    pool = BlockPool(2)
+    first = BlockTable(pool, 4)
+    first.append(3)
+    second = first.fork()
+    first.append(1)
+    with pytest.raises(CacheFull):
+        second.append(1)
+    first.settle()
+    slots, copies = second.append(1)
+    assert copies == [] and slots == [second.blocks[0] * 4 + 3] and first.blocks != second.blocks
+    first.truncate(3)
+    assert first.length == 3 and pool.num_free == 0, "a settled copy stays"
+
+
 def test_a_fork_that_finds_no_block_for_its_copy_stays_as_it_was(sound):
     pool = BlockPool(1)
     table = table_of(pool, 2)

@@ -95,7 +95,7 @@ def test_an_error_of_the_items_comes_after_the_answers_to_those_before(llm: gena
     with pytest.raises(ZeroDivisionError, match="no more"):
         answers.extend(answer.index for answer in llm.map(items(), max_tokens=2, in_order=in_order))
     assert sorted(answers) == list(range(150))
-    with pytest.raises(InputError, match="items is a int") as raised:
+    with pytest.raises(InputError, match="items is a number") as raised:
         llm.map(5)  # type: ignore[arg-type]
     assert raised.value.why and raised.value.fix
 

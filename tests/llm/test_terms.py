@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import genai
-from genai.errors import CacheCapacityError, DeadlineError, OptionError, UnsupportedModelError
+from genai.errors import CacheCapacityError, DeadlineError, OptionError, SamplingError, UnsupportedModelError
 from genai.model.folders import bundled_adapter
 
 LONG: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -153,9 +154,64 @@ def test_beams_of_many_prompts_fit_a_small_cache(bundled: genai.Model, bundled_f
         pool = llm.model.decoder.pool
         assert pool is not None
         held = pool.allocate(pool.num_free - 2)
-        with pytest.raises(CacheCapacityError):
+        with pytest.raises(CacheCapacityError, match=r"no room for \d beams") as caught:
             llm.generate(prompts[0], **options)
+        assert f"other sequences of this model {len(held)}" in caught.value.why and "the others" in caught.value.fix
         pool.release(held)
+
+
+def test_beams_are_refused_only_where_they_need_more_blocks_than_there_are(bundled_folder: Path) -> None:
+    """A prompt of 100 tokens has 3 full blocks, which 4 beams share, and one that each has for itself."""
+    with genai.LLM(bundled_folder, context_size=128, threads=1) as llm:
+        block = llm.model.info.kv_bytes_per_token * 32
+    options: dict[str, Any] = {"num_beams": 4, "max_tokens": 20, "ignore_eos": True}
+    with genai.LLM(bundled_folder, context_size=128, cache_bytes=7 * block, threads=1) as llm:
+        assert llm.generate([7] * 100, **options)
+    with genai.LLM(bundled_folder, context_size=128, cache_bytes=6 * block, threads=1) as llm:
+        with pytest.raises(CacheCapacityError, match="no room for 4 beams of 101 tokens") as caught:
+            llm.generate([7] * 100, **options)
+        assert "other sequences of this model 0" in caught.value.why and "close" not in caught.value.fix
+        assert "fewer beams" in caught.value.fix and "max_tokens" in caught.value.fix
+        pool = llm.model.decoder.pool
+        assert pool is not None and pool.num_free == pool.num_blocks
+
+
+def test_a_search_that_cannot_begin_leaves_nothing_behind(
+    bundled: genai.Model, monkeypatch: pytest.MonkeyPatch, assert_all_given_back: Callable[[genai.Model], None]
+) -> None:
+    decoder, opened = bundled.decoder, []
+
+    def adapt(sequence: Any, adapters: Any) -> None:
+        opened.append(sequence)
+        if len(opened) == 2:
+            raise OptionError("the second search", "it fails at its beginning", "nothing")
+
+    with genai.LLM(bundled) as llm:
+        close = type(decoder.open()).close
+        closed: list[Any] = []
+        monkeypatch.setattr(decoder, "adapt", adapt)
+        monkeypatch.setattr(type(decoder.open()), "close", lambda self: (closed.append(self), close(self)))
+        with pytest.raises(OptionError, match="the second search"):
+            llm.generate([[5] * 40, [6] * 40], num_beams=2, max_tokens=4)
+        assert all(one in closed for one in opened) and len(opened) == 2
+    assert_all_given_back(bundled)
+
+
+def test_beams_that_may_not_go_on_give_what_is_finished(bundled: genai.Model) -> None:
+    def only(*allowed: int) -> Callable[[Any, Any], Any]:
+        def process(tokens: Any, logits: Any) -> Any:
+            after = len(tokens) - 3
+            logits[[token for token in range(len(logits)) if after or token not in allowed]] = -np.inf
+            return logits
+
+        return process
+
+    with genai.LLM(bundled) as llm:
+        options: dict[str, Any] = {"num_beams": 2, "max_tokens": 6, "stop_token_ids": [9], "num_return_sequences": 2}
+        found = llm.generate([7, 8, 10], logits_processors=[only(9, 11)], **options)
+        assert [(one.token_ids, one.stopped_by) for one in found] == [((), 9)]
+        with pytest.raises(SamplingError, match="no beam has a next token"):
+            llm.generate([7, 8, 10], logits_processors=[only(11, 12)], **options)
 
 
 def test_beams_go_through_adapters(bundled_folder: Path) -> None:

@@ -179,6 +179,20 @@ def test_what_is_refused(llm_of: Callable[[str], genai.LLM], llm: genai.LLM) -> 
         llm.shape("Hi", tools=TOOLS, tool_choice="required")
 
 
+def test_a_refused_schema_of_a_tool_is_named_with_its_place(llm_of: Callable[[str], genai.LLM]) -> None:
+    tooled = llm_of("hermes")
+    wrong = {"name": "wrong", "parameters": {"properties": {"a": {"items": {"type": "strin"}}}}}
+    cases: list[tuple[Any, dict[str, Any]]] = [("required", {}), (None, {"json_schema": {"type": "object"}})]
+    for choice, options in cases:
+        with pytest.raises(GrammarError) as raised:
+            tooled.chat("Hi", tools=[*TOOLS, wrong], tool_choice=choice, **options)
+        assert raised.value.what == "the schema of tool 'wrong' cannot be used at /properties/a/items"
+        assert "strin" in raised.value.why and raised.value.fix
+    with pytest.raises(GrammarError) as raised:  # the tools are right, what the reply is held to beside them is not
+        tooled.chat("Hi", tools=TOOLS, json_schema={"properties": {"b": {"type": "strin"}}})
+    assert raised.value.what.startswith("json_schema ") and raised.value.what.endswith("at /properties/b")
+
+
 def test_numbers_that_no_call_could_be_held_to(llm_of: Callable[[str], genai.LLM]) -> None:
     """llguidance would end the process."""
     far = {"properties": {"x": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 2}}}

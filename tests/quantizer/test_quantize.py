@@ -283,7 +283,7 @@ def test_a_recipe(small: Path, tmp_path: Path) -> None:
         ("rules:\n  - {match: '*', bits: 7}", "bits is 7"),
         ("rules:\n  - {match: '*', method: gtpq}", "method is 'gtpq'"),
         ("rules:\n  - {bits: 8}", "has no pattern"),
-        ("rules: 3", "rules is a int"),
+        ("rules: 3", "rules is a number"),
         ("- 1", "is no recipe"),
         ("default: [", "is not YAML"),
         ("default: !!python/object/apply:os.system ['true']", "is not YAML"),

@@ -7,7 +7,7 @@ from enum import Enum
 import numpy as np
 import pytest
 
-from genai.errors import ChatTemplateError, InputError
+from genai.errors import ChatTemplateError, InputError, kind_of
 from genai.llm.llm import LLM
 from genai.text.tokenizer import Tokenizer
 
@@ -263,7 +263,7 @@ class TestSources:
             tokenizer.apply_chat_template(TURNS[0], template_name="x")
         with pytest.raises(InputError, match="template_str and template_name"):
             tokenizer.apply_chat_template(TURNS[0], template_name="rag", template_str="x")
-        with pytest.raises(InputError, match="template_name is a int"):
+        with pytest.raises(InputError, match="template_name is a number"):
             tokenizer.apply_chat_template(TURNS[0], template_name=5)
 
     def test_template_files_replace_those_of_the_config(self, tokenizer):
@@ -346,18 +346,18 @@ class TestMessages:
             ("[]", "messages is empty"),
             ("not json", "not JSON"),
             ("[" * 100_000, "not JSON"),
-            ('{"role": "user"}', "messages is a dict"),
-            (None, "messages is a NoneType"),
-            (5, "messages is a int"),
-            (["Hi"], r"messages\[0\] is a str"),
+            ('{"role": "user"}', "messages is an object"),
+            (None, "messages is null"),
+            (5, "messages is a number"),
+            (["Hi"], r"messages\[0\] is a text"),
             ([{"content": "Hi"}], "role None"),
             ([{"role": "", "content": "Hi"}], "role ''"),
             ([{"role": 5, "content": "Hi"}], "role 5"),
             ([{"role": "user"}], "no content"),
             ([{"role": "user", "content": None}], "no content"),
-            ([{"role": "user", "content": 5}], "content of type int"),
-            ([{"role": "user", "content": {"text": "x"}}], "content of type dict"),
-            ([{"role": "user", "content": "x", "image": object()}], r"messages\[0\]\.image holds a object"),
+            ([{"role": "user", "content": 5}], "a number as its content"),
+            ([{"role": "user", "content": {"text": "x"}}], "an object as its content"),
+            ([{"role": "user", "content": "x", "image": object()}], r"messages\[0\]\.image holds an object"),
             ([{"role": "user", "content": [np.zeros(1)]}], r"content\[0\] is a part of type 'ndarray'"),
             ([{"role": "user", "content": ["x"]}], r"content\[0\] is a part of type 'str'"),
             ([{"role": "user", "content": [{"type": "text"}]}], "of type 'text' without a text"),
@@ -386,12 +386,27 @@ class TestMessages:
         with pytest.raises(InputError, match="tools"):
             tokenizer.apply_chat_template(TURNS[0], template_str=self.ECHO, tools=tools)
 
+    def test_the_tool_that_is_none_is_named(self, tokenizer):
+        with pytest.raises(InputError, match=r"^tools\[1\] is a number\n") as caught:
+            tokenizer.apply_chat_template(TURNS[0], template_str=self.ECHO, tools=[{"name": "a"}, 5])
+        assert caught.value.why and caught.value.fix
+
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            (None, "null"), (True, "a boolean"), (1, "a number"), (1.5, "a number"), ("", "a text"), ((), "a list"),
+            ({}, "an object"), (set(), "a set"), (object(), "an object"), (np.zeros(1), "an ndarray"),
+        ],
+    )  # fmt: skip
+    def test_values_are_called_by_words_of_json(self, value, said):
+        assert kind_of(value) == said
+
     def test_other_bad_arguments(self, tokenizer):
-        with pytest.raises(InputError, match="template_str is a int"):
+        with pytest.raises(InputError, match="template_str is a number"):
             tokenizer.apply_chat_template(TURNS[0], template_str=5)
         with pytest.raises(InputError, match="add_generation_prompt"):
             tokenizer.apply_chat_template(TURNS[0], template_str="", add_generation_prompt="yes")
-        with pytest.raises(InputError, match="documents holds a object"):
+        with pytest.raises(InputError, match="documents holds an object"):
             tokenizer.apply_chat_template(TURNS[0], template_str="", documents=object())
 
 

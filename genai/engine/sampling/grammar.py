@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import GrammarError
+from ...errors import GrammarError, kind_of
 from .json_schema import close_objects, ends, far_number, move_bounds
 from .ref_chains import depth
 
@@ -42,12 +42,23 @@ class Grammar:
             choices as a JSON list.
         blanks: whether JSON may have blanks anywhere, as llguidance has it by itself.
         body: what a grammar in Lark calls @body.
+        inner: schemas that it holds, as JSON text, each with what messages call it.
     """
 
     option: str
     text: str
     blanks: bool = False
     body: Grammar | None = None
+    inner: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """What messages call it: what the request says, not what is made of that."""
+        if self.option != "tools":
+            return f"{self.option} {self.text[:80]!r}"
+        names = ", ".join(name for name, _ in self.inner)[:200]
+        beside = self.body.shown if self.body is not None else ""
+        return " with ".join(part for part in (names, beside) if part) or "the form of the reply"
 
     @property
     def source(self) -> str:
@@ -57,9 +68,7 @@ class Grammar:
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:  # JSON that Python reads and llguidance does not: 128 levels deep
-            raise GrammarError(
-                f"{self.option} {self.text[:80]!r} cannot be read", str(error)[:200], "make it simpler"
-            ) from None
+            raise GrammarError(f"{self.shown} cannot be read", str(error)[:200], "make it simpler") from None
 
     def _source(self) -> str:
         from llguidance import LLMatcher
@@ -107,8 +116,11 @@ def grammar_of(params: SamplingParams) -> Grammar | None:
     return None
 
 
-def hold_numbers(schema: Any) -> None:
+def hold_numbers(schema: Any, name: str = "json_schema") -> None:
     """Move the bounds of a schema, in place, to numbers that replies are held to.
+
+    Args:
+        name: of the schema, for messages.
 
     Raises:
         GrammarError: one that they could not be held to.
@@ -117,9 +129,7 @@ def hold_numbers(schema: Any) -> None:
     if far := far_number(schema):
         place, number = far
         why = "replies would be held to another one: grammars compute with whole numbers of 64 bits"
-        raise GrammarError(
-            f"json_schema has the number {number!r:.80} at {place}", why, "leave it out, or ask for a text"
-        )
+        raise GrammarError(f"{name} has the number {number!r:.80} at {place}", why, "leave it out, or ask for a text")
 
 
 def _with_held_numbers(lark: str) -> str:
@@ -170,7 +180,7 @@ def schema_text(name: str, value: Any) -> str | None:
         close_objects(value)
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
-            f"{name} is a {type(value).__name__}",
+            f"{name} is {kind_of(value)}",
             "a schema is a JSON object, as a dictionary or as text, or a Pydantic model",
             "pass one of these",
         )
@@ -192,7 +202,7 @@ def source_text(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value.strip():
-        shown = f"{name} = {value!r:.80}" if isinstance(value, str) else f"{name} is a {type(value).__name__}"
+        shown = f"{name} = {value!r:.80}" if isinstance(value, str) else f"{name} is {kind_of(value)}"
         raise GrammarError(shown, "a text that is not empty is expected", "pass its source")
     return _limited(name, value)
 

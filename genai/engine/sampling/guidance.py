@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 # Compiled grammars that are kept for later requests.
 _MOST_KEPT = 64
-# Time to compile one, on a thread; llguidance's own limits end most of what would take longer.
-SECONDS = 4.0
+# Time to compile one, on a thread; llguidance's own limits end most of what would take longer. It is the thread's own
+# time: a machine on which much else runs refuses no other grammars. By the clock it is so many times as long at most.
+SECONDS, _BUSY = 4.0, 30
 # Subschemas that are tried, to say which of them is wrong.
 _MOST_TRIED = 200
 
@@ -94,18 +95,17 @@ class Guidance:
     def _in_time(self, grammar: Grammar) -> LLMatcher:
         try:
             task = Task(lambda: self._compile(grammar), "genai-grammar", stack_bytes=STACK_BYTES)
-            finished = task.wait(SECONDS)
+            finished = task.wait_for_work(SECONDS, SECONDS * _BUSY)
         except ThreadsRefused as error:
             raise no_threads(error) from error
         if not finished:
-            raise _refused(grammar, f"it is not compiled after {SECONDS:.0f} seconds", "make it simpler")
+            raise _refused(grammar.shown, f"it is not compiled after {SECONDS:.0f} seconds", "make it simpler")
         return task.result()
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         compiled, why = self._tried(grammar.source)
         if compiled is None:
-            where = self._wrong_place(grammar) if grammar.option == "json_schema" else ""
-            raise _refused(grammar, why, _fix(why), where)
+            raise self._explained(grammar, why)
         return compiled
 
     def _tried(self, source: str) -> tuple[LLMatcher | None, str]:
@@ -133,6 +133,23 @@ class Guidance:
             tokens, eos = [*tokens, b"<end>"], [self._vocab_size]
         special = sorted({*(token for token in known.special if token < self._vocab_size), *eos})
         return LLTokenizer(_Wrapper(tokens, special, eos[0], known.encode), eos_token=eos)  # type: ignore[arg-type]
+
+    def _explained(self, grammar: Grammar, why: str) -> GrammarError:
+        """The error of a grammar that is refused: about the part that is refused by itself, where there is one."""
+        for name, text in grammar.inner:
+            schema = Grammar("json_schema", text)
+            try:
+                found, said = self._tried(schema.source)
+            except GrammarError as error:
+                return _refused(name, error.why, error.fix)
+            if found is None:
+                return _refused(name, said, _fix(said), self._wrong_place(schema))
+        if grammar.body is not None:
+            found, said = self._tried(grammar.body.source)
+            if found is None:
+                return self._explained(grammar.body, said)
+        where = self._wrong_place(grammar) if grammar.option == "json_schema" else ""
+        return _refused(grammar.shown, why, _fix(why), where)
 
     def _wrong_place(self, grammar: Grammar) -> str:
         """A JSON pointer to the smallest part of a schema that is refused by itself, "" where it is the whole."""
@@ -179,9 +196,9 @@ def _fix(why: str) -> str:
     return "correct it (docs/structured_output.md says what is understood)"
 
 
-def _refused(grammar: Grammar, why: str, fix: str, where: str = "") -> GrammarError:
+def _refused(shown: str, why: str, fix: str, where: str = "") -> GrammarError:
     place = f" at {where}" if where else ""
-    return GrammarError(f"{grammar.option} {grammar.text[:80]!r} cannot be used{place}", why, fix)
+    return GrammarError(f"{shown} cannot be used{place}", why, fix)
 
 
 class Matcher:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...errors import OptionError, did_you_mean
+from ...errors import OptionError, did_you_mean, kind_of
 from .grammar import contradictions as grammar_contradictions
 
 # The samplers in llama.cpp's order, and the options that switch each on; docs/sampling.md says what they do.
@@ -49,7 +49,7 @@ def parse_order(samplers: str | Sequence[str]) -> tuple[str, ...]:
         names = list(samplers)
     else:
         raise OptionError(
-            f"samplers = {_shown(samplers)} is a {type(samplers).__name__}",
+            f"samplers = {_shown(samplers)} is {kind_of(samplers)}",
             "names joined by semicolons, or a sequence of names, are expected",
             f"the default is {';'.join(DEFAULT_ORDER)}",
         )
@@ -115,7 +115,7 @@ class Number:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or (self.kind is int and isinstance(value, float) and not value.is_integer()):
             raise OptionError(
-                f"{name} = {_shown(value)} is a {type(value).__name__}",
+                f"{name} = {_shown(value)} is {kind_of(value)}",
                 f"{'a whole number' if self.kind is int else 'a number'} is expected",
                 f"allowed: {self.allowed}",
             )

@@ -51,10 +51,16 @@ class PromptTemplate:
                 raise InputError(
                     f"the line has no field {name!r}", f"it has {known}", did_you_mean(name, fields, "give it one")
                 )
-        return _PART.sub(lambda found: _written(fields[found[1]]) if found[1] else found[0][0], self.text)
+        return _PART.sub(lambda found: _written(found[1], fields[found[1]]) if found[1] else found[0][0], self.text)
 
 
-def _written(value: Any) -> str:
+def _written(name: str, value: Any) -> str:
+    if value is None or value != value:  # NaN, which many tables have for nothing
+        raise InputError(
+            f"the field {name!r} is {'null' if value is None else 'NaN'}",
+            "the template would ask about that word",
+            "give it a value, or an empty text",
+        )
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -6,11 +6,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
+
+import numpy as np
 
 from ...errors import InputError, StateError
 from .lines import Line
@@ -147,7 +150,7 @@ class Journal:
                 self.was_cut = True
             if dropped:
                 file.seek(0)
-                self._rewrite(file)
+                self._replace(_answers(file))
 
     def _note(self, head: re.Match[bytes], number: int, *, keep_failed: bool) -> bool:
         """Note what line `number` of the output answers; whether it is to be dropped instead."""
@@ -171,20 +174,24 @@ class Journal:
             )
         return False
 
-    def _rewrite(self, file: BinaryIO) -> None:
-        """Replace the file by one without errors, which is whole before it has its name."""
+    def put_in_order(self) -> None:
+        """Put the lines into the order of those that they answer. Raises InputError: the system refuses it."""
+        try:
+            with os.fdopen(os.dup(self._descriptor), "rb") as file:
+                file.seek(0)
+                self._replace(_in_order(file))
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _replace(self, pieces: Iterable[bytes]) -> None:
+        """Replace the file by one with these pieces, which is whole before it has its name."""
         part = self.path.with_name(f"{self.path.name}.part")
         with suppress(FileNotFoundError):
             part.unlink()  # of a process that was killed here
         new = _opened(part)
         try:
-            is_kept = False
-            for _, piece, begins in _pieces(file):
-                if begins:
-                    head = _HEAD.match(piece)
-                    is_kept = head is not None and head[4] == b"null"
-                if is_kept:
-                    _write_whole(new, piece)
+            for piece in pieces:
+                _write_whole(new, piece)
             os.fsync(new)
             part.replace(self.path)
         except BaseException:
@@ -303,6 +310,32 @@ def _pieces(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
         yield number, piece, begins
         begins = piece.endswith(b"\n")
         number += begins
+
+
+def _answers(file: BinaryIO) -> Iterator[bytes]:
+    """The pieces of the lines without an error."""
+    is_kept = False
+    for _, piece, begins in _pieces(file):
+        if begins:
+            head = _HEAD.match(piece)
+            is_kept = head is not None and head[4] == b"null"
+        if is_kept:
+            yield piece
+
+
+def _in_order(file: BinaryIO) -> Iterator[bytes]:
+    """The pieces of all lines, by the number of what they answer. Of each line 16 bytes are kept."""
+    numbers, places, place = array("q"), array("q"), 0
+    for _, piece, begins in _pieces(file):
+        if begins and (head := _HEAD.match(piece)) is not None:
+            numbers.append(int(head[2]))
+            places.append(place)
+        place += len(piece)
+    for index in np.argsort(np.frombuffer(numbers, np.int64), kind="stable"):
+        file.seek(places[index])
+        while not (piece := file.readline(_PIECE)).endswith(b"\n"):
+            yield piece
+        yield piece
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:

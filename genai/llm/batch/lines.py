@@ -7,7 +7,7 @@ import csv
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -214,8 +214,38 @@ def _column_names(name: str, row: list[str]) -> list[str]:
     return names
 
 
+# What pyarrow raises where a value has no form in Python: a time before the year 1, text that is no UTF-8, names that
+# come twice.
+_NO_VALUE = (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+class _PartlyRead(Mapping[str, Any]):
+    """A row with cells that cannot be read, which are errors where they are asked for: a template may need others."""
+
+    def __init__(self, cells: Mapping[str, Any], unreadable: Mapping[str, str], number: int) -> None:
+        self._cells, self._unreadable, self._number = cells, unreadable, number
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._unreadable:
+            raise InputError(
+                f"row {self._number}: {name!r} cannot be read",
+                self._unreadable[name],
+                "write that column as text or numbers, or leave it out",
+            )
+        return self._cells[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
 class ParquetRows(_Table):
-    """Rows of a Parquet file, read by pyarrow a part of a row group at a time."""
+    """Rows of a Parquet file, read by pyarrow a part of a row group at a time.
+
+    The content of a row is the object of its cells, or a list of that object and of why some cells cannot be read.
+    """
 
     def __init__(self, name: str, file: InputFile) -> None:
         try:
@@ -244,12 +274,80 @@ class ParquetRows(_Table):
             with self._open(self._file.path) as table:
                 for batch in table.iter_batches(batch_size=_ROWS_AT_A_TIME):
                     self._file.check_unchanged()
-                    for row in batch.to_pylist():
+                    names = batch.schema.names
+                    columns = [_cells(column) for column in batch.columns]
+                    for cells in zip(*columns, strict=True):
                         number += 1
-                        yield Line(number, json.dumps(row, ensure_ascii=False, default=str).encode(), 1)
+                        yield Line(number, _row_content(dict(zip(names, cells, strict=True))), 1)
         except self._refused as error:
             self._file.check_unchanged()  # that would be why
             raise self._not_parquet(error) from error
+
+    def fields(self, line: Line) -> Mapping[str, Any]:
+        if len(line.content) > MOST_LINE_BYTES:
+            raise InputError(
+                f"row {line.number} has more than {MOST_LINE_BYTES >> 20} MiB", "no row may", "shorten its cells"
+            )
+        row = json.loads(line.content)
+        if isinstance(row, dict):
+            return row
+        cells, unreadable = row
+        return _PartlyRead(cells, unreadable, line.number)
+
+
+def _row_content(row: dict[str, Any]) -> bytes:
+    unreadable = {name: cell.why for name, cell in row.items() if isinstance(cell, _Unreadable)}
+    cells = {name: None if name in unreadable else cell for name, cell in row.items()}
+    try:
+        return json.dumps([cells, unreadable] if unreadable else cells, ensure_ascii=False).encode()
+    except RecursionError:
+        return json.dumps([dict.fromkeys(row), dict.fromkeys(row, "it, or another cell, has too many levels")]).encode()
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """In place of a cell: why it has no value."""
+
+    why: str
+
+
+def _cells(column: Any) -> Sequence[Any]:
+    """The values of a pyarrow.Array as JSON has them."""
+    try:
+        return [_as_json(value, column.type) for value in column.to_pylist()]
+    except _NO_VALUE:
+        return [_cell(scalar) for scalar in column]  # one of them; the others are what they are
+
+
+def _cell(scalar: Any) -> Any:
+    try:
+        return _as_json(scalar.as_py(), scalar.type)
+    except _NO_VALUE as error:
+        try:
+            return str(scalar.cast("string").as_py())  # a time that Python has no class for
+        except _NO_VALUE:
+            return _Unreadable(f"{error}"[:300] or type(error).__name__)
+
+
+def _as_json(value: Any, kind: Any) -> Any:
+    """A value of an Arrow type. Bytes are text, as old writers store it; a map with texts as keys is an object.
+
+    Raises:
+        UnicodeDecodeError: bytes that are no text.
+    """
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, dict):
+        return {name: _as_json(item, kind.field(name).type) for name, item in value.items()}
+    if isinstance(value, list) and hasattr(kind, "item_type"):
+        pairs = [(_as_json(key, kind.key_type), _as_json(item, kind.item_type)) for key, item in value]
+        whole = dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else {}
+        return whole if len(whole) == len(pairs) else pairs
+    if isinstance(value, list):
+        return [_as_json(item, kind.value_type) for item in value]
+    return str(value)
 
 
 def open_lines(path: Path, form: str | None = None) -> Lines:

@@ -43,7 +43,8 @@ class BatchReport:
     Attributes:
         input, output, model: their names.
         kept: lines that the output had before, kept_failed of them with an error. cut: whether its last one was
-            unfinished, and was cut off.
+            unfinished, and was cut off. reordered: whether lines that it had before stood behind later ones, so that
+            all were put in order at the end.
         figures: of this run.
         finished: how often answers ended for each reason. errors: how many lines failed, by kind of error.
         lengths: how many answers have so many tokens, by the power of two that is not smaller.
@@ -58,6 +59,7 @@ class BatchReport:
     kept: int = 0
     kept_failed: int = 0
     cut: bool = False
+    reordered: bool = False
     figures: MapFigures = field(default_factory=MapFigures)
     finished: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -161,7 +163,8 @@ def run_batch(
         asking: how lines are asked.
         begin: what becomes of an output that exists: "new" refuses it, "resume" keeps its lines, "retry" those without
             an error, "force" none.
-        in_order: write answers in the order of the input; otherwise as they are done.
+        in_order: write answers in the order of the input; otherwise as they are done. An output that has lines out of
+            order is put in order when all are answered.
         window: lines that are read ahead.
         progress: told every tenth of a second.
         options: of SamplingParams, for lines that do not say otherwise.
@@ -187,7 +190,7 @@ def run_batch(
     settings = digest(json.dumps(asked, sort_keys=True).encode(), 4)
     report = BatchReport(lines.name, output, model)
     with Journal(output, settings, lines.total if lines.total is not None else 2**60, begin) as journal:
-        _check_fits(journal, lines, in_order=in_order)
+        _check_fits(journal, lines)
         report.kept, report.kept_failed = journal.answered.count, journal.answered.failed
         report.cut = journal.was_cut
         run = _Run(llm, lines, journal, asking, report, settings)
@@ -195,11 +198,14 @@ def run_batch(
             run.posed(), _item, in_order=in_order, window=window, progress=run.told(progress), **options
         ):
             run.write(answer)
+        if in_order and not journal.answered.in_order:
+            journal.put_in_order()
+            report.reordered = True
     return report
 
 
-def _check_fits(journal: Journal, lines: Lines, *, in_order: bool) -> None:
-    """Raise unless the lines that the output answers are lines of the input, and in order if that is asked for."""
+def _check_fits(journal: Journal, lines: Lines) -> None:
+    """Raise unless the lines that the output answers are lines of the input."""
     if not journal.answered.count:
         return
     if not lines.can_be_read_again:
@@ -210,12 +216,6 @@ def _check_fits(journal: Journal, lines: Lines, *, in_order: bool) -> None:
         )
     if not journal.answered.fits(iter(lines)):
         raise journal.of_another_input()
-    if in_order and not journal.answered.in_order:
-        raise OptionError(
-            f"in_order with {journal.path}",
-            "lines are missing before others that it has, and are written behind them",
-            "leave it out, or begin anew",
-        )
 
 
 def _item(posed: _Posed) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import TokenizerError
+from ...errors import TokenizerError, kind_of
 from ...model.reading import file_text
 from ..tokenizer_limits import MAX_VALUES
 from . import expressions
@@ -102,7 +102,7 @@ def _vocabulary(data: bytes) -> dict[str, int]:
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"it is not JSON: {error}") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
-        raise ModelFormatError(f"it holds a {type(pairs).__name__}, and an object of ids by token is expected")
+        raise ModelFormatError(f"it holds {kind_of(pairs)}, and an object of ids by token is expected")
     vocab: dict[str, int] = {}
     tokens: dict[int, str] = {}
     for token, id_ in pairs:

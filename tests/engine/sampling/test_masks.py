@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+import threading
 from typing import Any
 
 import numpy as np
@@ -183,10 +183,36 @@ def test_the_wrong_part_of_a_schema_is_named(guidance: Guidance) -> None:
 
 
 def test_a_grammar_that_takes_too_long(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def compute(self: Guidance, grammar: Grammar) -> None:
+        while not over.is_set():
+            pass
+
     monkeypatch.setattr("genai.engine.sampling.guidance.SECONDS", 0.01)
-    monkeypatch.setattr(Guidance, "_compile", lambda self, grammar: time.sleep(0.1))
+    monkeypatch.setattr("genai.engine.sampling.guidance._BUSY", 10**6)
+    monkeypatch.setattr(Guidance, "_compile", compute)
     with pytest.raises(GrammarError, match="not compiled after"):
         guidance.matcher(Grammar("regex", "never before"))
+    over.set()
+
+
+def test_a_busy_machine_refuses_no_grammar_too_soon(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time in which the compiling thread does not run is not its own; without end nobody waits, however."""
+    compiled, over = guidance.matcher(Grammar("regex", "known"))._matcher, threading.Event()
+
+    def wait(self: Guidance, grammar: Grammar) -> object:
+        over.wait(0.5 if grammar.text == "slow" else None)
+        return compiled
+
+    monkeypatch.setattr("genai.engine.sampling.guidance.SECONDS", 0.1)
+    monkeypatch.setattr("genai.engine.sampling.guidance._BUSY", 10**6)
+    monkeypatch.setattr(Guidance, "_compile", wait)
+    assert guidance.matcher(Grammar("regex", "slow")).num_followed == 0
+    monkeypatch.setattr("genai.engine.sampling.guidance._BUSY", 2)
+    with pytest.raises(GrammarError, match="not compiled after"):
+        guidance.matcher(Grammar("regex", "for ever"))
+    over.set()
 
 
 def test_a_grammar_that_explodes_while_it_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:

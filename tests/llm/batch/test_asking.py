@@ -90,3 +90,10 @@ def test_names_of_lines() -> None:
     for wrong in (True, 1.5, ["a"]):
         with pytest.raises(InputError, match="custom_id"):
             asking.custom_id({"custom_id": wrong}, 7)
+
+
+@pytest.mark.parametrize(("value", "word"), [(None, "null"), (float("nan"), "NaN")])
+def test_a_template_asks_nothing_about_nothing(value: object, word: str) -> None:
+    with pytest.raises(InputError, match=f"'text' is {word}") as caught:
+        Asking(PromptTemplate("Summarise: {text}")).item({"text": value})
+    assert caught.value.why and caught.value.fix

@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 
 from genai.errors import InputError, MissingPackageError, OptionError
 from genai.llm.batch import input_file, lines as lines_module
+from genai.llm.batch.asking import Asking, PromptTemplate
 from genai.llm.batch.lines import Lines, open_lines
 
 
@@ -117,6 +118,68 @@ def test_parquet(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(InputError, match="Parquet"):
             list(open_lines(file))
+
+
+def parquet_rows(path: Path, columns: dict[str, Any]) -> Lines:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), path)
+    return open_lines(path)
+
+
+def test_cells_of_parquet_are_what_json_has(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from datetime import date, datetime
+    from decimal import Decimal
+
+    deep = pa.struct({"l": pa.list_(pa.map_(pa.string(), pa.list_(pa.binary())))})
+    columns = {
+        "bytes": pa.array([b"z\xc3\xb6lf", None], pa.binary()),
+        "map": pa.array([[("a", b"1")], []], pa.map_(pa.string(), pa.binary())),
+        "twice": pa.array([[("a", 1), ("a", 2)], [("b", 3)]], pa.map_(pa.string(), pa.int64())),
+        "numbers": pa.array([[(1, "x")], []], pa.map_(pa.int32(), pa.string())),
+        "deep": pa.array([{"l": [[("k", [b"x"])]]}, None], deep),
+        "time": pa.array([datetime(2020, 1, 2, 3), None]),
+        "day": pa.array([date(2020, 1, 2), None]),
+        "exact": pa.array([Decimal("1.50"), None]),
+        "nothing": pa.nulls(2),
+        "word": pa.array(["a", "b"]).dictionary_encode(),
+    }  # fmt: skip
+    (_, first), (_, second) = fields(parquet_rows(tmp_path / "t.parquet", columns))
+    assert first == {
+        "bytes": "zölf", "map": {"a": "1"}, "twice": [["a", 1], ["a", 2]], "numbers": [[1, "x"]],
+        "deep": {"l": [{"k": ["x"]}]}, "time": "2020-01-02 03:00:00", "day": "2020-01-02", "exact": "1.50",
+        "nothing": None, "word": "a",
+    }  # fmt: skip
+    assert second["map"] == {} and second["twice"] == {"b": 3} and second["deep"] is None and second["word"] == "b"
+
+
+def test_cells_of_parquet_that_cannot_be_read_are_errors_of_the_lines_that_need_them(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    columns = {
+        "text": pa.array(["a", "b", "c"]),
+        "image": pa.array([b"\xff\xd8", b"fine", b"\xff"], pa.binary()),
+        "far": pa.array([2**62, 0, -(2**62)], pa.timestamp("us")),
+        "exact": pa.array([1, 0, 2**40], pa.timestamp("ns")),
+    }
+    lines = parquet_rows(tmp_path / "t.parquet", columns)
+    by_template = Asking(PromptTemplate("{text} {exact}"))
+    found = [row for _, row in fields(lines)]
+    assert [len(str(by_template.item(row)[0]["prompt"])) > 20 for row in found] == [True] * 3
+    assert found[1]["image"] == "fine" and found[1]["far"].startswith("1970-01-01")
+    for row, number in ((found[0], 1), (found[2], 3)):
+        with pytest.raises(InputError, match=rf"row {number}: 'image' cannot be read") as caught:
+            Asking(PromptTemplate("{image}")).item(row)
+        assert "utf-8" in caught.value.why and caught.value.fix
+        with pytest.raises(InputError, match="cannot be read"):
+            Asking().item(row)
+        assert Asking().custom_id(row, number) == f"line-{number}" and list(row) == list(columns)
+    assert [line.content for line in lines] == [line.content for line in open_lines(tmp_path / "t.parquet")]
+
+
+def test_a_row_of_parquet_has_no_more_than_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "MOST_LINE_BYTES", 2**10)
+    (_, first), (_, second) = fields(parquet_rows(tmp_path / "t.parquet", {"text": ["x" * 2000, "x"]}))
+    assert isinstance(first, InputError) and "row 1 has more than" in str(first) and second == {"text": "x"}
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,21 @@ def test_in_order(tmp_path: Path, fake: Any) -> None:
     run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", in_order=True)
     assert [int(line["custom_id"].split("-")[1]) for line in read(tmp_path / "out")] == list(range(95))
     (tmp_path / "out").write_bytes(b"".join([*kept[:5], *kept[6:9]]))
-    with pytest.raises(OptionError, match="in_order"):
-        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", in_order=True)
+    report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", in_order=True)
+    assert report.reordered and report.kept == 8
+    assert [int(line["custom_id"].split("-")[1]) for line in read(tmp_path / "out")] == list(range(95))
+
+
+def test_a_complete_output_is_put_in_order(tmp_path: Path, fake: Any) -> None:
+    write_input(tmp_path / "in.jsonl", 95)
+    run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out")
+    before = (tmp_path / "out").read_bytes().splitlines()
+    for expected in (True, False):
+        report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", in_order=True)
+        assert (report.reordered, report.kept, report.figures.done) == (expected, 95, 0)
+        after = (tmp_path / "out").read_bytes().splitlines()
+        assert after == sorted(before, key=lambda line: int(json.loads(line)["custom_id"].split("-")[1]))
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
 
 
 def test_errors_are_tried_again(tmp_path: Path, fake: Any) -> None:
