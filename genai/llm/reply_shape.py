@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from ..engine.sampling.grammar import JSON_STYLE, Grammar, hold_numbers
+from ..engine.sampling.grammar import JSON_STYLE, Grammar, hold_values
 from ..engine.sampling.json_schema import ends
 from ..errors import GrammarError, OptionError, did_you_mean, kind_of
 from ..text.parsing import Parser, calls
@@ -139,7 +139,7 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
         raise GrammarError(
             f"no call of tool {name!r} has an end", "its parameters hold themselves", "let some of them be optional"
         )
-    hold_numbers(schema, _schema_name(name))
+    hold_values(schema, _schema_name(name))
     # Schemas of tools often hold words that no compiler knows; only those that are strict must be obeyed to the letter.
     style = {**JSON_STYLE, "lenient": function.get("strict") is not True}
     return CalledTool(name, {**schema, "x-guidance": style})

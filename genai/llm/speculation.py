@@ -13,6 +13,7 @@ from ..engine.speculation.draft import DraftModel
 from ..engine.speculation.lookup import LookupText
 from ..engine.speculation.speculator import DEFAULT_MOST_TOKENS, Speculator
 from ..errors import InputError, OptionError, UnsupportedModelError, VocabularyMismatchError, kind_of
+from ..model.config import Config
 from ..model.model import Model
 from ..model.reading import read_text_file
 from ..text.backend import first_difference
@@ -101,7 +102,7 @@ class Guessing:
             self._text = _read(Path(asked.lookup_file), tokenizer, quiet=bool(options.get("quiet")))
         if asked.draft is not None:
             self._owns_draft = not isinstance(asked.draft, Model)
-            self._draft = Model(asked.draft, **options) if not isinstance(asked.draft, Model) else asked.draft
+            self._draft = asked.draft if isinstance(asked.draft, Model) else _loaded(asked.draft, options)
             try:
                 _check_draft(model, tokenizer, self._draft)
             except BaseException:
@@ -159,6 +160,14 @@ def _asked(model: Model, choice: SpeculationChoice) -> Speculation | None:
             "leave speculation out, or export a graph that can be flattened (info.reason says what is in the way)",
         )
     return choice
+
+
+def _loaded(folder: str | Path, options: dict[str, Any]) -> Model:
+    """A draft model, loaded as the other one; its context may be smaller."""
+    config, context = Config(folder), options.get("context_size")
+    if context is not None:
+        options = {**options, "context_size": min(context, config.model.context_length)}
+    return Model(config, **options)
 
 
 def _read(path: Path, tokenizer: Tokenizer, *, quiet: bool) -> LookupText:

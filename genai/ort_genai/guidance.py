@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.sampling.grammar import Grammar, schema_text, source_text
+from ..engine.sampling.grammar import Grammar, expression, schema_text, source_text
 from ..errors import OptionError, did_you_mean
 
 # The types of guidance, and what they are called here.
@@ -34,5 +34,6 @@ def guidance_grammar(type: str, data: str) -> Grammar | None:
     if not type:
         return None
     option = _TYPES[type]
-    text = schema_text(type, data) if option == "json_schema" else source_text(type, data)
+    read = {"json_schema": schema_text, "regex": expression}.get(option, source_text)
+    text = read(type, data)
     return Grammar(option, text or "", blanks=True)

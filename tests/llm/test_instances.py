@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -32,6 +33,19 @@ class Picky(BaseModel):
     @classmethod
     def never(cls, value: int) -> int:
         raise ValueError("not this one")
+
+
+class Function(BaseModel):
+    """Holds what JSON cannot say."""
+
+    call: Callable[[], int]
+
+
+def test_a_class_without_a_schema(llm: genai.LLM) -> None:
+    for options in ({"schema": Function}, {"json_schema": Function}):
+        with pytest.raises(GrammarError, match="the class Function has no JSON schema") as raised:
+            llm.chat("What?", **options)  # type: ignore[arg-type]
+        assert "PydanticInvalidForJsonSchema" in raised.value.why and raised.value.fix
 
 
 def test_instances_come_back(llm: genai.LLM) -> None:

@@ -320,6 +320,34 @@ def test_a_draft_with_a_short_context_and_a_small_cache(
         assert small.decoder is not None  # it was given, and stays
 
 
+def test_tokens_that_a_draft_does_not_have(bundled_folder: Path, tmp_path: Path) -> None:
+    """Padded logits differ in number: what a prompt has beyond the draft's own is not drafted, and nothing fails."""
+    draft, folder = small_draft(tmp_path / "draft", bundled_folder), tmp_path / "padded"
+    small_draft(folder, bundled_folder, seed=1, vocab_size=1600)
+    options: dict[str, Any] = {"temperature": 1.5, "seed": 2, "max_tokens": 20, "ignore_eos": True}
+    prompts = [[1599], [*range(3, 60), 1536], [5, 1590, 7] * 20, [5, 6, 7]]
+    with genai.LLM(folder) as llm:
+        plain = llm.generate(prompts, **options)
+    with genai.LLM(folder, speculation=genai.Speculation(lookup=False, draft=draft)) as drafted:
+        made = drafted._guessing.speculator()
+        assert made is not None
+        with guessing(drafted, SteadyCosts(lookup=False, draft=made._draft)):
+            found = drafted.generate(prompts, **options)
+    assert all_facts(found) == all_facts(plain)
+    assert [one.proposed_tokens > 0 for one in found] == [False, False, False, True]
+
+
+def test_a_context_that_is_larger_than_the_drafts(
+    form_folder: Callable[[str], Path], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """What is asked of the model's context is the most that the draft's has."""
+    for own, expected in ((64, 64), (200, 96)):
+        draft = small_draft(tmp_path / f"draft-{own}", bundled_folder, context_length=own)
+        with genai.LLM(form_folder("int4"), context_size=96, speculation=genai.Speculation(draft=draft)) as llm:
+            assert llm.context_size == 96 and llm._guessing._draft is not None
+            assert llm._guessing._draft.context_size == expected
+
+
 def test_on_by_itself(llm: genai.LLM, bundled: genai.Model) -> None:
     """With the costs of this machine: whatever is proposed."""
     prompts, params = requests(llm)

@@ -170,6 +170,11 @@ def test_streams_and_chats(llm: genai.LLM) -> None:
         ({"json_schema": {"minimum": 3, "maximum": 1, "type": "integer"}}, "json_schema"),
         ({"regex": "a("}, "regex"),
         ({"grammar": "start: nothing"}, "grammar"),
+        ({"regex": "ab\\"}, "regex, 'ab\\\\', ends with a backslash"),
+        ({"json_schema": {"items": {"pattern": "^a\\\\\\"}}}, "the pattern at /items of json_schema"),
+        ({"json_schema": {"patternProperties": {"a\\": {}}}}, "the pattern at the top of json_schema"),
+        ({"json_schema": {"$schema": "http://json-schema.org/draft-03/schema#"}}, "draft-03"),
+        ({"grammar": 'start: %json {"$schema": "http://json-schema.org/draft-02/schema#"}'}, "draft-02"),
         ({"choice": []}, "choice"),
         ({"choice": ["a"], "regex": "a"}, "contradicts"),
     ],
@@ -264,12 +269,55 @@ def test_bounds_that_floats_round(name: str, kind: str, llm: genai.LLM) -> None:
         ({"$ref": "#/x/a", "x": {"a": {"type": "integer", "minimum": -FAR}}}, "/x/a/minimum"),
         ({"const": FAR * 2 + 1}, "/const"),
         ({"enum": [1, {"a": [-FAR - 1]}]}, "/enum/1/a/0"),
+        ({"const": 2**53 + 1}, "/const"),
+        ({"properties": {"const": {"enum": ["a", {"default": 2**62 + 1}]}}}, "/properties/const/enum/1/default"),
     ],
 )
 def test_numbers_that_no_reply_could_be_held_to(schema: dict[str, Any], place: str, llm: genai.LLM) -> None:
     with pytest.raises(GrammarError, match=f"has the number .* at {place}\n") as raised:
         llm.generate("A", json_schema=schema)
     assert "64 bits" in raised.value.why and raised.value.fix
+
+
+@pytest.mark.parametrize("number", [2**53 + 2, -(2**62), 10**15 + 1, 1e20])
+def test_whole_numbers_that_floats_hold(number: float, llm: genai.LLM) -> None:
+    note = {"default": 2**53 + 1, "examples": [2**53 + 1]}  # no reply is held to these
+    text = llm.generate("A", json_schema={"const": number, **note}, max_tokens=60)[0].text
+    assert json.loads(text) == number
+
+
+@pytest.mark.parametrize("kind", ["date", "date-time"])
+def test_dates_are_days_that_there_are(kind: str, llm: genai.LLM) -> None:
+    def ask(start: str, **more: Any) -> str:
+        schema = {"type": "string", "format": kind, "pattern": f"^{start}", **more}
+        return str(json.loads(llm.generate("A", json_schema=schema, temperature=2.0, seed=1, max_tokens=90)[0].text))
+
+    for day in ("2024-02-29", "2000-02-29", "1900-02-28", "2023-02-28", "2023-12-31", "0400-02-29"):
+        assert ask(day).startswith(day) and ask(day, allOf=[{"minLength": 10}]).startswith(day)
+    for day in ("2023-02-29", "1900-02-29", "2024-02-30", "2100-02-29"):
+        with pytest.raises(GrammarError):
+            ask(day)
+
+
+def test_an_empty_list_of_schemas(llm: genai.LLM) -> None:
+    with pytest.raises(GrammarError) as raised:
+        llm.generate("A", json_schema={"anyOf": []})
+    assert "without end" not in raised.value.why and raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        (r'root ::= "\u00e9" "\x41" "\U0001F642" "\u0031"', "éA🙂1"),
+        (r'root ::= "\x22\x5c\x0a\x2d/[#" # "\x41', '"\\\n-/[#'),
+        (r'root ::= "a\\x41" [\\] [\x5b] [\]]', r"a\x41\[]"),
+        (r"root ::= [a&&b]{4} [~~a]{2} [\u00e9] [^\x00-\u00e8\u00ea-\U0010ffff]", "[ab&]{4}[~a]{2}éé"),
+        (r"root ::= [\x5d\x5e\x2d]{4}", r"[\]^-]{4}"),
+    ],
+)
+def test_codes_of_characters_in_gbnf(grammar: str, expected: str, llm: genai.LLM) -> None:
+    for one in llm.generate("A", grammar=grammar, temperature=2.0, seed=1, n=4, max_tokens=60):
+        assert one.text == expected or re.fullmatch(expected, one.text), one.text
 
 
 def test_numbers_of_schemas_inside_grammars(llm: genai.LLM) -> None:

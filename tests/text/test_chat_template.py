@@ -395,7 +395,7 @@ class TestMessages:
         ("value", "said"),
         [
             (None, "null"), (True, "a boolean"), (1, "a number"), (1.5, "a number"), ("", "a text"), ((), "a list"),
-            ({}, "an object"), (set(), "a set"), (object(), "an object"), (np.zeros(1), "an ndarray"),
+            ({}, "an object"), (set(), "a set"), (object(), "an object"), (bytearray(), "a bytearray"),
         ],
     )  # fmt: skip
     def test_values_are_called_by_words_of_json(self, value, said):

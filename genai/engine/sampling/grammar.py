@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import GrammarError, kind_of
-from .json_schema import close_objects, ends, far_number, move_bounds
+from .json_schema import close_objects, cut_pattern, ends, far_number, hold_days, is_cut, move_bounds, old_draft
 from .ref_chains import depth
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ _MOST_RULES, _MOST_LEVELS, STACK_BYTES = 5_000, 3_000, 2**26
 _INNER_SCHEMA = re.compile(r"%json\s*(?=\{)")
 # Characters that regular expressions do not take for themselves.
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+# Literals, classes of characters and comments of GBNF; escapes in them, of which codes have groups.
+_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+_CODE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
+_BLANKS = {9: r"\t", 10: r"\n", 13: r"\r"}
+_CODE_IN_CLASS = re.compile(_CODE.pattern + "|[&~]", re.DOTALL)
 # The options of SamplingParams that say it; a request has at most one of them.
 OPTIONS = ("json_schema", "regex", "grammar", "choice")
 # On one line, as json.dumps writes it: where blanks are free, a model may write them without end. A schema can ask for
@@ -102,7 +107,7 @@ class Grammar:
         if not ends(schema):
             why = "an instance of it would hold another one, and that another one, without end"
             raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
-        hold_numbers(schema)
+        hold_values(schema)
         # True and false are schemas, too, but hold no options.
         return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 
@@ -116,31 +121,40 @@ def grammar_of(params: SamplingParams) -> Grammar | None:
     return None
 
 
-def hold_numbers(schema: Any, name: str = "json_schema") -> None:
-    """Move the bounds of a schema, in place, to numbers that replies are held to.
+def hold_values(schema: Any, name: str = "json_schema") -> None:
+    """Move the bounds of a schema, in place, to numbers that replies are held to, and let dates be days that there are.
 
     Args:
         name: of the schema, for messages.
 
     Raises:
-        GrammarError: one that they could not be held to.
+        GrammarError: what they could not be held to: a number, an expression, or a draft that is not understood.
     """
+    if (draft := old_draft(schema)) is not None:
+        raise GrammarError(
+            f"{name} is of the draft {draft!r:.80}",
+            "words of drafts before 4 would be left out: there, a text may be required, and numbers divisible",
+            "write it in a later draft, such as https://json-schema.org/draft/2020-12/schema",
+        )
+    if cut := cut_pattern(schema):
+        raise _backslash(f"the pattern at {cut[0] or 'the top'} of {name}", cut[1])
+    hold_days(schema)
     move_bounds(schema)
     if far := far_number(schema):
         place, number = far
-        why = "replies would be held to another one: grammars compute with whole numbers of 64 bits"
+        why = "replies would be held to another one: grammars compute with floats, and with whole numbers of 64 bits"
         raise GrammarError(f"{name} has the number {number!r:.80} at {place}", why, "leave it out, or ask for a text")
 
 
 def _with_held_numbers(lark: str) -> str:
-    """A grammar in Lark, with `hold_numbers` of the schemas inside; what is no JSON is left to the compiler."""
+    """A grammar in Lark, with `hold_values` of the schemas inside; what is no JSON is left to the compiler."""
     written, end = [], 0
     for found in _INNER_SCHEMA.finditer(lark):
         if found.end() >= end:
             with suppress(json.JSONDecodeError, RecursionError):
                 schema, after = json.JSONDecoder().raw_decode(lark, found.end())
                 before = json.dumps(schema)
-                hold_numbers(schema)
+                hold_values(schema)
                 if json.dumps(schema) != before:
                     written += [lark[end : found.end()], json.dumps(schema, ensure_ascii=False)]
                     end = after
@@ -154,11 +168,32 @@ def _as_lark(text: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return any_to_lark(text)
+        return any_to_lark(_GBNF_PART.sub(_without_codes, text))
     except (Exception, RecursionError) as error:
         raise GrammarError(
             "the grammar is not GBNF", str(error)[:300] or type(error).__name__, "correct it, or write it in Lark"
         ) from None
+
+
+def _without_codes(part: re.Match[str]) -> str:
+    """A literal or a class of GBNF, with characters in the place of their codes: the converter spoils codes.
+
+    In a class, what would mean something there is left as a code, and `&` and `~`, which do in Lark, become one.
+    """
+    text, is_class = part[0], part[0].startswith("[")
+
+    def shown(found: re.Match[str]) -> str:
+        code = found[1] or found[2] or found[3]
+        number = ord(found[0]) if len(found[0]) == 1 else int(code, 16) if code else -1
+        if number in _BLANKS:
+            return _BLANKS[number]
+        if not 32 <= number <= 0x10FFFF or 0x7F <= number < 0xA0 or 0xD800 <= number <= 0xDFFF:
+            return found[0]
+        if is_class and number < 127:
+            return f"\\x{number:02x}"
+        return f"\\{chr(number)}" if chr(number) in '"\\' else chr(number)
+
+    return text if text.startswith("#") else (_CODE_IN_CLASS if is_class else _CODE).sub(shown, text)
 
 
 def joined_options(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +211,7 @@ def schema_text(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if callable(make := getattr(value, "model_json_schema", None)):
-        value = make()
+        value = _schema_of(name, value, make)
         close_objects(value)
     if not isinstance(value, (str, Mapping, bool)):
         raise GrammarError(
@@ -195,6 +230,34 @@ def schema_text(name: str, value: Any) -> str | None:
             f"{name} = {text[:80]} is no schema", "a schema is an object, true or false", 'such as {"type": "object"}'
         )
     return _limited(name, text)
+
+
+def _schema_of(name: str, model: Any, make: Callable[[], Any]) -> Any:
+    """What a class says its schema is; whatever it raises, there is none."""
+    try:
+        return make()
+    except Exception as error:
+        shown = getattr(model, "__name__", type(model).__name__)
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        raise GrammarError(
+            f"{name}: the class {shown:.80} has no JSON schema", why, "leave out what JSON cannot say, or pass a schema"
+        ) from error
+
+
+def expression(name: str, value: Any) -> str | None:
+    """A regular expression."""
+    text = source_text(name, value)
+    if text is not None and is_cut(text):
+        raise _backslash(name, text)
+    return text
+
+
+def _backslash(name: str, pattern: str) -> GrammarError:
+    return GrammarError(
+        f"{name}, {pattern[-80:]!r}, ends with a backslash",
+        "what it stands before is missing",
+        "write two of them for the character itself",
+    )
 
 
 def source_text(name: str, value: Any) -> str | None:

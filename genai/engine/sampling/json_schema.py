@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, TypeGuard
 
@@ -15,6 +16,13 @@ _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum
 _STEP = 1e-9
 # The float before 2 ** 63: llguidance computes with whole numbers up to it, and overflows its stack at -2 ** 63.
 _FARTHEST = 2**63 - 1024
+# llguidance reads these as if they were of a later draft: "required": true and "divisibleBy" would mean nothing.
+_OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[0-3]/")
+# Days that there are, of texts that llguidance takes for a date or begin with one: it has 29 days in every February.
+_DAYS = (
+    "^(?:[0-9]{4}-(?:0[13-9]|1[0-2])|[0-9]{4}-02-(?:[01]|2[0-8])"
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
 
 
 def parts(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -55,17 +63,56 @@ def close_objects(schema: Any) -> None:
             part.setdefault("additionalProperties", False)
 
 
+def old_draft(schema: Any) -> str | None:
+    """The draft of JSON Schema that a schema says it is written in, if it is older than those that are understood."""
+    known = schema.get("$schema") if isinstance(schema, Mapping) else None
+    return known if isinstance(known, str) and _OLD_DRAFT.search(known) else None
+
+
+def is_cut(pattern: Any) -> bool:
+    """Whether a regular expression ends with a backslash that stands before nothing; llguidance leaves it out."""
+    return isinstance(pattern, str) and (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
+
+
+def cut_pattern(schema: Any) -> tuple[str, str] | None:
+    """Where a schema has an expression that ends with a backslash, and that expression."""
+    for path, part in all_parts(schema):
+        if isinstance(part, Mapping):
+            named = part.get("patternProperties")
+            for pattern in (part.get("pattern"), *(named if isinstance(named, Mapping) else ())):
+                if is_cut(pattern):
+                    return path, str(pattern)
+    return None
+
+
+def hold_days(schema: Any) -> None:
+    """Let dates be days that there are, in place."""
+    for _, part in list(all_parts(schema)):
+        if isinstance(part, MutableMapping) and part.get("format") in ("date", "date-time"):
+            if "pattern" not in part:
+                part["pattern"] = _DAYS
+            elif isinstance(others := part.setdefault("allOf", []), list):
+                others.append({"pattern": _DAYS})
+
+
 def far_number(schema: Any) -> tuple[str, float] | None:
     """Where a schema whose bounds were moved has a number that no reply could be held to, and that number: a bound
-    beyond the whole numbers with which llguidance computes, or a whole number beyond them elsewhere ("const")."""
-    waiting: list[tuple[str, str, Any]] = [("", "", schema)]
+    beyond the whole numbers with which llguidance computes, a whole number beyond them elsewhere, or one that no float
+    holds where it is what a reply must be ("const", "enum")."""
+    # A place, its keyword, whether its keys are names of schemas, whether it is part of a value.
+    waiting: list[tuple[str, str, Any, bool, bool]] = [("", "", schema, False, False)]
     while waiting:
-        path, name, value = waiting.pop()
+        path, name, value, names, fixed = waiting.pop()
         if isinstance(value, Mapping):
-            waiting += [(f"{path}/{escaped(key)}", key, inner) for key, inner in value.items()]
+            for key, inner in value.items():
+                word = "" if names or fixed else key
+                fixes = fixed or word in ("const", "enum")
+                waiting.append((f"{path}/{escaped(key)}", word, inner, word in _NAMED, fixes))
         elif isinstance(value, list):
-            waiting += [(f"{path}/{index}", "", inner) for index, inner in enumerate(value)]
-        elif isinstance(value, int if name not in _BOUNDS else (int, float)) and abs(value) > _FARTHEST:
+            waiting += [(f"{path}/{index}", "", inner, False, fixed) for index, inner in enumerate(value)]
+        elif isinstance(value, int if name not in _BOUNDS else (int, float)) and (
+            abs(value) > _FARTHEST or (fixed and int(float(value)) != value)
+        ):
             return path, value
     return None
 
@@ -138,7 +185,7 @@ def _ends(schema: Any, finite: Mapping[str, bool]) -> bool:
         return False
     for name, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
         inner = schema.get(name)
-        if isinstance(inner, list) and not enough(_ends(part, finite) for part in inner):
+        if isinstance(inner, list) and inner and not enough(_ends(part, finite) for part in inner):
             return False
     types = schema.get("type")
     if types == "object":

@@ -122,7 +122,7 @@ class SamplingParams:
     )
     n: int = _option(1, rules.whole(1, f"1 to {_MOST_SAMPLES}", high=_MOST_SAMPLES))
     json_schema: str | Mapping[str, Any] | bool | type[Any] | None = _option(None, grammars.schema_text)  # noqa: RUF009
-    regex: str | None = _option(None, grammars.source_text)
+    regex: str | None = _option(None, grammars.expression)
     grammar: str | None = _option(None, grammars.source_text)
     choice: Sequence[str] = _option((), grammars.choices)
     logprobs: int | None = _option(None, _ALTERNATIVES)

@@ -131,9 +131,10 @@ class DraftModel:
 
     def _follow(self, job: Followed) -> _Follower:
         """Let the draft's sequence have the job's tokens; what it drafted otherwise goes."""
-        own = self._followers.get(job)
-        if own is None:
-            own = self._followers[job] = self._begin(job)
+        begins = job not in self._followers
+        if begins:
+            self._followers[job] = self._begin(job)
+        own = self._followers[job]
         if own.refused:
             return own
         have, want = own.sequence.tokens, job.sequence.tokens
@@ -145,17 +146,15 @@ class DraftModel:
             _refuse([own])
         else:
             own.sequence.append(want[same:])
+            if begins:
+                self._decoder.reuse(own.sequence)
         return own
 
     def _begin(self, job: Followed) -> _Follower:
+        """What follows a job, without its tokens."""
         sequence, plan = self._decoder.open(), _narrowed(job.row.plan, self._decoder.vocab_size)
         row = RowSampler(plan, sequence.tokens, seed=job.row.seed, row=job.row.row, prompt_length=job.row.prompt_length)
-        own = _Follower(sequence, row, plan.params.top_k > self._decoder.vocab_size)
-        if not own.refused:
-            sequence.append(job.sequence.tokens)
-            if max(sequence.tokens) < self._decoder.vocab_size:
-                self._decoder.reuse(sequence)
-        return own
+        return _Follower(sequence, row, plan.params.top_k > self._decoder.vocab_size)
 
 
 def _lag(own: _Follower) -> int:
