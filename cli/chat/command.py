@@ -137,13 +137,11 @@ def _kept_in(
 @contextmanager
 def _held(kept: Path) -> Iterator[None]:
     """Keep other chats out of a session: each would write its own messages over those of the other."""
-    try:
-        lock = alone_with(kept)
-        is_ours = lock.__enter__()
-    except OSError as error:
-        raise _not_kept(kept.stem, error) from error
     with ExitStack() as stack:
-        stack.push(lock)
+        try:
+            is_ours = stack.enter_context(alone_with(kept))
+        except OSError as error:
+            raise _not_kept(kept.stem, error) from error
         if not is_ours:
             raise InputError(
                 f"--session {kept.stem}: another chat goes on with it",

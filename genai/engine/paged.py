@@ -446,20 +446,20 @@ class PagedDecoder(Decoder):
             for index, count, _ in step:
                 table = sequences[index].table
                 taken.append((table, table.length))
-                slots += self._append(table, count, [one.table for one in sequences])
+                slots += self._append(table, count, sequences)
             yield slots
         except BaseException:
             for table, length in taken:
                 table.truncate(length)
             raise
 
-    def _append(self, table: BlockTable, count: int, beside: Sequence[BlockTable] = ()) -> Sequence[int]:
+    def _append(self, table: BlockTable, count: int, beside: Sequence[PagedSequence] = ()) -> Sequence[int]:
         try:
             try:
                 slots, copies = table.append(count)
             except CacheFull:
                 for one in beside:
-                    one.settle()  # forks hold what they were copied from; the last of its owners needs no copy
+                    one.table.settle()  # forks hold what they were copied from; the last of its owners needs no copy
                 slots, copies = table.append(count)
         except CacheFull as error:
             raise CacheCapacityError(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from genai.cli.chat.tools import read_functions
-from genai.errors import InputError
 from tests.cli.processes import run
 from tests.llm.test_tool_calls import TEMPLATES
 
@@ -49,32 +48,6 @@ def test_whatever_a_function_does_the_model_is_told(functions: Any, capsys: pyte
     assert "said" in shown.err and shown.out == "", "stdout carries only what the model says"
     with pytest.raises(KeyboardInterrupt):
         functions.call("stops", {})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("import sys; sys.exit(0)", "SystemExit: 0"),
-        ("raise BaseException('b')", "BaseException: b"),
-        ("def f(: ...", "SyntaxError"),
-        ("def f(a: 'Missing'): ...", "annotations cannot be read: NameError"),
-        ("def f(a: {}): ...", "has the type {}|annotations cannot be read"),
-        ("from typing import Literal\ndef f(a: Literal[b'x']): ...", "has the type"),
-        ("def f(a: dict[int, int]): ...", "has the type"),
-        ("def f(a: object): ...", "has the type"),
-        ("import enum\nclass E(enum.Enum): A = 1\ndef f(a: E): ...", "has the type"),
-        ("def f(a, /): ...", "takes a"),
-        ("def f(**a): ...", r"takes \*\*a"),
-        ("def f(): yield 1", "function f yields"),
-        ("async def f(): yield 1", "function f yields"),
-        ("class A: ...", "defines no function"),
-    ],
-)
-def test_files_that_no_schema_describes(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "wrong.py"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        read_functions(path)
 
 
 def test_what_a_dictionary_holds_is_said(tmp_path: Path) -> None:
