@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,21 @@ from .options import QuantizeOptions
 from .quality import Evaluation, Quality
 from .quantising import Quantising
 from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
+from .sensitivity import measured
 from .sites import Site
 from .source import FloatModel
 from .streaming import Override, StreamedDecoder
-from .targets import beside_bytes, choose, curve, measured, predicted, sensitivity_table
+from .targets import beside_bytes, candidate_choices, choose, curve, predicted, sensitivity_table
 from .workspace import FinishedMatrices, workspace_folder
 
 # Raised when the same options give other bytes.
-_VERSION = 2
+_VERSION = 3
 # Of a text that serves for both, one part in so many is kept for the evaluation.
 _HELD_OUT = 8
 # A target of divergence is met by trying, so many times at most.
 _MOST_ROUNDS = 5
+# What a target costs each matrix is measured with so many tokens of the evaluation's.
+_SENSITIVITY_TOKENS = 2048
 # More than a report takes, with one line per matrix.
 _REPORT_BYTES = 1 << 20
 # What else is on the curve: bits and block sizes, rounded to nearest.
@@ -301,7 +305,7 @@ class _Run:
             quantising = self._quantising(choices, "")
             return quantising, self._measured(quantising)
         with self._phase("sensitivity"):
-            assert self._evaluation is not None
+            assert self._decoder is not None and self._eval_text is not None
             count, done = len(self._source.sites), 0
 
             def tell() -> None:
@@ -309,7 +313,11 @@ class _Run:
                 done += 1
                 self.progress("Measuring sensitivity", done - 1, count)
 
-            self._candidates = measured(self._source, self.options, self._evaluation, self._workspace, tell)
+            few = self._eval_text.tokens[: max(1, _SENSITIVITY_TOKENS // self._eval_text.tokens.shape[1])]
+            self._candidates = measured(
+                self._source, partial(candidate_choices, self.options),
+                Evaluation(self._decoder, CalibrationText(few, self._eval_text.origin)), self._workspace, tell,
+            )  # fmt: skip
         factor, tried = 1.0, []
         for number in range(_MOST_ROUNDS):
             chosen = choose(self._source, self.options, self._candidates, loss_factor=factor)

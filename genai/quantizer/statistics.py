@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +17,18 @@ from .streaming import Flow, Override, ProgramStage, StreamedDecoder, nothing_in
 class Gathering:
     """Sums over all tokens of one value.
 
+    Products are summed in float32: their rounding is a millionth of what the methods damp them by, and half of the
+    memory matters where a matrix has 8192 columns or more.
+
     Args:
         gram: whether its products with itself are wanted. cross: also those with the float model's.
     """
 
     def __init__(self, gram: bool) -> None:
         self._wants_gram, self._count = gram, 0
-        self._squares: NDArray[np.float64] | None = None
-        self._gram: NDArray[np.float64] | None = None
-        self._cross: NDArray[np.float64] | None = None
+        self._squares: NDArray[Any] | None = None
+        self._gram: NDArray[Any] | None = None
+        self._cross: NDArray[Any] | None = None
 
     def add(self, values: NDArray[np.float32], exact: NDArray[np.float32] | None) -> None:
         """Tokens' values [tokens, width], and what the float model has in their place."""
@@ -38,13 +42,15 @@ class Gathering:
     def result(self) -> InputStatistics:
         """The means."""
         assert self._squares is not None
-        gram, cross = (None if one is None else one / self._count for one in (self._gram, self._cross))
-        return InputStatistics(self._count, self._squares / self._count, gram, cross)
+        for total in (self._squares, self._gram, self._cross):
+            if total is not None:
+                total /= self._count
+        return InputStatistics(self._count, self._squares, self._gram, self._cross)
 
 
-def _sum(total: NDArray[np.float64] | None, part: NDArray[np.floating]) -> NDArray[np.float64]:
+def _sum(total: NDArray[Any] | None, part: NDArray[Any]) -> NDArray[Any]:
     if total is None:
-        return part.astype(np.float64)
+        return part
     total += part
     return total
 
@@ -72,7 +78,7 @@ def gather(
         # Batch by batch through both models, since what is inside a stage may be wide.
         most = max(batch.size for batch in flow.batches)
         running = [
-            stack.enter_context(decoder.running(stage, instead=weights, also=inside, tokens=most)) if inside else None
+            stack.enter_context(decoder.running(stage, instead=weights, only=inside, tokens=most)) if inside else None
             for _, weights in passes
         ]
         for index, batch in enumerate(flow.batches):

@@ -190,20 +190,20 @@ class StreamedDecoder:
         stage: ProgramStage,
         *,
         instead: Override = nothing_instead,
-        also: Collection[str] = (),
+        only: Collection[str] = (),
         tokens: int = BATCH_TOKENS,
     ) -> Iterator[RunningStage]:
         """A stage that is ready to run; its weights are in memory until the end.
 
         Args:
             instead: gives matrices [rows, columns] to run with, None = the model's own.
-            also: values inside the stage that are wanted, too.
+            only: values inside the stage that are wanted instead of what later stages read; what they do not need is
+                not computed.
             tokens: most of a batch.
         """
-        program = stage.program
-        wanted = tuple(dict.fromkeys([*program.outputs, *(n for n in also if n not in program.given)]))
-        constants = _StageConstants(self, stage, instead)
-        program = replace(program, constants=constants, outputs=wanted)
+        wanted = tuple(only) or tuple(stage.program.outputs)
+        program = replace(stage.program, parts=_needed(stage.program.parts, wanted), outputs=wanted)
+        program = replace(program, constants=_StageConstants(self, stage, instead))
         storages: list[PagedStorage] = []
         layers: list[Any] = [None] * len(self._flat.layers)
         try:
@@ -254,6 +254,16 @@ class _StageConstants:
     def packed(self, weight: Weight) -> None:
         if isinstance(weight, DenseWeight) and weight.data in self._sites:
             self._decoder.source.release(self._sites[weight.data][0].name)
+
+
+def _needed(parts: Sequence[Any], wanted: Collection[str]) -> tuple[Any, ...]:
+    """The parts without which some values cannot be computed, in order."""
+    values, found = set(wanted), []
+    for part in reversed(parts):
+        if values.intersection(part.outputs):
+            values.update(part.inputs)
+            found.append(part)
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True)

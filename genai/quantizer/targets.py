@@ -1,28 +1,19 @@
-"""Choices that meet a target: sensitivities are measured, and bits spent where they buy the most."""
+"""Choices that meet a target: bits are spent where they buy the most."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from genai.quant.methods import METHODS
 
 from ..errors import OptionError
-from .allocation import Candidate, Candidates, cheapest, smallest, total_bytes, total_loss
+from .allocation import Candidates, cheapest, smallest, total_bytes, total_loss
 from .choices import UNIFORM, FormatChoice
 from .options import QuantizeOptions
-from .quality import Evaluation
 from .sites import Site
 from .source import FloatModel
-from .streaming import Override
-from .workspace import FinishedMatrices
-
-_REMEMBERED = "sensitivity"
-
 
 # Uniform bits and block sizes that onnxruntime has kernels for; and the most exact forms of every size, whoever reads
 # them. The smallest come first.
@@ -46,42 +37,6 @@ def candidate_choices(options: QuantizeOptions, site: Site) -> dict[str, FormatC
 
 def _candidate_label(choice: FormatChoice) -> str:
     return f"{choice.bits} bits/{choice.block_size}" if choice.form == UNIFORM else choice.form
-
-
-def measured(
-    source: FloatModel, options: QuantizeOptions, evaluation: Evaluation, workspace: FinishedMatrices,
-    progress: Callable[[], None] = lambda: None,
-) -> Candidates:  # fmt: skip
-    """Per matrix its candidates with what each costs; those measured before an interrupt are not measured again."""
-    known: dict[str, dict[str, float]] = workspace.remembered(_REMEMBERED) or {}
-
-    def trials(site: Site) -> Iterator[tuple[str, Override]]:
-        done, choices = known.get(site.name, {}), candidate_choices(options, site)
-        progress()
-        if len(done) < len(choices):
-            for label, choice in choices.items():
-                yield label, _only(site, _rounded(source, site, choice))
-
-    for site, label, loss in evaluation.sensitivities(trials):
-        known.setdefault(site.name, {})[label] = loss
-        if len(known[site.name]) == len(candidate_choices(options, site)):
-            workspace.remember(_REMEMBERED, known)
-    return {
-        site.name: [
-            Candidate(label, choice.nbytes(site), known[site.name][label])
-            for label, choice in candidate_choices(options, site).items()
-        ]
-        for site in source.sites
-    }
-
-
-def _rounded(source: FloatModel, site: Site, choice: FormatChoice) -> NDArray[np.float32]:
-    """With searched scales, whatever the method will be: it takes no data, and orders matrices alike."""
-    return METHODS["search"].quantize(source.weight(site), choice.grid(site.columns), None).packed.dequantise()
-
-
-def _only(site: Site, matrix: NDArray[np.float32]) -> Override:
-    return lambda other: matrix if other == site else None
 
 
 def choose(

@@ -24,6 +24,9 @@ from ..grids import (
 )
 
 Float64 = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
+# Rows whose error is computed at once.
+_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,15 @@ class InputStatistics:
     Attributes:
         count: vectors x that were seen.
         squares: float64 [columns], mean of x ** 2.
-        gram: float64 [columns, columns], mean of outer(x, x); None where the method does not need it.
-        cross: float64 [columns, columns], mean of outer(y, x), where y is what the float model has in place of x, the
+        gram: float32 or float64 [columns, columns], mean of outer(x, x); None where the method does not need it.
+        cross: likewise, mean of outer(y, x), where y is what the float model has in place of x, the
             input in the quantised model; None = the same as gram.
     """
 
     count: int
     squares: Float64
-    gram: Float64 | None = None
-    cross: Float64 | None = None
+    gram: Floats | None = None
+    cross: Floats | None = None
 
     def scaled(self, factors: NDArray[Any]) -> InputStatistics:
         """Those of x * factors [columns]."""
@@ -155,7 +158,7 @@ def required(inputs: InputStatistics | None, method: str, columns: int) -> Input
     return inputs
 
 
-def required_gram(inputs: InputStatistics | None, method: str, columns: int) -> Float64:
+def required_gram(inputs: InputStatistics | None, method: str, columns: int) -> Floats:
     """The inputs' products with each other [columns, columns]; raises as `required` does."""
     gram = required(inputs, method, columns).gram
     if gram is None or gram.shape != (columns, columns):
@@ -168,10 +171,18 @@ def output_error(weight: NDArray[Any], stored: NDArray[Any], inputs: InputStatis
 
     Without the inputs' products with each other, inputs count as independent.
     """
-    exact = np.asarray(weight, np.float64)
-    difference = exact - stored
-    if inputs.gram is None:
-        error, total = ((part**2 @ inputs.squares).sum() for part in (difference, exact))
-    else:
-        error, total = (np.einsum("ij,ij->", part @ inputs.gram, part) for part in (difference, exact))
+    error = total = 0.0
+    gram = None if inputs.gram is None else inputs.gram.astype(np.float32, copy=False)
+    for first in range(0, len(weight), _ROWS):
+        rows = slice(first, first + _ROWS)
+        exact = np.asarray(weight[rows], np.float32)
+        lost = exact - stored[rows]
+        error, total = error + _size(lost, gram, inputs), total + _size(exact, gram, inputs)
     return float(error / total) if total else 0.0
+
+
+def _size(part: Float32, gram: Float32 | None, inputs: InputStatistics) -> float:
+    """Mean square of a matrix's outputs, summed over its rows."""
+    if gram is None:
+        return float((part.astype(np.float64) ** 2 @ inputs.squares).sum())
+    return float(np.einsum("ij,ij->i", part @ gram, part).sum(dtype=np.float64))

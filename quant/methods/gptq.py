@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from ..blocks import QuantizationError
 from ..grids import CodedBlocks, CodeGrid, Float32, coded, in_blocks, reciprocal
-from .base import Float64, InputStatistics, Method, MethodResult, required_gram
+from .base import Float64, Floats, InputStatistics, Method, MethodResult, required_gram
 from .search import BlockSearch, find_searched
 
 DAMPING = 0.01
 _MOST_DAMPING = 10.0
 # Columns whose losses reach the rest of the matrix by one product.
 _PANEL = 128
+# Rows or columns that are factorised at a time.
+_FACTORED = 512
 # Floats whose scales are searched at once.
 _SEARCH_FLOATS = 1 << 15
 
@@ -41,7 +43,7 @@ def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -
     size = grid.block_size
     in_blocks(weight, size)  # finite
     order = block_order(np.diag(gram), size)
-    upper, damping = inverse_factor(gram[np.ix_(order, order)], DAMPING)
+    upper, damping = inverse_factor(gram, DAMPING, order)
     left = np.ascontiguousarray(np.asarray(weight, np.float32).T[order])  # [columns, rows], in the order of rounding
     blocks = -(-columns // size)
     scales, zeros = np.zeros((2, rows, blocks), np.float32)
@@ -94,10 +96,11 @@ def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
     return result
 
 
-def inverse_factor(gram: Float64, damping: float) -> tuple[Float64, float]:
-    """U upper triangular with inv(gram + damping * mean(diag) * I) = U.T @ U, and the damping that it took.
+def inverse_factor(gram: Floats, damping: float, order: NDArray[np.int64]) -> tuple[Float64, float]:
+    """U upper triangular with inv(G + damping * mean(diag) * I) = U.T @ U, and the damping that it took.
 
-    Inputs that were never seen count as independent of all others.
+    G is `gram` with rows and columns in an order. Inputs that were never seen count as independent of all others.
+    Beside `gram` there is one more matrix of its size in memory.
 
     Raises:
         QuantizationError: the matrix holds NaN or infinity, or is not positive even when damped much.
@@ -105,17 +108,47 @@ def inverse_factor(gram: Float64, damping: float) -> tuple[Float64, float]:
     if not np.isfinite(gram).all():
         raise QuantizationError("the inputs' products with each other hold NaN or infinity")
     mean = float(np.diag(gram).mean()) or 1.0
+    # From the last row to the first: there G = L @ L.T with L lower is G = R @ R.T with R upper, so U = inv(R).
+    last_first = order[::-1]
     while damping <= _MOST_DAMPING:
-        damped = gram + np.diag(np.full(len(gram), damping * mean))
+        work = gram[last_first[:, None], last_first].astype(np.float64)
+        work.reshape(-1)[:: len(work) + 1] += damping * mean
         try:
-            # Cholesky from the last row to the first: damped = R @ R.T with R upper, so inv(R) is what is wanted.
-            factor = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
-            return np.linalg.inv(factor), damping
+            _factorise(work)
         except np.linalg.LinAlgError:
             damping *= 10
+            continue
+        _invert(work)
+        return work[::-1, ::-1], damping
     raise QuantizationError(
         f"the inputs' products with each other cannot be factorised, even damped by {_MOST_DAMPING}"
     )
+
+
+def _factorise(work: Float64) -> None:
+    """A positive matrix becomes its lower Cholesky factor, in place, a panel of columns at a time."""
+    size = len(work)
+    for first in range(0, size, _FACTORED):
+        last = min(first + _FACTORED, size)
+        corner = np.linalg.cholesky(work[first:last, first:last])
+        work[first:last, first:last] = corner
+        work[first:last, last:] = 0
+        work[last:, first:last] = work[last:, first:last] @ np.linalg.inv(corner).T
+        for row in range(last, size, _FACTORED):
+            end = min(row + _FACTORED, size)
+            work[row:end, last:end] -= work[row:end, first:last] @ work[last:end, first:last].T
+
+
+def _invert(work: Float64) -> None:
+    """A lower triangular matrix becomes its inverse, in place, a panel of rows at a time."""
+    for first in range(0, len(work), _FACTORED):
+        last = min(first + _FACTORED, len(work))
+        corner = np.tril(np.linalg.inv(work[first:last, first:last]))
+        work[first:last, first:last] = corner
+        for column in range(0, first, _FACTORED):  # what is right of the inverse's diagonal is 0
+            end = min(column + _FACTORED, first)
+            work[first:last, column:end] = work[first:last, column:first] @ work[column:first, column:end]
+        work[first:last, :first] = -corner @ work[first:last, :first]
 
 
 def _block_scales(columns: Float32, costs: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:

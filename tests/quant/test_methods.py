@@ -18,6 +18,7 @@ from genai.quant.methods import METHODS, InputStatistics, method
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_error
 from genai.quant.methods.distill import aimed
+from genai.quant.methods import gptq
 from genai.quant.methods.gptq import DAMPING, block_order, inverse_factor, panels
 from genai.quant.two_levels import TwoLevelGrid
 
@@ -248,11 +249,15 @@ def test_awq_finds_factors_that_lower_the_error() -> None:
     np.testing.assert_array_equal(shared[:16], shared[16:32])
 
 
-def test_the_factor_of_the_inverse() -> None:
-    gram = statistics(40).gram
+@pytest.mark.parametrize("panel", [7, 16, 512])
+def test_the_factor_of_the_inverse(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an order of its own, in panels that divide the matrix and in others."""
+    monkeypatch.setattr(gptq, "_FACTORED", panel)
+    gram = statistics(48).gram
     assert gram is not None
-    upper, damping = inverse_factor(gram, DAMPING)
-    damped = gram + DAMPING * np.diag(gram).mean() * np.eye(40)
+    order = np.random.default_rng(0).permutation(48)
+    upper, damping = inverse_factor(gram, DAMPING, order)
+    damped = (gram + DAMPING * np.diag(gram).mean() * np.eye(48))[np.ix_(order, order)]
     np.testing.assert_allclose(upper.T @ upper, np.linalg.inv(damped), rtol=1e-8, atol=1e-10)
     assert damping == DAMPING and np.array_equal(upper, np.triu(upper))
 

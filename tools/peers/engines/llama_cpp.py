@@ -13,7 +13,6 @@ from genai.measure.machine.processor import read_processor
 from ..processes import PeerError, run_logged
 from .base import WORKERS, InEnvironment
 
-_PACKAGE = "llama-cpp-python"
 _SWITCHES = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -33,6 +32,14 @@ class LlamaCpp(InEnvironment):
     packages = ("gguf", "numpy", "typing-extensions")
     worker = "llama_bindings.py"
     libraries: ClassVar[str] = "build"
+    sources: ClassVar[str] = "llama-cpp-python"
+    vendored: ClassVar[str] = "llama.cpp"
+    switches: ClassVar[tuple[str, ...]] = _SWITCHES
+
+    @property
+    def archives(self) -> str:
+        """What pip names the files of the source package."""
+        return f"{self.sources.replace('-', '_')}-*.tar.gz"
 
     @property
     def home(self) -> str:
@@ -55,11 +62,15 @@ class LlamaCpp(InEnvironment):
 
     def versions(self, work: Path) -> dict[str, str]:
         folder = self.folder(work)
-        sources = next(folder.glob("llama_cpp_python-*.tar.gz"), None)
-        built = [folder / "build" / "bin" / "libllama.so", folder / self.libraries / "bin" / "libggml-cpu.so"]
-        if sources is None or not all(library.exists() for library in built):
+        sources = next(folder.glob(self.archives), None)
+        if sources is None or not all(library.exists() for library in self.built(work)):
             return {}
-        return self.venv(work).versions() | {_PACKAGE: sources.name.removesuffix(".tar.gz").rpartition("-")[2]}
+        return self.venv(work).versions() | {self.sources: sources.name.removesuffix(".tar.gz").rpartition("-")[2]}
+
+    def built(self, work: Path) -> tuple[Path, ...]:
+        """The libraries that are made."""
+        folder = self.folder(work)
+        return (folder / "build" / "bin" / "libllama.so", folder / self.libraries / "bin" / "libggml-cpu.so")
 
     def build(self, work: Path, checkpoint: Path, output: Path) -> None:
         command = [self.venv(work).python, str(WORKERS / "write_gguf.py"), str(checkpoint), str(output)]
@@ -88,8 +99,8 @@ class LlamaCpp(InEnvironment):
         folder = self.folder(work)
         if (folder / "source").is_dir():
             return
-        self.venv(work).pip("download", "--no-deps", "--no-binary", _PACKAGE, "-d", str(folder), _PACKAGE)
-        with tarfile.open(next(folder.glob("llama_cpp_python-*.tar.gz"))) as sources:
+        self.venv(work).pip("download", "--no-deps", "--no-binary", self.sources, "-d", str(folder), self.sources)
+        with tarfile.open(next(folder.glob(self.archives))) as sources:
             sources.extractall(folder / "unpacking", filter="data")
         next((folder / "unpacking").iterdir()).rename(folder / "source")
         (folder / "unpacking").rmdir()
@@ -99,9 +110,10 @@ class LlamaCpp(InEnvironment):
         folder, log = self.folder(work), self.venv(work).log
         if (folder / build / "bin" / f"lib{target}.so").exists():
             return
-        place = ["-S", str(folder / "source" / "vendor" / "llama.cpp"), "-B", str(folder / build)]
+        place = ["-S", str(folder / "source" / "vendor" / self.vendored), "-B", str(folder / build)]
+        place.append(f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder / build / 'bin'}")
         languages = [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX")]
-        run_logged(["cmake", *place, *_SWITCHES, *languages], log)
+        run_logged(["cmake", *place, *self.switches, *languages], log)
         run_logged(["cmake", "--build", str(folder / build), "-j", "2", "--target", target], log)
 
 

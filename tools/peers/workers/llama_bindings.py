@@ -6,6 +6,7 @@ usage: llama_bindings.py ENGINE JOB, with LLAMA_CPP_BINDINGS and LLAMA_CPP_LIB_P
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
 import time
@@ -20,29 +21,27 @@ from timing import job, measure
 _SPARE_TOKENS = 64
 
 
-def bindings() -> Any:
+def bindings(package: str, module: str) -> Any:
     """The low-level bindings alone: the package's own __init__ would import what its chat server requires."""
-    package = ModuleType("llama_cpp")
-    package.__path__ = [os.environ["LLAMA_CPP_BINDINGS"]]
-    sys.modules["llama_cpp"] = package
-    import llama_cpp.llama_cpp
-
-    return llama_cpp.llama_cpp
+    hollow = ModuleType(package)
+    hollow.__path__ = [os.environ["LLAMA_CPP_BINDINGS"]]
+    sys.modules[package] = hollow
+    return importlib.import_module(f"{package}.{module}")
 
 
 class Llama:
     """A model, and a context that holds the case."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        self.api = api = bindings()
+        self.api = api = self.bindings()
         api.llama_backend_init()
-        model = api.llama_model_load_from_file(case["model"].encode(), api.llama_model_default_params())
+        model = api.llama_model_load_from_file(case["model"].encode(), self.model_options())
         options = api.llama_context_default_params()
         options.n_ctx = case["batch"] * (case["prompt"] + case["new"] + _SPARE_TOKENS)
-        options.n_seq_max = options.n_outputs_max = case["batch"]
+        options.n_seq_max = case["batch"]
         options.n_threads = options.n_threads_batch = case["threads"]
-        # Off was faster than on in its own llama-bench on a CPU, most of all at long contexts.
-        options.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.set_more(options, case["batch"])
+        self.most = options.n_batch
         self.context = api.llama_init_from_model(model, options) if model else None
         if not self.context:
             raise SystemExit("llama.cpp cannot load the model")
@@ -51,8 +50,21 @@ class Llama:
             kept = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
             if not adapter or api.llama_set_adapters_lora(self.context, kept, 1, (ctypes.c_float * 1)(1.0)):
                 raise SystemExit("llama.cpp cannot load the adapter")
-        self.most = api.llama_n_batch(self.context)
         self.vocab_size = case["vocab_size"]
+
+    def bindings(self) -> Any:
+        """The library's functions."""
+        return bindings("llama_cpp", "llama_cpp")
+
+    def model_options(self) -> Any:
+        """How the model is loaded."""
+        return self.api.llama_model_default_params()
+
+    def set_more(self, options: Any, batch: int) -> None:
+        """Options of the context that this library has."""
+        options.n_outputs_max = batch
+        # Off was faster than on in its own llama-bench on a CPU, most of all at long contexts.
+        options.flash_attn_type = self.api.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
     def clear(self) -> None:
         """Forget all sequences."""
@@ -88,10 +100,10 @@ class Llama:
         return [int(np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
 
 
-def main() -> None:
+def main(engine: type[Llama] = Llama) -> None:
     """Load, measure, print."""
     _, case = job()
-    llama = Llama(case)
+    llama = engine(case)
 
     def generate(rows: Sequence[Sequence[int]], steps: int) -> tuple[float, float]:
         llama.clear()

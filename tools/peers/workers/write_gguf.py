@@ -1,6 +1,6 @@
-"""A GGUF file with every matrix in Q4_0, from a random checkpoint; runs beside the gguf package.
+"""A GGUF file with every matrix in Q4_0, or another type, from a checkpoint; runs beside the gguf package.
 
-usage: write_gguf.py CHECKPOINT FILE
+usage: write_gguf.py CHECKPOINT FILE [TYPE]
 
 Shapes of Llama, Qwen 2, and Qwen 3 with experts. The vocabulary is a dummy of the right
 size: only token ids are measured.
@@ -44,6 +44,7 @@ _NAMES = {
 def main() -> None:
     """Write the file."""
     checkpoint, output = Path(sys.argv[1]), sys.argv[2]
+    matrices = gguf.GGMLQuantizationType[sys.argv[3] if len(sys.argv) > 3 else "Q4_0"]
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(output, ARCHITECTURES[config["model_type"]])
     add_sizes(writer, config)
@@ -53,8 +54,10 @@ def main() -> None:
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
         wide = values.ndim == 1 or name.endswith("mlp.gate.weight")  # norms, and what chooses experts
-        kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.Q4_0
+        kind = gguf.GGMLQuantizationType.F32 if wide else matrices
         writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
+    if matrices != gguf.GGMLQuantizationType.F32:
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{matrices.name}"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -80,7 +83,6 @@ def add_sizes(writer: Any, config: dict[str, Any]) -> None:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
 
 
 def add_vocabulary(writer: Any, size: int) -> None:
@@ -109,7 +111,7 @@ def tensors(path: Path) -> Iterator[tuple[str, Any]]:
             continue
         begin, end = entry["data_offsets"]
         if entry["dtype"] == "F16":
-            yield name, data[begin:end].view(np.float16).reshape(entry["shape"])
+            yield name, data[begin:end].view(np.float16).astype(np.float32).reshape(entry["shape"])
             continue
         bits = data[begin:end].view(np.uint16).astype(np.uint32) << 16
         yield name, bits.view(np.float32).reshape(entry["shape"])

@@ -1,0 +1,123 @@
+"""Decoding with weights of 2, 3 and 4 bits, beside llama.cpp's and ik_llama.cpp's forms of the same size, in turns.
+
+    python -m tools.compare_peers setup --work WORK --engine llama.cpp --engine ik_llama.cpp    # once: compiles them
+    python -m tools.format_speed --work WORK [--repeat 3]
+
+Models of Llama-3.2-1B's shape with random weights are made where they are missing; every matrix has the one form, head
+and embedding too. Beside tokens per second: the share of plain reading's bandwidth, measured in the same turn, that the
+bytes of a step make.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai.kernels.host.machine import default_threads
+from genai.measure.bench.ceilings import bandwidth
+from tools.peers.cases import Case, Job
+from tools.peers.checkpoint import make_checkpoint
+from tools.peers.engines.base import Engine
+from tools.peers.engines.genai_toolkit import GenaiToolkit
+from tools.peers.engines.ik_llama import IkLlama
+from tools.peers.engines.llama_cpp import LlamaCpp
+from tools.peers.processes import run_logged, run_measured
+from tools.peers.shapes import SHAPES
+from tools.quantisation_curves.gguf_peers import IK_LLAMA_CPP, LLAMA_CPP, Quantiser
+
+SHAPE, CASE, TIMEOUT_SECONDS = "llama-3.2-1b", Case("forms", 64, 64), 900
+# Name, engine, and how its model is made; the uniform form comes first, then the one with fewer bits.
+FORMS: dict[int, tuple[tuple[str, Engine, tuple[str, ...]], ...]] = {
+    bits: (
+        (f"{bits} bits by 32", GenaiToolkit(), ("--bits", str(bits))),
+        (f"nl{bits}", GenaiToolkit(), ("--form", f"nl{bits}")),
+        *((name, LlamaCpp(), (str(LLAMA_CPP[name]),)) for name in theirs),
+        *((name, IkLlama(), (str(IK_LLAMA_CPP[name]),)) for name in of_ik),
+    )
+    for bits, theirs, of_ik in (
+        (2, ("Q2_K",), ("IQ2_KS",)),
+        (3, ("Q3_K_S",), ("IQ3_KS",)),
+        (4, ("Q4_0", "IQ4_XS"), ("IQ4_KS",)),
+    )
+}
+
+
+@dataclass
+class Contender:
+    """One model in one engine.
+
+    Attributes:
+        bits: of the class. nbytes: that a step reads. decode: tokens per second, by turn. share: of plain reading.
+    """
+
+    bits: int
+    name: str
+    engine: Engine
+    model: Path
+    nbytes: int
+    decode: list[float]
+    share: list[float]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make what is missing, measure in turns, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="engines and models")
+    parser.add_argument("--repeat", type=int, default=3, help="processes of each engine")
+    asked = parser.parse_args(arguments)
+    work = asked.work.expanduser().resolve()
+    checkpoint = make_checkpoint(work / "checkpoints" / SHAPE, SHAPES[SHAPE])
+    contenders = list(_made(work, checkpoint))
+    reading, vocab_size = bandwidth(default_threads()), int(SHAPES[SHAPE].config["vocab_size"])
+    for turn in range(asked.repeat + 1):  # the first one brings files into memory and compiles kernels
+        for one in contenders:
+            job, most = Job.of(CASE, str(one.model), vocab_size, default_threads()), reading()
+            command, environment = one.engine.command(work, job), one.engine.environment(work)
+            measured = one.engine.measured(job, run_measured(command, environment, TIMEOUT_SECONDS))
+            if turn and measured.decode:
+                one.decode.append(measured.decode)
+                one.share.append(measured.decode * one.nbytes / max(most, reading()))
+                print(f"{turn}/{asked.repeat} {one.engine.name} {one.name}: {measured.decode:.1f} tok/s", flush=True)
+    print("\n| bits | engine | form | GB per step | tok/s | share of plain reading |\n|---|---|---|---|---|---|")
+    for one in contenders:
+        cells = (one.bits, one.engine.title, one.name, f"{one.nbytes / 1e9:.3f}")
+        print(f"| {' | '.join(map(str, cells))} | {_middle(one.decode):.1f} | {_middle(one.share):.2f} |")
+
+
+def _made(work: Path, checkpoint: Path) -> Iterator[Contender]:
+    folder, floats = work / "forms", work / "forms" / "floats.gguf"
+    folder.mkdir(parents=True, exist_ok=True)
+    for bits, forms in FORMS.items():
+        for name, engine, how in forms:
+            model = folder / f"{engine.name}-{name.replace(' ', '-')}"
+            if isinstance(engine, LlamaCpp):
+                model = model.with_name(model.name + ".gguf")
+                if not model.exists():
+                    if not floats.exists():
+                        worker = Path(__file__).with_name("peers") / "workers" / "write_gguf.py"
+                        python = LlamaCpp().venv(work).python
+                        run_logged([python, str(worker), str(checkpoint), str(floats), "F16"], folder / "log")
+                    partial = model.with_suffix(".partial")
+                    Quantiser(engine, work).run(floats, partial, int(how[0]), pure=True)
+                    partial.rename(model)
+                nbytes = model.stat().st_size
+            else:
+                if not model.exists():
+                    command = [sys.executable, "-m", "genai", "quantize", str(checkpoint), "-o", str(model), *how]
+                    subprocess.run([*command, "--method", "rtn", "--no-eval"], check=True)
+                nbytes = sum(path.stat().st_size for path in model.glob("*.onnx*"))
+            yield Contender(bits, name, engine, model, nbytes, [], [])
+    floats.unlink(missing_ok=True)
+
+
+def _middle(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+if __name__ == "__main__":
+    main()

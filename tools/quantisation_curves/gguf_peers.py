@@ -1,0 +1,120 @@
+"""Outputs of llama.cpp's and ik_llama.cpp's quantisers, with an importance matrix of the same calibration text.
+
+Each is turned back into float32 by the library that made it, so that nothing depends on a reader of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quantizer.source import FloatModel
+from tools.peers.engines.ik_llama import IkLlama
+from tools.peers.engines.llama_cpp import LlamaCpp
+from tools.peers.processes import run_logged
+from tools.peers.workers.write_gguf import gguf_name
+
+from .points import Points, point
+from .subject import Measuring
+
+FLOATS = 0
+# Numbers of llama_ftype.
+LLAMA_CPP = {
+    "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12, "Q4_0": 2, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "Q8_0": 7,
+    "IQ2_XXS": 19, "IQ2_XS": 20, "IQ2_S": 28, "IQ2_M": 29, "IQ3_XXS": 23, "IQ3_XS": 22, "IQ3_S": 26, "IQ3_M": 27,
+    "IQ4_NL": 25, "IQ4_XS": 30,
+}  # fmt: skip
+IK_LLAMA_CPP = {
+    "IQ2_KS": 147, "IQ2_K": 138, "IQ2_KL": 155, "IQ3_KS": 154, "IQ3_K": 139, "IQ4_KSS": 148, "IQ4_KS": 145,
+    "IQ4_K": 140, "IQ5_KS": 150, "IQ5_K": 141, "IQ6_K": 142, "IQ2_KT": 151, "IQ3_KT": 152, "IQ4_KT": 153,
+}  # fmt: skip
+PEERS: tuple[tuple[LlamaCpp, Mapping[str, int]], ...] = ((LlamaCpp(), LLAMA_CPP), (IkLlama(), IK_LLAMA_CPP))
+
+
+class Quantiser:
+    """One library's quantiser: our program, linked to it.
+
+    Args:
+        engine: the library, which `tools.compare_peers setup` has compiled. work: the peers' folder.
+    """
+
+    def __init__(self, engine: LlamaCpp, work: Path) -> None:
+        folder = engine.folder(work)
+        self._log = folder / "setup.log"
+        self._program = folder / "quantise_gguf"
+        self._libraries = folder / "build" / "bin"
+        vendored = folder / "source" / "vendor" / engine.vendored
+        source = Path(__file__).with_name("quantise_gguf.cpp")
+        headers = [f"-I{vendored / place}" for place in ("include", "ggml/include")]
+        libraries = [str(path) for path in sorted(self._libraries.glob("lib*.so"))]
+        run_logged(["c++", "-O1", "-std=c++17", str(source), *headers, *libraries, "-o", str(self._program)], self._log)
+
+    def run(self, source: Path, output: Path, kind: int, importance: Path | None = None, *, pure: bool = False) -> int:
+        """Quantise; the bytes of all matrices.
+
+        Args:
+            kind: a number of llama_ftype. pure: all matrices have that type.
+
+        Raises:
+            subprocess.CalledProcessError: the library refused.
+        """
+        command = [
+            str(self._program),
+            str(source),
+            str(output),
+            str(kind),
+            str(importance or "-"),
+            *(["pure"] if pure else []),
+        ]
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(self._libraries)}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in said.splitlines() if line.count(" ") == 4]
+        return sum(int(nbytes) for _, _, count, _, nbytes in rows if count != "1")
+
+
+def measure(measuring: Measuring, peers: Path, work: Path, points: Points) -> None:
+    """Every mixture of either library, with its importance matrix."""
+    subject = measuring.subject
+    folder = work / subject.name / "gguf"
+    folder.mkdir(parents=True, exist_ok=True)
+    importance = folder / "importance.bin"
+    floats = folder / "floats.gguf"
+    for engine, kinds in PEERS:
+        due = [name for name in kinds if not points.has(subject.name, engine.name, name)]
+        if not due or not engine.versions(peers):
+            continue
+        if not importance.exists():
+            write_importance(importance, measuring.importance())
+        if not floats.exists():
+            worker = Path(__file__).resolve().parent.parent / "peers" / "workers" / "write_gguf.py"
+            python = LlamaCpp().venv(peers).python
+            run_logged([python, str(worker), str(subject.checkpoint), str(floats), "F32"], folder / "log")
+        quantiser = Quantiser(engine, peers)
+        for name in due:
+            made, back = folder / f"{engine.name}-{name}.gguf", folder / "back.gguf"
+            begin = time.perf_counter()
+            nbytes = quantiser.run(floats, made, kinds[name], importance)
+            seconds = time.perf_counter() - begin
+            quantiser.run(made, back, FLOATS)
+            with FloatModel(back) as model:
+                quality = measuring.quality(model)
+            points.add(
+                point(subject.name, engine.name, name, 8 * nbytes / measuring.elements, quality, seconds=seconds)
+            )
+            made.unlink()
+
+
+def write_importance(path: Path, squares: Mapping[str, NDArray[np.float32]]) -> None:
+    """In the form that quantise_gguf.cpp reads."""
+    with path.open("wb") as file:
+        for name, values in squares.items():
+            plain = gguf_name(name).encode()
+            file.write(struct.pack("<I", len(plain)) + plain + struct.pack("<I", len(values)))
+            file.write(np.ascontiguousarray(values, np.float32).tobytes())

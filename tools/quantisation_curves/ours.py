@@ -1,0 +1,70 @@
+"""Outputs of `genai quantize`: method by bits and block, named forms, and targets of size."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import genai
+from genai.measure.evaluation.tasks import Question, evaluate
+from genai.quant.methods import METHODS
+from genai.quantizer.run import quantize_model
+
+from .points import Points, point
+from .subject import Subject
+
+ORDER = ("rtn", "search", "importance", "hqq", "awq", "gptq", "distill")
+BITS, BLOCKS = (2, 3, 4, 8), (32, 128)
+FORMS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "nl2", "nl3", "nl4", "iq4_xs")
+TARGETS = (2.4, 2.75, 3.0, 3.5, 4.0, 4.25, 4.5, 5.0, 5.5, 6.5)
+MAKER = "genai"
+
+
+def table_ways() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every method at uniform bits, by name, as options."""
+    for bits in BITS:
+        for size in BLOCKS:
+            for method in ORDER:
+                yield f"{method}/{bits}/{size}", {"method": method, "bits": bits, "block_size": size}
+
+
+def curve_ways() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The most exact outputs of every size."""
+    for form in FORMS:
+        yield f"distill/{form}", {"method": "distill", "form": form, "embedding_bits": None}
+    for bits in TARGETS:
+        yield f"target {bits:g}", {"method": "distill", "target_bits": bits, "target_runtime": "any"}
+
+
+def measure(
+    subject: Subject, ways: Iterator[tuple[str, Mapping[str, Any]]], work: Path, points: Points,
+    questions: Sequence[Question] = (),
+) -> None:  # fmt: skip
+    """Make what is missing, keep its point and its report; the weights go.
+
+    Args:
+        questions: to be answered by the output as it runs; none = not asked.
+    """
+    for name, options in ways:
+        if points.has(subject.name, MAKER, name):
+            continue
+        folder = work / subject.name / name.replace("/", "-").replace(" ", "-")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        has_target = "target_bits" in options
+        if subject.calib is not None and METHODS[options["method"]].needs == "nothing" and not has_target:
+            options = {**options, "calib": None}
+        report = quantize_model(subject.checkpoint, folder, subject.options(**options))
+        assert report.quality is not None
+        accuracy = None
+        if questions:
+            with genai.Model(folder) as model:
+                outcomes = evaluate(model, questions)
+            accuracy = sum(outcome.right for outcome in outcomes) / len(outcomes)
+        bits = 8 * sum(row.nbytes for row in report.matrices) / report.weights
+        seconds = report.seconds.get("quantising", 0.0) + report.seconds.get("sensitivity", 0.0)
+        points.add(point(subject.name, MAKER, name, bits, report.quality, accuracy=accuracy, seconds=seconds))
+        for data in folder.glob("*.onnx*"):
+            data.unlink()

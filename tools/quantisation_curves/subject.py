@@ -1,0 +1,92 @@
+"""A float model, with the texts that everything made of it is calibrated with and measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai import Tokenizer
+from genai.quantizer.calibration import CalibrationText, read_text
+from genai.quantizer.options import QuantizeOptions
+from genai.quantizer.quality import Evaluation, Quality
+from genai.quantizer.source import FloatModel
+from genai.quantizer.statistics import gather
+from genai.quantizer.streaming import Flow, StreamedDecoder, batches_of
+
+# Sequences and their length, for calibration and for evaluation.
+SAMPLES, LENGTH, EVAL_SAMPLES = 128, 512, 32
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is quantised.
+
+    Attributes:
+        name: in tables. checkpoint: its float weights.
+        calib, evaluation: texts; None = the model writes one itself.
+    """
+
+    name: str
+    checkpoint: Path
+    calib: Path | None
+    evaluation: Path
+
+    def options(self, **more: Any) -> QuantizeOptions:
+        """Of `genai quantize`, with these texts."""
+        common = {"samples": SAMPLES, "length": LENGTH, "eval_file": self.evaluation, "eval_samples": EVAL_SAMPLES}
+        return QuantizeOptions(**{**common, "calib": self.calib, **more})
+
+
+class Measuring(AbstractContextManager["Measuring"]):
+    """The float model's way through the evaluation text: what other quantisers' matrices are compared with.
+
+    `quantize_model` measures its own outputs in the same way, on the same tokens.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.source = FloatModel(subject.checkpoint)
+        self.decoder = StreamedDecoder(self.source)
+        self.evaluation = Evaluation(self.decoder, self._text(subject.evaluation, EVAL_SAMPLES))
+
+    def _text(self, path: Path, count: int) -> CalibrationText:
+        rng = np.random.Generator(np.random.Philox(key=0))
+        tokenizer, vocab_size = Tokenizer(self.source.folder), self.decoder.vocab_size
+        return read_text(path, tokenizer, count=count, length=LENGTH, least=64, vocab_size=vocab_size, rng=rng)
+
+    @property
+    def elements(self) -> int:
+        """Weights in all matrices."""
+        return sum(site.elements for site in self.source.sites)
+
+    def quality(self, made: FloatModel) -> Quality:
+        """Of a model whose matrices stand in for the float ones; it must have the same ones."""
+        sites = {site.base_name: site for site in made.sites}
+        if missing := [site.base_name for site in self.source.sites if site.base_name not in sites]:
+            raise SystemExit(f"{made.source} lacks {missing}")
+        return self.evaluation.measure(lambda site: made.weight(sites[site.base_name]))
+
+    def importance(self) -> Mapping[str, NDArray[np.float32]]:
+        """Mean squares of what each matrix is multiplied with, in the float model over the calibration text."""
+        if self.subject.calib is None:
+            raise SystemExit(f"{self.subject.name} has no calibration text")
+        flow = Flow(batches_of(self._text(self.subject.calib, SAMPLES).tokens))
+        found: dict[str, NDArray[np.float32]] = {}
+        for stage in self.decoder.stages:
+            values = list(dict.fromkeys(use.value for use in stage.uses))
+            seen = gather(self.decoder, stage, values, flow, None, gram=False) if values else {}
+            for use in stage.uses:
+                found[use.site.base_name] = seen[use.value].squares.astype(np.float32)
+            if stage is not self.decoder.stages[-1]:
+                flow.advance(self.decoder, stage)
+        return found
+
+    def __exit__(self, *error: object) -> None:
+        self.decoder.close()
+        self.source.close()
