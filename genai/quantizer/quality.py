@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from ..measure.evaluation.divergence import compare_logits
 from ..measure.evaluation.prediction import exp, mean_and_error
 from .calibration import CalibrationText
+from .flow import Flow
 from .sites import Site
-from .streaming import Flow, Override, ProgramStage, StreamedDecoder, batches_of
+from .streaming import Override, ProgramStage, StreamedDecoder, batches_of
 
 # Logits of both models that are kept at once: 150k tokens of vocabulary allow 223 rows.
 _MOST_LOGITS_BYTES = 1 << 27
@@ -86,8 +87,7 @@ class Evaluation:
                 flow.advance(self._decoder, stage)
 
     def _from(self, first: ProgramStage, before: Flow, instead: Override) -> float:
-        flow = Flow(self._batches)
-        flow.values = [dict(values) for values in before.values]
+        flow = before.copy()
         for stage in self._decoder.stages[first.number : -1]:
             flow.advance(self._decoder, stage, instead=instead)
         return self._compared(flow, instead).kld
@@ -98,9 +98,10 @@ class Evaluation:
         parts = []
         with self._decoder.running(last, tokens=most) as exact, \
              self._decoder.running(last, instead=instead, tokens=most) as changed:  # fmt: skip
-            for batch, base, other in zip(self._batches, self._exact.values, flow.values, strict=True):
+            for index, batch in enumerate(self._batches):
                 logits = [
-                    one.run(batch, values)[self._decoder.logits] for one, values in ((exact, base), (changed, other))
+                    running.run(batch, texts.read(index))[self._decoder.logits]
+                    for running, texts in ((exact, self._exact), (changed, flow))
                 ]
                 rows, targets = _predicting(batch)
                 parts.append(compare_logits(logits[0][rows], logits[1][rows], targets, self._decoder.executor))

@@ -21,11 +21,12 @@ from genai.quant.methods.base import output_error
 from ..errors import InputError
 from .calibration import CalibrationText
 from .choices import FormatChoice
+from .flow import Flow
 from .folding import Fold, find_fold
 from .sites import Site
 from .source import FloatModel
 from .statistics import gather
-from .streaming import Flow, ProgramStage, StreamedDecoder, batches_of
+from .streaming import ProgramStage, StreamedDecoder, batches_of
 from .workspace import FinishedMatrices, Stored
 
 Progress = Callable[[Site], None]
@@ -147,7 +148,8 @@ class Quantising:
         crossed = any(self.choices[use.site].method == "distill" for use in decoder.uses)
         batches = batches_of(text.tokens)
         self._tied(decoder, text)
-        flow, exact = Flow(batches), Flow(batches) if crossed else None
+        flow = Flow(batches, self.workspace.folder / "texts")
+        exact = Flow(batches, self.workspace.folder / "float-texts") if crossed else None
         for stage in decoder.stages:
             for site in stage.lookups:
                 self._finish(site, None)
@@ -157,6 +159,9 @@ class Quantising:
                 flow.advance(decoder, stage, instead=self.during)
                 if exact is not None:
                     exact.advance(decoder, stage)
+        flow.close()
+        if exact is not None:
+            exact.close()
 
     def _tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
         """Matrices that are looked up before they are multiplied with: the float model says with what."""
@@ -164,7 +169,7 @@ class Quantising:
         tied = [site for site in tied if METHODS[self.choices[site].method].needs != "nothing"]
         if not tied:
             return
-        flow = Flow(batches_of(text.tokens))
+        flow = Flow(batches_of(text.tokens), self.workspace.folder / "texts")
         for stage in decoder.stages:
             for value, sites in _by_input(stage).items():
                 if wanted := [site for site in sites if site in tied]:
@@ -173,6 +178,7 @@ class Quantising:
                         self._finish(site, _as_table(found))
             if stage is not decoder.stages[-1]:
                 flow.advance(decoder, stage)
+        flow.close()
 
     def _waits(self, site: Site) -> bool:
         return bool(self.choices[site].bits) and self.stored(site) is None

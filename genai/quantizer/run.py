@@ -45,6 +45,9 @@ _HELD_OUT = 8
 _MOST_ROUNDS = 5
 # What a target costs each matrix is measured with so many tokens of the evaluation's.
 _SENSITIVITY_TOKENS = 2048
+# Vectors of a token's width that texts take on disk at most: two between stages, twice as many with the float model's,
+# and those that are being written.
+_WIDTHS_ON_DISK = 6
 # More than a report takes, with one line per matrix.
 _REPORT_BYTES = 1 << 20
 # What else is on the curve: bits and block sizes, rounded to nearest.
@@ -218,11 +221,14 @@ class _Run:
         needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source) + other
         done = workspace_folder(self.output)  # by an interrupted run, of which this may go on
         needed -= sum(path.stat().st_size for path in done.glob("*.npy")) if done.is_dir() else 0
+        if any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values()):
+            tokens, width = self.options.samples * self.options.length, self._source.config.model.decoder.hidden_size
+            needed += tokens * 4 * width * _WIDTHS_ON_DISK
         free = shutil.disk_usage(self.output.parent).free
         if free < needed:
             raise ModelFolderError(
                 f"{self.output.parent} has {size_text(free)} free, and {size_text(needed)} are needed",
-                "matrices are kept until the folder is whole, so they are there twice for a while",
+                "matrices are kept until the folder is whole, and texts between the layers that they pass",
                 "free some space, or choose another place",
             )
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from genai.quant.methods import InputStatistics
 
-from .streaming import Flow, Override, ProgramStage, StreamedDecoder, nothing_instead
+from .flow import Flow
+from .streaming import Override, ProgramStage, StreamedDecoder, nothing_instead
 
 
 class Gathering:
@@ -73,6 +74,7 @@ def gather(
     """
     found = {name: Gathering(gram) for name in wanted}
     inside = [name for name in wanted if name not in stage.program.given]
+    needed = {*wanted, *(stage.program.given if inside else ())}
     passes = [(flow, instead)] + ([] if exact is None else [(exact, nothing_instead)])
     with ExitStack() as stack:
         # Batch by batch through both models, since what is inside a stage may be wide.
@@ -84,7 +86,7 @@ def gather(
         for index, batch in enumerate(flow.batches):
             seen = []
             for (texts, _), one in zip(passes, running, strict=True):
-                values = texts.values[index]
+                values = texts.read(index, needed)
                 seen.append(values if one is None else values | one.run(batch, values))
             for name, gathering in found.items():
                 gathering.add(seen[0][name], seen[1][name] if len(seen) > 1 else None)

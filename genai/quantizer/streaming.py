@@ -318,25 +318,3 @@ def batches_of(tokens: Tokens, most: int = BATCH_TOKENS) -> list[Tokens]:
     """Sequences [count, length] in batches of at most so many tokens, or of one sequence."""
     step = max(1, most // tokens.shape[1])
     return [tokens[first : first + step] for first in range(0, len(tokens), step)]
-
-
-class Flow:
-    """Texts on their way through the stages.
-
-    Attributes:
-        batches: tokens [count, length] each.
-        values: per batch what later stages read.
-    """
-
-    def __init__(self, batches: Sequence[Tokens]) -> None:
-        self.batches = batches
-        self.values: list[Values] = [{} for _ in batches]
-
-    def advance(self, decoder: StreamedDecoder, stage: ProgramStage, *, instead: Override = nothing_instead) -> None:
-        """Run a stage, and forget what no later one reads."""
-        later = {name for other in decoder.stages[stage.number + 1 :] for name in other.program.given}
-        most = max(batch.size for batch in self.batches)
-        with decoder.running(stage, instead=instead, tokens=most) as running:
-            for index, batch in enumerate(self.batches):
-                made = self.values[index] | running.run(batch, self.values[index])
-                self.values[index] = {name: value for name, value in made.items() if name in later}

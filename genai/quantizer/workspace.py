@@ -57,6 +57,11 @@ class _Writer:
         return int(self.file.write(data))
 
 
+def save_array(file: Any, array: NDArray[Any]) -> None:
+    """Into an open file, not by its number: of a full disk NumPy would say no more than how much was written."""
+    np.save(_Writer(file), array, allow_pickle=False)
+
+
 class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
     """A folder of finished matrices.
 
@@ -120,8 +125,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         for part, array in present.items():
             path = self.folder / f"{_file(name)}.{part}.npy"
             with _replacing(path) as file:
-                # Not to the file itself: of a full disk NumPy would say no more than how much was written.
-                np.save(_Writer(file), array, allow_pickle=False)
+                save_array(file, array)
         record = {
             "name": name,
             "arrays": list(present),

@@ -14,11 +14,10 @@ from genai.quant import formats
 from genai.quant.blocks import QuantizationError, quantize_blocks
 from genai.quant.formats import QuantizedWeight, row_scaled_format
 from genai.quant.grids import CodebookGrid, CodeGrid, UniformGrid, coded, in_blocks
-from genai.quant.methods import METHODS, InputStatistics, method
+from genai.quant.methods import METHODS, InputStatistics, gptq, method
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_error
 from genai.quant.methods.distill import aimed
-from genai.quant.methods import gptq
 from genai.quant.methods.gptq import DAMPING, block_order, inverse_factor, panels
 from genai.quant.two_levels import TwoLevelGrid
 

@@ -20,12 +20,13 @@ from genai.model.folders import bundled_model
 from genai.quant.grids import UniformGrid
 from genai.quant.methods import METHODS, InputStatistics
 from genai.quantizer.calibration import CalibrationText
+from genai.quantizer.flow import Flow
 from genai.quantizer.folding import find_fold
 from genai.quantizer.quality import Evaluation
 from genai.quantizer.sites import Site
 from genai.quantizer.source import FloatModel
 from genai.quantizer.statistics import gather
-from genai.quantizer.streaming import Flow, StreamedDecoder, batches_of, nothing_instead
+from genai.quantizer.streaming import StreamedDecoder, batches_of, nothing_instead
 
 from .conftest import CHECKPOINT, small_folder
 
@@ -35,7 +36,7 @@ def logits_of(decoder: StreamedDecoder, tokens: np.ndarray, instead: Any = nothi
     for stage in decoder.stages[:-1]:
         flow.advance(decoder, stage, instead=instead)
     with decoder.running(decoder.stages[-1], instead=instead) as running:
-        rows = [running.run(b, v)[decoder.logits] for b, v in zip(flow.batches, flow.values, strict=True)]
+        rows = [running.run(b, flow.read(i))[decoder.logits] for i, b in enumerate(flow.batches)]
     return np.concatenate(rows).reshape(*tokens.shape, -1)
 
 
@@ -104,7 +105,7 @@ def test_statistics_are_those_of_the_inputs(decoder: StreamedDecoder, tokens: np
         flow.advance(decoder, stage)
     use = next(use for use in stage.uses if "down_proj" in use.site.name)
     with decoder.running(stage, also=[use.value]) as running:
-        x = np.concatenate([running.run(b, v)[use.value] for b, v in zip(flow.batches, flow.values, strict=True)])
+        x = np.concatenate([running.run(b, flow.read(i))[use.value] for i, b in enumerate(flow.batches)])
     found = gather(decoder, stage, [use.value], flow, flow, gram=True)[use.value]
     exact = x.astype(np.float64)
     assert found.count == tokens.size and found.gram is not None and found.cross is not None

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from genai import Tokenizer
 from genai.quantizer.calibration import CalibrationText, read_text
+from genai.quantizer.flow import Flow
 from genai.quantizer.options import QuantizeOptions
 from genai.quantizer.quality import Evaluation, Quality
 from genai.quantizer.source import FloatModel
 from genai.quantizer.statistics import gather
-from genai.quantizer.streaming import Flow, StreamedDecoder, batches_of
+from genai.quantizer.streaming import StreamedDecoder, batches_of
 
 # Sequences and their length, for calibration and for evaluation.
 SAMPLES, LENGTH, EVAL_SAMPLES = 128, 512, 32

@@ -1,0 +1,75 @@
+"""Texts on their way through the stages of a decoder, in memory or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .streaming import Override, ProgramStage, StreamedDecoder, Tokens, Values, nothing_instead
+from .workspace import save_array
+
+
+class Flow:
+    """What the later stages read, per batch.
+
+    Args:
+        batches: tokens [count, length] each.
+        files: values are kept in files whose names begin so, since those of a long text take more memory than a layer;
+            None = in memory.
+    """
+
+    def __init__(self, batches: Sequence[Tokens], files: Path | None = None) -> None:
+        self.batches, self._files = batches, files
+        self._values: list[dict[str, NDArray[np.float32] | Path]] = [{} for _ in batches]
+        self._written = 0
+        if files is not None:
+            for path in files.parent.glob(f"{files.name}.*"):  # an interrupted run's
+                path.unlink()
+
+    def read(self, index: int, names: Collection[str] | None = None) -> Values:
+        """Values of a batch, one row per token; of some names only if these are given."""
+        kept = self._values[index]
+        return {
+            name: np.load(value, allow_pickle=False) if isinstance(value, Path) else value
+            for name, value in kept.items()
+            if names is None or name in names
+        }
+
+    def copy(self) -> Flow:
+        """Another one, in memory, that begins where this is."""
+        other = Flow(self.batches)
+        for index in range(len(self.batches)):
+            other._values[index].update(self.read(index))
+        return other
+
+    def advance(self, decoder: StreamedDecoder, stage: ProgramStage, *, instead: Override = nothing_instead) -> None:
+        """Run a stage, and forget what no later one reads."""
+        later = {name for other in decoder.stages[stage.number + 1 :] for name in other.program.given}
+        most = max(batch.size for batch in self.batches)
+        with decoder.running(stage, instead=instead, tokens=most) as running:
+            for index, batch in enumerate(self.batches):
+                made = running.run(batch, self.read(index, stage.program.given))
+                self._replace(index, {name: value for name, value in made.items() if name in later}, later)
+
+    def _replace(self, index: int, made: Values, later: Collection[str]) -> None:
+        kept = self._values[index]
+        for name in [name for name in kept if name not in later]:
+            if isinstance(value := kept.pop(name), Path):
+                value.unlink()
+        for name, array in made.items():
+            if self._files is None:
+                kept[name] = array
+                continue
+            self._written += 1
+            path = self._files.with_name(f"{self._files.name}.{self._written}.npy")
+            with path.open("wb") as file:
+                save_array(file, array)
+            kept[name] = path
+
+    def close(self) -> None:
+        """Remove what is left on disk."""
+        for index in range(len(self.batches)):
+            self._replace(index, {}, ())
