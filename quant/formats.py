@@ -157,6 +157,10 @@ class QuantizedWeight:
         """uint8 [n, k]."""
         return unpack_bits(self.data, self.format.bits, self.k)
 
+    def rows(self, rows: slice) -> NDArray[np.float32]:
+        """Some rows of the weights as float32 [rows, k]."""
+        return self.arrays.dequantized(rows=rows)
+
     def dequantise(self) -> NDArray[np.float32]:
         """The weights as float32 [n, k]."""
         arrays, values = self.arrays, np.empty((self.n, self.k), np.float32)

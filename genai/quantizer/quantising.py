@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from genai.kernels.weight_formats import ROW
 from genai.quant.blocks import QuantizationError, _half
 from genai.quant.formats import QuantizedWeight
-from genai.quant.grids import in_parallel, row_slices
 from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
 from genai.quant.methods.awq import find_factors
-from genai.quant.methods.base import output_error
+from genai.quant.methods.base import output_square
 
 from ..errors import InputError
 from .calibration import CalibrationText
@@ -30,6 +29,10 @@ from .streaming import ProgramStage, StreamedDecoder, batches_of
 from .workspace import FinishedMatrices, Stored
 
 Progress = Callable[[Site], None]
+# Tokens per column of a tied matrix.
+_TIED_TOKENS = 8
+# Rows whose errors are computed at once.
+_ERROR_ROWS = 1024
 
 
 class Quantising:
@@ -164,12 +167,17 @@ class Quantising:
             exact.close()
 
     def _tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
-        """Matrices that are looked up before they are multiplied with: the float model says with what."""
+        """Matrices that are looked up before they are multiplied with: the float model says with what.
+
+        A part of the texts will do, as they pass all layers for one matrix.
+        """
         tied = [site for site in self.source.sites if site.lookups and site.products and self._waits(site)]
         tied = [site for site in tied if METHODS[self.choices[site].method].needs != "nothing"]
         if not tied:
             return
-        flow = Flow(batches_of(text.tokens), self.workspace.folder / "texts")
+        enough = _TIED_TOKENS * max(site.columns for site in tied)
+        few = text.tokens[: -(-enough // text.tokens.shape[1])]
+        flow = Flow(batches_of(few), self.workspace.folder / "texts")
         for stage in decoder.stages:
             for value, sites in _by_input(stage).items():
                 if wanted := [site for site in sites if site in tied]:
@@ -264,21 +272,19 @@ def _errors(
     inputs: InputStatistics | None,
 ) -> dict[str, float]:  # fmt: skip
     """Relative squared errors of the weights, and of the outputs where inputs are known."""
-    stored = packed.dequantise()
-    if factors is not None:
-        stored /= factors
-
-    def squares(rows: slice) -> tuple[float, float]:
+    sums = np.zeros(4)
+    for first in range(0, len(weight), _ERROR_ROWS):
+        rows = slice(first, min(first + _ERROR_ROWS, len(weight)))
         exact = np.ascontiguousarray(weight[rows], np.float32)
-        lost = exact - stored[rows]
-        return float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
-
-    parts = list(in_parallel(squares, row_slices(*stored.shape)))
-    difference, total = (sum(part[place] for part in parts) for place in (0, 1))
-    found = {"weight_error": difference / total if total else 0.0}
+        stored = packed.rows(rows)
+        lost = exact - (stored if factors is None else stored / factors)
+        sums[:2] += float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
+        if inputs is not None:
+            sums[2:] += output_square(lost, inputs), output_square(exact, inputs)
+    found = {"weight_error": sums[0] / sums[1] if sums[1] else 0.0}
     if inputs is not None:
-        found["output_error"] = output_error(weight, stored, inputs)
-    return found
+        found["output_error"] = sums[2] / sums[3] if sums[3] else 0.0
+    return {name: float(value) for name, value in found.items()}
 
 
 def _with_rows_divided(

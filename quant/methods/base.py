@@ -25,8 +25,8 @@ from ..grids import (
 
 Float64 = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
-# Rows whose error is computed at once.
-_ROWS = 512
+# Rows whose error is computed at once, and weights that a method works on at once.
+_ROWS, _PART_FLOATS = 512, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,26 @@ def block_by_block(
     return MethodResult(result, grid)
 
 
+def by_rows(weight: NDArray[Any], grid: CodeGrid, work: Callable[[NDArray[Any], CodeGrid], CodedBlocks]) -> CodedBlocks:
+    """A matrix whose rows do not depend on each other, so many at a time that what they need stays small.
+
+    Args:
+        work: given some rows and their grid, what is stored of them.
+    """
+    rows, columns = weight.shape
+    result = empty_blocks(rows, columns, grid.block_size)
+    step = max(1, _PART_FLOATS // columns)
+
+    def fill(first: int) -> None:
+        part = slice(first, min(first + step, rows))
+        found = work(weight[part], grid.part(part, slice(None)))
+        result.scales[part], result.zeros[part], result.codes[part] = found.scales, found.zeros, found.codes
+
+    for _ in in_parallel(fill, list(range(0, rows, step))):
+        pass
+    return result
+
+
 def required(inputs: InputStatistics | None, method: str, columns: int) -> InputStatistics:
     """The statistics, if they are there and fit.
 
@@ -167,22 +187,21 @@ def required_gram(inputs: InputStatistics | None, method: str, columns: int) -> 
 
 
 def output_error(weight: NDArray[Any], stored: NDArray[Any], inputs: InputStatistics) -> float:
-    """Mean squared error of the outputs over that of the float weight's: ||(W - V) X|| ** 2 / ||W X|| ** 2.
-
-    Without the inputs' products with each other, inputs count as independent.
-    """
+    """Mean squared error of the outputs over that of the float weight's: ||(W - V) X|| ** 2 / ||W X|| ** 2."""
     error = total = 0.0
-    gram = None if inputs.gram is None else inputs.gram.astype(np.float32, copy=False)
     for first in range(0, len(weight), _ROWS):
-        rows = slice(first, first + _ROWS)
-        exact = np.asarray(weight[rows], np.float32)
-        lost = exact - stored[rows]
-        error, total = error + _size(lost, gram, inputs), total + _size(exact, gram, inputs)
+        exact = np.asarray(weight[first : first + _ROWS], np.float32)
+        error += output_square(exact - stored[first : first + _ROWS], inputs)
+        total += output_square(exact, inputs)
     return float(error / total) if total else 0.0
 
 
-def _size(part: Float32, gram: Float32 | None, inputs: InputStatistics) -> float:
-    """Mean square of a matrix's outputs, summed over its rows."""
-    if gram is None:
-        return float((part.astype(np.float64) ** 2 @ inputs.squares).sum())
-    return float(np.einsum("ij,ij->i", part @ gram, part).sum(dtype=np.float64))
+def output_square(matrix: Float32, inputs: InputStatistics) -> float:
+    """Mean square of a matrix's outputs, summed over its rows.
+
+    Without the inputs' products with each other, inputs count as independent.
+    """
+    if inputs.gram is None:
+        return float((matrix.astype(np.float64) ** 2 @ inputs.squares).sum())
+    outputs = matrix @ inputs.gram.astype(np.float32, copy=False)
+    return float(np.einsum("ij,ij->i", outputs, matrix).sum(dtype=np.float64))

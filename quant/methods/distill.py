@@ -19,14 +19,15 @@ replaced by the matrix that gives the float model's outputs best from x: W C inv
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..grids import CodedBlocks, CodeGrid, Float32, in_blocks, reciprocal
-from .base import InputStatistics, Method, MethodResult, required, required_gram
-from .gptq import DAMPING, gptq
+from .base import InputStatistics, Method, MethodResult, by_rows, required, required_gram
+from .gptq import DAMPING, Rounding
 from .search import find_searched
 
 ROUNDS, _GRADIENTS = 4, 12
@@ -44,24 +45,43 @@ def distill(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None
     columns = weight.shape[1]
     gram = required_gram(inputs, "distill", columns)
     statistics = required(inputs, "distill", columns)
-    target = aimed(weight, statistics)
-    start = gptq(target, grid, statistics)
-    damped = gram + np.diag(np.full(columns, DAMPING * float(np.diag(gram).mean())))
-    training = _Training(target, damped.astype(np.float32), grid, start.blocks)
-    for _ in range(ROUNDS):
-        training.fit_scales()
-        training.fit_codes()
-    return MethodResult(training.best, grid, {**start.notes, **training.notes})
+    aim = aim_of(statistics)
+    rounding = Rounding(gram, grid.block_size)
+    damped = gram.astype(np.float32)
+    damped.reshape(-1)[:: columns + 1] += DAMPING * float(np.diag(gram).mean())
+    losses: list[Losses] = []
+
+    def work(part: NDArray[Any], own: CodeGrid) -> CodedBlocks:
+        target = aim(np.asarray(part, np.float32))
+        training = _Training(target, damped, own, rounding.run(target, own))
+        for _ in range(ROUNDS):
+            training.fit_scales()
+            training.fit_codes()
+        losses.append(training.losses)
+        return training.best
+
+    blocks = by_rows(weight, grid, work)
+    before, after, total = (sum(sorted(parts)) for parts in zip(*losses, strict=True))  # in any order of threads
+    notes = {"loss_before": before / (total or 1.0), "loss_after": after / (total or 1.0)}
+    return MethodResult(blocks, grid, {**rounding.notes, **notes})
 
 
-def aimed(weight: NDArray[Any], inputs: InputStatistics) -> Float32:
-    """The float matrix whose outputs from the quantised model's inputs are closest to the float model's."""
-    exact = np.asarray(weight, np.float32)
+def aim_of(inputs: InputStatistics) -> Callable[[Float32], Float32]:
+    """Gives the float matrix whose outputs from the quantised model's inputs are closest to the float model's."""
     if inputs.cross is None or inputs.gram is None:
-        return exact
+        return lambda exact: exact
     pull = np.eye(len(inputs.gram)) * _PULL * float(np.diag(inputs.gram).mean())
     turned = np.linalg.solve((inputs.gram + pull).T, (inputs.cross + pull).T).T  # cross @ inv(gram), damped
-    return exact @ turned.astype(np.float32)
+    matrix = turned.astype(np.float32)
+    return lambda exact: exact @ matrix
+
+
+class Losses(NamedTuple):
+    """Squared errors of some rows' outputs before and after training, and the squares of these outputs."""
+
+    before: float
+    after: float
+    total: float
 
 
 class _Training:
@@ -69,7 +89,6 @@ class _Training:
 
     Attributes:
         best: what was best so far, row by row.
-        notes: the loss before and after, as parts of what the outputs' squares are.
     """
 
     def __init__(self, target: Float32, gram: Float32, grid: CodeGrid, start: CodedBlocks) -> None:
@@ -77,8 +96,13 @@ class _Training:
         self._scales, self._zeros, self._codes = start.scales.copy(), start.zeros, start.codes.copy()
         self.best = start
         self._losses = self._loss(self._stored())[0]
-        self._total = float(np.einsum("ij,ij->", target @ gram, target)) or 1.0
-        self.notes: dict[str, float] = {"loss_before": float(self._losses.sum()) / self._total}
+        self._total = float(np.einsum("ij,ij->", target @ gram, target))
+        self._before = float(self._losses.sum())
+
+    @property
+    def losses(self) -> Losses:
+        """Before, now, and what they are parts of."""
+        return Losses(self._before, float(self._losses.sum()), self._total)
 
     def fit_scales(self) -> None:
         """The scales of least loss for the codes."""
@@ -135,7 +159,6 @@ class _Training:
             np.where(rows, self._zeros, self.best.zeros),
             self._columns,
         )
-        self.notes["loss_after"] = float(self._losses.sum()) / self._total
 
     def _offsets(self) -> Float32:
         """Points less zeros, [rows, blocks, block_size]; 0 past the last column."""

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blocks import QuantizationError
-from ..grids import CodedBlocks, CodeGrid, Float32, coded, in_blocks, reciprocal
-from .base import Float64, Floats, InputStatistics, Method, MethodResult, required_gram
+from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, in_blocks, reciprocal
+from .base import Float64, Floats, InputStatistics, Method, MethodResult, by_rows, required_gram
 from .search import BlockSearch, find_searched
 
 DAMPING = 0.01
@@ -38,39 +38,60 @@ def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -
     Raises:
         QuantizationError: no products of the inputs, or they cannot be factorised.
     """
-    rows, columns = weight.shape
-    gram = required_gram(inputs, "gptq", columns)
-    size = grid.block_size
-    in_blocks(weight, size)  # finite
-    order = block_order(np.diag(gram), size)
-    upper, damping = inverse_factor(gram, DAMPING, order)
-    left = np.ascontiguousarray(np.asarray(weight, np.float32).T[order])  # [columns, rows], in the order of rounding
-    blocks = -(-columns // size)
-    scales, zeros = np.zeros((2, rows, blocks), np.float32)
-    codes = np.empty((rows, blocks * size), np.uint8)
-    costs = (1 / np.diag(upper) ** 2).astype(np.float32)
-    upper32 = upper.astype(np.float32)
-    for first, last in panels(order, size):
-        lost = np.empty((last - first, rows), np.float32)
-        for j in range(first, last):
-            block = order[j] // size
-            if j == 0 or order[j - 1] // size != block:
-                inside = slice(j, j + np.count_nonzero(order[j:] // size == block))
-                own = grid.part(slice(None), slice(block, block + 1))
-                scales[:, block], zeros[:, block] = _block_scales(left[inside], costs[inside], own)
-                inverse = reciprocal(scales[:, block])
-            places = left[j] * inverse + zeros[:, block]
-            found = grid.codes(places)
-            codes[:, order[j]] = found
-            stored = (grid.points[found] - zeros[:, block]) * scales[:, block]
-            lost[j - first] = (left[j] - stored) / upper32[j, j]
-            left[j + 1 : last] -= upper32[j, j + 1 : last, None] * lost[j - first]
-        left[last:] -= upper32[first:last, last:].T @ lost
-    if columns < blocks * size:
-        padding = np.zeros((rows, 1, 1), np.float32)
-        codes[:, columns:] = coded(padding, scales[:, -1:], zeros[:, -1:], grid)[:, 0]
-    result = CodedBlocks(codes.reshape(rows, blocks, size), scales, zeros, columns)
-    return MethodResult(result, grid, {"damping": damping} if damping != DAMPING else {})
+    rounding = Rounding(required_gram(inputs, "gptq", weight.shape[1]), grid.block_size)
+    blocks = by_rows(weight, grid, lambda part, own: rounding.run(np.asarray(part, np.float32), own))
+    return MethodResult(blocks, grid, rounding.notes)
+
+
+class Rounding:
+    """What all rows share: the order of the columns, and what each loses to those behind it.
+
+    Args:
+        gram: the inputs' products with each other.
+
+    Attributes:
+        notes: for reports.
+
+    Raises:
+        QuantizationError: they cannot be factorised.
+    """
+
+    def __init__(self, gram: Floats, block_size: int) -> None:
+        self._size = block_size
+        self._order = block_order(np.diag(gram), block_size)
+        upper, damping = inverse_factor(gram, DAMPING, self._order)
+        self._costs = (1 / np.diag(upper) ** 2).astype(np.float32)
+        self._upper = upper.astype(np.float32)
+        self.notes = {"damping": damping} if damping != DAMPING else {}
+
+    def run(self, weight: Float32, grid: CodeGrid) -> CodedBlocks:
+        """Round some rows, with the grid of these."""
+        rows, columns = weight.shape
+        size, order, upper = self._size, self._order, self._upper
+        in_blocks(weight, size)  # finite
+        left = np.ascontiguousarray(weight.T[order])  # [columns, rows], in the order of rounding
+        result = empty_blocks(rows, columns, size)
+        scales, zeros, codes = result.scales, result.zeros, result.codes.reshape(rows, -1)
+        for first, last in panels(order, size):
+            lost = np.empty((last - first, rows), np.float32)
+            for j in range(first, last):
+                block = order[j] // size
+                if j == 0 or order[j - 1] // size != block:
+                    inside = slice(j, j + np.count_nonzero(order[j:] // size == block))
+                    own = grid.part(slice(None), slice(block, block + 1))
+                    scales[:, block], zeros[:, block] = _block_scales(left[inside], self._costs[inside], own)
+                    inverse = reciprocal(scales[:, block])
+                places = left[j] * inverse + zeros[:, block]
+                found = grid.codes(places)
+                codes[:, order[j]] = found
+                stored = (grid.points[found] - zeros[:, block]) * scales[:, block]
+                lost[j - first] = (left[j] - stored) / upper[j, j]
+                left[j + 1 : last] -= upper[j, j + 1 : last, None] * lost[j - first]
+            left[last:] -= upper[first:last, last:].T @ lost
+        if columns < codes.shape[1]:
+            padding = np.zeros((rows, 1, 1), np.float32)
+            codes[:, columns:] = coded(padding, scales[:, -1:], zeros[:, -1:], grid)[:, 0]
+        return result
 
 
 def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:

@@ -14,10 +14,10 @@ from genai.quant import formats
 from genai.quant.blocks import QuantizationError, quantize_blocks
 from genai.quant.formats import QuantizedWeight, row_scaled_format
 from genai.quant.grids import CodebookGrid, CodeGrid, UniformGrid, coded, in_blocks
-from genai.quant.methods import METHODS, InputStatistics, gptq, method
+from genai.quant.methods import METHODS, InputStatistics, base, gptq, method
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_error
-from genai.quant.methods.distill import aimed
+from genai.quant.methods.distill import aim_of
 from genai.quant.methods.gptq import DAMPING, block_order, inverse_factor, panels
 from genai.quant.two_levels import TwoLevelGrid
 
@@ -219,6 +219,17 @@ def test_gptq_and_distillation_lower_the_error_of_the_outputs() -> None:
     assert notes["loss_after"] <= notes["loss_before"]
 
 
+@pytest.mark.parametrize("method", ["gptq", "distill"])
+def test_rows_may_come_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there is memory for: each row becomes what it becomes with all others."""
+    inputs, weight = statistics(64), matrix(23, 64, 5)
+    whole = METHODS[method].quantize(weight, UniformGrid(4, 32), inputs)
+    monkeypatch.setattr(base, "_PART_FLOATS", 64 * 5)
+    parts = METHODS[method].quantize(weight, UniformGrid(4, 32), inputs)
+    np.testing.assert_allclose(parts.values, whole.values, atol=1e-6)
+    assert set(parts.notes) == set(whole.notes)
+
+
 def test_distillation_aims_at_what_the_float_model_gives() -> None:
     """Where the quantised model's inputs are off, the aim makes that good."""
     rng = np.random.default_rng(0)
@@ -227,7 +238,7 @@ def test_distillation_aims_at_what_the_float_model_gives() -> None:
     weight = matrix(16, 32, 11)
     inputs = InputStatistics(2000, (seen**2).mean(0), seen.T @ seen / 2000, exact.T @ seen / 2000)
     wanted = exact @ weight.T
-    aim = aimed(weight, inputs)
+    aim = aim_of(inputs)(weight)
     before, after = (((wanted - seen @ one.T) ** 2).sum() for one in (weight, aim))
     # The least squares solution itself, without the pull towards the float matrix.
     best = ((wanted - seen @ np.linalg.lstsq(seen, wanted, rcond=None)[0]) ** 2).sum()
