@@ -64,6 +64,7 @@ def quantize_model(
     *,
     progress: Progress = lambda phase, done, total: None,
     command: str = "",
+    plain_roundings: bool = True,
 ) -> Report:
     """Quantise a model's matrices, and write a model folder with a report in it.
 
@@ -76,13 +77,14 @@ def quantize_model(
         options: None = the defaults.
         progress: told the phase, how much of it is done, and how much there is.
         command: for the report.
+        plain_roundings: measure three roundings to nearest beside the output, for the report's curve.
 
     Raises:
         ModelFolderError: the output exists, or the disk is full. OptionError: see QuantizeOptions; a target that cannot
             be met. InputError: the model is quantised already, has NaN, or a text is too short; a recipe that names
             nothing. UnsupportedModelError: a decoder that cannot be quantised.
     """
-    run = _Run(Path(source), Path(output), options or QuantizeOptions(), progress, command)
+    run = _Run(Path(source), Path(output), options or QuantizeOptions(), progress, command, plain_roundings)
     try:
         return run.all()
     except OSError as error:
@@ -116,6 +118,7 @@ class _Run:
     options: QuantizeOptions
     progress: Progress
     command: str
+    plain_roundings: bool = True
 
     def all(self) -> Report:
         if (self.output / f"{REPORT}.json").exists():  # all was done when a run was killed
@@ -400,7 +403,7 @@ class _Run:
         weights = sum(site.elements for site in self._source.sites)
         bits = nbytes * 8 / weights
         points = [] if quality is None else [Point("this output", bits, quality.kld, "this output")]
-        if quality is not None and self._evaluation is not None:
+        if quality is not None and self._evaluation is not None and self.plain_roundings:
             with self._phase("curve"):
                 points += self._curve_points(self._evaluation, nbytes - sum(row.nbytes for row in rows), weights)
         points += [

@@ -9,20 +9,19 @@ from pathlib import Path
 
 from genai.quantizer.svg import Scatter, Series
 
-from .ours import BITS, BLOCKS, MAKER, ORDER
+from .ours import MAKER, ORDER, SIZES, TARGETS
 from .points import Point
+from .subject import EVAL_SAMPLES, LENGTH, SAMPLES
 
 NAME = "quantisation_curves"
-# Bits at which curves are compared.
-COMPARED = (2.4, 2.75, 3.0, 3.5, 4.0, 4.25, 4.5, 5.0, 5.5, 6.5)
 _LABELS = {MAKER: "this toolkit"} | {name: name for name in ("llama.cpp", "ik_llama.cpp", "onnxruntime")}
 _HEAD = """# What quantisation costs
 
 Made by `python -m tools.quantisation_curves` (its help says how); the plain data are in
 [quantisation_curves.json](quantisation_curves.json). Divergence is KL(float || quantised), nats per token, over
-{tokens} tokens that no calibration saw; both models are computed from dequantised weights in float32, so that weights
-alone differ. Bits count all matrices with their scales, zero points and tables, head and embedding included. The
-yardstick is the model of [yardstick.md](yardstick.md).
+{tokens} tokens that no calibration saw (it had {calib}); both models are computed from dequantised weights in float32,
+so that weights alone differ. Bits count all matrices with their scales, zero points and tables, head and embedding
+included. The yardstick is the model of [yardstick.md](yardstick.md).
 
 ## Divergence over size, on the yardstick
 
@@ -40,7 +39,11 @@ def write_report(points: Sequence[Point], docs: Path) -> None:
     (docs / f"{NAME}.svg").write_text(figure(yardstick) + "\n", encoding="utf-8")
     plain = json.dumps([asdict(point) for point in points], indent=1)
     (docs / f"{NAME}.json").write_text(plain + "\n", encoding="utf-8")
-    lines = [_HEAD.format(name=NAME, tokens="16,352"), *_fronts(yardstick, makers), ""]
+    lines = [
+        _HEAD.format(name=NAME, tokens=f"{EVAL_SAMPLES * (LENGTH - 1):,}", calib=f"{SAMPLES * LENGTH:,}"),
+        *_fronts(yardstick, makers),
+        "",
+    ]
     lines += ["## Methods, bits and blocks", ""]
     for model in dict.fromkeys(point.model for point in points):
         own = {point.name: point for point in points if point.model == model and point.maker == MAKER}
@@ -81,7 +84,7 @@ def best(points: Sequence[Point]) -> list[Point]:
 def _fronts(points: Sequence[Point], makers: Sequence[str]) -> Iterator[str]:
     yield "| bits per weight at most | " + " | ".join(_LABELS[maker] for maker in makers) + " |"
     yield "|---|" + "---|" * len(makers)
-    for most in COMPARED:
+    for most in TARGETS:
         cells = []
         for maker in makers:
             fitting = [point for point in points if point.maker == maker and point.bits <= most + 0.005]
@@ -91,11 +94,10 @@ def _fronts(points: Sequence[Point], makers: Sequence[str]) -> Iterator[str]:
 
 
 def _grid(own: dict[str, Point], said: Callable[[Point], str]) -> Iterator[str]:
-    columns = [(bits, size) for bits in BITS for size in BLOCKS]
-    yield "| method | " + " | ".join(f"{bits} bits/{size}" for bits, size in columns) + " |"
-    yield "|---|" + "---|" * len(columns)
+    yield "| method | " + " | ".join(f"{bits} bits/{size}" for bits, size in SIZES) + " |"
+    yield "|---|" + "---|" * len(SIZES)
     for method in ORDER:
-        names = [f"{method}/{bits}/{size}" for bits, size in columns]
+        names = [f"{method}/{bits}/{size}" for bits, size in SIZES]
         yield f"| {method} | " + " | ".join(said(own[name]) if name in own else "" for name in names) + " |"
 
 

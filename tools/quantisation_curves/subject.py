@@ -21,7 +21,7 @@ from genai.quantizer.statistics import gather
 from genai.quantizer.streaming import StreamedDecoder, batches_of
 
 # Sequences and their length, for calibration and for evaluation.
-SAMPLES, LENGTH, EVAL_SAMPLES = 128, 512, 32
+SAMPLES, LENGTH, EVAL_SAMPLES = 32, 512, 12
 
 
 @dataclass(frozen=True)
