@@ -22,6 +22,7 @@ from genai.kernels.weight_formats import BLOCKS, CODE_BITS, ROW, WeightFormat
 
 from .blocks import QuantizationError, _half, num_blocks
 from .formats import QuantizedWeight, uniform_format, uniform_grid
+from .rounding import count_below
 from .threads import worker_count
 
 Float32 = NDArray[np.float32]
@@ -174,10 +175,10 @@ class CodebookGrid:
         return f"CodebookGrid({self.form})"
 
     def codes(self, places: Float32) -> Bytes:
-        return np.searchsorted(self._middles, places).astype(np.uint8)
+        return count_below(self._middles, places)
 
     def nearest(self, places: Float32) -> Float32:
-        return self.points[np.searchsorted(self._middles, places)]
+        return np.take(self.points, count_below(self._middles, places))
 
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
         scales = np.asarray(scales, np.float32)

@@ -126,9 +126,19 @@ def nearest_codes(values: Float32, grid: Float32, scales: Float32, offsets: Floa
     if np.all(steps == 1):  # integers: rounding is much faster than a search
         places = np.clip(np.floor(ordered - grid[order][0] + np.float32(0.5)), 0, len(grid) - 1).astype(np.uint8)
     else:
-        places = np.searchsorted(middles, ordered).astype(np.uint8)
+        places = count_below(middles, ordered)
     codes: NDArray[np.uint8] = order.astype(np.uint8)[places]
     return codes
+
+
+def count_below(bounds: NDArray[np.floating[Any]], values: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """How many of a few ascending bounds lie below each value: what searchsorted gives, in a tenth of its time."""
+    result = np.zeros(values.shape, np.uint8)
+    is_above = np.empty(values.shape, np.bool_)
+    for bound in bounds:
+        np.greater(values, bound, out=is_above)
+        result += is_above.view(np.uint8)
+    return result
 
 
 def _factors(low: Float32, high: Float32, form: WeightFormat, grid: Float32, groups: int, half: bool) -> _Factors:

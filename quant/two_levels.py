@@ -21,7 +21,7 @@ from genai.kernels.weight_formats import ROW, WeightFormat, repeated
 
 from .formats import QuantizedWeight, uniform_grid
 from .grids import Bytes, CodebookGrid, CodedBlocks, FindScales, Float32, UniformGrid, in_blocks, reciprocal
-from .rounding import _half
+from .rounding import _half, count_below
 
 # Weights that a grid is trained on, and how often its points move.
 _TRAINED_ON, _ROUNDS = 1 << 18, 12
@@ -166,9 +166,9 @@ def _trained(weight: NDArray[Any], scales: Float32, grid: TwoLevelGrid) -> Codeb
     scale = scales[chosen]
     places = (blocks * reciprocal(scale)[..., None]).reshape(len(chosen), -1)[:, :columns].reshape(-1)
     weighs = repeated(scale**2, blocks.shape[1] * blocks.shape[2])[:, :columns].reshape(-1).astype(np.float64)
-    points = grid.points.astype(np.float64)
+    points, exact = grid.points.astype(np.float64), places.astype(np.float64)
     for _ in range(_ROUNDS):
-        codes = np.searchsorted((points[1:] + points[:-1]) / 2, places)
+        codes = count_below((points[1:] + points[:-1]) / 2, exact)
         total = np.bincount(codes, weighs, len(points))
         means = np.bincount(codes, weighs * places, len(points)) / np.where(total > 0, total, 1)
         points = np.sort(np.where(total > 0, means, points))

@@ -17,7 +17,7 @@ from .subject import Subject
 
 ORDER = ("rtn", "search", "importance", "hqq", "awq", "gptq", "distill")
 SIZES = ((2, 32), (3, 32), (4, 32), (4, 128), (8, 32))
-FORMS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "nl2", "nl3", "nl4")
+FORMS = ("nl2", "nl3", "nl4", "q6_k")
 TARGETS = (2.3, 3.0, 3.5, 4.25, 4.5, 5.5, 6.5)
 MAKER = "genai"
 
