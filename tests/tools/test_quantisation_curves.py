@@ -61,11 +61,13 @@ def test_every_way_can_be_asked_for() -> None:
 
 
 def test_importance_as_the_program_reads_it(tmp_path: Path) -> None:
-    write_importance(tmp_path / "file", {"model.layers.3.self_attn.q_proj.weight": np.array([1, 2.5], np.float32)})
+    write_importance(tmp_path / "file", {"model.layers.3.attn.qkv_proj.MatMul.weight": np.array([1, 2.5], np.float32)})
     data = (tmp_path / "file").read_bytes()
-    (length,) = struct.unpack_from("<I", data)
-    assert data[4 : 4 + length] == b"blk.3.attn_q.weight"
-    assert struct.unpack_from("<I2f", data, 4 + length) == (2, 1.0, 2.5)
+    for name in ("blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"):
+        entry = struct.pack("<I", len(name)) + name.encode() + struct.pack("<I2f", 2, 1.0, 2.5)
+        assert data.startswith(entry)
+        data = data[len(entry) :]
+    assert not data
 
 
 def test_others_matrices_are_measured_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

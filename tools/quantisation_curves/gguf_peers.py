@@ -19,7 +19,6 @@ from genai.quantizer.source import FloatModel
 from tools.peers.engines.ik_llama import IkLlama
 from tools.peers.engines.llama_cpp import LlamaCpp
 from tools.peers.processes import run_logged
-from tools.peers.workers.write_gguf import gguf_name
 
 from .points import Points, point
 from .subject import Measuring
@@ -34,6 +33,11 @@ LLAMA_CPP = {
 IK_LLAMA_CPP = {
     "IQ2_KS": 147, "IQ2_K": 138, "IQ2_KL": 155, "IQ3_KS": 154, "IQ3_K": 139, "IQ4_KSS": 148, "IQ4_KS": 145,
     "IQ4_K": 140, "IQ5_KS": 150, "IQ5_K": 141, "IQ6_K": 142, "IQ2_KT": 151, "IQ3_KT": 152, "IQ4_KT": 153,
+}  # fmt: skip
+# Names of matrices in our graphs, which have queries, keys and values in one, and in GGUF files.
+_NAMES = {
+    "attn.qkv_proj": ("attn_q", "attn_k", "attn_v"), "attn.o_proj": ("attn_output",), "mlp.gate_proj": ("ffn_gate",),
+    "mlp.up_proj": ("ffn_up",), "mlp.down_proj": ("ffn_down",),
 }  # fmt: skip
 PEERS: tuple[tuple[LlamaCpp, Mapping[str, int]], ...] = ((LlamaCpp(), LLAMA_CPP), (IkLlama(), IK_LLAMA_CPP))
 
@@ -115,6 +119,15 @@ def write_importance(path: Path, squares: Mapping[str, NDArray[np.float32]]) -> 
     """In the form that quantise_gguf.cpp reads."""
     with path.open("wb") as file:
         for name, values in squares.items():
-            plain = gguf_name(name).encode()
-            file.write(struct.pack("<I", len(plain)) + plain + struct.pack("<I", len(values)))
-            file.write(np.ascontiguousarray(values, np.float32).tobytes())
+            for plain in (one.encode() for one in gguf_names(name)):
+                file.write(struct.pack("<I", len(plain)) + plain + struct.pack("<I", len(values)))
+                file.write(np.ascontiguousarray(values, np.float32).tobytes())
+
+
+def gguf_names(name: str) -> list[str]:
+    """Tensors of a GGUF file that hold a matrix of ours."""
+    stem = name.removesuffix(".weight").removesuffix(".MatMul")
+    if stem == "lm_head":
+        return ["output.weight"]
+    _, _, layer, place = stem.split(".", 3)
+    return [f"blk.{layer}.{one}.weight" for one in _NAMES[place]]

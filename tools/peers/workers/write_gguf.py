@@ -23,6 +23,7 @@ _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)experts\.(\d+)\.(\w+)\.weight"
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "lm_head": "output",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
