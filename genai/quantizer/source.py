@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.large import ReservedMemory
-from genai.kernels.weight_formats import from_stored
+from genai.kernels.weight_formats import from_stored, pack_bits
 from genai.quant.block_types import type_of
 from genai.quant.formats import uniform_format, uniform_grid
 
@@ -232,9 +232,9 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             made[tensor.name] = name
 
             def load() -> NDArray[np.float32]:
-                arrays = [None if one is None else one.array() for one in side]
-                assert arrays[0] is not None
-                return _dequantized(tensor, arrays[0], arrays[1], rows, columns, bits, block)
+                scales, points = side
+                assert scales is not None
+                return _dequantized(tensor, scales.array(), points, rows, columns, bits, block)
 
             graph.add_initializer(self._hollow(name, (columns, rows), load))
         name = made[tensor.name]
@@ -284,7 +284,7 @@ def _behind_cast(graph: Graph, name: str) -> OnnxTensor | None:
 def _dequantized(
     tensor: OnnxTensor,
     scales: NDArray[Any],
-    points: NDArray[Any] | None,
+    points: OnnxTensor | None,
     rows: int,
     columns: int,
     bits: int,
@@ -292,15 +292,26 @@ def _dequantized(
 ) -> NDArray[np.float32]:
     """float32 [columns, rows]."""
     form = uniform_format(bits, block, zero_points=points is not None)
-    data, scales = tensor.raw().reshape(rows, -1), scales.reshape(rows, -1)
-    grid = uniform_grid(bits, centred=points is None)
-    zeros = (None, None) if points is None else (scales, points.reshape(rows, -1))
+    data, scales = _codes(tensor, rows, bits), scales.reshape(rows, -1)
+    # Without zero points codes count from the middle, but for those of type uint4, which count from 0.
+    grid = uniform_grid(bits, centred=points is None and tensor.dtype != DataType.UINT4)
+    zeros = (None, None) if points is None else (scales, _codes(points, rows, bits))
     arrays = from_stored(form, rows, columns, data, grid, scales, None, *zeros)
     result = np.empty((columns, rows), np.float32)
     for first in range(0, rows, _PART_ROWS):
         part = slice(first, min(first + _PART_ROWS, rows))
         result[:, part] = arrays.dequantized(rows=part).T
     return result
+
+
+def _codes(tensor: OnnxTensor, rows: int, bits: int) -> NDArray[np.uint8]:
+    """Packed codes or zero points, row by row; signed ones count from the middle of the range."""
+    half = 1 << (bits - 1)
+    if tensor.dtype in (DataType.INT4, DataType.UINT4):  # packed without a gap between rows
+        numbers = tensor.array().astype(np.int8).reshape(rows, -1)
+        return pack_bits((numbers + (half if tensor.dtype == DataType.INT4 else 0)).astype(np.uint8), bits)
+    packed = np.asarray(tensor.raw()).view(np.uint8).reshape(rows, -1)
+    return packed ^ np.uint8(half) if tensor.dtype == DataType.INT8 else packed
 
 
 def _wide(tensor: OnnxTensor) -> NDArray[np.float32]:

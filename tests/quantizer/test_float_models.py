@@ -221,3 +221,34 @@ def test_statistics_scale() -> None:
     np.testing.assert_allclose(one.squares, (y**2).mean(0))
     np.testing.assert_allclose(one.gram, y.T @ y / 50)
     np.testing.assert_allclose(one.cross, y.T @ y / 50)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_what_onnxruntimes_quantiser_writes(symmetric: bool, tmp_path: Path) -> None:
+    """Its tables have signed codes of 4 bits, or unsigned ones with zero points of 4 bits."""
+    ort = pytest.importorskip("onnxruntime")
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    folder = small_folder(tmp_path / "float", tie_word_embeddings=False)
+    model = onnx.load(folder / "model.onnx")
+    operators = ("MatMul", "Gather")
+    quantizer = MatMulNBitsQuantizer(model, block_size=32, is_symmetric=symmetric, op_types_to_quantize=operators)
+    quantizer.process()
+    for path in folder.glob("model.onnx*"):
+        path.unlink()
+    quantizer.model.save_model_to_file(str(folder / "model.onnx"), True)
+    made = onnx.load(folder / "model.onnx")
+    (lookup,) = (node for node in made.graph.node if node.op_type == "GatherBlockQuantized")
+    alone = onnx.helper.make_graph(
+        [lookup], "lookup", [next(one for one in made.graph.input if one.name == lookup.input[1])],
+        [onnx.helper.make_tensor_value_info(lookup.output[0], onnx.TensorProto.FLOAT, None)],
+        [one for one in made.graph.initializer if one.name in lookup.input],
+    )  # fmt: skip
+    session = ort.InferenceSession(
+        onnx.helper.make_model(alone, opset_imports=made.opset_import, ir_version=10).SerializeToString()
+    )
+    with FloatModel(folder, requantize=True) as source:
+        site = next(site for site in source.sites if site.is_table)
+        (table,) = session.run(None, {lookup.input[1]: np.arange(site.rows)[None]})
+        np.testing.assert_allclose(source.weight(site), table[0], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -46,6 +47,7 @@ def measure(measuring: Measuring, work: Path, points: Points) -> None:
     import onnx
     from onnxruntime.quantization import matmul_nbits_quantizer
 
+    logging.getLogger(matmul_nbits_quantizer.__name__).setLevel(logging.WARNING)  # it tells every node
     subject = measuring.subject
     due = {label: make for label, make in ways().items() if not points.has(subject.name, MAKER, label)}
     floats, made = work / subject.name / "onnx-floats", work / subject.name / "onnx-made"
