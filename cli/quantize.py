@@ -53,6 +53,9 @@ def quantize(
     target_runtime: Annotated[
         str, typer.Option(help="What targets choose from: onnxruntime (what it has kernels for), or any.")
     ] = "onnxruntime",
+    sensitivity: Annotated[
+        Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")
+    ] = None,
     calib: Annotated[Path | None, typer.Option(help="Calibration text [default: the model writes one].")] = None,
     samples: Annotated[int, typer.Option(help="Sequences of calibration.", min=1)] = 128,
     length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=2)] = 512,
@@ -83,7 +86,7 @@ def quantize(
         half_scales=not float_scales,
         head_bits=head_bits, embedding_bits=embedding_bits, recipe=recipe, target_bits=target_bits,
         target_size=None if target_size is None else parse_size(target_size), target_kld=target_kld,
-        target_runtime=target_runtime, calib=calib,
+        target_runtime=target_runtime, sensitivity=sensitivity, calib=calib,
         samples=samples, length=length, seed=seed, evaluate=evaluate, eval_file=eval_file, eval_samples=eval_samples,
         accuracy_level=accuracy_level, requantize=requantize, threads=threads,
     )  # fmt: skip

@@ -30,6 +30,8 @@ class QuantizeOptions:
         target_runtime: "onnxruntime": targets choose among forms that it has kernels for; "any": among the most exact
             of each size, which onnxruntime runs by the model's functions, with these weights as float32.
         target_kld: mean divergence, in nats per token, that must be kept at the least size.
+        sensitivity: quantization_report.json of an earlier output of this model, made for a target: what each candidate
+            costs is taken from there instead of being measured again.
         calib: text that methods with statistics are calibrated with; None = the model writes one itself.
         samples, length: sequences of calibration, and tokens of each (no more than the context).
         seed: of what is drawn.
@@ -58,6 +60,7 @@ class QuantizeOptions:
     target_size: int | None = None
     target_kld: float | None = None
     target_runtime: str = "onnxruntime"
+    sensitivity: Path | None = None
     calib: Path | None = None
     samples: int = 128
     length: int = 512
@@ -96,6 +99,11 @@ class QuantizeOptions:
                 "it says what a target chooses from",
                 "leave it out, or give --target-bits, --target-size or --target-kld",
             )
+        if self.sensitivity is not None and not targets:
+            raise OptionError(
+                f"sensitivity is {self.sensitivity}, and there is no target", "it says what a target's candidates cost",
+                "leave it out, or give --target-bits, --target-size or --target-kld",
+            )  # fmt: skip
         if targets and (self.form != UNIFORM or self.bits is not None or self.block_size is not None or self.qdq):
             raise OptionError(
                 f"{targets[0]} is given, and a form, bits or a block size", "a target chooses them",

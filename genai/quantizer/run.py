@@ -30,7 +30,7 @@ from .options import QuantizeOptions
 from .quality import Evaluation, Quality
 from .quantising import Quantising
 from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
-from .sensitivity import measured
+from .sensitivity import from_report, measured
 from .sites import Site
 from .source import FloatModel
 from .streaming import Override, StreamedDecoder
@@ -43,7 +43,7 @@ _VERSION = 3
 _HELD_OUT = 8
 # A target of divergence is met by trying, so many times at most.
 _MOST_ROUNDS = 5
-# What a target costs each matrix is measured with so many tokens of the evaluation's.
+# What candidates cost is measured with so many tokens.
 _SENSITIVITY_TOKENS = 2048
 # Vectors of a token's width that texts take on disk at most: two between stages, twice as many with the float model's,
 # and those that are being written.
@@ -244,7 +244,8 @@ class _Run:
         stats = [
             (str(path.relative_to(self.source_path)), path.stat().st_size, path.stat().st_mtime_ns) for path in files
         ]
-        read = [path for path in (self.options.calib, self.options.eval_file) if path is not None and path.is_file()]
+        given = (self.options.calib, self.options.eval_file, self.options.sensitivity)
+        read = [path for path in given if path is not None and path.is_file()]
         texts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in read]
         return {"version": _VERSION, "options": plain, "files": stats, "texts": texts, "recipe": recipe}
 
@@ -314,19 +315,7 @@ class _Run:
             quantising = self._quantising(choices, "")
             return quantising, self._measured(quantising)
         with self._phase("sensitivity"):
-            assert self._decoder is not None and self._eval_text is not None
-            count, done = len(self._source.sites), 0
-
-            def tell() -> None:
-                nonlocal done
-                done += 1
-                self.progress("Measuring sensitivity", done - 1, count)
-
-            few = self._eval_text.tokens[: max(1, _SENSITIVITY_TOKENS // self._eval_text.tokens.shape[1])]
-            self._candidates = measured(
-                self._source, partial(candidate_choices, self.options),
-                Evaluation(self._decoder, CalibrationText(few, self._eval_text.origin)), self._workspace, tell,
-            )  # fmt: skip
+            self._candidates = self._costs()
         factor, tried = 1.0, []
         for number in range(_MOST_ROUNDS):
             chosen = choose(self._source, self.options, self._candidates, loss_factor=factor)
@@ -344,6 +333,24 @@ class _Run:
             if [one.choices for one, _ in tried].count(chosen) > 1:
                 break
         return self._best(tried)
+
+    def _costs(self) -> Candidates:
+        """What every way to store a matrix costs."""
+        choices = partial(candidate_choices, self.options)
+        if self.options.sensitivity is not None:
+            return from_report(self.options.sensitivity, self._source, choices)
+        text = self._calib_text or self._eval_text  # what is measured in the end should not choose
+        assert self._decoder is not None and text is not None
+        count, done = len(self._source.sites), 0
+
+        def tell() -> None:
+            nonlocal done
+            done += 1
+            self.progress("Measuring sensitivity", done - 1, count)
+
+        few = text.tokens[: max(1, _SENSITIVITY_TOKENS // text.tokens.shape[1])]
+        evaluation = Evaluation(self._decoder, CalibrationText(few, text.origin))
+        return measured(self._source, choices, evaluation, self._workspace, tell)
 
     def _best(self, tried: list[tuple[Quantising, Quality]]) -> tuple[Quantising, Quality]:
         """The smallest that keeps the target."""

@@ -9,7 +9,10 @@ two to four runs of the model per matrix instead of one per candidate.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ from numpy.typing import NDArray
 
 from genai.quant.methods import METHODS
 
+from ..errors import InputError
+from ..model.reading import read_text_file
 from .allocation import Candidate, Candidates
 from .choices import FormatChoice
 from .quality import Evaluation
@@ -60,6 +65,37 @@ def measured(
     for site, label, loss in evaluation.sensitivities(trials):
         known[site.name]["losses"][label] = loss
     return {site.name: _candidates(site, choices(site), known[site.name]) for site in source.sites}
+
+
+def from_report(path: Path, source: FloatModel, choices: Callable[[Site], Mapping[str, FormatChoice]]) -> Candidates:
+    """Per matrix its candidates, with what the report of an earlier output of the model says of them.
+
+    Raises:
+        InputError: it is no report, or says nothing of a candidate.
+    """
+    try:
+        content: Any = json.loads(read_text_file(path))
+        known = {row["name"]: dict(row["sensitivity"]) for row in content["matrices"]}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path}: is no report of a quantised model", f"{type(error).__name__}: {error}",
+            "give the quantization_report.json of an output",
+        ) from error  # fmt: skip
+    found = {}
+    for site in source.sites:
+        losses, own = known.get(site.base_name, {}), choices(site)
+        for label in own:
+            loss = losses.get(label)
+            if isinstance(loss, bool) or not isinstance(loss, int | float) or not 0 <= loss < math.inf:
+                raise InputError(
+                    f"{path}: says nothing of {site.base_name} as {label}",
+                    "it is the report of another model, of other forms, or of an output that had no target",
+                    "give the report of an output that was made for a target, with the same --target-runtime",
+                )
+        found[site.name] = [
+            Candidate(label, choice.nbytes(site), float(losses[label])) for label, choice in own.items()
+        ]
+    return found
 
 
 def anchors(errors: Losses) -> list[str]:

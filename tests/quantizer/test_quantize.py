@@ -311,6 +311,15 @@ def test_targets(tmp_path: Path) -> None:
     assert 0.95 * size < by_size.nbytes <= size
     assert by_size.quality is not None and by_bits.quality is not None
     assert by_size.quality.kld > by_bits.quality.kld
+    report = tmp_path / "bits" / "quantization_report.json"
+    again = quantize_model(folder, tmp_path / "again", quick(target_size=size, method="rtn", sensitivity=report))
+    assert [row.stored for row in again.matrices] == [row.stored for row in by_size.matrices]
+    for content, message in (("[]", "is no report"), ('{"matrices": []}', "says nothing of")):
+        (tmp_path / "report.json").write_text(content)
+        with pytest.raises(InputError, match=message):
+            quantize_model(
+                folder, tmp_path / "bad", quick(target_bits=8.0, method="rtn", sensitivity=tmp_path / "report.json")
+            )
     middle = 0.5 * (by_size.quality.kld + by_bits.quality.kld)
     by_kld = quantize_model(folder, tmp_path / "kld", quick(target_kld=middle, method="rtn"))
     assert by_kld.quality is not None and by_kld.quality.kld <= middle
@@ -391,6 +400,7 @@ def test_bad_texts(name: str, content: str | bytes | None, message: str, small: 
         ({"target_kld": 0.1, "form": "q4_k"}, "a target chooses them"),
         ({"target_runtime": "any"}, "there is no target"),
         ({"target_bits": 5.0, "target_runtime": "onnx"}, "target_runtime is 'onnx'"),
+        ({"sensitivity": Path("x")}, "there is no target"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

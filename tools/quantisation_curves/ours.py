@@ -55,6 +55,8 @@ def measure(
         has_target = "target_bits" in options
         if subject.calib is not None and METHODS[options["method"]].needs == "nothing" and not has_target:
             options = {**options, "calib": None}
+        if has_target and (earlier := sorted(folder.parent.glob("target-*/quantization_report.json"))):
+            options = {**options, "sensitivity": earlier[0]}
         report = quantize_model(subject.checkpoint, folder, subject.options(**options), plain_roundings=False)
         assert report.quality is not None
         accuracy = None
