@@ -104,7 +104,7 @@ def test_statistics_are_those_of_the_inputs(decoder: StreamedDecoder, tokens: np
             break
         flow.advance(decoder, stage)
     use = next(use for use in stage.uses if "down_proj" in use.site.name)
-    with decoder.running(stage, also=[use.value]) as running:
+    with decoder.running(stage, only=[use.value]) as running:
         x = np.concatenate([running.run(b, flow.read(i))[use.value] for i, b in enumerate(flow.batches)])
     found = gather(decoder, stage, [use.value], flow, flow, gram=True)[use.value]
     exact = x.astype(np.float64)

@@ -18,7 +18,7 @@ from .subject import Subject
 ORDER = ("rtn", "search", "importance", "hqq", "awq", "gptq", "distill")
 SIZES = ((2, 32), (3, 32), (4, 32), (4, 128), (8, 32))
 FORMS = ("nl2", "nl3", "nl4", "q6_k")
-TARGETS = (2.3, 3.0, 3.5, 4.25, 4.5, 5.5, 6.5)
+TARGETS = (2.4, 3.0, 3.5, 4.25, 4.5, 5.5, 6.5)
 MAKER = "genai"
 
 
