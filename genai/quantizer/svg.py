@@ -41,7 +41,7 @@ _CHARACTER = 7
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y, label) of one colour; `line` joins them and leaves their labels out."""
+    """Points (x, y, label) of one colour, "" = without one; `line` joins them and leaves their labels out."""
 
     label: str
     points: Sequence[tuple[float, float, str]]
@@ -106,6 +106,8 @@ class Scatter:
             lines.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>'
             )
+            if not label:
+                continue
             right = x + 7 + _CHARACTER * len(label)
             offsets = (-5.0, 14.0, -18.0, 27.0, -31.0)
             free = [

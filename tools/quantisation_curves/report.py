@@ -14,6 +14,7 @@ from .points import Point
 from .subject import EVAL_SAMPLES, LENGTH, SAMPLES
 
 NAME = "quantisation_curves"
+_ROOM = 0.55  # bits that a name in the figure takes
 _LABELS = {MAKER: "this toolkit"} | {name: name for name in ("llama.cpp", "ik_llama.cpp", "onnxruntime")}
 _HEAD = """# What quantisation costs
 
@@ -68,8 +69,18 @@ def figure(points: Sequence[Point]) -> str:
             some = best(some)
             series.append(Series(label, [(point.bits, point.kld, "") for point in some], line=True))
         elif some:
-            series.append(Series(label, [(point.bits, point.kld, point.name) for point in some]))
+            named = _apart(best(some))
+            series.append(Series(label, [(one.bits, one.kld, one.name if one in named else "") for one in some]))
     return Scatter("Divergence over size", "bits per weight", "mean KLD, nats per token", series).svg()
+
+
+def _apart(points: Sequence[Point]) -> list[Point]:
+    """Those whose names have room beside each other."""
+    found: list[Point] = []
+    for point in points:
+        if not found or point.bits - found[-1].bits > _ROOM:
+            found.append(point)
+    return found
 
 
 def best(points: Sequence[Point]) -> list[Point]:
