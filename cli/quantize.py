@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _KEPT = "genai: interrupted; finished matrices are kept, run the same command again"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+Earlier = Annotated[Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")]
 
 
 def quantize(
@@ -53,9 +54,7 @@ def quantize(
     target_runtime: Annotated[
         str, typer.Option(help="What targets choose from: onnxruntime (what it has kernels for), or any.")
     ] = "onnxruntime",
-    sensitivity: Annotated[
-        Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")
-    ] = None,
+    sensitivity: Earlier = None,
     calib: Annotated[Path | None, typer.Option(help="Calibration text [default: the model writes one].")] = None,
     samples: Annotated[int, typer.Option(help="Sequences of calibration.", min=1)] = 128,
     length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=2)] = 512,

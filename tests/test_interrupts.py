@@ -100,6 +100,7 @@ def start_cold(folder: Path) -> None:
     speed._run(folder, 1, 1, True)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "work", [build, lock, write, look, keep_kernel, share, start_cold], ids=lambda work: work.__name__
 )

@@ -176,8 +176,8 @@ class Quantising:
         if not tied:
             return
         enough = _TIED_TOKENS * max(site.columns for site in tied)
-        few = text.tokens[: -(-enough // text.tokens.shape[1])]
-        flow = Flow(batches_of(few), self.workspace.folder / "texts")
+        part = text.tokens[: -(-enough // text.tokens.shape[1])]
+        flow = Flow(batches_of(part), self.workspace.folder / "texts")
         for stage in decoder.stages:
             for value, sites in _by_input(stage).items():
                 if wanted := [site for site in sites if site in tied]:

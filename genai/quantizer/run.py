@@ -348,8 +348,8 @@ class _Run:
             done += 1
             self.progress("Measuring sensitivity", done - 1, count)
 
-        few = text.tokens[: max(1, _SENSITIVITY_TOKENS // text.tokens.shape[1])]
-        evaluation = Evaluation(self._decoder, CalibrationText(few, text.origin))
+        part = text.tokens[: max(1, _SENSITIVITY_TOKENS // text.tokens.shape[1])]
+        evaluation = Evaluation(self._decoder, CalibrationText(part, text.origin))
         return measured(self._source, choices, evaluation, self._workspace, tell)
 
     def _best(self, tried: list[tuple[Quantising, Quality]]) -> tuple[Quantising, Quality]:

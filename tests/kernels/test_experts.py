@@ -85,6 +85,7 @@ def test_moe(floats: dict[str, np.ndarray], normal: Any, normalized: int, k: int
     close(ours, expected)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("points", [False, True])
 def test_qmoe(floats: dict[str, np.ndarray], integers: Any, bits: int, points: bool) -> None:

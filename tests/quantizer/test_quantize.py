@@ -63,6 +63,7 @@ def test_every_method_makes_a_model_that_runs(name: str, small: Path, tmp_path: 
     assert any("power" in row.notes for row in report.matrices) == METHODS[name].folds
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("bits", "block_size"), [(4, 16), (4, 128), (4, 256), (8, 32), (8, 256)])
 def test_what_is_measured_is_what_is_written(bits: int, block_size: int, small: Path, tmp_path: Path) -> None:
     """96 and 160 columns fill no block of 128."""
@@ -129,6 +130,7 @@ class Stop(Exception):
     """An interrupt of our own."""
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("method", ["search", "gptq", "awq", "distill"])
 def test_an_interrupted_run_goes_on(method: str, small: Path, tmp_path: Path) -> None:
     """Stopped after every third matrix: the same bytes as in one go, and nothing is done twice."""
