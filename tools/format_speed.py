@@ -26,9 +26,9 @@ from tools.peers.engines.base import Engine
 from tools.peers.engines.genai_toolkit import GenaiToolkit
 from tools.peers.engines.ik_llama import IkLlama
 from tools.peers.engines.llama_cpp import LlamaCpp
-from tools.peers.processes import run_logged, run_measured
+from tools.peers.processes import run_measured
 from tools.peers.shapes import SHAPES
-from tools.quantisation_curves.gguf_peers import IK_LLAMA_CPP, LLAMA_CPP, Quantiser
+from tools.quantisation_curves.gguf_peers import IK_LLAMA_CPP, LLAMA_CPP, Quantiser, write_floats
 
 SHAPE, CASE, TIMEOUT_SECONDS = "llama-3.2-1b", Case("forms", 64, 64), 900
 # Name, engine, and how its model is made; the uniform form comes first, then the one with fewer bits.
@@ -99,9 +99,7 @@ def _made(work: Path, checkpoint: Path) -> Iterator[Contender]:
                 model = model.with_name(model.name + ".gguf")
                 if not model.exists():
                     if not floats.exists():
-                        worker = Path(__file__).with_name("peers") / "workers" / "write_gguf.py"
-                        python = LlamaCpp().venv(work).python
-                        run_logged([python, str(worker), str(checkpoint), str(floats), "F16"], folder / "log")
+                        write_floats(checkpoint, floats, "F16", work, folder / "log")
                     partial = model.with_suffix(".partial")
                     Quantiser(engine, work).run(floats, partial, int(how[0]), pure=True)
                     partial.rename(model)

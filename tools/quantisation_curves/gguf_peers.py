@@ -97,9 +97,7 @@ def measure(measuring: Measuring, peers: Path, work: Path, points: Points) -> No
         if not importance.exists():
             write_importance(importance, measuring.importance())
         if not floats.exists():
-            worker = Path(__file__).resolve().parent.parent / "peers" / "workers" / "write_gguf.py"
-            python = LlamaCpp().venv(peers).python
-            run_logged([python, str(worker), str(subject.checkpoint), str(floats), "F32"], folder / "log")
+            write_floats(subject.checkpoint, floats, "F32", peers, folder / "log")
         quantiser = Quantiser(engine, peers)
         for name in due:
             made, back = folder / f"{engine.name}-{name}.gguf", folder / "back.gguf"
@@ -113,6 +111,12 @@ def measure(measuring: Measuring, peers: Path, work: Path, points: Points) -> No
                 point(subject.name, engine.name, name, 8 * nbytes / measuring.elements, quality, seconds=seconds)
             )
             made.unlink()
+
+
+def write_floats(checkpoint: Path, output: Path, kind: str, peers: Path, log: Path) -> None:
+    """A GGUF file of floats, by the `gguf` package of llama.cpp's environment."""
+    worker = Path(__file__).resolve().parent.parent / "peers" / "workers" / "write_gguf.py"
+    run_logged([LlamaCpp().venv(peers).python, str(worker), str(checkpoint), str(output), kind], log)
 
 
 def write_importance(path: Path, squares: Mapping[str, NDArray[np.float32]]) -> None:
