@@ -146,14 +146,23 @@ class WeightArrays:
     offsets: NDArray[np.uint8] | None
 
     def dequantized(self, dtype: Any = np.float32, rows: Any = slice(None)) -> NDArray[Any]:
-        """The values of some rows [.., columns]."""
-        codes = unpack_bits(self.data[rows], self.form.bits, self.form.padded(self.columns))
+        """Some rows [.., columns]: (scale * multiplier) * grid[code] - offset scale * offset, in this order.
 
-        def some(array: NDArray[Any] | None) -> Any:
-            return None if array is None else array[rows]
+        Args:
+            dtype: of the arithmetic.
+        """
+        values = _grid_values(self.data[rows], self.form.bits, self.form.padded(self.columns), self.grid.astype(dtype))
 
-        factors = some(self.scales), some(self.multipliers), some(self.offset_scales), some(self.offsets)
-        return dequantized(codes, self.grid, *factors, dtype)[:, : self.columns]
+        def per_block(factors: NDArray[Any], integers: NDArray[Any] | None) -> NDArray[Any]:
+            factors = factors[rows].astype(dtype)
+            if integers is None:
+                return factors
+            return repeated(factors, integers.shape[1]) * integers[rows].astype(dtype)
+
+        _combine(np.multiply, values, per_block(self.scales, self.multipliers))
+        if self.offset_scales is not None and self.offsets is not None:
+            _combine(np.subtract, values, per_block(self.offset_scales, self.offsets))
+        return values[:, : self.columns]
 
 
 def from_stored(
@@ -233,9 +242,16 @@ def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     """Unsigned integers below 2 ** bits [..., count] to rows of bits, uint8 [..., ceil(count * bits / 8)]."""
     array = np.ascontiguousarray(numbers, np.uint8)
     if 8 % bits == 0 and array.shape[-1] * bits % 8 == 0:
-        packed = array[..., :: 8 // bits].copy()
-        for place in range(1, 8 // bits):
-            packed |= array[..., place :: 8 // bits] << np.uint8(bits * place)
+        per_byte = 8 // bits
+        if sys.byteorder == "little" and bits < 8:  # a word has the codes of a byte, and its lowest one takes all in
+            words = array.view(f"u{per_byte}")
+            merged = words.copy()
+            for place in range(1, per_byte):
+                merged |= words >> np.array((8 - bits) * place, words.dtype)
+            return merged.astype(np.uint8)
+        packed = array[..., ::per_byte].copy()
+        for place in range(1, per_byte):
+            packed |= array[..., place::per_byte] << np.uint8(bits * place)
         return packed
     if array.shape[-1] % 8 or sys.byteorder != "little":
         single = np.unpackbits(array[..., None], axis=-1, count=bits, bitorder="little")
@@ -266,31 +282,19 @@ def repeated(factors: NDArray[Any], columns: int) -> NDArray[Any]:
     return factors[:, np.arange(columns) * factors.shape[1] // columns]
 
 
-def dequantized(
-    codes: NDArray[np.uint8],
-    grid: NDArray[Any],
-    scales: NDArray[Any],
-    multipliers: NDArray[Any] | None,
-    offset_scales: NDArray[Any] | None,
-    offsets: NDArray[Any] | None,
-    dtype: Any = np.float32,
-) -> NDArray[Any]:
-    """What weights mean, in this order: (scale * multiplier) * grid[code] - offset scale * offset.
+def _combine(operation: np.ufunc, values: NDArray[Any], factors: NDArray[Any]) -> None:
+    """values [rows, columns] with factors [rows, count], each of which stands for as many columns, in place."""
+    rows, columns = values.shape
+    if columns % factors.shape[1] == 0:
+        blocks = values.reshape(rows, factors.shape[1], -1)
+        operation(blocks, factors[:, :, None], out=blocks)
+    else:
+        operation(values, repeated(factors, columns), out=values)
 
-    Args:
-        codes: uint8 [rows, padded columns]. grid: [2 ** bits].
-        scales, offset_scales: [rows, groups]. multipliers, offsets: [rows, blocks]; None = there are none.
-        dtype: of the arithmetic.
 
-    Returns:
-        [rows, padded columns].
-    """
-    width = codes.shape[1]
-    factor = repeated(scales.astype(dtype), width)
-    if multipliers is not None:
-        factor = factor * repeated(multipliers.astype(dtype), width)
-    values: NDArray[Any] = factor * grid.astype(dtype)[codes]
-    if offset_scales is None or offsets is None:
-        return values
-    values -= repeated(offset_scales.astype(dtype), width) * repeated(offsets.astype(dtype), width)
-    return values
+def _grid_values(packed: NDArray[np.uint8], bits: int, count: int, grid: NDArray[Any]) -> NDArray[Any]:
+    """What packed codes stand for [..., count]: where bytes hold whole codes, one look gives all of a byte."""
+    if 8 % bits or packed.shape[-1] * 8 != count * bits:
+        return grid.take(unpack_bits(packed, bits, count))
+    bytes_ = unpack_bits(np.arange(256, dtype=np.uint8)[:, None], bits, 8 // bits)
+    return grid[bytes_].take(packed, axis=0, mode="clip").reshape(*packed.shape[:-1], -1)

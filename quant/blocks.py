@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.rounding import rounded_to_half
+
 BITS = (4, 8)
 # The operator wants a power of two; above 256 an int8 dot product of one block no longer fits 24 bits.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
@@ -150,15 +152,7 @@ def _symmetric_scales(
     extreme = np.where(np.abs(high) > np.abs(low), high, low)
     half = np.float32(1 << (bits - 1))
     scales = extreme / -half
-    return _half(scales) if half_scales else scales, np.full((1, 1, 1), half, np.float32)
-
-
-def _half(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scales rounded to float16, but for those that it holds with fewer bits or not at all."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = scales.astype(np.float16).astype(np.float32)
-        close = np.abs(rounded - scales) <= np.abs(scales) * np.float32(2.0**-11)
-    return np.where(close, rounded, scales)
+    return rounded_to_half(scales) if half_scales else scales, np.full((1, 1, 1), half, np.float32)
 
 
 def _ranged_scales(
@@ -172,7 +166,7 @@ def _ranged_scales(
     with np.errstate(over="ignore", invalid="ignore"):
         scales = (high - low) / largest
         if half_scales:
-            scales = _half(scales)
+            scales = rounded_to_half(scales)
         exact = np.divide(-low, scales, out=low.copy(), where=scales != 0)
         zeros = np.floor(np.clip(exact, 0, largest) + np.float32(0.5))
     return scales, zeros[:, :, None]

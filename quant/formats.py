@@ -139,8 +139,10 @@ class QuantizedWeight:
         data = np.empty((n, form.padded(k) * form.bits // 8), np.uint8)
 
         def pack(rows: slice) -> None:
-            padded = np.zeros((len(codes[rows]), form.padded(k)), np.uint8)
-            padded[:, :k] = codes[rows]
+            padded = codes[rows]
+            if form.padded(k) > k:
+                padded = np.zeros((len(padded), form.padded(k)), np.uint8)
+                padded[:, :k] = codes[rows]
             data[rows] = pack_bits(padded, form.bits)
 
         _by_rows(pack, n, k)

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.rounding import Points, closest_codes, rounded_to_half
 from genai.kernels.weight_formats import BLOCKS, CODE_BITS, ROW, WeightFormat
 
-from .blocks import QuantizationError, _half, num_blocks
+from .blocks import QuantizationError, num_blocks
 from .formats import QuantizedWeight, uniform_format, uniform_grid
 from .rounding import count_below
 from .threads import worker_count
@@ -34,7 +35,7 @@ class CodeGrid(Protocol):
 
     Attributes:
         block_size: columns that share a scale and a zero.
-        points: float32 [L], ascending: the values that a code stands for.
+        points: float32 [L], ascending: the values that a code stands for. rounding: the same for kernels.
         has_zeros: whether zeros are stored; otherwise every zero is `centre`.
         centre: the zero of a block that stores none.
         form: what is stored.
@@ -44,6 +45,8 @@ class CodeGrid(Protocol):
     def block_size(self) -> int: ...
     @property
     def points(self) -> Float32: ...
+    @property
+    def rounding(self) -> Points: ...
     @property
     def has_zeros(self) -> bool: ...
     @property
@@ -110,6 +113,10 @@ class UniformGrid:
         return np.arange(1 << self.bits, dtype=np.float32)
 
     @property
+    def rounding(self) -> Points:
+        return Points(self.points, whole=True)
+
+    @property
     def has_zeros(self) -> bool:
         return not self.symmetric
 
@@ -134,7 +141,7 @@ class UniformGrid:
             zeros = np.full_like(scales, self.centre)
         else:
             zeros = np.floor(np.clip(zeros, 0, (1 << self.bits) - 1) + np.float32(0.5)).astype(np.float32)
-        return (_half(scales) if self.half_scales and not self.by_row else scales), zeros
+        return (rounded_to_half(scales) if self.half_scales and not self.by_row else scales), zeros
 
     def bound(self, weight: NDArray[Any], find_scales: FindScales) -> UniformGrid:
         return self
@@ -170,6 +177,7 @@ class CodebookGrid:
         order = np.argsort(self.values, kind="stable")
         self.points, self._order = self.values[order], order.astype(np.uint8)
         self._middles = (self.points[1:] + self.points[:-1]) / 2
+        self.rounding = Points(self.points, whole=False)
 
     def __repr__(self) -> str:
         return f"CodebookGrid({self.form})"
@@ -186,7 +194,7 @@ class CodebookGrid:
             with np.errstate(divide="ignore"):  # 2 ** -24 is the smallest number of float16
                 scales = np.where(scales == 0, 0, np.exp2(np.clip(np.rint(np.log2(np.abs(scales))), -24, 15)))
         scales = scales.astype(np.float32)
-        return (_half(scales) if self.half_scales else scales), np.zeros_like(scales)
+        return (rounded_to_half(scales) if self.half_scales else scales), np.zeros_like(scales)
 
     def bound(self, weight: NDArray[Any], find_scales: FindScales) -> CodebookGrid:
         return self
@@ -234,9 +242,7 @@ class CodedBlocks:
 
 def coded(values: Float32, scales: Float32, zeros: Float32, grid: CodeGrid) -> Bytes:
     """The closest codes of values [..., block_size], given scales and zeros [...] of their blocks."""
-    places = values * reciprocal(scales)[..., None]
-    places += zeros[..., None]
-    return grid.codes(places)
+    return closest_codes(values, scales, zeros, grid.rounding)
 
 
 def reciprocal(scales: Float32) -> Float32:
@@ -247,19 +253,21 @@ def reciprocal(scales: Float32) -> Float32:
 
 
 def in_blocks(matrix: NDArray[Any], block_size: int, *, first_row: int = 0) -> Float32:
-    """Rows as float32 [rows, blocks, block_size], the last block filled up with zeros.
+    """Rows as float32 [rows, blocks, block_size], the last block filled up with zeros; perhaps a view.
 
     Raises:
         QuantizationError: NaN or infinity; the message names the row (`first_row` is added) and the block.
     """
     rows, columns = matrix.shape
     blocks = num_blocks(columns, block_size)
-    padded = np.zeros((rows, blocks * block_size), np.float32)
-    padded[:, :columns] = matrix
+    if columns % block_size:
+        padded = np.zeros((rows, blocks * block_size), np.float32)
+        padded[:, :columns] = matrix
+    else:
+        padded = np.ascontiguousarray(matrix, np.float32)
     values = padded.reshape(rows, blocks, block_size)
-    bad = ~np.isfinite(values).all(axis=2)
-    if bad.any():
-        row, block = np.argwhere(bad)[0].tolist()
+    if not np.isfinite(values).all():
+        row, block = np.argwhere(~np.isfinite(values).all(axis=2))[0].tolist()
         raise QuantizationError(f"weight has NaN or infinite values in row {first_row + row}, block {block}")
     return values
 
@@ -271,8 +279,8 @@ def spread(vector: NDArray[Any], block_size: int) -> Float32:
     return padded.reshape(-1, block_size)
 
 
-# Floats of a chunk: it and its temporaries stay inside a core's cache.
-_CHUNK_FLOATS = 1 << 15
+# Floats of a chunk: a core's second-level cache holds it, and it is worth the calls from Python.
+_CHUNK_FLOATS = 1 << 17
 
 
 def row_slices(rows: int, columns: int) -> list[slice]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.rounding import Points
 from genai.kernels.weight_formats import ROW, WeightFormat, repeated
 
 from .formats import QuantizedWeight, uniform_grid
@@ -58,6 +59,10 @@ class TwoLevelGrid:
     @property
     def points(self) -> Float32:
         return self.inner.points
+
+    @property
+    def rounding(self) -> Points:
+        return self.inner.rounding
 
     @property
     def has_zeros(self) -> bool:

@@ -20,17 +20,17 @@ from pathlib import Path
 
 from genai.kernels.host.machine import default_threads
 from genai.measure.bench.ceilings import bandwidth
-from tools.peers.cases import Case, Job
+from tools.peers.cases import Case
 from tools.peers.checkpoint import make_checkpoint
 from tools.peers.engines.base import Engine
 from tools.peers.engines.genai_toolkit import GenaiToolkit
 from tools.peers.engines.ik_llama import IkLlama
 from tools.peers.engines.llama_cpp import LlamaCpp
-from tools.peers.processes import run_measured
 from tools.peers.shapes import SHAPES
+from tools.peers.turns import in_turns
 from tools.quantisation_curves.gguf_peers import IK_LLAMA_CPP, LLAMA_CPP, Quantiser, write_floats
 
-SHAPE, CASE, TIMEOUT_SECONDS = "llama-3.2-1b", Case("forms", 64, 64), 900
+SHAPE, CASE = "llama-3.2-1b", Case("forms", 64, 64)
 # Name, engine, and how its model is made; the uniform form comes first, then the one with fewer bits.
 FORMS: dict[int, tuple[tuple[str, Engine, tuple[str, ...]], ...]] = {
     bits: (
@@ -74,15 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checkpoint = make_checkpoint(work / "checkpoints" / SHAPE, SHAPES[SHAPE])
     contenders = list(_made(work, checkpoint))
     reading, vocab_size = bandwidth(default_threads()), int(SHAPES[SHAPE].config["vocab_size"])
-    for turn in range(asked.repeat + 1):  # the first one brings files into memory and compiles kernels
-        for one in contenders:
-            job, most = Job.of(CASE, str(one.model), vocab_size, default_threads()), reading()
-            command, environment = one.engine.command(work, job), one.engine.environment(work)
-            measured = one.engine.measured(job, run_measured(command, environment, TIMEOUT_SECONDS))
-            if turn and measured.decode:
-                one.decode.append(measured.decode)
-                one.share.append(measured.decode * one.nbytes / max(most, reading()))
-                print(f"{turn}/{asked.repeat} {one.engine.name} {one.name}: {measured.decode:.1f} tok/s", flush=True)
+    most = reading()
+    for one, measured in in_turns(
+        work, CASE, vocab_size, contenders, asked.repeat, lambda one: (one.engine, one.model)
+    ):
+        before, most = most, reading()
+        if measured.decode:
+            one.decode.append(measured.decode)
+            one.share.append(measured.decode * one.nbytes / max(before, most))
+            print(
+                f"{len(one.decode)}/{asked.repeat} {one.engine.name} {one.name}: {measured.decode:.1f} tok/s",
+                flush=True,
+            )
     print("\n| bits | engine | form | GB per step | tok/s | share of plain reading |\n|---|---|---|---|---|---|")
     for one in contenders:
         cells = (one.bits, one.engine.title, one.name, f"{one.nbytes / 1e9:.3f}")

@@ -21,17 +21,16 @@ from typing import Any
 import gguf
 import numpy as np
 
-from genai.kernels.host.machine import default_threads
 from genai.quant.ggml import GGML_TYPES
 from tools.gguf_models import add_value, close, random_blocks
-from tools.peers.cases import Case, Job
+from tools.peers.cases import Case
 from tools.peers.engines.base import Engine
 from tools.peers.engines.genai_toolkit import GenaiToolkit
 from tools.peers.engines.llama_cpp import LlamaCpp
-from tools.peers.processes import run_measured
+from tools.peers.turns import in_turns
 
 HIDDEN, LAYERS, WIDTH, VOCAB, KEYS = 2048, 16, 8192, 128256, 512
-_SPECIAL, _PART_ROWS, _TIMEOUT_SECONDS = 256, 64, 600
+_SPECIAL, _PART_ROWS = 256, 64
 CASE = Case("gguf", 512, 48)
 
 
@@ -53,15 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"importing: {time.perf_counter() - begin:.1f} s", flush=True)
     engines: list[tuple[Engine, Path]] = [(GenaiToolkit(), folder), (LlamaCpp(), file)]
     found: dict[str, list[Any]] = {engine.name: [] for engine, _ in engines}
-    for turn in range(asked.repeat + 1):  # the first one compiles kernels, and does not count
-        for engine, model in engines:
-            job = Job.of(CASE, str(model), VOCAB, default_threads())
-            measured = engine.measured(
-                job, run_measured(engine.command(work, job), engine.environment(work), _TIMEOUT_SECONDS)
-            )
-            if turn:
-                found[engine.name].append(measured)
-                print(f"{turn}/{asked.repeat} {engine.name}: {_said([measured])}", flush=True)
+    for (engine, _), measured in in_turns(work, CASE, VOCAB, engines, asked.repeat, lambda one: one):
+        found[engine.name].append(measured)
+        print(f"{len(found[engine.name])}/{asked.repeat} {engine.name}: {_said([measured])}", flush=True)
     for name, runs in found.items():
         print(f"median {name}: {_said(runs)}")
 

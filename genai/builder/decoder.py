@@ -149,7 +149,7 @@ def _write_vectors(export: Export) -> str:
     if shared:
         table = export.graph.node("Transpose", matrix, f"{_PATH}/Transpose", dims, perm=[1, 0])
     else:
-        chunks = Chunks(lambda: row_chunks(name, export.weights.tensor(name, dims)))
+        chunks = Chunks(lambda: [(name, export.weights.tensor(name, dims))])
         table = write_float_tensor(export, name, dims, chunks, precision)
     return export.graph.node("Gather", [table, "input_ids"], f"{_PATH}/Gather", hidden_dims(spec.hidden_size))
 

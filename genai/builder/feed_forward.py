@@ -23,7 +23,7 @@ from .kept import common_form, expert_block, expert_blocks, expert_integers, in_
 from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
 from .options import BITS
 from .spec import ExpertsSpec
-from .weights import Chunks, row_chunks
+from .weights import Chunks
 
 
 def write_feed_forward(export: Export, layer: int, root: str) -> str:
@@ -281,7 +281,7 @@ def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str
         if precision == "kept":
             narrow = export.weights.kinds(_expert_names(layer, experts, which)) == {np.dtype(np.float16)}
             precision = "fp16" if narrow else "fp32"
-        chunks = Chunks(lambda: (chunk for source, matrix in matrices() for chunk in row_chunks(source, matrix)))
+        chunks = Chunks(matrices)
         dims = (experts.count, rows, columns)
         return [write_float_tensor(export, f"{name}.weight", dims, chunks, precision)]
     bits = BITS[options.precision]

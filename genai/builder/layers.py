@@ -14,7 +14,7 @@ from genai.quant.blocks import QuantizationError, num_blocks, quantize_blocks
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
 from .kept import as_stored, write_kept_product
 from .options import BITS, Precision
-from .weights import Chunks, narrowed, not_finite, transposed_chunks
+from .weights import Chunks, narrowed, not_finite
 
 Matrices = Iterator[tuple[str, NDArray[Any]]]
 Join = Callable[[list[NDArray[Any]]], NDArray[Any]]
@@ -91,7 +91,7 @@ def write_matrix(export: Export, projection: Projection, precision: Precision, n
     """Write a projection's weights unless they are there; returns the names of the matrix, its scales, zero points."""
     options, name = export.options, name or projection.weight_name
     if precision not in BITS:
-        chunks = Chunks(lambda: transposed_chunks(_matrices(export, projection)))
+        chunks = Chunks(lambda: _matrices(export, projection), transposed=True)
         return [write_float_tensor(export, name, (projection.columns, projection.outputs), chunks, precision)]
     bits = BITS[precision]
     names = [name + suffix for suffix in (f"_Q{bits}", "_scales", "_zero_points")]

@@ -112,13 +112,23 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Chunks(Iterable[NDArray[Any]]):
-    """The pieces of a tensor, which can be read more than once."""
+class Chunks(Iterable[NDArray[np.float32]]):
+    """A tensor as float32, piece by piece, which can be read more than once.
 
-    make: Callable[[], Iterator[NDArray[Any]]]
+    Args:
+        matrices: named matrices [n_i, k] that stand below each other, as the weights have them.
+        transposed: the tensor is the transpose of all of them.
+    """
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        return self.make()
+    matrices: Callable[[], Iterable[tuple[str, NDArray[Any]]]]
+    transposed: bool = False
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        if self.transposed:
+            yield from transposed_chunks(self.matrices())
+        else:
+            for name, matrix in self.matrices():
+                yield from row_chunks(name, matrix)
 
 
 def row_chunks(name: str, matrix: NDArray[Any], *, finite: bool = True) -> Iterator[NDArray[np.float32]]:
@@ -131,7 +141,7 @@ def row_chunks(name: str, matrix: NDArray[Any], *, finite: bool = True) -> Itera
         yield chunk
 
 
-def transposed_chunks(named: Iterator[tuple[str, NDArray[Any]]]) -> Iterator[NDArray[np.float32]]:
+def transposed_chunks(named: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[NDArray[np.float32]]:
     """The transpose of matrices [n_i, k] below each other, as float32 [k, sum of n_i], some rows at a time."""
     matrices = dict(named)
     columns = next(iter(matrices.values())).shape[1]

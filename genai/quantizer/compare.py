@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from genai.quant.methods import METHODS
 
@@ -17,6 +17,7 @@ from .options import QuantizeOptions
 from .report import Point, curve_plot, html_page, html_table, read_report, size_text
 from .run import Progress, quantize_model
 
+T = TypeVar("T")
 DEFAULT_VARIANTS = "rtn/4/128,rtn/4/32,search/4/32,gptq/4/128,gptq/4/32,distill/4/32,search/8/32"
 # Below it, two models answer alike but for rare tokens.
 MOST_KLD = 0.02
@@ -151,13 +152,23 @@ def _found(folder: Path, source: str | Path, way: QuantizeOptions) -> dict[str, 
     return report
 
 
+def unbeaten(outputs: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Those that no other beats in both size and divergence, the smallest first.
+
+    Args:
+        costs: size and divergence of one.
+    """
+    front: list[T] = []
+    for one in sorted(outputs, key=costs):
+        if not front or costs(one)[1] < costs(front[-1])[1]:
+            front.append(one)
+    return front
+
+
 def judged(reports: dict[str, dict[str, Any]], most_kld: float) -> Comparison:
     """Which to take: the smallest that keeps the divergence, otherwise the most exact."""
     ordered = dict(sorted(reports.items(), key=lambda item: item[1]["nbytes"]))
-    front: list[str] = []
-    for name, report in ordered.items():
-        if all(report["quality"]["kld"] < ordered[other]["quality"]["kld"] for other in front):
-            front.append(name)
+    front = unbeaten(ordered, lambda name: (ordered[name]["nbytes"], ordered[name]["quality"]["kld"]))
     good = [name for name in front if ordered[name]["quality"]["kld"] <= most_kld]
     if good:
         return Comparison(

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.rounding import rounded_to_half
 from genai.kernels.weight_formats import ROW
-from genai.quant.blocks import QuantizationError, _half
+from genai.quant.blocks import QuantizationError
 from genai.quant.formats import QuantizedWeight
+from genai.quant.grids import in_parallel, row_slices
 from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_square
@@ -245,7 +247,7 @@ class Quantising:
             if inputs is None and method.needs != "nothing":
                 method = METHODS["search"]  # a table whose rows are only looked up, or experts
                 notes = {**(notes or {}), "method": "search"}
-            weight = self.source.weight(site)
+            weight = self.source.narrow_weight(site) if factors is None else self.source.weight(site)
             try:
                 result = _quantized(weight, choice, method, inputs, factors)
             except QuantizationError as error:
@@ -258,7 +260,7 @@ class Quantising:
 
 
 def _quantized(
-    weight: NDArray[np.float32], choice: FormatChoice, method: Method, inputs: InputStatistics | None,
+    weight: NDArray[Any], choice: FormatChoice, method: Method, inputs: InputStatistics | None,
     factors: NDArray[np.float32] | None,
 ) -> MethodResult:  # fmt: skip
     if factors is None:
@@ -268,23 +270,29 @@ def _quantized(
 
 
 def _errors(
-    weight: NDArray[np.float32], packed: QuantizedWeight, factors: NDArray[np.float32] | None,
+    weight: NDArray[Any], packed: QuantizedWeight, factors: NDArray[np.float32] | None,
     inputs: InputStatistics | None,
 ) -> dict[str, float]:  # fmt: skip
     """Relative squared errors of the weights, and of the outputs where inputs are known."""
-    sums = np.zeros(4)
-    for first in range(0, len(weight), _ERROR_ROWS):
-        rows = slice(first, min(first + _ERROR_ROWS, len(weight)))
-        exact = np.ascontiguousarray(weight[rows], np.float32)
-        stored = packed.rows(rows)
-        lost = exact - (stored if factors is None else stored / factors)
-        sums[:2] += float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
-        if inputs is not None:
-            sums[2:] += output_square(lost, inputs), output_square(exact, inputs)
-    found = {"weight_error": sums[0] / sums[1] if sums[1] else 0.0}
+
+    def both(rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        exact, lost = np.asarray(weight[rows], np.float32), packed.rows(rows)
+        if factors is not None:
+            lost /= factors
+        np.subtract(exact, lost, out=lost)
+        return lost, exact
+
+    def squares(rows: slice) -> list[float]:
+        return [float(np.vdot(one, one)) for one in both(rows)]
+
+    lost, exact = np.sum([*in_parallel(squares, row_slices(*weight.shape))], axis=0).tolist()
+    found = {"weight_error": lost / exact if exact else 0.0}
     if inputs is not None:
-        found["output_error"] = sums[2] / sums[3] if sums[3] else 0.0
-    return {name: float(value) for name, value in found.items()}
+        sums = np.zeros(2)
+        for first in range(0, len(weight), _ERROR_ROWS):
+            sums += [output_square(one, inputs) for one in both(slice(first, first + _ERROR_ROWS))]
+        found["output_error"] = float(sums[0] / sums[1]) if sums[1] else 0.0
+    return found
 
 
 def _with_rows_divided(
@@ -295,7 +303,7 @@ def _with_rows_divided(
     def divided(scales: NDArray[np.float32]) -> NDArray[np.float32]:
         changed = np.array(scales)
         changed[first : first + count] /= factors[:, None]
-        return _half(changed) if narrow else changed
+        return rounded_to_half(changed) if narrow else changed
 
     scales, offset_scales = divided(packed.scales), packed.offset_scales
     if offset_scales is not None:

@@ -214,7 +214,7 @@ class _Run:
     def _check_finite(self) -> None:
         """Bad weights are better known before the long work."""
         for index, site in enumerate(self._source.sites):
-            self._source.weight(site)
+            self._source.check(site)
             self._source.release(site.name)
             self.progress("Checking weights", index + 1, len(self._source.sites))
 

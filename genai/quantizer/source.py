@@ -19,12 +19,14 @@ from genai.kernels.large import ReservedMemory
 from genai.kernels.weight_formats import from_stored, pack_bits
 from genai.quant.block_types import type_of
 from genai.quant.formats import uniform_format, uniform_grid
+from genai.quant.grids import in_parallel, row_slices
 
 from ..builder.build import plan_build
 from ..builder.checkpoint import is_checkpoint
 from ..builder.folder import write_model_folder
 from ..builder.graph_writer import HollowFile
 from ..builder.options import ExportOptions
+from ..builder.weights import Chunks
 from ..errors import InputError, UnsupportedModelError
 from ..graph.home import expanded
 from ..graph.ir import DataType, Graph, Node, OnnxTensor, make_node
@@ -69,6 +71,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         self.remarks: list[str] = []
         self._cleanup = ExitStack()
         self._loaders: dict[str, Loader] = {}
+        self._chunks: dict[str, Chunks] = {}
         self._memory: list[ReservedMemory] = []
         self.requantized = 0
         try:
@@ -115,6 +118,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             tokenizer_dir=plan.checkpoint.folder, search=plan.search, open_data=opened,
         )  # fmt: skip
         for name, chunks in files[0].hollow.items():
+            self._chunks[name] = chunks
             self._loaders[name] = lambda chunks=chunks: np.concatenate(list(chunks))  # type: ignore[misc]
         return folder
 
@@ -126,25 +130,50 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         array = tensor.array()
         return array if array.dtype == np.float32 else array.astype(np.float32)
 
+    def narrow_weight(self, site: Site) -> NDArray[Any]:
+        """A site's matrix [rows, columns] of the floats that lie in the file, if it lies there in one piece: a view."""
+        parts = self._parts(site)
+        return parts[0][1] if len(parts) == 1 else self.weight(site)
+
     def weight(self, site: Site) -> NDArray[np.float32]:
-        """A site's matrix, float32 [rows, columns]; perhaps a view.
+        """A site's matrix, float32 [rows, columns]; perhaps a view of the file."""
+        parts = self._parts(site)
+        if len(parts) == 1 and parts[0][1].dtype == np.float32 and parts[0][1].flags.c_contiguous:
+            return parts[0][1]
+        matrix = np.empty((site.rows, site.columns), np.float32)
+
+        def fill(part: tuple[int, NDArray[Any]]) -> None:
+            first, rows = part
+            matrix[first : first + len(rows)] = rows
+
+        for _ in in_parallel(fill, _pieces(parts)):
+            pass
+        return matrix
+
+    def check(self, site: Site) -> None:
+        """Whether a site's matrix can be quantised.
 
         Raises:
-            InputError: NaN or infinity; the message names the row and the block of 32.
+            InputError: NaN or infinity in it; the message names the row and the block of 32.
         """
-        stored = self.stored(site.name)
-        matrix = stored.T if site.inputs_first else stored.reshape(site.rows, site.columns)
-        for first in range(0, site.rows, _PART_ROWS):
-            bad = ~np.isfinite(matrix[first : first + _PART_ROWS])
-            if bad.any():
-                row, column = np.argwhere(bad)[0].tolist()
-                raise InputError(
-                    f"{site.name} has NaN or infinity in row {first + row}, column {column} "
-                    f"(block {column // 32} of 32)",
-                    "every token would come out wrong",
-                    "check the training run or the download that made these weights",
-                )
-        return matrix
+
+        def look(part: tuple[int, NDArray[Any]]) -> None:
+            _require_finite(site, part[0], part[1].astype(np.float32, copy=False))
+
+        for _ in in_parallel(look, _pieces(self._parts(site))):
+            pass
+
+    def _parts(self, site: Site) -> list[tuple[int, NDArray[Any]]]:
+        """The matrix as it lies in the file: where each part begins, and its rows."""
+        chunks = self._chunks.get(site.name)
+        if chunks is None or chunks.transposed != site.inputs_first:
+            stored = self.stored(site.name)
+            return [(0, stored.T if site.inputs_first else stored.reshape(site.rows, site.columns))]
+        parts, first = [], 0
+        for _, matrix in chunks.matrices():
+            parts.append((first, matrix))
+            first += len(matrix)
+        return parts
 
     def hollow(self) -> list[str]:
         """Initializers whose elements are made when they are asked for."""
@@ -157,6 +186,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     def close(self) -> None:
         """Remove temporary files and address space."""
         self._loaders.clear()
+        self._chunks.clear()
         self._cleanup.close()
         for memory in self._memory:
             memory.close()
@@ -312,6 +342,21 @@ def _codes(tensor: OnnxTensor, rows: int, bits: int) -> NDArray[np.uint8]:
         return pack_bits((numbers + (half if tensor.dtype == DataType.INT4 else 0)).astype(np.uint8), bits)
     packed = np.asarray(tensor.raw()).view(np.uint8).reshape(rows, -1)
     return packed ^ np.uint8(half) if tensor.dtype == DataType.INT8 else packed
+
+
+def _pieces(parts: list[tuple[int, NDArray[Any]]]) -> list[tuple[int, NDArray[Any]]]:
+    """The same parts, in pieces that a core's cache holds."""
+    return [(first + rows.start, part[rows]) for first, part in parts for rows in row_slices(*part.shape)]
+
+
+def _require_finite(site: Site, first: int, rows: NDArray[np.float32]) -> None:
+    if not np.isfinite(rows).all():
+        row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+        raise InputError(
+            f"{site.name} has NaN or infinity in row {first + row}, column {column} (block {column // 32} of 32)",
+            "every token would come out wrong",
+            "check the training run or the download that made these weights",
+        )
 
 
 def _wide(tensor: OnnxTensor) -> NDArray[np.float32]:

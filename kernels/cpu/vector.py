@@ -136,7 +136,7 @@ def _function_of_one(name: str) -> Any:
     return apply
 
 
-absolute, square_root = _function_of_one("fabs"), _function_of_one("sqrt")
+absolute, square_root, floor = map(_function_of_one, ("fabs", "sqrt", "floor"))
 
 
 def _function_of_two(name: str) -> Any:

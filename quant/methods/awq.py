@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..grids import CodeGrid
-from .base import Float64, InputStatistics, Method, MethodResult, output_error, required, required_gram
+from .base import Float64, InputStatistics, Method, MethodResult, output_square, required, required_gram
 from .rtn import METHOD as ROUNDING
 from .search import find_searched, importance
 
@@ -44,12 +44,16 @@ def find_factors(
         squares = (np.bincount(sharing, squares) / np.bincount(sharing))[sharing]
     size = np.sqrt(squares)
     size = np.maximum(size, max(float(size.max()), 1e-30) * 1e-4)
+    totals = [output_square(weight, inputs) or 1.0 for weight in weights]
     best: Float64 = np.ones(columns)
     least, chosen, first = np.inf, 0.0, 0.0
     for power in _POWERS:
         factors = size**power
         factors /= np.sqrt(factors.max() * factors.min())
-        error = sum(_scaled_error(weight, grid, inputs, factors) for weight, grid in zip(weights, grids, strict=True))
+        error = sum(
+            _scaled_error(weight, grid, inputs, factors) / total
+            for weight, grid, total in zip(weights, grids, totals, strict=True)
+        )
         if power == 0:
             first = error
         if error < least:
@@ -61,7 +65,7 @@ def _scaled_error(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics,
     scaled = np.asarray(weight, np.float32) * factors.astype(np.float32)
     stored = ROUNDING.quantize(scaled, grid, None).values
     stored /= factors.astype(np.float32)
-    return output_error(weight, stored, inputs)
+    return output_square(weight - stored, inputs)
 
 
 def rounded(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:

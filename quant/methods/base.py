@@ -188,20 +188,21 @@ def required_gram(inputs: InputStatistics | None, method: str, columns: int) -> 
 
 def output_error(weight: NDArray[Any], stored: NDArray[Any], inputs: InputStatistics) -> float:
     """Mean squared error of the outputs over that of the float weight's: ||(W - V) X|| ** 2 / ||W X|| ** 2."""
-    error = total = 0.0
-    for first in range(0, len(weight), _ROWS):
-        exact = np.asarray(weight[first : first + _ROWS], np.float32)
-        error += output_square(exact - stored[first : first + _ROWS], inputs)
-        total += output_square(exact, inputs)
-    return float(error / total) if total else 0.0
+    total = output_square(weight, inputs)
+    return output_square(weight - stored, inputs) / total if total else 0.0
 
 
-def output_square(matrix: Float32, inputs: InputStatistics) -> float:
+def output_square(matrix: NDArray[Any], inputs: InputStatistics) -> float:
     """Mean square of a matrix's outputs, summed over its rows.
 
     Without the inputs' products with each other, inputs count as independent.
     """
-    if inputs.gram is None:
-        return float((matrix.astype(np.float64) ** 2 @ inputs.squares).sum())
-    outputs = matrix @ inputs.gram.astype(np.float32, copy=False)
-    return float(np.einsum("ij,ij->i", outputs, matrix).sum(dtype=np.float64))
+    gram = None if inputs.gram is None else inputs.gram.astype(np.float32, copy=False)
+    total = 0.0
+    for first in range(0, len(matrix), _ROWS):
+        rows = np.asarray(matrix[first : first + _ROWS], np.float32)
+        if gram is None:
+            total += float((rows.astype(np.float64) ** 2 @ inputs.squares).sum())
+        else:
+            total += float(np.einsum("ij,ij->i", rows @ gram, rows).sum(dtype=np.float64))
+    return total

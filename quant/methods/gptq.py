@@ -29,7 +29,7 @@ _PANEL = 128
 # Rows or columns that are factorised at a time.
 _FACTORED = 512
 # Floats whose scales are searched at once.
-_SEARCH_FLOATS = 1 << 15
+_SEARCH_FLOATS = 1 << 17
 
 
 def gptq(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None) -> MethodResult:
@@ -181,8 +181,8 @@ def _block_scales(columns: Float32, costs: Float32, grid: CodeGrid) -> tuple[Flo
     for first in range(0, rows, step):
         part = slice(first, first + step)
         own = grid.part(part, slice(None))
-        best = BlockSearch(np.ascontiguousarray(columns[:, part].T)[:, None], weights, own).run()
-        scales[part], zeros[part] = best.scales[:, 0], best.zeros[:, 0]
+        found = BlockSearch(np.ascontiguousarray(columns[:, part].T)[:, None], weights[None], own).run()
+        scales[part], zeros[part] = (one[:, 0] for one in found)
     return scales, zeros
 
 

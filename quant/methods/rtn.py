@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.rounding import ranges
+
 from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, coded, in_blocks
 from .base import InputStatistics, Method, MethodResult, block_by_block
 
@@ -17,7 +19,7 @@ def extreme_scales(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
     Without zeros the value of largest magnitude becomes the lowest point, with its sign; with zeros the block's range,
     widened to hold 0, is spread over all points.
     """
-    low, high = values.min(axis=-1), values.max(axis=-1)
+    low, high = ranges(values)
     points = grid.points
     if not grid.has_zeros:
         extreme = np.where(np.abs(high) > np.abs(low), high, low)

@@ -11,11 +11,12 @@ A block is never worse than rounded to nearest, in the weighted error that is se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from genai.kernels.cpu.rounding import WeighedBlocks, ranges
 
 from ..grids import CodeGrid, FindScales, Float32, reciprocal, spread
 from .base import InputStatistics, Method, MethodResult, block_by_block, required
@@ -29,45 +30,35 @@ _ZERO_SHIFTS = (0, -1, 1)
 _NEIGHBOURS, _ROUNDS = 0.2, 2
 
 
-@dataclass
-class Best:
-    """The best scales and zeros so far [rows, blocks], and their errors."""
-
-    scales: Float32
-    zeros: Float32
-    errors: Float32
-
-
 class BlockSearch:
     """The search in some rows.
 
     Args:
         values: float32 [rows, blocks, block_size].
-        weights: float32 that broadcast to them, or None.
+        weights: float32 [blocks, block_size], for every row; None = all weigh the same.
     """
 
     def __init__(self, values: Float32, weights: Float32 | None, grid: CodeGrid) -> None:
-        self._values, self._grid = values, grid
-        self._weights = None if weights is None else np.broadcast_to(weights, values.shape)
-        self._weighted = values if weights is None else values * weights
+        self._grid = grid
+        self._blocks = WeighedBlocks(values, weights, grid.rounding)
         points = grid.points
         self._step = float(points[-1] - points[0]) / (len(points) - 1)  # from point to point, in the mean
-        scales, zeros = extreme_scales(values, grid)
-        self.best = Best(scales, zeros, self._errors_with(self._points(scales, zeros), scales))
+        self._reach = np.float32(_NEIGHBOURS * self._step / max(abs(points - grid.centre)))
 
-    def run(self) -> Best:
-        """Try all candidates."""
-        start, zeros = self.best.scales.copy(), self.best.zeros.copy()
+    def run(self) -> tuple[Float32, Float32]:
+        """Try all candidates; the best scales and zeros [rows, blocks]."""
+        best = self._blocks
+        scales, zeros = extreme_scales(best.values, self._grid)
+        best.keep_better(scales, zeros)
         if self._grid.has_zeros:
             self._try_ranges()
         else:
-            self._try_signs(start, zeros)
-        reach = np.float32(_NEIGHBOURS * self._step / max(abs(self._grid.points - self._grid.centre)))
+            self._try_signs(scales, zeros)
         for round_ in range(_ROUNDS):
             for step in (0, -1, 1):
-                factor = np.float32(1 + step * reach / (round_ + 1))
-                self._try(self.best.scales * factor, self.best.zeros)
-        return self.best
+                factor = np.float32(1 + step * self._reach / (round_ + 1))
+                self._try(best.scales * factor, best.zeros)
+        return best.scales, best.zeros
 
     def _try_signs(self, start: Float32, zeros: Float32) -> None:
         ends = self._grid.points[[0, -1]] - np.float32(self._grid.centre)
@@ -78,8 +69,8 @@ class BlockSearch:
 
     def _try_ranges(self) -> None:
         """Ranges around the middle of each block, narrower and wider, and zeros beside the closest."""
-        low = np.minimum(self._values.min(axis=2), np.float32(0))
-        high = np.maximum(self._values.max(axis=2), np.float32(0))
+        low, high = ranges(self._blocks.values)
+        low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
         points = self._grid.points
         span, middle = points[-1] - points[0], (points[-1] + points[0]) / 2
         for stretch in _RANGE_STRETCHES:
@@ -88,41 +79,12 @@ class BlockSearch:
             for shift in _ZERO_SHIFTS:
                 self._try(scales, centre + np.float32(shift * self._step))
 
-    def _points(self, scales: Float32, zeros: Float32) -> Float32:
-        """The closest points, less the zeros."""
-        places = self._values * reciprocal(scales)[..., None]
-        places += zeros[..., None]
-        found = self._grid.nearest(places)
-        found -= zeros[..., None]
-        return found
-
     def _try(self, scales: Float32, zeros: Float32) -> None:
         """A candidate, with the scale of least squares for its codes."""
         scales, zeros = self._grid.settled(scales, zeros)
-        points = self._points(scales, zeros)
-        weighted = points if self._weights is None else points * self._weights
-        along, across = self._along(points), np.einsum("rbi,rbi->rb", weighted, points)
-        fitted = np.divide(along, across, out=scales.copy(), where=across > 0)
-        fitted, zeros = self._grid.settled(fitted, zeros)
+        scales, zeros = self._grid.settled(self._blocks.fitted(scales, zeros), zeros)
         # The codes of the first scale are not those that the fitted one would round to: both must be known as stored.
-        self._keep(fitted, zeros, self._errors_with(self._points(fitted, zeros), fitted))
-
-    def _along(self, points: Float32) -> Float32:
-        result: Float32 = np.einsum("rbi,rbi->rb", self._weighted, points)
-        return result
-
-    def _errors_with(self, points: Float32, scales: Float32) -> Float32:
-        """sum(w (x - s q) ** 2)."""
-        difference = self._values - points * scales[..., None]
-        weighted = difference if self._weights is None else difference * self._weights
-        result: Float32 = np.einsum("rbi,rbi->rb", weighted, difference)
-        return result
-
-    def _keep(self, scales: Float32, zeros: Float32, errors: Float32) -> None:
-        better = errors < self.best.errors
-        np.copyto(self.best.scales, scales, where=better)
-        np.copyto(self.best.zeros, zeros, where=better)
-        np.copyto(self.best.errors, errors, where=better)
+        self._blocks.keep_better(scales, zeros)
 
 
 def searched(weight: NDArray[Any], grid: CodeGrid, weights: NDArray[Any] | None) -> MethodResult:
@@ -130,8 +92,7 @@ def searched(weight: NDArray[Any], grid: CodeGrid, weights: NDArray[Any] | None)
     spreaded = None if weights is None else _normed(spread(weights, grid.block_size))
 
     def best(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
-        found = BlockSearch(values, spreaded, grid).run()
-        return found.scales, found.zeros
+        return BlockSearch(values, spreaded, grid).run()
 
     return block_by_block(weight, grid, best)
 

@@ -183,7 +183,7 @@ def test_nan_names_the_tensor_row_and_block(tmp_path: Path) -> None:
     with FloatModel(folder) as source:
         site = next(site for site in source.sites if site.name == "model.layers.1.mlp.up_proj.MatMul.weight")
         with pytest.raises(InputError, match=r"model.layers.1.mlp.up_proj.* row 5, column 70 \(block 2 of 32\)"):
-            source.weight(site)
+            source.check(site)
 
 
 def test_divergence_of_the_model_itself_is_zero(decoder: StreamedDecoder, tokens: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from genai.quantizer.compare import unbeaten
 from genai.quantizer.svg import Scatter, Series
 
 from .ours import MAKER, ORDER, SIZES, TARGETS
@@ -85,11 +86,7 @@ def _apart(points: Sequence[Point]) -> list[Point]:
 
 def best(points: Sequence[Point]) -> list[Point]:
     """Those that no other beats in both size and divergence, the smallest first."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.bits, one.kld)):
-        if not front or point.kld < front[-1].kld:
-            front.append(point)
-    return front
+    return unbeaten(points, lambda point: (point.bits, point.kld))
 
 
 def _fronts(points: Sequence[Point], makers: Sequence[str]) -> Iterator[str]:
