@@ -46,7 +46,8 @@ _ROWS_OF_ONE_PASS = max(rows for rows, tiles in _SHAPES.items() if tiles == STRE
 # Steps that memory takes to answer, about.
 _STEPS_TO_COME = 5
 _SUMS_BYTES = max(_SHAPES) * _ROW_BYTES
-SCRATCH_BYTES = _SUMS_BYTES + ASKED_BYTES
+# Whole cache lines: what follows is stored by lines.
+SCRATCH_BYTES = -(-(_SUMS_BYTES + ASKED_BYTES) // _LINE) * _LINE
 # Sums of a group of STREAMS tiles with sixteen rows. Groups that several blocks of rows meet one after the other.
 _GROUP_BYTES = TILE_ROWS * _ROW_BYTES
 _BYTES_TOGETHER = 1 << 20

@@ -15,9 +15,12 @@ import pytest
 from genai.kernels.cpu.arrays import block_rows
 from genai.kernels.cpu.isa import IsaError, choose
 from genai.kernels.cpu.products.calls import Affine
+from genai.kernels.cpu.products.decode import SCRATCH_BYTES, tile_memory
 from genai.kernels.cpu.products.dense import pack_dense
+from genai.kernels.cpu.products.dot import dot_for
+from genai.kernels.cpu.products.micro_kernels import IntegerBlocks
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.formats import BlockMatrix
+from genai.kernels.formats import BlockMatrix, layout_with
 from tests.instructions import other_instructions
 
 Multiply = Callable[..., np.ndarray]
@@ -236,3 +239,14 @@ def test_instructions_that_the_machine_lacks_are_not_the_models_fault() -> None:
     assert run.returncode == 2
     why = "GENAI_CPU_ISA is 'avx9': there is no such instruction set."
     assert run.stderr.startswith(f"error: GENAI_CPU_ISA cannot be obeyed\n  why: {why} Unset it")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
+def test_what_tiles_are_stored_in_begins_on_a_line(bits: int, block_size: int) -> None:
+    """Whatever machine this is: stores of whole lines fault elsewhere."""
+    layout = layout_with(bits, block_size, "half", False, whole_points=True)
+    kind = IntegerBlocks(layout, "amx", dot_for("amx", layout.byte_bits))
+    for records in (1, 3, 64):
+        tiles, scratch = tile_memory(kind, records)
+        assert tiles.scratch % 64 == tiles.turned_bytes % 64 == 0 and scratch >= SCRATCH_BYTES
