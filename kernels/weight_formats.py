@@ -154,15 +154,16 @@ class WeightArrays:
         values = _grid_values(self.data[rows], self.form.bits, self.form.padded(self.columns), self.grid.astype(dtype))
 
         def per_block(factors: NDArray[Any], integers: NDArray[Any] | None) -> NDArray[Any]:
-            factors = factors[rows].astype(dtype)
-            if integers is None:
-                return factors
-            return repeated(factors, integers.shape[1]) * integers[rows].astype(dtype)
+            found: NDArray[Any] = factors[rows].astype(dtype)
+            if integers is not None:
+                found = repeated(found, integers.shape[1]) * integers[rows].astype(dtype)
+            return found
 
         _combine(np.multiply, values, per_block(self.scales, self.multipliers))
         if self.offset_scales is not None and self.offsets is not None:
             _combine(np.subtract, values, per_block(self.offset_scales, self.offsets))
-        return values[:, : self.columns]
+        result: NDArray[Any] = values[:, : self.columns]
+        return result
 
 
 def from_stored(

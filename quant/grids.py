@@ -73,6 +73,11 @@ class CodeGrid(Protocol):
         """A whole matrix as a model stores it."""
 
 
+def half_scales(scales: Float32) -> Float32:
+    """Scales rounded to float16, but for those that it holds with fewer bits or not at all."""
+    return rounded_to_half(scales)
+
+
 # Given a matrix and a grid, the scales and zeros [rows, blocks] that a method begins with.
 FindScales = Callable[[NDArray[Any], CodeGrid], tuple[Float32, Float32]]
 
@@ -141,7 +146,7 @@ class UniformGrid:
             zeros = np.full_like(scales, self.centre)
         else:
             zeros = np.floor(np.clip(zeros, 0, (1 << self.bits) - 1) + np.float32(0.5)).astype(np.float32)
-        return (rounded_to_half(scales) if self.half_scales and not self.by_row else scales), zeros
+        return (half_scales(scales) if self.half_scales and not self.by_row else scales), zeros
 
     def bound(self, weight: NDArray[Any], find_scales: FindScales) -> UniformGrid:
         return self
@@ -194,7 +199,7 @@ class CodebookGrid:
             with np.errstate(divide="ignore"):  # 2 ** -24 is the smallest number of float16
                 scales = np.where(scales == 0, 0, np.exp2(np.clip(np.rint(np.log2(np.abs(scales))), -24, 15)))
         scales = scales.astype(np.float32)
-        return (rounded_to_half(scales) if self.half_scales else scales), np.zeros_like(scales)
+        return (half_scales(scales) if self.half_scales else scales), np.zeros_like(scales)
 
     def bound(self, weight: NDArray[Any], find_scales: FindScales) -> CodebookGrid:
         return self
@@ -233,7 +238,7 @@ class CodedBlocks:
 
     def values(self, grid: CodeGrid) -> Float32:
         """The matrix that is stored, float32 [rows, columns]."""
-        values = grid.points[self.codes]
+        values = grid.points.take(self.codes)
         values -= self.zeros[:, :, None]
         values *= self.scales[:, :, None]
         rows, blocks, size = values.shape

@@ -45,11 +45,18 @@ class Flow:
             other._values[index].update(self.read(index))
         return other
 
-    def advance(self, decoder: StreamedDecoder, stage: ProgramStage, *, instead: Override = nothing_instead) -> None:
-        """Run a stage, and forget what no later one reads."""
+    def advance(
+        self,
+        decoder: StreamedDecoder,
+        stage: ProgramStage,
+        *,
+        instead: Override = nothing_instead,
+        narrow: bool = False,
+    ) -> None:
+        """Run a stage, and forget what no later one reads; `narrow` as for `StreamedDecoder.running`."""
         later = {name for other in decoder.stages[stage.number + 1 :] for name in other.program.given}
         most = max(batch.size for batch in self.batches)
-        with decoder.running(stage, instead=instead, tokens=most) as running:
+        with decoder.running(stage, instead=instead, tokens=most, narrow=narrow) as running:
             for index, batch in enumerate(self.batches):
                 made = running.run(batch, self.read(index, stage.program.given))
                 self._replace(index, {name: value for name, value in made.items() if name in later}, later)

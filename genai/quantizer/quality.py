@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,8 @@ class Evaluation:
         most = max(text.tokens.shape[1], _MOST_LOGITS_BYTES // (8 * decoder.vocab_size))
         self._batches = batches_of(text.tokens, most)
         self._exact = Flow(self._batches)
+        self._logits: list[NDArray[np.float32]] = []  # the float model's, once they are known, where they are few
+        self._keeps_logits = 4 * text.tokens.size * decoder.vocab_size <= _MOST_LOGITS_BYTES
         for stage in decoder.stages[:-1]:
             self._exact.advance(decoder, stage)
 
@@ -96,15 +99,22 @@ class Evaluation:
         last = self._decoder.stages[-1]
         most = max(batch.size for batch in self._batches)
         parts = []
-        with self._decoder.running(last, tokens=most) as exact, \
-             self._decoder.running(last, instead=instead, tokens=most) as changed:  # fmt: skip
+        with ExitStack() as stack:
+            running = [stack.enter_context(self._decoder.running(last, instead=instead, tokens=most))]
+            if not self._logits:
+                running.append(stack.enter_context(self._decoder.running(last, tokens=most)))
+            computed = []
             for index, batch in enumerate(self._batches):
-                logits = [
-                    running.run(batch, texts.read(index))[self._decoder.logits]
-                    for running, texts in ((exact, self._exact), (changed, flow))
-                ]
+                found, *exact = (
+                    one.run(batch, texts.read(index))[self._decoder.logits]
+                    for one, texts in zip(running, (flow, self._exact), strict=False)
+                )
+                logits = exact[0] if exact else self._logits[index]
+                if exact and self._keeps_logits:
+                    computed.append(logits)
                 rows, targets = _predicting(batch)
-                parts.append(compare_logits(logits[0][rows], logits[1][rows], targets, self._decoder.executor))
+                parts.append(compare_logits(logits[rows], found[rows], targets, self._decoder.executor))
+        self._logits = self._logits or computed
         divergence, agrees, of_base, of_other = np.concatenate(parts, axis=1)
         mean, error = mean_and_error(divergence)
         median, p90, p99, maximum = np.quantile(divergence, (0.5, 0.9, 0.99, 1.0)).tolist()

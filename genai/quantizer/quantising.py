@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.rounding import rounded_to_half
 from genai.kernels.weight_formats import ROW
 from genai.quant.blocks import QuantizationError
 from genai.quant.formats import QuantizedWeight
-from genai.quant.grids import in_parallel, row_slices
+from genai.quant.grids import half_scales, in_parallel, row_slices
 from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
 from genai.quant.methods.awq import find_factors
 from genai.quant.methods.base import output_square
@@ -33,7 +32,7 @@ from .workspace import FinishedMatrices, Stored
 Progress = Callable[[Site], None]
 # Tokens per column of a tied matrix.
 _TIED_TOKENS = 8
-# Rows whose errors are computed at once.
+# Rows that errors of the outputs are estimated from, drawn evenly.
 _ERROR_ROWS = 1024
 
 
@@ -161,9 +160,9 @@ class Quantising:
             for value, sites in _by_input(stage).items():
                 self._finish_group(decoder, stage, value, sites, flow, exact)
             if stage is not decoder.stages[-1]:
-                flow.advance(decoder, stage, instead=self.during)
+                flow.advance(decoder, stage, instead=self.during, narrow=True)
                 if exact is not None:
-                    exact.advance(decoder, stage)
+                    exact.advance(decoder, stage, narrow=True)
         flow.close()
         if exact is not None:
             exact.close()
@@ -187,7 +186,7 @@ class Quantising:
                     for site in wanted:
                         self._finish(site, _as_table(found))
             if stage is not decoder.stages[-1]:
-                flow.advance(decoder, stage)
+                flow.advance(decoder, stage, narrow=True)
         flow.close()
 
     def _waits(self, site: Site) -> bool:
@@ -273,7 +272,7 @@ def _errors(
     weight: NDArray[Any], packed: QuantizedWeight, factors: NDArray[np.float32] | None,
     inputs: InputStatistics | None,
 ) -> dict[str, float]:  # fmt: skip
-    """Relative squared errors of the weights, and of the outputs where inputs are known."""
+    """Relative squared errors of the weights, and (from some of the rows) of the outputs where inputs are known."""
 
     def both(rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         exact, lost = np.asarray(weight[rows], np.float32), packed.rows(rows)
@@ -288,10 +287,9 @@ def _errors(
     lost, exact = np.sum([*in_parallel(squares, row_slices(*weight.shape))], axis=0).tolist()
     found = {"weight_error": lost / exact if exact else 0.0}
     if inputs is not None:
-        sums = np.zeros(2)
-        for first in range(0, len(weight), _ERROR_ROWS):
-            sums += [output_square(one, inputs) for one in both(slice(first, first + _ERROR_ROWS))]
-        found["output_error"] = float(sums[0] / sums[1]) if sums[1] else 0.0
+        rows = slice(None, None, -(-len(weight) // _ERROR_ROWS))
+        lost, exact = (output_square(one, inputs) for one in both(rows))
+        found["output_error"] = lost / exact if exact else 0.0
     return found
 
 
@@ -303,7 +301,7 @@ def _with_rows_divided(
     def divided(scales: NDArray[np.float32]) -> NDArray[np.float32]:
         changed = np.array(scales)
         changed[first : first + count] /= factors[:, None]
-        return rounded_to_half(changed) if narrow else changed
+        return half_scales(changed) if narrow else changed
 
     scales, offset_scales = divided(packed.scales), packed.offset_scales
     if offset_scales is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.host.arrays import SumOfProducts, Threads
 from genai.quant.methods import InputStatistics
 
 from .flow import Flow
@@ -18,42 +19,39 @@ from .streaming import Override, ProgramStage, StreamedDecoder, nothing_instead
 class Gathering:
     """Sums over all tokens of one value.
 
-    Products are summed in float32: their rounding is a millionth of what the methods damp them by, and half of the
-    memory matters where a matrix has 8192 columns or more.
+    Products are summed in float32, and rounded to bfloat16 before where the machine multiplies that much faster: both
+    is far less than what the methods damp them by, and half of the memory matters where a matrix has 8192 columns.
 
     Args:
-        gram: whether its products with itself are wanted. cross: also those with the float model's.
+        gram: whether its products with itself are wanted. threads: who multiplies.
     """
 
-    def __init__(self, gram: bool) -> None:
-        self._wants_gram, self._count = gram, 0
+    def __init__(self, gram: bool, threads: Threads) -> None:
+        self._wants_gram, self._threads, self._count = gram, threads, 0
         self._squares: NDArray[Any] | None = None
-        self._gram: NDArray[Any] | None = None
-        self._cross: NDArray[Any] | None = None
+        self._gram: SumOfProducts | None = None
+        self._cross: SumOfProducts | None = None
 
     def add(self, values: NDArray[np.float32], exact: NDArray[np.float32] | None) -> None:
         """Tokens' values [tokens, width], and what the float model has in their place."""
         self._count += len(values)
-        self._squares = _sum(self._squares, np.einsum("ti,ti->i", values, values, dtype=np.float64))
+        squares = np.einsum("ti,ti->i", values, values, dtype=np.float64)
+        self._squares = squares if self._squares is None else self._squares + squares
         if self._wants_gram:
-            self._gram = _sum(self._gram, values.T @ values)
+            self._gram = self._gram or self._products(values.shape[1], same=True)
+            self._gram.add(values, values)
             if exact is not None:
-                self._cross = _sum(self._cross, exact.T @ values)
+                self._cross = self._cross or self._products(values.shape[1], same=False)
+                self._cross.add(exact, values)
+
+    def _products(self, width: int, *, same: bool) -> SumOfProducts:
+        return SumOfProducts((width, width), self._threads, same=same)
 
     def result(self) -> InputStatistics:
         """The means."""
         assert self._squares is not None
-        for total in (self._squares, self._gram, self._cross):
-            if total is not None:
-                total /= self._count
-        return InputStatistics(self._count, self._squares, self._gram, self._cross)
-
-
-def _sum(total: NDArray[Any] | None, part: NDArray[Any]) -> NDArray[Any]:
-    if total is None:
-        return part
-    total += part
-    return total
+        means = [None if products is None else products.mean(self._count) for products in (self._gram, self._cross)]
+        return InputStatistics(self._count, self._squares / self._count, *means)
 
 
 def gather(
@@ -72,7 +70,7 @@ def gather(
         flow: texts as the quantised model has them. exact: as the float model has them; None = no cross products.
         instead: the stage's matrices in the quantised model.
     """
-    found = {name: Gathering(gram) for name in wanted}
+    found = {name: Gathering(gram, decoder.threads) for name in wanted}
     inside = [name for name in wanted if name not in stage.program.given]
     needed = {*wanted, *(stage.program.given if inside else ())}
     passes = [(flow, instead)] + ([] if exact is None else [(exact, nothing_instead)])
@@ -80,7 +78,9 @@ def gather(
         # Batch by batch through both models, since what is inside a stage may be wide.
         most = max(batch.size for batch in flow.batches)
         running = [
-            stack.enter_context(decoder.running(stage, instead=weights, only=inside, tokens=most)) if inside else None
+            stack.enter_context(decoder.running(stage, instead=weights, only=inside, tokens=most, narrow=True))
+            if inside
+            else None
             for _, weights in passes
         ]
         for index, batch in enumerate(flow.batches):

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.executor import StepContext, StepFunction
+from genai.kernels.host.arrays import has_bfloat_products
 from genai.kernels.records import (
     Attention,
     DenseWeight,
@@ -101,7 +103,7 @@ class StreamedDecoder:
         source: the model. threads: None = the physical cores.
 
     Attributes:
-        stages: in order; the last one makes the logits.
+        stages: in order; the last one makes the logits. threads: who computes.
         uses: all uses, in order.
 
     Raises:
@@ -118,6 +120,7 @@ class StreamedDecoder:
             )
         self.source, self._flat = source, graph.flat
         self.executor = open_executor("cpu", threads)
+        self.threads = self.executor.host_threads
         names = source.config.model.decoder.names
         kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
         inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in graph.model.graph.inputs if v.name in kinds}
@@ -192,6 +195,7 @@ class StreamedDecoder:
         instead: Override = nothing_instead,
         only: Collection[str] = (),
         tokens: int = BATCH_TOKENS,
+        narrow: bool = False,
     ) -> Iterator[RunningStage]:
         """A stage that is ready to run; its weights are in memory until the end.
 
@@ -200,10 +204,14 @@ class StreamedDecoder:
             only: values inside the stage that are wanted instead of what later stages read; what they do not need is
                 not computed.
             tokens: most of a batch.
+            narrow: products round what they multiply to bfloat16, where the machine does that much faster.
         """
         wanted = tuple(only) or tuple(stage.program.outputs)
         program = replace(stage.program, parts=_needed(stage.program.parts, wanted), outputs=wanted)
-        program = replace(program, constants=_StageConstants(self, stage, instead))
+        narrow = narrow and has_bfloat_products()
+        program = replace(program, constants=_StageConstants(self, stage, instead, narrow=narrow))
+        if narrow:
+            program = replace(program, parts=tuple(_rounding(part) for part in program.parts))
         storages: list[PagedStorage] = []
         layers: list[Any] = [None] * len(self._flat.layers)
         try:
@@ -233,8 +241,9 @@ class StreamedDecoder:
 class _StageConstants:
     """The constants of one stage; matrices of sites are made when they are packed, and forgotten."""
 
-    def __init__(self, decoder: StreamedDecoder, stage: ProgramStage, instead: Override) -> None:
+    def __init__(self, decoder: StreamedDecoder, stage: ProgramStage, instead: Override, *, narrow: bool) -> None:
         self._decoder, self._instead = decoder, instead
+        self._narrow = {use.site for use in stage.uses}.difference(stage.lookups) if narrow else set()
         self._sites = {
             weight.data: (site, decoder.is_inputs_first(weight))
             for record in stage.program.records
@@ -246,9 +255,14 @@ class _StageConstants:
         if name not in self._sites:
             return self._decoder.program.constants.array(name)
         site, inputs_first = self._sites[name]
-        matrix = self._instead(site)
-        matrix = self._decoder.source.weight(site) if matrix is None else matrix
-        matrix = np.ascontiguousarray(matrix.T if inputs_first else matrix, np.float32)
+        matrix: NDArray[Any] | None = self._instead(site)
+        if site in self._narrow:
+            matrix = self._decoder.source.narrow_weight(site) if matrix is None else matrix
+            matrix = matrix.astype(ml_dtypes.bfloat16, copy=False)
+        elif matrix is None:
+            matrix = self._decoder.source.weight(site)
+        if inputs_first:
+            return matrix.T  # what packs it turns it back
         return matrix.reshape(site.experts, -1, site.columns) if site.experts else matrix
 
     def packed(self, weight: Weight) -> None:
@@ -266,6 +280,10 @@ def _needed(parts: Sequence[Any], wanted: Collection[str]) -> tuple[Any, ...]:
     return tuple(reversed(found))
 
 
+def _rounding(part: Any) -> Any:
+    return replace(part, exact=False) if isinstance(part, (Product, GatedProduct)) else part
+
+
 @dataclass(frozen=True)
 class RunningStage:
     """A stage whose weights are in memory."""
@@ -280,14 +298,14 @@ class RunningStage:
             values: what earlier stages made, one row per token.
 
         Returns:
-            What is wanted, [tokens, width] each, as copies.
+            What is wanted, [tokens, width] each; the caller's own, as everything that the CPU's programs return.
         """
         return self.step(step_of(tokens), values)
 
     def step(self, step: StepContext, values: Mapping[str, NDArray[np.float32]]) -> Values:
         """Compute any step."""
         made = self.function.run(step, values)
-        return {name: np.array(made[name], np.float32).reshape(len(step.tokens), -1) for name in self.outputs}
+        return {name: np.asarray(made[name], np.float32).reshape(len(step.tokens), -1) for name in self.outputs}
 
 
 def step_of(tokens: Tokens, first: int = 0, room: int = 0) -> StepContext:

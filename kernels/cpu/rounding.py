@@ -274,7 +274,7 @@ def _floats(array: Any) -> Float32:
 
 
 def _at(array: NDArray[Any]) -> int:
-    return array.__array_interface__["data"][0]
+    return int(array.__array_interface__["data"][0])
 
 
 def _blocks(values: Float32) -> tuple[int, int, int]:

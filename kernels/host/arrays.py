@@ -13,14 +13,17 @@ from ..cpu.gemm.dense_attention import DenseAttention
 from ..cpu.gemm.linear import IntegerLinear, IntegerMatMul, Linear
 from ..cpu.gemm.packing import pack_integer_kernels, pack_integer_weight, pack_kernels, pack_weight
 from ..cpu.gemm.windows import Windows, window_columns
+from ..cpu.products.calls import has_bfloat_products
 from ..cpu.products.forms import pack_form
 from ..cpu.products.packing import pack_matrix
+from ..cpu.products.sums import SumOfProducts
 from ..cpu.program.pool import Threads
 
 __all__ = [
     "BlockLinear", "Convolution", "DenseAttention", "QParams", "IntegerConvolution", "IntegerLinear", "IntegerMatMul",
-    "Linear", "Threads", "Windows", "activation", "block_rows", "combined_bytes", "depthwise", "dequantized_bytes",
-    "finish_channels", "gated", "looked_up", "matmul", "norm", "norm_of_sum", "pack_form",
+    "Linear", "SumOfProducts", "Threads", "Windows", "activation", "block_rows", "combined_bytes", "depthwise",
+    "dequantized_bytes", "finish_channels", "gated", "has_bfloat_products", "looked_up", "matmul", "norm",
+    "norm_of_sum", "pack_form",
     "pack_integer_kernels", "pack_integer_weight", "pack_kernels", "pack_matrix", "pack_weight", "quantized_bytes",
     "quantized_to_range", "softmax_rows", "supported", "trees", "window_columns",
 ]  # fmt: skip

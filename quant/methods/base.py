@@ -22,6 +22,7 @@ from ..grids import (
     in_parallel,
     row_slices,
 )
+from ..threads import worker_count
 
 Float64 = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
@@ -149,10 +150,11 @@ def by_rows(weight: NDArray[Any], grid: CodeGrid, work: Callable[[NDArray[Any], 
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)
-    step = max(1, _PART_FLOATS // columns)
+    step = max(1, min(_PART_FLOATS // columns, -(-rows // worker_count())))
 
     def fill(first: int) -> None:
         part = slice(first, min(first + step, rows))
+        in_blocks(weight[part], grid.block_size, first_row=first)  # finite
         found = work(weight[part], grid.part(part, slice(None)))
         result.scales[part], result.zeros[part], result.codes[part] = found.scales, found.zeros, found.codes
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..blocks import QuantizationError
-from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, in_blocks, reciprocal
+from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, reciprocal
 from .base import Float64, Floats, InputStatistics, Method, MethodResult, by_rows, required_gram
 from .search import BlockSearch, find_searched
 
@@ -68,7 +68,6 @@ class Rounding:
         """Round some rows, with the grid of these."""
         rows, columns = weight.shape
         size, order, upper = self._size, self._order, self._upper
-        in_blocks(weight, size)  # finite
         left = np.ascontiguousarray(weight.T[order])  # [columns, rows], in the order of rounding
         result = empty_blocks(rows, columns, size)
         scales, zeros, codes = result.scales, result.zeros, result.codes.reshape(rows, -1)

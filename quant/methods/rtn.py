@@ -22,12 +22,14 @@ def extreme_scales(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
     low, high = ranges(values)
     points = grid.points
     if not grid.has_zeros:
-        extreme = np.where(np.abs(high) > np.abs(low), high, low)
-        scales = extreme / np.float32(points[0] - grid.centre)
-        return grid.settled(scales, np.full_like(scales, grid.centre))
-    low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
-    scales, _ = grid.settled((high - low) / np.float32(points[-1] - points[0]), np.zeros_like(low))
-    return grid.settled(scales, range_zeros(low, scales, grid))
+        extreme: Float32 = np.where(np.abs(high) > np.abs(low), high, low)
+        extreme /= np.float32(points[0] - grid.centre)
+        return grid.settled(extreme, np.full_like(extreme, grid.centre))
+    least: Float32 = np.minimum(low, np.float32(0))
+    reach: Float32 = np.maximum(high, np.float32(0)) - least
+    reach /= np.float32(points[-1] - points[0])
+    scales, _ = grid.settled(reach, np.zeros_like(least))
+    return grid.settled(scales, range_zeros(least, scales, grid))
 
 
 def range_zeros(low: Float32, scales: Float32, grid: CodeGrid) -> Float32:

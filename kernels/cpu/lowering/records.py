@@ -222,7 +222,7 @@ def _activations(record: Any, at: Lowering, matrix: Matrix, counted: StepField) 
         layout = matrix.layout
         form += (layout.block_size, layout.zero_points, layout.bits)
     elif x.width == matrix.padded_columns:
-        return x, record.x
+        return Rows(x.address, x.stride, x.width, counted, x.held), record.x
 
     def make(memory: NDArray[np.uint8]) -> tuple[Inputs, Call]:
         made = inputs_at(memory.ctypes.data, matrix, counted, memory, exact=record.exact)

@@ -64,17 +64,17 @@ def _fit_halves(matrix: BlockMatrix) -> bool:
     return smallest >= _SMALLEST_SCALE and largest * reach * 2.0**_SHIFT <= _LARGEST_HALF
 
 
-def quarter_bytes(layout: RecordLayout) -> int:
+def quarter_bytes(layout: RecordLayout | DenseLayout) -> int:
     """Bytes of the integers that fill a quarter of a tile."""
     return GROUP_BYTES * layout.bits // 4
 
 
-def _rows(layout: RecordLayout) -> tuple[int, ...]:
+def _rows(layout: RecordLayout | DenseLayout) -> tuple[int, ...]:
     """Rows of a tile in a quarter, counted from its first one: the high nibbles are half a tile further."""
     return (0, 1, 8, 9) if layout.bits == 4 else (0, 1, 2, 3)
 
 
-def quarter_stride(layout: RecordLayout) -> int:
+def quarter_stride(layout: RecordLayout | DenseLayout) -> int:
     """Bytes from a quarter's first row to that of the next."""
     return TILE_ROW_BYTES * (2 if layout.bits == 4 else 4)
 
@@ -180,9 +180,41 @@ class FloatWeights:
         return b.fmul(b.fsub(b.sitofp(integer, FLOAT_VECTOR), point), scale)
 
 
+@dataclass(frozen=True)
+class DenseLayout:
+    """Dense weights of bfloat16 [column][16 rows], in the terms of records: each has 64 columns, and no scales."""
+
+    name: str = "bfloat16"
+    bits: int = 16
+    block_size: int = 32
+    nbytes: int = 2 * TILE_BYTES
+    scales: int = 0
+    points: int = 0
+    factor_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """Of bfloat16 already: the numbers only change places."""
+
+    layout: DenseLayout = DenseLayout()
+    name = "dense"
+    unscale = 1.0 / ROWS_SCALE
+
+    def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
+        return None
+
+    def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
+        in_turn = [lane // 2 + LANES * (lane % 2) for lane in range(2 * LANES)]
+        for row, columns in zip(_rows(self.layout), ((0, 2), (1, 3), (4, 6), (5, 7)), strict=True):
+            one, two = (e.load(e.at(source, 2 * LANES * column), ir.VectorType(INT16, LANES)) for column in columns)
+            e.store(e.shuffle(one, two, in_turn), e.at(target, TILE_ROW_BYTES * row), align=64)
+            yield
+
+
 # Ways to dequantise: `factors` reads scales and zero points of a block; `quarter` writes a quarter of a tile, from row
 # `target` on, a row of it after each `yield`; `unscale` undoes the powers of two of weights and activations.
-TileWeights = HalfWeights | FloatWeights
+TileWeights = HalfWeights | FloatWeights | DenseWeights
 
 
 # Rows come in pairs of tiles.

@@ -13,7 +13,7 @@ from ..isa import isa
 from ..program.calls import NO_ROWS, Call, Items, Rows
 from ..tiles import TILE_CONFIG, TILE_ROW_BYTES
 from .activations import Inputs, Quantized
-from .bfloat_tiles import RowTiles, supported, weights_of
+from .bfloat_tiles import DenseWeights, RowTiles, TileWeights, supported, weights_of
 from .decode import STREAMS, Packing, ProductArguments, SwigluArguments, decode_op, tile_memory
 from .dense import DenseMatrix, Matrix
 from .dot import dot_for
@@ -81,7 +81,22 @@ def _grid(matrix: Matrix) -> NDArray[np.uint8] | None:
 
 def has_prefill(matrix: Matrix) -> bool:
     """Whether `prefill_call` multiplies such a matrix on this machine."""
-    return isa() == "amx" and isinstance(matrix, BlockMatrix) and supported(matrix.layout)
+    if not has_bfloat_products():
+        return False
+    if isinstance(matrix, DenseMatrix):
+        return matrix.type == "bfloat16" and matrix.padded_columns % STEP_COLUMNS == 0
+    return supported(matrix.layout)
+
+
+def has_bfloat_products() -> bool:
+    """Whether this machine multiplies bfloat16 several times as fast as float32."""
+    return isa() == "amx"
+
+
+def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
+    if isinstance(first, BlockMatrix) and isinstance(second, BlockMatrix):
+        return weights_of(first, second)
+    return DenseWeights()
 
 
 def prefill_call(x: RowTiles, branch: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
@@ -92,11 +107,11 @@ def prefill_call(x: RowTiles, branch: Affine, out: Rows, *, gate: str = "", gate
     """
     matrix, second = branch.matrix, gated or branch
     _check_shapes(branch, out, bool(gate), gated)
-    if not (has_prefill(matrix) and isinstance(matrix, BlockMatrix) and isinstance(second.matrix, BlockMatrix)):
+    if not (has_prefill(matrix) and has_prefill(second.matrix)):
         raise ValueError(f"no tiles of this machine multiply {matrix}")
     if x.columns != matrix.padded_columns:
         raise ValueError(f"row tiles have {x.columns} columns, the matrix is filled up to {matrix.padded_columns}")
-    tile_bytes = matrix.records * matrix.layout.nbytes
+    tile_bytes = matrix.records * kind_of(matrix, quantized=False).record_bytes
     steps = matrix.padded_columns // STEP_COLUMNS
     table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
     table[:TABLE_ZEROS] = TILE_CONFIG
@@ -107,7 +122,7 @@ def prefill_call(x: RowTiles, branch: Affine, out: Rows, *, gate: str = "", gate
     )  # fmt: skip
     pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
     items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
-    return Call(prefill_op(weights_of(matrix, second.matrix), gate), arguments, items, PREFILL_SCRATCH_BYTES)
+    return Call(prefill_op(_tile_weights(matrix, second.matrix), gate), arguments, items, PREFILL_SCRATCH_BYTES)
 
 
 def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:

@@ -21,7 +21,7 @@ from typing import Any
 from ...formats import TILE_ROWS, RecordLayout
 from ..emit import INT64, Emitter, micro_kernel
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, add_bfloat_product, load_tile, store_tile
-from .bfloat_tiles import QUARTERS, TILE_COLUMNS, TileWeights, quarter_bytes, quarter_stride
+from .bfloat_tiles import QUARTERS, TILE_COLUMNS, DenseLayout, TileWeights, quarter_bytes, quarter_stride
 
 # A step is two tiles of columns: in records of blocks of 32, one record.
 STEP_TILES = 2
@@ -43,7 +43,7 @@ _PAIR_QUARTERS = 2 * QUARTERS
 class Steps:
     """Where steps of 64 columns lie in the records of a tile."""
 
-    layout: RecordLayout
+    layout: RecordLayout | DenseLayout
 
     def at(self, e: Emitter, tile: Any, step: Any) -> tuple[Any, Any, Any]:
         """Addresses of a step's integers, and of the scales of its two tiles."""

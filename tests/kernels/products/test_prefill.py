@@ -25,7 +25,9 @@ from genai.kernels.cpu.products.bfloat_tiles import (
     weights_of,
 )
 from genai.kernels.cpu.products.calls import Affine, decode_call, has_prefill, prefill_call
+from genai.kernels.cpu.products.dense import pack_dense
 from genai.kernels.cpu.products.packing import pack_matrix
+from genai.kernels.cpu.products.sums import SumOfProducts
 from genai.kernels.cpu.program.calls import Rows, program_of
 from genai.kernels.cpu.program.context import ContextTable, StepField
 from genai.kernels.cpu.program.pool import Threads
@@ -153,6 +155,38 @@ def test_every_kind_of_weight(
     assert isinstance(weights_of(matrix), kind)
     assert error(prefill(x, matrix), bfloats(x) @ tile_values(matrix).T) < 1e-6
     np.testing.assert_array_equal(prefill(x[:40], matrix), prefill(x, matrix)[:40])
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 64), (40, 192), (96, 2048), pytest.param(65, 8256, marks=DRAWN)])
+def test_dense_weights(prefill: Multiply, normal: Callable[..., np.ndarray], rows: int, columns: int) -> None:
+    weight, x = normal(rows, columns).astype(ml_dtypes.bfloat16), normal(130, columns)
+    matrix = pack_dense(weight, transposed=True)
+    assert has_prefill(matrix)
+    assert error(prefill(x, matrix), bfloats(x) @ weight.astype(np.float64).T) < 1e-6
+    np.testing.assert_array_equal(prefill(x[:40], matrix), prefill(x, matrix)[:40])
+
+
+def test_dense_weights_that_fill_no_tiles(normal: Callable[..., np.ndarray]) -> None:
+    assert not has_prefill(pack_dense(normal(32, 80).astype(ml_dtypes.bfloat16), transposed=True))
+    assert not has_prefill(pack_dense(normal(32, 64), transposed=True))
+
+
+@pytest.mark.parametrize("tokens, widths", [(1, (3, 5)), (100, (50, 70)), (64, (64, 64)), (300, (257, 512))])
+def test_sums_of_products(normal: Callable[..., np.ndarray], tokens: int, widths: tuple[int, int]) -> None:
+    sums, expected = SumOfProducts(widths, Threads(2)), np.zeros(widths)
+    for _ in range(3):
+        a, b = normal(tokens, widths[0]), normal(tokens, widths[1])
+        sums.add(a, b)
+        expected += bfloats(a).T @ bfloats(b)
+    assert error(sums.mean(1), expected) < 1e-6
+
+
+@pytest.mark.parametrize("width", [5, 1000, 1024, 2100])
+def test_sums_of_products_of_one_array(normal: Callable[..., np.ndarray], width: int) -> None:
+    sums, a = SumOfProducts((width, width), Threads(2), same=True), normal(70, width)
+    sums.add(a, a)
+    sums.add(-a, -a)
+    assert error(sums.mean(140), bfloats(a).T @ bfloats(a) / 70) < 1e-6
 
 
 @pytest.mark.parametrize("factor", [2.0**-24, 2.0**-20, 1.0, 63.0, 64.0, 65000.0])
