@@ -46,6 +46,8 @@ FORMS: dict[int, tuple[tuple[str, Engine, tuple[str, ...]], ...]] = {
     )
 }
 
+ENGINES = tuple(dict.fromkeys(engine.name for forms in FORMS.values() for _, engine, _ in forms))
+
 
 @dataclass
 class Contender:
@@ -69,10 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="engines and models")
     parser.add_argument("--repeat", type=int, default=3, help="processes of each engine")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="only this one's forms; may be repeated")
     asked = parser.parse_args(arguments)
     work = asked.work.expanduser().resolve()
     checkpoint = make_checkpoint(work / "checkpoints" / SHAPE, SHAPES[SHAPE])
-    contenders = list(_made(work, checkpoint))
+    contenders = list(_made(work, checkpoint, asked.engine or ENGINES))
     reading, vocab_size = bandwidth(default_threads()), int(SHAPES[SHAPE].config["vocab_size"])
     most = reading()
     for one, measured in in_turns(
@@ -92,11 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"| {' | '.join(map(str, cells))} | {_middle(one.decode):.1f} | {_middle(one.share):.2f} |")
 
 
-def _made(work: Path, checkpoint: Path) -> Iterator[Contender]:
+def _made(work: Path, checkpoint: Path, engines: Sequence[str]) -> Iterator[Contender]:
     folder, floats = work / "forms", work / "forms" / "floats.gguf"
     folder.mkdir(parents=True, exist_ok=True)
     for bits, forms in FORMS.items():
         for name, engine, how in forms:
+            if engine.name not in engines:
+                continue
             model = folder / f"{engine.name}-{name.replace(' ', '-')}"
             if isinstance(engine, LlamaCpp):
                 model = model.with_name(model.name + ".gguf")

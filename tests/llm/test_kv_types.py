@@ -11,6 +11,7 @@ import pytest
 
 import genai
 from genai.errors import OptionError
+from genai.kernels.host.arrays import has_bfloat_products
 from genai.measure.evaluation import kl_divergence, read_questions
 from genai.measure.evaluation.divergence import keep_kv_quality
 from genai.model import kv_quality
@@ -86,8 +87,9 @@ def test_the_reference_rounds_as_the_cpu_does(bundled_folder: Path, options: dic
             one = genai.Generator(model, params)
             one.append_tokens(given)
             logits.append(one.get_logits())
-    spread = np.abs(logits[1]).max()
-    np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=2e-3 * spread)
+    # Rows of a prompt meet packed pages in bfloat16 where the machine has tiles.
+    most = 2e-2 if has_bfloat_products() else 2e-3
+    np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=most * np.abs(logits[1]).max())
 
 
 @pytest.fixture(scope="module")
