@@ -89,7 +89,7 @@ def test_the_reference_rounds_as_the_cpu_does(bundled_folder: Path, options: dic
             logits.append(one.get_logits())
     # Rows of a prompt meet packed pages in bfloat16 where the machine has tiles, and what is a little off in one layer
     # is rounded to another integer in the next one.
-    most = {"int8": 2e-2, "int4": 6e-2}[options["kv_dtype"]] if has_bfloat_products() else 2e-3
+    most = {"int8": 2e-2, "int4": 0.15}[options["kv_dtype"]] if has_bfloat_products() else 2e-3
     np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=most * np.abs(logits[1]).max())
 
 
