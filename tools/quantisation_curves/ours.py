@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import genai
+from genai.errors import OptionError
 from genai.measure.evaluation.tasks import Question, evaluate
 from genai.quant.methods import METHODS
 from genai.quantizer.run import quantize_model
@@ -57,7 +58,11 @@ def measure(
             options = {**options, "calib": None}
         if has_target and (earlier := sorted(folder.parent.glob("target-*/quantization_report.json"))):
             options = {**options, "sensitivity": earlier[0]}
-        report = quantize_model(subject.checkpoint, folder, subject.options(**options), plain_roundings=False)
+        try:
+            report = quantize_model(subject.checkpoint, folder, subject.options(**options), plain_roundings=False)
+        except OptionError as error:  # a target that this model is too small for
+            print(f"{subject.name} {name}: {error}", flush=True)
+            continue
         assert report.quality is not None
         accuracy = None
         if questions:
