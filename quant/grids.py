@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.rounding import Points, closest_codes, rounded_to_half
+from genai.kernels.cpu.rounding import Points, closest_codes, rounded_to_half as rounded_to_half
 from genai.kernels.weight_formats import BLOCKS, CODE_BITS, ROW, WeightFormat
 
 from .blocks import QuantizationError, num_blocks
@@ -71,11 +71,6 @@ class CodeGrid(Protocol):
 
     def packed(self, blocks: CodedBlocks) -> QuantizedWeight:
         """A whole matrix as a model stores it."""
-
-
-def half_scales(scales: Float32) -> Float32:
-    """Scales rounded to float16, but for those that it holds with fewer bits or not at all."""
-    return rounded_to_half(scales)
 
 
 # Given a matrix and a grid, the scales and zeros [rows, blocks] that a method begins with.
@@ -146,7 +141,7 @@ class UniformGrid:
             zeros = np.full_like(scales, self.centre)
         else:
             zeros = np.floor(np.clip(zeros, 0, (1 << self.bits) - 1) + np.float32(0.5)).astype(np.float32)
-        return (half_scales(scales) if self.half_scales and not self.by_row else scales), zeros
+        return (rounded_to_half(scales) if self.half_scales and not self.by_row else scales), zeros
 
     def bound(self, weight: NDArray[Any], find_scales: FindScales) -> UniformGrid:
         return self
@@ -199,7 +194,7 @@ class CodebookGrid:
             with np.errstate(divide="ignore"):  # 2 ** -24 is the smallest number of float16
                 scales = np.where(scales == 0, 0, np.exp2(np.clip(np.rint(np.log2(np.abs(scales))), -24, 15)))
         scales = scales.astype(np.float32)
-        return (half_scales(scales) if self.half_scales else scales), np.zeros_like(scales)
+        return (rounded_to_half(scales) if self.half_scales else scales), np.zeros_like(scales)
 
     def bound(self, weight: NDArray[Any], find_scales: FindScales) -> CodebookGrid:
         return self

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from genai.kernels.weight_formats import ROW
 from genai.quant.blocks import QuantizationError
 from genai.quant.formats import QuantizedWeight
-from genai.quant.grids import half_scales, in_parallel, row_slices
+from genai.quant.grids import in_parallel, rounded_to_half, row_slices
 from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
 from genai.quant.methods.awq import find_factors
-from genai.quant.methods.base import output_square
+from genai.quant.methods.base import output_error
 
 from ..errors import InputError
 from .calibration import CalibrationText
@@ -275,21 +275,20 @@ def _errors(
     """Relative squared errors of the weights, and (from some of the rows) of the outputs where inputs are known."""
 
     def both(rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        exact, lost = np.asarray(weight[rows], np.float32), packed.rows(rows)
+        exact, stored = np.asarray(weight[rows], np.float32), packed.rows(rows)
         if factors is not None:
-            lost /= factors
-        np.subtract(exact, lost, out=lost)
-        return lost, exact
+            stored /= factors
+        return exact, stored
 
-    def squares(rows: slice) -> list[float]:
-        return [float(np.vdot(one, one)) for one in both(rows)]
+    def squares(rows: slice) -> tuple[float, float]:
+        exact, lost = both(rows)
+        np.subtract(exact, lost, out=lost)
+        return float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
 
     lost, exact = np.sum([*in_parallel(squares, row_slices(*weight.shape))], axis=0).tolist()
     found = {"weight_error": lost / exact if exact else 0.0}
     if inputs is not None:
-        rows = slice(None, None, -(-len(weight) // _ERROR_ROWS))
-        lost, exact = (output_square(one, inputs) for one in both(rows))
-        found["output_error"] = lost / exact if exact else 0.0
+        found["output_error"] = output_error(*both(slice(None, None, -(-len(weight) // _ERROR_ROWS))), inputs)
     return found
 
 
@@ -301,7 +300,7 @@ def _with_rows_divided(
     def divided(scales: NDArray[np.float32]) -> NDArray[np.float32]:
         changed = np.array(scales)
         changed[first : first + count] /= factors[:, None]
-        return half_scales(changed) if narrow else changed
+        return rounded_to_half(changed) if narrow else changed
 
     scales, offset_scales = divided(packed.scales), packed.offset_scales
     if offset_scales is not None:

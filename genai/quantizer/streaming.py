@@ -103,7 +103,7 @@ class StreamedDecoder:
         source: the model. threads: None = the physical cores.
 
     Attributes:
-        stages: in order; the last one makes the logits. threads: who computes.
+        stages: in order; the last one makes the logits.
         uses: all uses, in order.
 
     Raises:
@@ -120,7 +120,6 @@ class StreamedDecoder:
             )
         self.source, self._flat = source, graph.flat
         self.executor = open_executor("cpu", threads)
-        self.threads = self.executor.host_threads
         names = source.config.model.decoder.names
         kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
         inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in graph.model.graph.inputs if v.name in kinds}

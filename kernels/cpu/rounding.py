@@ -205,7 +205,7 @@ def ranges(values: Float32) -> tuple[Float32, Float32]:
 
 
 def rounded_to_half(numbers: Float32) -> Float32:
-    """Numbers rounded to float16, but for those that it holds with fewer bits or not at all; none is NaN."""
+    """Scales rounded to float16, but for those that it holds with fewer bits or not at all; none is NaN."""
     numbers = _floats(numbers)
     found = np.empty_like(numbers)
     round_halves(_at(numbers), numbers.size, _at(found))

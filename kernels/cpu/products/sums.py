@@ -8,14 +8,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ...formats import TILE_ROWS, num_tiles
+from ...formats import num_tiles
 from ...large import huge_array
 from ..program.calls import Rows, program_of
 from ..program.context import ContextTable, StepField
 from ..program.pool import Threads
 from .bfloat_tiles import row_tiles_call, row_tiles_in, row_tiles_size
 from .calls import Affine, has_bfloat_products, prefill_call
-from .dense import DenseMatrix, dense_shape
+from .dense import DenseMatrix, pack_dense
 from .prefill_kernel import STEP_COLUMNS
 
 _NANOSECONDS_PER_PRODUCT = 0.001
@@ -84,10 +84,6 @@ def _turned(a: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _packed(b: NDArray[np.float32], columns: int) -> NDArray[np.uint16]:
     """The transpose of b [tokens, width] as weights, with more tokens of zeros."""
-    tokens, width = b.shape
-    data, whole = huge_array(dense_shape(width, columns), np.uint16), width // TILE_ROWS
-    bits = b.astype(ml_dtypes.bfloat16).view(np.uint16)
-    data[:whole, :tokens] = bits[:, : whole * TILE_ROWS].reshape(tokens, whole, TILE_ROWS).transpose(1, 0, 2)
-    if rest := width % TILE_ROWS:
-        data[whole, :tokens, :rest] = bits[:, whole * TILE_ROWS :]
-    return data
+    narrow = np.zeros((columns, b.shape[1]), ml_dtypes.bfloat16)
+    narrow[: len(b)] = b
+    return pack_dense(narrow).data
