@@ -30,6 +30,10 @@ class Draw:
         """For random cases."""
         return int.from_bytes(_digest(self.word)[:4])
 
+    def fewer(self, count: int, one_in: int) -> int:
+        """Of so many random cases (`seed` makes them), how many are computed: one in so many of them."""
+        return count if self.word == ALL else -(-count // one_in)
+
     def part(self, names: Iterable[str], one_in: int) -> set[str]:
         """One in so many of the names (rounded up)."""
         ordered = sorted(names, key=lambda name: _digest(f"{self.word} {name}"))

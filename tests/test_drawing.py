@@ -30,6 +30,7 @@ def test_one_in_so_many_rounded_up() -> None:
     assert [len(Draw("a").part(NAMES, one_in)) for one_in in (1, 3, 4, 10, 99)] == [10, 4, 3, 1, 1]
     assert Draw("a").part([], 3) == set()
     assert Draw(ALL).part(NAMES, 99) == set(NAMES)
+    assert (Draw("a").fewer(10, 4), Draw(ALL).fewer(10, 4)) == (3, 10)
 
 
 def test_a_word_draws_the_same_and_many_words_draw_all() -> None:

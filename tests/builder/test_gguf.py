@@ -38,7 +38,7 @@ GELU = {"gemma", "gemma2", "gemma3", "gpt2", "gptneox", "falcon", "falcon_two_no
 ROUNDING = 0.15
 CORE = ("llama", "gemma2", "qwen3moe", "phi3_long", "falcon_two_norms")
 CORE_TYPES = ("Q4_K", "F16")
-DRAWN = (pytest.mark.drawn(6),)
+DRAWN = (pytest.mark.drawn(10),)
 
 
 def logits(folder: Path, accuracy: str = "fp32", adapter: Path | None = None) -> Any:

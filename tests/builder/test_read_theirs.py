@@ -22,7 +22,7 @@ from genai.builder.tensors import tensor_shapes
 from genai.engine.decoder import compute as compute_pending
 from tools.random_weights import random_tensor
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.drawn(2)]
 
 SIZES = {
     "vocab_size": 320,

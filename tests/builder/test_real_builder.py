@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from tools.random_weights import RandomWeights
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.drawn(2)]
 
 LLAMA = DecoderSpec(
     model_type="llama",

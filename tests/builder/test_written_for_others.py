@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames:
         goldens = (Path(__file__).parent / "goldens").glob("*.safetensors")
         names = sorted(path.stem for path in goldens)
-        slow = {name: () if name in INT4 else pytest.mark.slow for name in names}
+        slow = {name: () if name in INT4 else (pytest.mark.slow, pytest.mark.drawn(2)) for name in names}
         cases = [pytest.param(name, "int4", marks=slow[name]) for name in names]
         metafunc.parametrize(("name", "precision"), [*((name, "fp32") for name in names), *cases])
 

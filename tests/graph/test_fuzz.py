@@ -56,8 +56,8 @@ def test_damaged_bytes(small_models):
 
 
 @pytest.mark.slow
-def test_many_damaged_bytes(small_models):
-    _damage_bytes(small_models, seed=2, count=40_000)
+def test_many_damaged_bytes(small_models, draw):
+    _damage_bytes(small_models, seed=draw.seed, count=draw.fewer(40_000, 4))
 
 
 def test_damaged_fields(small_models):
@@ -65,8 +65,8 @@ def test_damaged_fields(small_models):
 
 
 @pytest.mark.slow
-def test_many_damaged_fields(small_models):
-    _damage_fields(small_models, seed=2, count=60_000)
+def test_many_damaged_fields(small_models, draw):
+    _damage_fields(small_models, seed=draw.seed, count=draw.fewer(60_000, 4))
 
 
 def test_damaged_external_references(external_model):

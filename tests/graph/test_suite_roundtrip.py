@@ -49,9 +49,10 @@ def test_a_sample_gives_the_same_outputs(suite, run_reference, same_values):
 
 
 @pytest.mark.slow
-def test_all_give_the_same_outputs(suite, run_reference, same_values):
-    num_run = _compare_outputs(suite, run_reference, same_values)
-    assert num_run > 1950
+def test_drawn_ones_give_the_same_outputs(suite, run_reference, same_values, draw):
+    chosen = draw.part((case.name for case in suite), 3)
+    num_run = _compare_outputs([case for case in suite if case.name in chosen], run_reference, same_values)
+    assert num_run > len(chosen) * 0.9
 
 
 def _checks(model: onnx.ModelProto) -> bool:

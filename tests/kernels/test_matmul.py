@@ -94,7 +94,7 @@ FORMS = [
         zero_points,
         bits,
         activations,
-        marks=() if (i + j + k) % 3 == ZERO_POINTS.index(zero_points) else pytest.mark.drawn(8),
+        marks=() if (i + j + k) % 3 == ZERO_POINTS.index(zero_points) else pytest.mark.drawn(16),
     )
     for i, block_size in enumerate(BLOCK_SIZES)
     for zero_points in ZERO_POINTS

@@ -103,6 +103,7 @@ def test_small(name, way, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FULL)
 def test_full_size(name, way, tmp_path):

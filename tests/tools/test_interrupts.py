@@ -21,7 +21,7 @@ def run() -> Iterator[Run]:
         yield run
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("index", range(len(PHASES)), ids=[phase.name for phase in PHASES])
 def test_a_process_that_is_ended_leaves_nothing(run: Run, index: int) -> None:
     assert run(PHASES[index], SIGNALS[index % len(SIGNALS)], random.Random(index)) == []

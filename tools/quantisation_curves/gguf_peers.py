@@ -50,15 +50,9 @@ class Quantiser:
     """
 
     def __init__(self, engine: LlamaCpp, work: Path) -> None:
-        folder = engine.folder(work)
-        self._log = folder / "setup.log"
-        self._program = folder / "quantise_gguf"
-        self._libraries = folder / "build" / "bin"
-        vendored = folder / "source" / "vendor" / engine.vendored
-        source = Path(__file__).with_name("quantise_gguf.cpp")
-        headers = [f"-I{vendored / place}" for place in ("include", "ggml/include")]
-        libraries = [str(path) for path in sorted(self._libraries.glob("lib*.so"))]
-        run_logged(["c++", "-O1", "-std=c++17", str(source), *headers, *libraries, "-o", str(self._program)], self._log)
+        self._engine, self._folder = engine, engine.folder(work)
+        self._libraries = self._folder / "build" / "bin"
+        self._program = self._linked(Path(__file__).with_name("quantise_gguf.cpp"))
 
     def run(self, source: Path, output: Path, kind: int, importance: Path | None = None, *, pure: bool = False) -> int:
         """Quantise; the bytes of all matrices.
@@ -70,17 +64,38 @@ class Quantiser:
             subprocess.CalledProcessError: the library refused.
         """
         command = [
-            str(self._program),
+            self._program,
             str(source),
             str(output),
             str(kind),
             str(importance or "-"),
             *(["pure"] if pure else []),
         ]
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(self._libraries)}
+        environment = {**os.environ, **self._environment}
         said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         rows = [line.split() for line in said.splitlines() if line.count(" ") == 4]
         return sum(int(nbytes) for _, _, count, _, nbytes in rows if count != "1")
+
+    def repeat_layer(self, source: Path, output: Path, architecture: str, layers: int) -> None:
+        """A file with so many copies of the one layer of another."""
+        program = self._linked(Path(__file__).with_name("repeat_layer.cpp"))
+        run_logged([program, str(source), str(output), architecture, str(layers)], self._log, self._environment)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "setup.log"
+
+    @property
+    def _environment(self) -> Mapping[str, str]:
+        return {"LD_LIBRARY_PATH": str(self._libraries)}
+
+    def _linked(self, source: Path) -> str:
+        """The program of a C++ file, compiled with the library's headers and linked to it."""
+        vendored, program = self._folder / "source" / "vendor" / self._engine.vendored, self._folder / source.stem
+        headers = [f"-I{vendored / place}" for place in ("include", "ggml/include")]
+        libraries = [str(path) for path in sorted(self._libraries.glob("lib*.so"))]
+        run_logged(["c++", "-O1", "-std=c++17", str(source), *headers, *libraries, "-o", str(program)], self._log)
+        return str(program)
 
 
 def measure(measuring: Measuring, peers: Path, work: Path, points: Points) -> None:

@@ -26,7 +26,7 @@ from tests.instructions import other_instructions
 Multiply = Callable[..., np.ndarray]
 ROWS = 15  # 8 + 4 + 2 + 1: every shape of the kernel
 # Variants of the cases that every run has.
-DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(8))
 
 
 def dequantized(matrix: BlockMatrix) -> np.ndarray:

@@ -21,7 +21,7 @@ from genai.quant.rounding import round_to_nearest
 from tests.instructions import other_instructions
 
 Multiply = Callable[..., np.ndarray]
-DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(8))
 TWO_BITS = np.array([-31, -13, 1, 17], np.float32)
 THREE_BITS = np.array([-63, -40, -23, -10, 1, 13, 28, 47], np.float32)
 
