@@ -58,6 +58,7 @@ from .ort_genai.log import set_log_callback as set_log_callback, set_log_options
 from .ort_genai.turn_options import RequestOptions as RequestOptions, TurnOptions as TurnOptions
 from .session.adapter_format import AdapterFormat as AdapterFormat, LoraAdapter as LoraAdapter
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
+from .session.assignment import OrtEpAssignedNode as OrtEpAssignedNode, OrtEpAssignedSubgraph as OrtEpAssignedSubgraph
 from .session.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
 from .session.custom_ops import register_op as register_op
 from .session.errors import (

@@ -4,9 +4,9 @@
     python -m tools.format_speed --work WORK [--repeat 3]
 
 Models of Llama-3.2-1B's shape with random weights are made where they are missing; every matrix has the one form, head
-and embedding too. Some of the peers' forms take minutes per hundred million weights to quantise, so that theirs is done
-to one layer, which the file then has 16 times. Beside tokens per second: the share of plain reading's bandwidth, measured in the same turn, that the
-bytes of a step make.
+and embedding too. Some of the peers' forms take minutes per hundred million weights to quantise: that is done to one
+layer, which the file then has 16 times. Beside tokens per second: the share of plain reading's bandwidth, measured in
+the same turn, that the bytes of a step make.
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ from ..errors import ExternalDataError, GenaiError
 from ..runtime.python_loop import RunStopped
 from ..runtime.single import Single
 from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
+from .assignment import OrtEpAssignedSubgraph
 from .binding import IOBinding
 from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error, typed_errors
-from .options import RunOptions, SessionOptions
+from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions
 from .preparing import Prepared, prepare
 from .providers import CPU_PROVIDER, chosen_providers
-from .refused import REASONS, refusing_method
+from .refused import refusing_method
 from .running import Profiler, run_plan
 from .values import OrtMemoryInfo, OrtValue
 
@@ -66,7 +67,7 @@ class InferenceSession(Single):
         # Needed again only if a provider fails.
         self._source = path_or_bytes if len(self._providers) > 1 else None
         prepared = self._prepare(path_or_bytes)
-        self._plan = prepared.plan
+        self._plan, self._subgraphs = prepared.plan, prepared.subgraphs
         self._inputs = [NodeArg.of(value) for value in prepared.inputs]
         self._overridable = [NodeArg.of(value) for value in prepared.overridable]
         self._outputs = [NodeArg.of(value) for value in prepared.outputs]
@@ -145,13 +146,26 @@ class InferenceSession(Single):
         """The device of a native provider that each input lies on: none."""
         return [None for _ in self._inputs]
 
+    def get_provider_graph_assignment_info(self) -> list[OrtEpAssignedSubgraph]:
+        """Which provider computes which nodes of the rewritten graph, its subgraphs' among them.
+
+        Raises:
+            Fail: the session's options do not say "1" for "session.record_ep_graph_assignment_info".
+        """
+        if self._options._entries.get(RECORDS_ASSIGNMENT) != "1":
+            raise Fail(
+                "which provider computes which node was not recorded",
+                f'the session configuration entry {RECORDS_ASSIGNMENT!r} must be "1"',
+                "add it to the session's options before the session is made",
+            )
+        return list(self._subgraphs)
+
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """An uninitialised tensor; the same as `OrtValue.ortvalue_from_shape_and_type`."""
         return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
 
-    get_provider_graph_assignment_info = refusing_method("get_provider_graph_assignment_info", REASONS["OrtEpDevice"])
     get_tuning_results = refusing_method("get_tuning_results", "kernels are not tuned at run time")
     release_captured_graph = refusing_method("release_captured_graph", "runs are not captured")
     set_ep_dynamic_options = refusing_method("set_ep_dynamic_options", "providers take options when a session is made")
@@ -302,7 +316,8 @@ class InferenceSession(Single):
                 return
             warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=5)
             self._providers = [(CPU_PROVIDER, {})]
-            self._plan = self._prepare(self._source).plan
+            prepared = self._prepare(self._source)
+            self._plan, self._subgraphs = prepared.plan, prepared.subgraphs
 
 
 def _with_adapters(feed: Mapping[str, Any], options: RunOptions | None) -> Mapping[str, Any]:

@@ -280,7 +280,8 @@ WEIGHTS_FILE = "session.optimized_model_external_initializers_file_name"
 WEIGHTS_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 KEEPS_QDQ = "session.disable_quant_qdq"
-OBEYED = frozenset({MAX_VALUE_BYTES, WEIGHTS_FILE, WEIGHTS_LEAST_BYTES, WEIGHTS_FOLDER, KEEPS_QDQ})
+RECORDS_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+OBEYED = frozenset({MAX_VALUE_BYTES, WEIGHTS_FILE, WEIGHTS_LEAST_BYTES, WEIGHTS_FOLDER, KEEPS_QDQ, RECORDS_ASSIGNMENT})
 
 # They steer onnxruntime's memory, threads and own rewrites; no result and no file depends on them.
 _WITHOUT_EFFECT = frozenset(
@@ -322,7 +323,6 @@ _REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "session.load_model_format": (("ONNX",), _ORT_FORMAT),
     "session.name_based_layer_assignment": ((), _ONE_PROVIDER),
     "session.node_partition_config_file": ((), _ONE_PROVIDER),
-    "session.record_ep_graph_assignment_info": (("0",), "the assignment of nodes is not recorded"),
     "session.resource_cuda_partitioning_settings": ((), _ONE_PROVIDER),
     "session.save_external_prepacked_constant_initializers": (("0",), "packed weights are not written to files"),
     "session.save_model_format": (("ONNX",), _ORT_FORMAT),
@@ -347,8 +347,9 @@ def check_entries(entries: Mapping[str, str]) -> None:
     for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
         if key in entries and not entries[key].isdecimal():
             raise OptionError(f"config entry {key} = {entries[key]!r}", "it is a number of bytes", "correct it")
-    if entries.get(KEEPS_QDQ, "0") not in ("0", "1"):
-        raise OptionError(f"config entry {KEEPS_QDQ} = {entries[KEEPS_QDQ]!r}", "it is '0' or '1'", "correct it")
+    for key in (KEEPS_QDQ, RECORDS_ASSIGNMENT):
+        if entries.get(key, "0") not in ("0", "1"):
+            raise OptionError(f"config entry {key} = {entries[key]!r}", "it is '0' or '1'", "correct it")
     folder = entries.get(WEIGHTS_FOLDER)
     if folder is not None and not Path(folder).is_dir():
         raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "there is no such folder", "check the path")

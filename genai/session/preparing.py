@@ -30,6 +30,7 @@ from ..graph.writer import write_model
 from ..runtime.device import open_executor
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.python_loop import Plan
+from .assignment import OrtEpAssignedSubgraph
 from .errors import InvalidArgument, InvalidGraph, ModelLoadCanceled, SourceTypeError
 from .machine import global_threads
 from .options import (
@@ -57,6 +58,7 @@ class Prepared:
         model: after rewriting.
         plan: its calls.
         inputs: required inputs; overridable: those with a default; outputs: with declared types.
+        subgraphs: which provider computes which nodes.
     """
 
     model: OnnxModel
@@ -64,6 +66,7 @@ class Prepared:
     inputs: list[Value]
     overridable: list[Value]
     outputs: list[Value]
+    subgraphs: list[OrtEpAssignedSubgraph]
 
 
 def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared:
@@ -95,16 +98,16 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     _check_cancelled(options)
     threads = options.intra_op_num_threads or (0 if options.use_per_session_threads else global_threads())
     executor = open_executor(threads=threads or None)
-    provided = hand_over(model, providers)
+    divided = hand_over(model, providers)
     # What the caller says, or what this machine has left, at most 16 GiB.
     most = int(entries[MAX_VALUE_BYTES]) if MAX_VALUE_BYTES in entries else min(MOST_BYTES, available_memory())
-    shared = {"threads": executor.host_threads, "executor": executor, "provided": provided, "arena": Arena()}
+    shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}
     plan = build_plan(model, PlanOptions(kernel={**shared, "max_value_bytes": most}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
-    return Prepared(model, plan, inputs, overridable, outputs)
+    return Prepared(model, plan, inputs, overridable, outputs, divided.subgraphs)
 
 
 def _check_cancelled(options: SessionOptions) -> None:

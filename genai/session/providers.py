@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
@@ -21,10 +22,12 @@ from ..graph.ir import Graph, Node, OnnxModel, Value, make_node
 from ..graph.node import OURS
 from ..graph.uses import used_names
 from ..graph.writer import to_proto
+from .assignment import OrtEpAssignedSubgraph
 from .errors import EPFail, InvalidArgument
 from .options import SessionOptions
 
 CPU_PROVIDER = "CPUExecutionProvider"
+_PROVIDED = (OURS, "Provided")
 GROUP = "genai.providers"
 # Names that onnxruntime has; scripts may ask for them where they are not available.
 _ELSEWHERE = frozenset(
@@ -139,23 +142,37 @@ def _pair(item: Any) -> tuple[str, dict[str, Any]]:
 CompiledNode = Callable[[list[Any]], list[Any]]
 
 
-def hand_over(model: OnnxModel, chosen: Chosen) -> dict[int, CompiledNode]:
-    """Let providers compile what they support, each before the next; the graph then has a node for each run.
+@dataclass(frozen=True)
+class Divided:
+    """A model's nodes among the providers.
 
-    Returns:
-        What computes each of these nodes, by its attribute `key`; for the kernels' option "provided".
+    Attributes:
+        compiled: what computes each node that stands for a provider's, by its attribute `key`; for the kernels' option
+            "provided".
+        subgraphs: of all providers.
     """
+
+    compiled: dict[int, CompiledNode]
+    subgraphs: list[OrtEpAssignedSubgraph]
+
+
+def hand_over(model: OnnxModel, chosen: Chosen) -> Divided:
+    """Let providers compile what they support, each before the next; the graph then has a node for each run."""
     compiled: dict[int, CompiledNode] = {}
+    subgraphs: list[OrtEpAssignedSubgraph] = []
     for name, options in chosen:
         if name == CPU_PROVIDER:
             break
         provider = make_provider(name, options)
         for nodes in _runs(model, provider):
             key = len(compiled)
+            subgraphs.append(OrtEpAssignedSubgraph.of(name, nodes))
             compiled[key] = _replace(model, nodes, name, provider, key)
     if compiled:
         model.opset_imports.setdefault(OURS, 1)
-    return compiled
+    rest = (node for graph in model.graphs() for node in graph.nodes if node.key != _PROVIDED)
+    subgraphs.extend(OrtEpAssignedSubgraph.of(CPU_PROVIDER, [node]) for node in rest)
+    return Divided(compiled, subgraphs)
 
 
 def _runs(model: OnnxModel, provider: Provider) -> list[list[Node]]:
@@ -164,7 +181,7 @@ def _runs(model: OnnxModel, provider: Provider) -> list[list[Node]]:
     runs: list[list[Node]] = [[]]
     for node in graph.nodes:
         version = model.opset_version(node.domain)
-        if node.key != (OURS, "Provided") and version is not None and provider.supports(node, graph, version):
+        if node.key != _PROVIDED and version is not None and provider.supports(node, graph, version):
             runs[-1].append(node)
         elif runs[-1]:
             runs.append([])

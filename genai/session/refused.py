@@ -23,8 +23,7 @@ _REFUSED = {
             "ModelCompiler OrtCompileApiFlags OrtEpContextData OrtEpContextDataBuffer OrtExternalInitializerInfo"
         ),
         "providers are chosen by name; devices of native providers are not listed": (
-            "OrtEpAssignedNode OrtEpAssignedSubgraph OrtEpDevice OrtExecutionProviderDevicePolicy OrtHardwareDevice "
-            "OrtHardwareDeviceType get_ep_devices"
+            "OrtEpDevice OrtExecutionProviderDevicePolicy OrtHardwareDevice OrtHardwareDeviceType get_ep_devices"
         ),
         "sparse constants of a model become dense, and inputs and results are dense": "OrtSparseFormat SparseTensor",
         "native providers cannot be loaded; see docs/session.md, 'Providers'": (

@@ -100,27 +100,51 @@ class OrtDevice:
 @typed_errors
 @dataclass(frozen=True)
 class OrtMemoryInfo:
-    """Memory in which inputs and results of a session lie. Raises InputError: of another device than the CPU."""
+    """Memory in which inputs and results of a session lie.
+
+    Its name says the kind of device where `device_type` does not.
+
+    Raises:
+        InputError: of another device than the CPU.
+    """
 
     name: str = "Cpu"
     allocator_type: OrtAllocatorType = OrtAllocatorType.ORT_DEVICE_ALLOCATOR
     device_id: int = 0
     mem_type: OrtMemType = OrtMemType.DEFAULT
+    device_vendor_id: int = 0
+    device_type: OrtMemoryInfoDeviceType | None = None
 
     def __post_init__(self) -> None:
-        check_device(self.name, self.device_id)
+        check_device(self.name if self.device_type is None else self.device_type.name, self.device_id)
 
-    create_v2 = refusing_method("create_v2", "values lie in ordinary memory of the CPU")
+    @staticmethod
+    def create_v2(
+        name: str,
+        device_type: OrtMemoryInfoDeviceType,
+        vendor_id: int,
+        device_id: int,
+        mem_type: OrtDeviceMemoryType,
+        alignment: int,
+        allocator_type: OrtAllocatorType,
+    ) -> OrtMemoryInfo:
+        """Memory of a kind of device, by any name.
+
+        Raises:
+            InputError: of another device than the CPU, memory that devices share, or an alignment: NumPy chooses it.
+        """
+        if mem_type != OrtDeviceMemoryType.DEFAULT or alignment != 0:
+            raise InputError(
+                f"memory of type {mem_type} with alignment {alignment}",
+                "values lie in ordinary memory that NumPy allocates",
+                "use OrtDeviceMemoryType.DEFAULT and alignment 0",
+            )
+        return OrtMemoryInfo(name, allocator_type, device_id, OrtMemType.DEFAULT, vendor_id, device_type)
 
     @property
     def device_mem_type(self) -> OrtDeviceMemoryType:
         """Ordinary memory."""
         return OrtDeviceMemoryType.DEFAULT
-
-    @property
-    def device_vendor_id(self) -> int:
-        """0: processors are not told apart."""
-        return int(OrtDeviceVendorId.NONE)
 
 
 def check_device(name: str, device_id: int = 0) -> None:

@@ -11,6 +11,7 @@ from genai.session.options import (
     _REFUSED,
     _WITHOUT_EFFECT,
     KEEPS_QDQ,
+    RECORDS_ASSIGNMENT,
     WEIGHTS_FILE,
     WEIGHTS_FOLDER,
     WEIGHTS_LEAST_BYTES,
@@ -63,7 +64,8 @@ def test_unknown_entries_are_warned_about(add_model):
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("session.max_value_bytes", "-1"), (WEIGHTS_LEAST_BYTES, "few"), (KEEPS_QDQ, "yes"), (WEIGHTS_FOLDER, "/no/such"),
+    ("session.max_value_bytes", "-1"), (WEIGHTS_LEAST_BYTES, "few"), (KEEPS_QDQ, "yes"), (RECORDS_ASSIGNMENT, "on"),
+    (WEIGHTS_FOLDER, "/no/such"),
 ])  # fmt: skip
 def test_impossible_values(key, value, add_model):
     with pytest.raises(genai.GenaiError, match=key) as caught:

@@ -83,6 +83,17 @@ def test_runs_of_nodes_go_to_the_provider(model):
     assert Reference.compiled == [["Add", "Mul"], ["Add"]]
 
 
+def test_which_provider_computes_which_nodes(model):
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = ort.InferenceSession(model, options, providers=["TestProvider", "CPUExecutionProvider"])
+    found = session.get_provider_graph_assignment_info()
+    described = [(subgraph.ep_name, [node.op_type for node in subgraph.get_nodes()]) for subgraph in found]
+    assert described == [
+        ("TestProvider", ["Add", "Mul"]), ("TestProvider", ["Add"]), ("CPUExecutionProvider", ["Sin"]),
+    ]  # fmt: skip
+
+
 def test_options_reach_the_provider(model):
     session = ort.InferenceSession(model, providers=[("TestProvider", {"ops": "Sin"})])
     session.run(None, {"x": np.array([3, 4], np.float32)})

@@ -15,9 +15,6 @@ ROWS = dict(re.findall(r"^\| (test\w+) \| (.+) \|$", PAGE.read_text(encoding="ut
 REFUSED = {
     "test_create_allocator": lambda session: genai.OrtArenaCfg(8, 0, 4, 2),
     "test_get_and_set_tuning_results": lambda session: session.get_tuning_results(),
-    "test_get_graph_provider_assignment_info": lambda session: session.get_provider_graph_assignment_info(),
-    "test_get_graph_provider_assignment_info_not_enabled": lambda session: session.get_provider_graph_assignment_info(),
-    "test_ort_memory_info_create_v2": lambda session: genai.OrtMemoryInfo().create_v2("Test"),
     "test_register_custom_ops_library": lambda session: genai.SessionOptions().register_custom_ops_library("x.so"),
     "test_set_default_logger_callback": lambda session: genai.set_default_logger_callback(print),
     "test_shared_allocator_using_create_and_register_allocator": lambda session: genai.create_and_register_allocator(

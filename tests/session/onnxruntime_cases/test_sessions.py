@@ -456,3 +456,42 @@ def test_what_the_backend_refuses(product, x):
         assert caught.value.why and caught.value.fix
     options = {"intra_op_num_threads": 1, "enable_profiling": False}
     np.testing.assert_array_equal(module.run_model(product, {"X": x}, **options)[0], x * x)
+
+
+RECORDS = "session.record_ep_graph_assignment_info"
+
+
+def test_get_graph_provider_assignment_info(ort, opened, make_model):
+    """Nodes of branches too; each is a subgraph of its own on the CPU."""
+    kind = (TensorProto.FLOAT, [3])
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(op_type, ["m"], [name], name=name)],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, *kind)],
+        )
+        for name, op_type in (("then", "Neg"), ("else", "Abs"))
+    }
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["s"], name="sum"),
+        helper.make_node("Mul", ["s", "b"], ["m"], name="product"),
+        helper.make_node("If", ["c"], ["y"], name="choice", **branches),
+    ]
+    model = make_model(nodes, {"a": kind, "b": kind, "c": (TensorProto.BOOL, [])}, {"y": kind}, version=18)
+    options = ort.SessionOptions()
+    options.add_session_config_entry(RECORDS, "1")
+    found = opened(model, options).get_provider_graph_assignment_info()
+    assert {subgraph.ep_name for subgraph in found} == {"CPUExecutionProvider"}
+    described = [[(node.name, node.domain, node.op_type) for node in subgraph.get_nodes()] for subgraph in found]
+    expected = [("sum", "Add"), ("product", "Mul"), ("choice", "If"), ("then", "Neg"), ("else", "Abs")]
+    assert sorted(described) == sorted([[(name, "", op_type)] for name, op_type in expected])
+
+
+@pytest.mark.parametrize("entry", [None, "0"])
+def test_get_graph_provider_assignment_info_not_enabled(ort, opened, product, errors, entry):
+    options = ort.SessionOptions()
+    if entry is not None:
+        options.add_session_config_entry(RECORDS, entry)
+    with pytest.raises(errors, match=RECORDS):
+        opened(product, options).get_provider_graph_assignment_info()

@@ -91,6 +91,15 @@ def test_ort_memory_info(ort):
     assert info.device_mem_type == ort.OrtDeviceMemoryType.DEFAULT
 
 
+def test_ort_memory_info_create_v2(ort):
+    kind = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    device, memory = ort.OrtMemoryInfoDeviceType.CPU, ort.OrtDeviceMemoryType.DEFAULT
+    info = ort.OrtMemoryInfo.create_v2("Test", device, 0x8086, 0, memory, 0, kind)
+    assert (info.name, info.device_id, info.device_vendor_id) == ("Test", 0, 0x8086)
+    assert (info.mem_type, info.allocator_type) == (ort.OrtMemType.DEFAULT, kind)
+    assert info.device_mem_type == memory
+
+
 def test_bind_input_to_cpu_arr(opened, product, x):
     session = opened(product)
     binding = session.io_binding()
