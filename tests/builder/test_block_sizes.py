@@ -65,7 +65,7 @@ def quick(name: str, precision: str, block_size: int, symmetric: bool) -> bool:
 
 
 ALL = [
-    pytest.param(*case, marks=() if quick(*case) else (pytest.mark.slow, pytest.mark.drawn(4)))
+    pytest.param(*case, marks=() if quick(*case) else (pytest.mark.slow, pytest.mark.drawn(8)))
     for case in product(SPECS, ("int4", "int8"), BLOCK_SIZES, (True, False))
 ]
 

@@ -26,6 +26,7 @@ from genai.errors import (
     StateMismatchError,
 )
 from genai.model.folders import bundled_adapter
+from tests.drawing import Draw
 
 TEXT = "The cat and the dog went to the park. " * 6
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5, "ignore_eos": True}
@@ -360,17 +361,17 @@ with genai.LLM(threads=1) as llm:
 
 
 def test_killed_while_saving_it_is_whole_or_absent(llm: genai.LLM, tmp_path: Path) -> None:
-    """Five times here, fifty in the slow test."""
-    _kill_while_saving(llm, tmp_path, 5)
+    """Five times here, up to fifty in the slow test."""
+    _kill_while_saving(llm, tmp_path, 5, seed=2)
 
 
 @pytest.mark.slow
-def test_killed_fifty_times_while_saving(llm: genai.LLM, tmp_path: Path) -> None:
-    _kill_while_saving(llm, tmp_path, 50)
+def test_killed_many_times_while_saving(llm: genai.LLM, tmp_path: Path, draw: Draw) -> None:
+    _kill_while_saving(llm, tmp_path, draw.fewer(50, 4), draw.seed)
 
 
-def _kill_while_saving(llm: genai.LLM, folder: Path, times: int) -> None:
-    rng, path, lengths = random.Random(2), folder / "a.state", {len(llm.encode("Luna " * n)) for n in (40, 200)}
+def _kill_while_saving(llm: genai.LLM, folder: Path, times: int, seed: int) -> None:
+    rng, path, lengths = random.Random(seed), folder / "a.state", {len(llm.encode("Luna " * n)) for n in (40, 200)}
     for _ in range(times):
         with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
