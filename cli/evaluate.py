@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.errors import InputError
 from genai.kernels.messages import ProgressLine
 from genai.measure.result_json import to_json
 from genai.model.kv_quality import MEASURED
@@ -165,7 +166,11 @@ def kld(
 def _read(file: str) -> str:
     from genai.model.reading import read_text_file
 
-    return read_stdin() if file == "-" else read_text_file(Path(file))
+    text = read_stdin() if file == "-" else read_text_file(Path(file))
+    if not text:
+        place = "standard input" if file == "-" else file
+        raise InputError(f"{place} is empty", "there is nothing to compute", "give some text")
+    return text
 
 
 def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 _KEPT = "genai: interrupted; finished matrices are kept, run the same command again"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+Threads = Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].")]
+Bits = Annotated[float | None, typer.Option(help="Bits per weight, all tensors counted, to spend where they help.")]
+MostKld = Annotated[
+    float | None, typer.Option(help="Mean KLD that --compare allows in what it says to take [default: 0.02].")
+]
 Earlier = Annotated[Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")]
 
 
@@ -46,10 +51,8 @@ def quantize(
         int | None, typer.Option(help="Bits of the token embedding [default: 8; --bits if it is the head].")
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file: choices by patterns over names.")] = None,
-    target_bits: Annotated[
-        float | None, typer.Option(help="Bits per weight of the file to spend where they help.")
-    ] = None,
-    target_size: Annotated[str | None, typer.Option(help="Size of the weights, such as 2GB, to spend so.")] = None,
+    target_bits: Bits = None,
+    target_size: Annotated[str | None, typer.Option(help="Size of all tensors, such as 2GB, to spend so.")] = None,
     target_kld: Annotated[float | None, typer.Option(help="Mean KLD to keep, at the least size.")] = None,
     target_runtime: Annotated[
         str, typer.Option(help="What targets choose from: onnxruntime (what it has kernels for), or any.")
@@ -68,13 +71,12 @@ def quantize(
         str | None,
         typer.Option(help='Make several, "method/bits/block,method/form,…" or "default", and say which to take.'),
     ] = None,
-    max_kld: Annotated[float, typer.Option(help="Mean KLD that --compare allows in what it says to take.")] = 0.02,
-    threads: Annotated[
-        int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].")
-    ] = None,
+    max_kld: MostKld = None,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Quantise a model, measure what it cost, and print its path."""
+    from genai.errors import OptionError
     from genai.quantizer.options import QuantizeOptions, parse_size
     from genai.quantizer.report import figures
     from genai.quantizer.run import quantize_model
@@ -93,6 +95,8 @@ def quantize(
     if compare is not None:
         _compare(model, output, compare, options, max_kld, command, as_json=as_json)
         return
+    if max_kld is not None:
+        raise OptionError(f"max_kld is {max_kld}", "it says which of several outputs to take", "leave it out")
     with interruptible(_KEPT), Phases() as phases:
         report = quantize_model(model, output, options, progress=phases.show, command=command)
     for remark in report.remarks:
@@ -106,13 +110,21 @@ def quantize(
 
 
 def _compare(
-    model: Path, output: Path, variants: str, options: QuantizeOptions, max_kld: float, command: str, *, as_json: bool
+    model: Path,
+    output: Path,
+    variants: str,
+    options: QuantizeOptions,
+    max_kld: float | None,
+    command: str,
+    *,
+    as_json: bool,
 ) -> None:
-    from genai.quantizer.compare import compare, parse_variants, rows
+    from genai.quantizer.compare import MOST_KLD, compare, parse_variants, rows
 
     wanted = parse_variants(variants)
     with interruptible(_KEPT), Phases() as phases:
-        result = compare(model, output, wanted, options, most_kld=max_kld, progress=phases.show, command=command)
+        most = MOST_KLD if max_kld is None else max_kld
+        result = compare(model, output, wanted, options, most_kld=most, progress=phases.show, command=command)
     say(f"genai: take {result.taken}, {result.why}; read {output / 'comparison.html'}")
     if as_json:
         emit((output / "comparison.json").read_text(encoding="utf-8"))

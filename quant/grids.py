@@ -10,7 +10,7 @@ is bound to a matrix first, which settles what they share; it then says of each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -77,6 +77,11 @@ class CodeGrid(Protocol):
 FindScales = Callable[[NDArray[Any], CodeGrid], tuple[Float32, Float32]]
 
 
+def _is_one_of(value: object, known: Sequence[int]) -> bool:
+    """Whether it is one of these numbers, as a whole number: they become shifts and extents."""
+    return isinstance(value, int | np.integer) and value is not True and value in known
+
+
 @dataclass(frozen=True)
 class UniformGrid:
     """Whole numbers, a scale per block of columns or per row.
@@ -99,10 +104,10 @@ class UniformGrid:
     by_row: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in CODE_BITS:
-            raise QuantizationError(f"bits is {self.bits}, expected one of {list(CODE_BITS)}")
-        if not self.by_row and self.block_size not in BLOCKS:
-            raise QuantizationError(f"block_size is {self.block_size}, expected one of {list(BLOCKS)}")
+        if not _is_one_of(self.bits, CODE_BITS):
+            raise QuantizationError(f"bits is {self.bits!r}, expected one of {list(CODE_BITS)}")
+        if not self.by_row and not _is_one_of(self.block_size, BLOCKS):
+            raise QuantizationError(f"block_size is {self.block_size!r}, expected one of {list(BLOCKS)}")
 
     @property
     def form(self) -> WeightFormat:

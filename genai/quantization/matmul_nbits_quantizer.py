@@ -261,7 +261,10 @@ class MatMulNBitsQuantizer:
             (graph, node)
             for graph in model.graphs()
             for node in chosen_nodes(
-                graph, config.op_types_to_quantize, *((include, exclude) if graph is model.graph else (None, None))
+                graph,
+                config.op_types_to_quantize,
+                *((include, exclude) if graph is model.graph else (None, None)),
+                include_option="nodes_to_include",
             )
             if node.key[0] == "" and _matrix(graph, node) is not None
         ]
@@ -272,6 +275,8 @@ class MatMulNBitsQuantizer:
                 "check op_types_to_quantize, nodes_to_include and nodes_to_exclude",
             )
         accuracy = getattr(config, "accuracy_level", self.accuracy_level)
+        if accuracy not in (None, *range(5)):
+            raise OptionError(f"accuracy_level is {accuracy!r}", "it can be 0 to 4", "pass 4 or 0")
         writer = _Writer(model, config.quant_format, method, accuracy, self._inputs(model, found))
         with ProgressLine("Quantising", len(found), after=0.5) as progress:
             for graph, node in found:

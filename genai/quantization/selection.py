@@ -44,15 +44,23 @@ def require_float_model(model: OnnxModel, opset: int, why: str) -> None:
 
 
 def chosen_nodes(
-    graph: Graph, op_types: Collection[str], include: Sequence[str] | None, exclude: Sequence[str] | None
+    graph: Graph,
+    op_types: Collection[str],
+    include: Sequence[str] | None,
+    exclude: Sequence[str] | None,
+    *,
+    include_option: str = "nodes_to_quantize",
 ) -> list[Node]:
     """Nodes of these operators; of them those of these names, if any are given, and none of those excluded.
+
+    Args:
+        include_option: what the caller calls `include`.
 
     Raises:
         OptionError: a name that no node has.
     """
     names = {node.name for node in graph.nodes if node.name}
-    for option, given in (("nodes_to_quantize", include), ("nodes_to_exclude", exclude)):
+    for option, given in ((include_option, include), ("nodes_to_exclude", exclude)):
         _require_names(option, given or (), names)
     kept, left = set(include or ()), set(exclude or ())
     return [

@@ -50,8 +50,8 @@ class StaticRequest:
         if not isinstance(self.format, QuantFormat):
             raise OptionError(f"quant_format is {self.format!r}", "it is a QuantFormat", "pass QuantFormat.QDQ")
         known = STATIC_TYPES if self.format is QuantFormat.QDQ else BYTES
-        checked_type("activation_type", self.activation_type, known)
-        checked_type("weight_type", self.weight_type, known)
+        for name in ("activation_type", "weight_type"):
+            object.__setattr__(self, name, checked_type(name, getattr(self, name), known))
         if self.activation_type is QuantType.QInt8 and self.weight_type is QuantType.QUInt8:
             raise OptionError(
                 "activation_type is QInt8 and weight_type QUInt8",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from genai.kvcache.budget import available_memory, format_bytes
 
-from ..errors import GenaiError, InputError
+from ..errors import GenaiError, InputError, kind_of
 from ..model.reading import read_text_file
 from ..text.tokenizer import Tokenizer
 from .streaming import StreamedDecoder, Tokens, step_of
@@ -55,7 +56,7 @@ def read_text(
     Raises:
         InputError: the file cannot be read, is empty, or has too few tokens.
     """
-    tokens = [_encoded(tokenizer, document) for document in _documents(path, tokenizer)]
+    tokens = [_encoded(tokenizer, where, text) for where, text in _documents(path, tokenizer)]
     stream = np.concatenate(tokens) if tokens else np.empty(0, np.int64)
     if not len(stream):
         raise InputError(
@@ -79,34 +80,62 @@ def read_text(
     return CalibrationText(whole[chosen], f"{path} ({len(chosen)} of {len(whole)} sequences of {length} tokens)")
 
 
-def _documents(path: Path, tokenizer: Tokenizer) -> list[str]:
+def _documents(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    """Where each is, and its text."""
     text = read_text_file(path)
     if path.suffix not in (".jsonl", ".ndjson"):
-        return [text] if text.strip() else []
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    return [_document(path, number, line, tokenizer) for number, line in lines]
+        if text.strip():
+            yield str(path), text
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, _document(where, line, tokenizer)
 
 
-def _document(path: Path, number: int, line: str, tokenizer: Tokenizer) -> str:
-    form = '{"text": …}, {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}'
+def _document(where: str, line: str, tokenizer: Tokenizer) -> str:
     try:
         item: Any = json.loads(line)
-        if "messages" in item:
-            messages = list(item["messages"])
-            if isinstance(item.get("answer"), str):  # as the bundled questions have it
-                messages.append({"role": "assistant", "content": item["answer"]})
+    except ValueError as error:
+        raise _not_a_text(where, f"it is not JSON: {error}") from error
+    except RecursionError as error:
+        raise _not_a_text(where, "it is nested too deeply") from error
+    if not isinstance(item, dict):
+        raise _not_a_text(where, f"it is {kind_of(item)}")
+    if "messages" in item:
+        messages = item["messages"]
+        if not isinstance(messages, list):
+            raise _not_a_text(where, f"messages is {kind_of(messages)}")
+        if isinstance(item.get("answer"), str):  # as the bundled questions have it
+            messages = [*messages, {"role": "assistant", "content": item["answer"]}]
+        with _located(where):
             return str(tokenizer.apply_chat_template(messages))
-        if "text" in item:
-            return str(item["text"])
-        return str(item["prompt"]) + str(item["completion"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{path}, line {number}: not a text", f"{type(error).__name__}: {error}", f"write {form}"
-        ) from error
+    names = ("text",) if "text" in item else ("prompt", "completion")
+    for name in names:
+        if name not in item:
+            raise _not_a_text(where, f"it has no {name}; its keys are {', '.join(map(str, item)):.200}")
+        if not isinstance(item[name], str):
+            raise _not_a_text(where, f"{name} is {kind_of(item[name])}")
+    return "".join(item[name] for name in names)
 
 
-def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
-    return np.asarray(tokenizer.encode(text), np.int64)
+def _not_a_text(where: str, why: str) -> InputError:
+    form = '{"text": …}, {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}'
+    return InputError(f"{where}: not a text", why, f"write {form}")
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Errors inside say in which file and line."""
+    try:
+        yield
+    except GenaiError as error:
+        raise InputError(f"{where}: {error.what}", error.why, error.fix) from error
+
+
+def _encoded(tokenizer: Tokenizer, where: str, text: str) -> NDArray[np.int64]:
+    with _located(where):
+        return np.asarray(tokenizer.encode(text), np.int64)
 
 
 def written_text(

@@ -124,7 +124,7 @@ class FormatChoice:
 
 
 def _one_of(name: str, value: object, known: Sequence[object], *, of: str = "") -> None:
-    if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
+    if value not in known or type(value) is not type(known[0]):
         raise OptionError(
             f"{name} is {value!r}", f"{'that of ' + of if of else 'it'} can be {', '.join(map(str, known))}",
             f"choose one for {name}",
@@ -175,23 +175,36 @@ class Recipe:
         return self.default
 
 
-def read_recipe(path: Path, default: FormatChoice) -> Recipe:
-    """A recipe in YAML: `default:` with the fields of Choice, and `rules:`, each with `match:` and such fields.
+def read_recipe(path: Path, default: FormatChoice, given: Sequence[str] = ()) -> Recipe:
+    """A recipe in YAML: `default:` with the fields of FormatChoice, and `rules:`, each with `match:` and such fields.
+
+    Args:
+        default: for what the recipe says nothing of. given: fields of it that a user has chosen.
 
     Raises:
-        InputError: it cannot be read, or is malformed. OptionError: a value that is not offered.
+        InputError: it cannot be read, or is malformed. OptionError: a value that is not offered, or two defaults.
     """
     import yaml
 
     text = read_text_file(path)
     try:
         content: Any = yaml.safe_load(text)
+        repeated = _repeated(yaml.compose(text, yaml.SafeLoader), set())
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{path}: is not YAML", str(error), "correct it at that place") from error
+    if repeated:
+        raise _malformed(path, f"{repeated:.60} stands twice in one place")
     if not isinstance(content, dict) or not set(content) <= {"default", "rules"}:
         found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
         raise _malformed(path, f"it holds {found}")
-    start = default.changed(_changes(path, content.get("default") or {}, ()))
+    changes = _changes(path, content.get("default") or {}, ())
+    if changes and given:
+        raise OptionError(
+            f"{path} has a default, and {' and '.join(given)} is given too",
+            "both say how everything is stored that no rule names",
+            "leave one out",
+        )
+    start = default.changed(changes)
     rules = content.get("rules") or []
     if not isinstance(rules, list):
         raise _malformed(path, f"rules is {kind_of(rules)}")
@@ -204,6 +217,17 @@ def read_recipe(path: Path, default: FormatChoice) -> Recipe:
         start.changed(changes)  # values that are not offered
         made.append((pattern, changes))
     return Recipe(start, tuple(made), str(path), text)
+
+
+def _repeated(node: Any, seen: set[int]) -> str:
+    """The first key of a YAML document's nodes that stands twice in one mapping, "" if none does."""
+    if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+        return ""
+    seen.add(id(node))
+    pairs = [pair if isinstance(pair, tuple) else (None, pair) for pair in node.value]
+    keys = [key.value for key, _ in pairs if key is not None and isinstance(key.value, str)]
+    twice = [key for place, key in enumerate(keys) if key in keys[:place]]
+    return twice[0] if twice else next(filter(None, (_repeated(value, seen) for _, value in pairs)), "")
 
 
 def _changes(path: Path, block: Any, more: tuple[str, ...]) -> dict[str, Any]:

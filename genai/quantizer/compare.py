@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,11 +109,22 @@ def compare(
     with the same text.
 
     Raises:
-        OptionError: without evaluation nothing can be compared; see also quantize_model.
+        OptionError: without evaluation nothing can be compared; options that say what variants say; see also
+            quantize_model.
         ModelFolderError: `output` holds something else.
     """
     if not options.evaluate:
         raise OptionError("evaluate is off", "outputs are compared by what they cost", "leave --no-eval out")
+    if not (math.isfinite(most_kld) and most_kld > 0):
+        raise OptionError(f"max_kld is {most_kld}", "it is a finite number above 0", "give such a number of nats")
+    usual = QuantizeOptions()
+    for name in ("method", "form", "bits", "block_size", "recipe"):
+        if (value := getattr(options, name)) != getattr(usual, name):
+            raise OptionError(
+                f"{name} is {value}, and several outputs are compared",
+                "how each is stored, and by which method, is said by its own name, such as gptq/4/32",
+                f"leave {name} out, or make one output",
+            )
     ways = {one.name: one.of(options) for one in variants}
     if options.calib is not None and options.eval_file is not None:  # it is for those alone that need data
         ways = {

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ..errors import OptionError, did_you_mean
+from ..errors import OptionError, did_you_mean, kind_of
 from .choices import UNIFORM, FormatChoice, Recipe, read_recipe
 
 TARGET_RUNTIMES = ("onnxruntime", "any")
@@ -33,8 +33,8 @@ class QuantizeOptions:
         sensitivity: quantization_report.json of an earlier output of this model, made for a target: what each candidate
             costs is taken from there instead of being measured again.
         calib: text that methods with statistics are calibrated with; None = the model writes one itself.
-        samples, length: sequences of calibration, and tokens of each (no more than the context).
-        seed: of what is drawn.
+        samples, length: sequences of calibration, and tokens of each (no more than the context), where a text is used.
+        seed: of what is drawn then.
         evaluate: measure perplexity and divergence.
         eval_file: text for that; None = a part of `calib` that is kept out of it, or the model's own with another seed.
         eval_samples: sequences of it.
@@ -74,6 +74,22 @@ class QuantizeOptions:
 
     def __post_init__(self) -> None:
         self.choice  # noqa: B018  # checks its own
+        for name in ("recipe", "sensitivity", "calib", "eval_file"):
+            if (path := getattr(self, name)) is not None:
+                if not isinstance(path, str | Path):
+                    raise OptionError(f"{name} is {kind_of(path)}", "it is a path", "give the path of a file")
+                object.__setattr__(self, name, Path(path))
+        if self.threads is not None and not (type(self.threads) is int and self.threads >= 1):
+            raise OptionError(
+                f"threads = {self.threads!r}", "a whole number of at least 1 is expected",
+                "leave threads out for the default",
+            )  # fmt: skip
+        if self.choice.bits == 0 and not (self.symmetric and self.half_scales):
+            raise OptionError(
+                f"{'half_scales' if self.symmetric else 'symmetric'} is off, and bits is 0",
+                "floats have neither scales nor zero points",
+                "leave it out",
+            )
         for name in ("samples", "length", "eval_samples"):
             if getattr(self, name) < (2 if name == "length" else 1):
                 raise OptionError(f"{name} is {getattr(self, name)}", "at least one is needed", f"give {name} more")
@@ -85,7 +101,9 @@ class QuantizeOptions:
         if targets:
             value = getattr(self, targets[0])
             if not (math.isfinite(value) and value > 0):
-                raise OptionError(f"{targets[0]} is {value}", "a target is above 0", "give a larger one")
+                raise OptionError(
+                    f"{targets[0]} is {value}", "a target is a finite number above 0", "give such a number"
+                )
             if self.recipe is not None:
                 raise OptionError(f"recipe and {targets[0]} are given", "both choose bits", "leave one out")
         if self.target_runtime not in TARGET_RUNTIMES:
@@ -123,7 +141,12 @@ class QuantizeOptions:
 
     def read_recipe(self) -> Recipe:
         """The recipe's file, or one of the options alone; raises as read_recipe does."""
-        return Recipe(self.choice) if self.recipe is None else read_recipe(self.recipe, self.choice)
+        if self.recipe is None:
+            return Recipe(self.choice)
+        usual = QuantizeOptions()
+        names = [one.name for one in fields(FormatChoice)]
+        given = [name for name in names if getattr(self, name) != getattr(usual, name)]
+        return read_recipe(self.recipe, self.choice, given)
 
 
 def parse_size(text: str) -> int:

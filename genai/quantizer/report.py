@@ -106,7 +106,7 @@ def figures(report: Report) -> list[tuple[str, str]]:
     """The main figures, as names and values."""
     rows = [
         ("model", report.source),
-        ("size", f"{size_text(report.nbytes)}, {report.bits_per_weight:.3f} bits per weight, everything counted"),
+        ("size", f"{size_text(report.nbytes)}, {report.bits_per_weight:.3f} bits per weight, all tensors counted"),
         ("folder", size_text(report.folder_bytes)),
     ]
     if (quality := report.quality) is not None:
@@ -243,4 +243,4 @@ def curve_plot(points: Sequence[Point]) -> Scatter:
         Series(kind, [(p.bits_per_weight, p.kld, p.label) for p in points if p.kind == kind], line=kind == "predicted")
         for kind in kinds
     ]
-    return Scatter("Mean KLD over bits per weight, everything counted", "bits per weight", "nats per token", series)
+    return Scatter("Mean KLD over bits per weight, all tensors counted", "bits per weight", "nats per token", series)

@@ -225,8 +225,7 @@ class _Run:
         done = workspace_folder(self.output)  # by an interrupted run, of which this may go on
         needed -= sum(path.stat().st_size for path in done.glob("*.npy")) if done.is_dir() else 0
         if any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values()):
-            tokens, width = self.options.samples * self.options.length, self._source.config.model.decoder.hidden_size
-            needed += tokens * 4 * width * _WIDTHS_ON_DISK
+            needed += self._most_tokens() * 4 * self._source.config.model.decoder.hidden_size * _WIDTHS_ON_DISK
         free = shutil.disk_usage(self.output.parent).free
         if free < needed:
             raise ModelFolderError(
@@ -234,6 +233,16 @@ class _Run:
                 "matrices are kept until the folder is whole, and texts between the layers that they pass",
                 "free some space, or choose another place",
             )
+
+    def _most_tokens(self) -> int:
+        """Tokens of calibration at most: about one per byte of the file, and what a chat template adds."""
+        wanted, path = self.options.samples * self._length, self.options.calib
+        return wanted if path is None or not path.is_file() else min(wanted, 2 * path.stat().st_size)
+
+    @property
+    def _length(self) -> int:
+        """Tokens of a sequence."""
+        return min(self.options.length, self._source.config.model.context_length)
 
     def _plan(self, recipe: str) -> dict[str, Any]:
         """What the bytes of the result depend on."""
@@ -257,7 +266,9 @@ class _Run:
         if decoder is None:
             return
         tokenizer = Tokenizer(self._source.folder)
-        length = min(options.length, self._source.config.model.context_length)
+        length = self._length
+        if length < options.length != QuantizeOptions.length:
+            self._remarks.append(f"sequences have {length} tokens, the model's context, and not {options.length}")
         columns = max(site.columns for site in self._source.sites)
         measures = options.evaluate or options.has_target
 
@@ -303,9 +314,9 @@ class _Run:
         if not needs_data:
             return
         self._calib_text = CalibrationText(whole.tokens[: len(whole.tokens) - kept], whole.origin)
-        if self._calib_text.tokens.size < options.samples * options.length:
+        if self._calib_text.tokens.size < options.samples * self._length:
             self._remarks.append(
-                f"calibration had {self._calib_text.tokens.size} tokens, {options.samples * options.length} were wanted"
+                f"calibration had {self._calib_text.tokens.size} tokens, {options.samples * self._length} were wanted"
             )
 
     # The work

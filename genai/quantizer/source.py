@@ -1,6 +1,6 @@
 """The float model that is quantised, one matrix at a time: a Hugging Face checkpoint, or a decoder folder.
 
-Both become a graph whose large matrices are holes: address space without memory behind it, which tells shapes and types
+Both become a graph whose matrices are holes: address space without memory behind it, which tells shapes and types
 to whoever compiles the graph. What belongs there is made when it is asked for, from the mapped files, and forgotten.
 """
 
@@ -99,6 +99,16 @@ class FloatModel(AbstractContextManager["FloatModel"]):
                 "products with constant matrices and token embeddings are looked for",
                 "give a float decoder, or a Hugging Face checkpoint",
             )
+        self._fill_others()
+
+    def _fill_others(self) -> None:
+        """Only sites stay holes: routers, vectors and matrices too small to quantise are read at once."""
+        initializers = self.model.graph.initializers
+        for name in self._loaders.keys() - {site.name for site in self.sites}:
+            if name in initializers:
+                initializers[name] = OnnxTensor.from_array(name, self.stored(name), initializers[name].dtype)
+            del self._loaders[name]
+            self._chunks.pop(name, None)
 
     def _hollow_folder(self, requantize: bool) -> Path:
         """The folder that `genai build --precision fp32` writes, with holes in place of large tensors."""
@@ -352,8 +362,10 @@ def _pieces(parts: list[tuple[int, NDArray[Any]]]) -> list[tuple[int, NDArray[An
 def _require_finite(site: Site, first: int, rows: NDArray[np.float32]) -> None:
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+        expert, row = divmod(first + row, site.rows // (site.experts or 1))
+        of = f" of expert {expert}" if site.experts else ""
         raise InputError(
-            f"{site.name} has NaN or infinity in row {first + row}, column {column} (block {column // 32} of 32)",
+            f"{site.name} has NaN or infinity in row {row}{of}, column {column} (block {column // 32} of 32)",
             "every token would come out wrong",
             "check the training run or the download that made these weights",
         )

@@ -155,6 +155,8 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         self._stack.close()
 
     def __exit__(self, *error: object) -> None:
+        if not any(path.name != _PLAN for path in self.folder.glob("*.json")):  # nothing to go on with
+            self.remove()
         self.close()
 
     def _read(self, name: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -112,11 +113,22 @@ class Method:
             inputs: statistics of what it is multiplied with; None if the method needs nothing.
 
         Raises:
-            QuantizationError: NaN or infinity in the matrix, or statistics that are missing or do not fit.
+            QuantizationError: no matrix of real numbers, or an empty one; NaN or infinity in it; statistics that are
+                missing or do not fit.
         """
+        check_matrix(weight)
         if self.needs != "nothing":
             required(inputs, self.name, weight.shape[1])
         return self.run(weight, grid.bound(weight, self.find_scales(inputs)), inputs)
+
+
+def check_matrix(weight: object) -> None:
+    """Raises QuantizationError: it is no array [rows, columns] of real numbers, or an empty one."""
+    if not isinstance(weight, np.ndarray) or weight.ndim != 2 or not weight.size:
+        shape = f"of shape {weight.shape}" if isinstance(weight, np.ndarray) else f"a {type(weight).__name__}"
+        raise QuantizationError(f"the weight is {shape}, expected an array [rows, columns] that is not empty")
+    if weight.dtype.kind not in "fiu" and weight.dtype != ml_dtypes.bfloat16:
+        raise QuantizationError(f"the weight has elements of {weight.dtype}, expected real numbers")
 
 
 def block_by_block(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..grids import CodedBlocks, CodeGrid, Float32, in_blocks, reciprocal
 from .base import InputStatistics, Method, MethodResult, by_rows, required, required_gram
-from .gptq import DAMPING, Rounding
+from .gptq import DAMPING, Rounding, mean_square
 from .search import find_searched
 
 ROUNDS, _GRADIENTS = 4, 12
@@ -48,7 +48,7 @@ def distill(weight: NDArray[Any], grid: CodeGrid, inputs: InputStatistics | None
     aim = aim_of(statistics)
     rounding = Rounding(gram, grid.block_size)
     damped = gram.astype(np.float32)
-    damped.reshape(-1)[:: columns + 1] += DAMPING * float(np.diag(gram).mean())
+    damped.reshape(-1)[:: columns + 1] += DAMPING * mean_square(gram)
     losses: list[Losses] = []
 
     def work(part: NDArray[Any], own: CodeGrid) -> CodedBlocks:
@@ -70,7 +70,7 @@ def aim_of(inputs: InputStatistics) -> Callable[[Float32], Float32]:
     """Gives the float matrix whose outputs from the quantised model's inputs are closest to the float model's."""
     if inputs.cross is None or inputs.gram is None:
         return lambda exact: exact
-    pull = np.eye(len(inputs.gram)) * _PULL * float(np.diag(inputs.gram).mean())
+    pull = np.eye(len(inputs.gram)) * _PULL * mean_square(inputs.gram)
     turned = np.linalg.solve((inputs.gram + pull).T, (inputs.cross + pull).T).T  # cross @ inv(gram), damped
     matrix = turned.astype(np.float32)
     return lambda exact: exact @ matrix

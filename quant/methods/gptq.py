@@ -116,6 +116,11 @@ def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
     return result
 
 
+def mean_square(gram: Floats) -> float:
+    """The mean of the inputs' squares; 1 where all inputs are 0, so that what is damped by it can be inverted."""
+    return float(np.diag(gram).mean()) or 1.0
+
+
 def inverse_factor(gram: Floats, damping: float, order: NDArray[np.int64]) -> tuple[Float64, float]:
     """U upper triangular with inv(G + damping * mean(diag) * I) = U.T @ U, and the damping that it took.
 
@@ -127,7 +132,7 @@ def inverse_factor(gram: Floats, damping: float, order: NDArray[np.int64]) -> tu
     """
     if not np.isfinite(gram).all():
         raise QuantizationError("the inputs' products with each other hold NaN or infinity")
-    mean = float(np.diag(gram).mean()) or 1.0
+    mean = mean_square(gram)
     # From the last row to the first: there G = L @ L.T with L lower is G = R @ R.T with R upper, so U = inv(R).
     last_first = order[::-1]
     while damping <= _MOST_DAMPING:

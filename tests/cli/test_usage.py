@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +91,15 @@ def test_what_the_system_refuses_is_no_traceback(capsys: pytest.CaptureFixture[s
     assert run(["build", ".", "-o", "x" * 5000]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and "\n  why: " in shown and "\n  fix: " in shown
+
+
+def test_options_of_a_comparison_alone(bundled_folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert run(["quantize", str(bundled_folder), "-o", str(tmp_path / "out"), "--max-kld", "0.1"]) != 0
+    said = capsys.readouterr().err
+    assert "max_kld is 0.1" in said and "which of several outputs" in said and "fix:" in said
+
+
+def test_an_empty_text_is_named(bundled_folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "empty.txt").touch()
+    assert run(["eval", "kld", str(bundled_folder), "-f", str(tmp_path / "empty.txt"), "--other-kv-type", "int8"]) != 0
+    assert "empty.txt is empty" in capsys.readouterr().err

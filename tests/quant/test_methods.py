@@ -292,6 +292,25 @@ def test_inputs_that_were_never_seen_are_no_harm() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_inputs_that_are_all_zero_are_no_harm(name: str) -> None:
+    weight, nothing = matrix(8, 64), np.zeros((64, 64))
+    inputs = InputStatistics(9, np.zeros(64), nothing, nothing.copy())
+    values = METHODS[name].quantize(weight, UniformGrid(), inputs).values
+    assert np.isfinite(values).all() and np.abs(values - weight).max() < 2 * np.abs(weight).max()
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [np.zeros(64, np.float32), np.zeros((2, 3, 32)), np.zeros((0, 64)), [[1.0] * 64], np.ones((2, 64), complex), "x"],
+    ids=["one axis", "three axes", "no rows", "a list", "complex numbers", "a string"],
+)
+def test_what_is_no_matrix(weight: Any) -> None:
+    for one in METHODS.values():
+        with pytest.raises(QuantizationError, match=r"the weight (is|has)"):
+            one.quantize(weight, UniformGrid(), None)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_bad_input(name: str) -> None:
     grid, weight, inputs = UniformGrid(), matrix(6, 64), statistics(64)
     broken = weight.copy()
@@ -325,6 +344,9 @@ def test_unknown_names_and_formats() -> None:
         UniformGrid(7, 32)
     with pytest.raises(QuantizationError, match="block_size is 48"):
         UniformGrid(4, 48)
+    for wrong in ({"bits": 4.0}, {"bits": True}, {"block_size": 32.0}):
+        with pytest.raises(QuantizationError, match=next(iter(wrong))):
+            UniformGrid(**wrong)  # type: ignore[arg-type]
 
 
 def test_codes_are_the_closest() -> None:

@@ -205,6 +205,8 @@ def test_types(static, dynamic):
     refused(static, genai.OptionError, "QInt4", quant_format=q.QuantFormat.QOperator, weight_type=q.QuantType.QInt4)
     refused(dynamic, genai.OptionError, "weight_type", weight_type=q.QuantType.QInt16)
     refused(static, genai.OptionError, "weight_type", weight_type=3)
+    refused(static, genai.OptionError, "QInt8", weight_type="QInt88")
+    static(weight_type="QInt8", activation_type="QUInt8")  # names will do
     refused(static, genai.OptionError, "signed", activation_type=q.QuantType.QInt8, weight_type=q.QuantType.QUInt8)
     refused(static, genai.OptionError, "quant_format", quant_format="QDQ")
     refused(static, genai.OptionError, "per_channel", per_channel=1)

@@ -136,6 +136,10 @@ def test_choices_by_node():
     assert found["first_Q4"]["block_size"] == 64
     assert (found["tied_Q8"]["bits"], found["tied_Q8"]["block_size"]) == (8, 16)
     assert "second" in found
+    with pytest.raises(genai.OptionError, match="nodes_to_include names 'secnd'"):
+        ours.MatMulNBitsQuantizer(model(), nodes_to_include=["secnd"]).process()
+    with pytest.raises(genai.OptionError, match="accuracy_level is 9"):
+        ours.MatMulNBitsQuantizer(model(), accuracy_level=9).process()
     only = ours.MatMulNBitsQuantizer(model(), nodes_to_include=["second"])
     only.process()
     assert [node.name for node in only.model.nodes()] == ["lookup", "first", "second_Q4", "tied"]

@@ -62,5 +62,12 @@ def test_a_comparison(small: Path, tmp_path: Path) -> None:
         compare(small, tmp_path / "out", wanted, quick(seed=5))
     with pytest.raises(OptionError, match="evaluate is off"):
         compare(small, tmp_path / "no", wanted, quick(evaluate=False))
+    for options in ({"bits": 3}, {"method": "gptq"}, {"recipe": tmp_path / "recipe.yaml"}, {"form": "nl3"}):
+        with pytest.raises(OptionError, match=f"{next(iter(options))} is .*several outputs are compared"):
+            compare(small, tmp_path / "no", wanted, quick(**options))
+    for most in (float("nan"), -1.0, 0.0):
+        with pytest.raises(OptionError, match="max_kld is"):
+            compare(small, tmp_path / "no", wanted, quick(), most_kld=most)
+    assert not (tmp_path / "no").exists()
     with pytest.raises(OptionError, match="method is 'x'"):
         compare(small, tmp_path / "no", parse_variants("x/4/32,rtn/4/32"), quick())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from genai.quantizer.sites import Site
 from genai.quantizer.source import FloatModel
 from genai.quantizer.statistics import gather
 from genai.quantizer.streaming import StreamedDecoder, batches_of, nothing_instead
+from tools.peers.checkpoint import make_checkpoint
+from tools.peers.shapes import SHAPES
 
 from .conftest import CHECKPOINT, small_folder
 
@@ -88,6 +91,45 @@ def test_families(changes: dict[str, Any], tmp_path: Path, tokens: np.ndarray) -
     with FloatModel(folder) as source:
         found = logits_of(StreamedDecoder(source, 1), tokens)
     np.testing.assert_allclose(found, engine_logits(folder, tokens), rtol=1e-5, atol=1e-5)
+
+
+LLAMA_SIZES = {
+    "vocab_size": 1536, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "num_key_value_heads": 1, "head_dim": 24, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ("llama-3.2-1b", LLAMA_SIZES),
+        (
+            "moe-32x1024",
+            {**LLAMA_SIZES, "hidden_size": 64, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 64},
+        ),
+    ],
+    ids=["keys and values too small to quantise", "routers"],
+)
+def test_what_is_not_quantised_is_computed_with(
+    shape: str, changes: dict[str, Any], tmp_path: Path, tokens: np.ndarray
+) -> None:
+    config = {**SHAPES[shape].config, **changes}
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", replace(SHAPES[shape], config=config))
+    folder = build_model(checkpoint, tmp_path / "model", ExportOptions(precision="fp32"))
+    with FloatModel(checkpoint) as source:
+        assert set(source.hollow()) == {site.name for site in source.sites}
+        found = logits_of(StreamedDecoder(source, 1), tokens)
+    np.testing.assert_allclose(found, engine_logits(folder, tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_long_vectors_in_half_precision(tmp_path: Path, tokens: np.ndarray) -> None:
+    """A norm's weight of 4,096 numbers is no matrix."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 32, "num_layers": 1, "vocab_size": 1536}
+    folder = small_folder(tmp_path / "model", precision="fp16", **sizes)
+    with FloatModel(folder) as source:
+        found = logits_of(StreamedDecoder(source, 1), tokens[:1])
+    np.testing.assert_allclose(found, engine_logits(folder, tokens[:1]), rtol=1e-5, atol=1e-5)
 
 
 def test_few_values_live_between_stages(decoder: StreamedDecoder) -> None:

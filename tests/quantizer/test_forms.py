@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from genai.builder.spec import ExpertsSpec
-from genai.errors import OptionError
+from genai.errors import InputError, OptionError
 from genai.graph.reader import read_model
 from genai.quant.methods import METHODS
 from genai.quantizer import Report, quantize_model
@@ -159,6 +162,18 @@ def test_mixtures_of_experts(options: dict[str, Any], mixture: Path, tmp_path: P
     # onnxruntime's experts of 2 and 8 bits round activations.
     agree(tmp_path / "out", tokens, 3e-4 if options["bits"] == 4 else 0.02)
     assert report.quality.kld == pytest.approx(divergence_of_folders(mixture, tmp_path / "out"), rel=0.02)
+
+
+def test_nan_names_the_expert_and_its_row(mixture: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(mixture, tmp_path / "model"))
+    model = onnx.load(folder / "model.onnx", load_external_data=True)
+    tensor = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [4, 96, 64])
+    array = numpy_helper.to_array(tensor).copy()
+    array[2, 5, 7] = np.inf
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(InputError, match="row 5 of expert 2, column 7"):
+        quantize_model(folder, tmp_path / "out", quick())
 
 
 def test_experts_that_do_not_fit_their_operator(mixture: Path, tmp_path: Path) -> None:

@@ -286,6 +286,10 @@ def test_a_recipe(small: Path, tmp_path: Path) -> None:
         ("rules:\n  - {match: '*', method: gtpq}", "method is 'gtpq'"),
         ("rules:\n  - {bits: 8}", "has no pattern"),
         ("rules: 3", "rules is a number"),
+        ("rules:\n  - {match: '*', bits: 4.0}", "bits is 4.0"),
+        ("rules:\n  - {match: '*', qdq: 1}", "qdq is 1"),
+        ("default: {bits: 2, bits: 4}", "bits stands twice"),
+        ("default: {bits: 2}\ndefault: {bits: 4}", "default stands twice"),
         ("- 1", "is no recipe"),
         ("default: [", "is not YAML"),
         ("default: !!python/object/apply:os.system ['true']", "is not YAML"),
@@ -373,6 +377,12 @@ def test_texts(small: Path, tmp_path: Path) -> None:
         ("a.jsonl", "{}", "line 1: not a text"),
         ("a.jsonl", "[1]", "line 1: not a text"),
         ("a.jsonl", '{"messages": 3}', "line 1: not a text"),
+        ("a.jsonl", '{"text": "a"}\n{"text": 5}', "line 2: not a text\n  why: text is a number"),
+        ("a.jsonl", '{"prompt": "a"}', "it has no completion; its keys are prompt"),
+        ("a.jsonl", "[" * 100_000, "line 1: not a text\n  why: it is nested too deeply"),
+        ("a.jsonl", '{"messages": [5]}', "a.jsonl, line 1: "),
+        ("a.jsonl", '{"text": "\\ud800"}', "a.jsonl, line 1: "),
+        ("a.jsonl", '{"text": "one\u2028two"', "line 1: not a text\n  why: it is not JSON"),
         ("a.txt", b"\xff\xfe", "is not UTF-8"),
         ("b.txt", None, "no such file"),
     ],
@@ -393,6 +403,12 @@ def test_bad_texts(name: str, content: str | bytes | None, message: str, small: 
         ({"samples": 0}, "samples is 0"),
         ({"length": 1}, "length is 1"),
         ({"accuracy_level": 9}, "accuracy_level is 9"),
+        ({"threads": 0}, "threads = 0"),
+        ({"threads": True}, "threads = True"),
+        ({"bits": 4.0}, "bits is 4.0"),
+        ({"bits": 0, "symmetric": False}, "symmetric is off, and bits is 0"),
+        ({"bits": 0, "half_scales": False}, "half_scales is off, and bits is 0"),
+        ({"calib": 5}, "calib is a number"),
         ({"target_bits": 4.0, "target_kld": 0.1}, "target_bits and target_kld"),
         ({"target_bits": float("nan")}, "target_bits is nan"),
         ({"target_size": 0}, "target_size is 0"),
@@ -408,6 +424,35 @@ def test_bad_texts(name: str, content: str | bytes | None, message: str, small: 
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         QuantizeOptions(**options)
+
+
+def test_a_recipe_with_a_default_says_all_of_it(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("default: {bits: 2}\nrules:\n  - {match: '*o_proj*', bits: 8}\n")
+    for given in ({"bits": 8}, {"bits": 4}, {"method": "gptq"}, {"symmetric": False}):
+        with pytest.raises(OptionError, match=f"has a default, and {next(iter(given))} is given too"):
+            quantize_model(small, tmp_path / "out", quick(recipe=tmp_path / "recipe.yaml", **given))
+    (tmp_path / "recipe.yaml").write_text("rules:\n  - {match: '*o_proj*', bits: 8}\n")
+    options = quick(recipe=str(tmp_path / "recipe.yaml"), bits=2, evaluate=False)
+    report = quantize_model(small, tmp_path / "out", options)
+    found = {row.name: row.stored.split(",")[0] for row in report.matrices if row.layer is not None}
+    assert found == {name: "8 bits" if "o_proj" in name else "2 bits" for name in found}
+
+
+def test_a_refused_run_leaves_nothing(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Short.")
+    with pytest.raises(InputError, match="too few"):
+        quantize_model(small, tmp_path / "out", quick(method="gptq", calib=tmp_path / "text.txt"))
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_more_tokens_are_wanted_than_there_are(small: Path, tmp_path: Path) -> None:
+    """Room on disk is needed for those alone that there can be; a longer sequence than the context says so."""
+    text = tmp_path / "text.txt"
+    text.write_text("What is 12 + 7? It is 19. " * 200)
+    options = quick(method="gptq", calib=text, samples=10**9, length=10_000, evaluate=False)
+    report = quantize_model(small, tmp_path / "out", options)
+    assert any("128 tokens, the model's context, and not 10000" in remark for remark in report.remarks)
+    assert any("were wanted" in remark for remark in report.remarks)
 
 
 def test_a_calibration_text_that_nothing_needs(small: Path, tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ int main(int count, char ** words) {
     const std::string first = "blk.0.";
     for (ggml_tensor * one = ggml_get_first_tensor(source); one; one = ggml_get_next_tensor(source, one)) {
         const std::string name = one->name;
+        if (name.empty()) {
+            continue; // all data in one piece
+        }
         const bool in_layer = name.compare(0, first.size(), first) == 0;
         for (int layer = 0; layer < (in_layer ? layers : 1); ++layer) {
             ggml_tensor * copy = ggml_dup_tensor(copies, one);

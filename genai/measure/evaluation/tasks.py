@@ -53,7 +53,7 @@ def read_questions(path: Path) -> list[Question]:
     Raises:
         InputError: the file is missing, or a line is not of that form; the message names the line.
     """
-    lines = read_text_file(path).splitlines()
+    lines = read_text_file(path).split("\n")
     questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not questions:
         raise InputError(f"{path}: holds no questions", "there is nothing to ask", "give a file of JSON lines")

@@ -178,7 +178,7 @@ def test_diff_where_onnxruntime_is_missing(tmp_path: Path) -> None:
     [
         (["ppl"], 2, "--file"),
         (["ppl", "-f", "{tmp}/missing"], 1, "cannot be read"),
-        (["ppl", "-f", "{tmp}/empty"], 1, "no tokens"),
+        (["ppl", "-f", "{tmp}/empty"], 1, "empty is empty"),
         (["ppl", "-f", "{tmp}/short"], 1, "1 token"),
         (["ppl", "-f", "{tmp}/latin1"], 1, "is not UTF-8"),
         (["ppl", "{tmp}/nomodel", "-f", "{tmp}/text"], 1, "nomodel"),
