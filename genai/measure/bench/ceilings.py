@@ -14,7 +14,7 @@ from ...model.model import Model
 from ..machine.speeds import measure_bandwidth, measure_products
 
 # More than a last-level cache of which other machines on the same host take their share.
-_BUFFER_BYTES = 2**29
+BUFFER_BYTES = 2**29
 _SECONDS = 0.2
 
 
@@ -35,7 +35,7 @@ class Ceiling:
 
 def bandwidth(threads: int | None) -> Callable[[], float]:
     """Bytes per second of reading memory with so many threads."""
-    return lambda: measure_bandwidth(_BUFFER_BYTES, threads=threads, seconds=_SECONDS).bytes_per_second
+    return lambda: measure_bandwidth(BUFFER_BYTES, threads=threads, seconds=_SECONDS).bytes_per_second
 
 
 def products(arithmetic: str, threads: int | None) -> Callable[[], float]:

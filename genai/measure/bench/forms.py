@@ -14,11 +14,11 @@ from genai.quant import formats
 from genai.quant.formats import GRIDS, ROW, row_scaled_format, uniform_format, uniform_grid
 
 from ...runtime.device import open_executor
-from .ceilings import bandwidth
+from .ceilings import BUFFER_BYTES, bandwidth
 from .kernels import BenchRow, step_seconds
 
-# Rows and columns of a matrix, and the bytes of all matrices together: more than caches hold.
-_SIZE, _BYTES = (4096, 4096), 1 << 27
+# Rows and columns of a matrix, and the bytes of all matrices together: as many as plain reading goes through.
+_SIZE, _BYTES = (4096, 4096), BUFFER_BYTES
 _TWO_BITS = (-31.0, -13.0, 1.0, 17.0)
 _THREE_BITS = (-63.0, -40.0, -23.0, -10.0, 1.0, 13.0, 28.0, 47.0)
 
