@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from genai import Model
 from genai.builder import ExportOptions
@@ -124,9 +124,18 @@ def test_what_is_not_quantised_is_computed_with(
 
 
 def test_long_vectors_in_half_precision(tmp_path: Path, tokens: np.ndarray) -> None:
-    """A norm's weight of 4,096 numbers is no matrix."""
+    """A norm's weight of 4,096 numbers that a Cast widens is no matrix."""
     sizes = {"hidden_size": 4096, "intermediate_size": 32, "num_layers": 1, "vocab_size": 1536}
-    folder = small_folder(tmp_path / "model", precision="fp16", **sizes)
+    folder = small_folder(tmp_path / "model", **sizes)
+    model = onnx.load(folder / "model.onnx", load_external_data=True)
+    vectors = [tensor for tensor in model.graph.initializer if list(tensor.dims) == [4096]]
+    for tensor in vectors:
+        cast = helper.make_node("Cast", [f"{tensor.name}/half"], [tensor.name], to=onnx.TensorProto.FLOAT)
+        half = numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), f"{tensor.name}/half")
+        tensor.CopyFrom(half)
+        model.graph.node.insert(0, cast)
+    onnx.save(model, folder / "model.onnx")
+    assert len(vectors) == 3
     with FloatModel(folder) as source:
         found = logits_of(StreamedDecoder(source, 1), tokens[:1])
     np.testing.assert_allclose(found, engine_logits(folder, tokens[:1]), rtol=1e-5, atol=1e-5)
