@@ -117,14 +117,12 @@ def compare(
         raise OptionError("evaluate is off", "outputs are compared by what they cost", "leave --no-eval out")
     if not (math.isfinite(most_kld) and most_kld > 0):
         raise OptionError(f"max_kld is {most_kld}", "it is a finite number above 0", "give such a number of nats")
-    usual = QuantizeOptions()
-    for name in ("method", "form", "bits", "block_size", "recipe"):
-        if (value := getattr(options, name)) != getattr(usual, name):
-            raise OptionError(
-                f"{name} is {value}, and several outputs are compared",
-                "how each is stored, and by which method, is said by its own name, such as gptq/4/32",
-                f"leave {name} out, or make one output",
-            )
+    for name in options.given(("method", "form", "bits", "block_size", "recipe")):
+        raise OptionError(
+            f"{name} is {getattr(options, name)}, and several outputs are compared",
+            "how each is stored, and by which method, is said by its own name, such as gptq/4/32",
+            f"leave {name} out, or make one output",
+        )
     ways = {one.name: one.of(options) for one in variants}
     if options.calib is not None and options.eval_file is not None:  # it is for those alone that need data
         ways = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -143,10 +144,12 @@ class QuantizeOptions:
         """The recipe's file, or one of the options alone; raises as read_recipe does."""
         if self.recipe is None:
             return Recipe(self.choice)
-        usual = QuantizeOptions()
-        names = [one.name for one in fields(FormatChoice)]
-        given = [name for name in names if getattr(self, name) != getattr(usual, name)]
-        return read_recipe(self.recipe, self.choice, given)
+        return read_recipe(self.recipe, self.choice, self.given(one.name for one in fields(FormatChoice)))
+
+    def given(self, names: Iterable[str]) -> list[str]:
+        """Those of these options that are not as usual."""
+        usual = {one.name: one.default for one in fields(self)}
+        return [name for name in names if getattr(self, name) != usual[name]]
 
 
 def parse_size(text: str) -> int:
