@@ -6,6 +6,7 @@ to whoever compiles the graph. What belongs there is made when it is asked for, 
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -268,7 +269,8 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         rows = whole_number(node, "N", 1) if is_product else tensor.shape[0]
         columns = whole_number(node, "K", 1) if is_product else tensor.nbytes // rows * 8 // bits
         if tensor.name not in made:
-            name = graph.fresh_name(tensor.name.removesuffix(f"_Q{bits}"))
+            # onnxruntime's quantisers append the form: weight_Q4, weight_Q4G32.
+            name = graph.fresh_name(re.sub(rf"_Q{bits}(G\d+)?$", "", tensor.name))
             made[tensor.name] = name
 
             def load() -> NDArray[np.float32]:
@@ -331,16 +333,23 @@ def _dequantized(
     block: int,
 ) -> NDArray[np.float32]:
     """float32 [columns, rows]."""
-    form = uniform_format(bits, block, zero_points=points is not None)
+    fractions = points is not None and points.dtype in FLOATS  # zero points that are no integers
+    form = uniform_format(bits, block, zero_points=points is not None and not fractions)
     data, scales = _codes(tensor, rows, bits), scales.reshape(rows, -1)
     # Without zero points codes count from the middle, but for those of type uint4, which count from 0.
     grid = uniform_grid(bits, centred=points is None and tensor.dtype != DataType.UINT4)
-    zeros = (None, None) if points is None else (scales, _codes(points, rows, bits))
+    zeros = (None, None) if points is None or fractions else (scales, _codes(points, rows, bits))
     arrays = from_stored(form, rows, columns, data, grid, scales, None, *zeros)
+    lowest = None
+    if points is not None and fractions:
+        lowest = points.array().astype(np.float32).reshape(rows, -1) * scales.astype(np.float32)
     result = np.empty((columns, rows), np.float32)
     for first in range(0, rows, _PART_ROWS):
         part = slice(first, min(first + _PART_ROWS, rows))
-        result[:, part] = arrays.dequantized(rows=part).T
+        values = arrays.dequantized(rows=part)
+        if lowest is not None:
+            values = values - np.repeat(lowest[part], block, axis=1)[:, :columns]
+        result[:, part] = values.T
     return result
 
 

@@ -21,6 +21,7 @@ from genai.measure.evaluation.scored_text import pending_logits
 from genai.model.folders import bundled_model
 from genai.quant.grids import UniformGrid
 from genai.quant.methods import METHODS, InputStatistics
+from genai.quantizer import quantize_model
 from genai.quantizer.calibration import CalibrationText
 from genai.quantizer.flow import Flow
 from genai.quantizer.folding import find_fold
@@ -32,7 +33,7 @@ from genai.quantizer.streaming import StreamedDecoder, batches_of, nothing_inste
 from tools.peers.checkpoint import make_checkpoint
 from tools.peers.shapes import SHAPES
 
-from .conftest import CHECKPOINT, small_folder
+from .conftest import CHECKPOINT, quick, small_folder
 
 
 def logits_of(decoder: StreamedDecoder, tokens: np.ndarray, instead: Any = nothing_instead) -> np.ndarray:
@@ -321,3 +322,38 @@ def test_what_onnxruntimes_quantiser_writes(symmetric: bool, tmp_path: Path) -> 
         site = next(site for site in source.sites if site.is_table)
         (table,) = session.run(None, {lookup.input[1]: np.arange(site.rows)[None]})
         np.testing.assert_allclose(source.weight(site), table[0], rtol=1e-6)
+
+
+@pytest.mark.oracle
+def test_zero_points_that_are_no_integers(tmp_path: Path) -> None:
+    """As onnxruntime's HQQ writes them: (code - zero point) * scale. 100 columns do not fill their last block."""
+    ort = pytest.importorskip("onnxruntime")
+    folder = small_folder(tmp_path / "float", intermediate_size=100, tie_word_embeddings=False)
+    quantize_model(folder, tmp_path / "out", quick(symmetric=False, half_scales=False, evaluate=False))
+    model, rng = onnx.load(tmp_path / "out" / "model.onnx"), np.random.default_rng(0)
+    onnx.load_external_data_for_model(model, str(tmp_path / "out"))
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    for node in products:
+        shape = tensors[node.input[2]].dims
+        points = rng.uniform(3, 12, list(shape)).astype(np.float32)
+        tensors[node.input[3]].CopyFrom(numpy_helper.from_array(points, node.input[3]))
+    for path in (tmp_path / "out").glob("model.onnx*"):
+        path.unlink()
+    onnx.save(model, tmp_path / "out" / "model.onnx")
+    node = next(one for one in products if "layers.1.mlp.down_proj" in one.input[1])
+    x = np.eye(100, dtype=np.float32)
+    alone = helper.make_graph(
+        [helper.make_node(node.op_type, ["x", *node.input[1:4]], ["y"], domain=node.domain)],
+        "product",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [tensors[name] for name in node.input[1:4]],
+    )
+    del alone.node[0].attribute[:]
+    alone.node[0].attribute.extend(one for one in node.attribute if one.name != "accuracy_level")
+    made = helper.make_model(alone, opset_imports=model.opset_import, ir_version=10)
+    (expected,) = ort.InferenceSession(made.SerializeToString()).run(None, {"x": x})
+    with FloatModel(tmp_path / "out", requantize=True) as source:
+        site = next(site for site in source.sites if "layers.1.mlp.down_proj" in site.name)
+        np.testing.assert_allclose(source.weight(site), expected.T, rtol=1e-5, atol=1e-6)

@@ -20,7 +20,7 @@ class Point:
         kld, kld_error, median, p99: divergence from the float model in nats per token. top1: share of equal top tokens.
         perplexity: of the quantised model, base_perplexity: of the float one.
         accuracy: share of the bundled questions answered rightly; None = not asked.
-        seconds: that quantising took, without evaluation.
+        seconds: that quantising took, without evaluation; perhaps beside other work, so that pages do not say it.
     """
 
     model: str

@@ -110,14 +110,13 @@ def _grid(own: dict[str, Point], said: Callable[[Point], str]) -> Iterator[str]:
 
 
 def _listed(points: Sequence[Point], *, maker: bool = False) -> Iterator[str]:
-    yield "| output | bits per weight | mean KLD | 99 % KLD | same top token | perplexity | seconds |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| output | bits per weight | mean KLD | 99 % KLD | same top token | perplexity |"
+    yield "|---|---|---|---|---|---|"
     for point in sorted(points, key=lambda one: one.bits):
         if not maker and point.name.count("/") == 2:
             continue
         name = f"{_LABELS[point.maker]} {point.name}" if maker else point.name
-        seconds = "" if point.seconds is None else f"{point.seconds:.1f}"
         yield (
             f"| {name} | {point.bits:.3f} | {point.kld:.5f} ± {point.kld_error:.5f} | {point.p99:.4f} "
-            f"| {100 * point.top1:.2f} % | {point.perplexity:.3f} | {seconds} |"
+            f"| {100 * point.top1:.2f} % | {point.perplexity:.3f} |"
         )
