@@ -36,6 +36,7 @@ from .machine import global_threads
 from .options import (
     KEEPS_QDQ,
     MAX_VALUE_BYTES,
+    RECORDS_ASSIGNMENT,
     WEIGHTS_FILE,
     WEIGHTS_FOLDER,
     WEIGHTS_LEAST_BYTES,
@@ -58,7 +59,7 @@ class Prepared:
         model: after rewriting.
         plan: its calls.
         inputs: required inputs; overridable: those with a default; outputs: with declared types.
-        subgraphs: which provider computes which nodes.
+        subgraphs: which provider computes which nodes, where that is recorded.
     """
 
     model: OnnxModel
@@ -98,7 +99,7 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     _check_cancelled(options)
     threads = options.intra_op_num_threads or (0 if options.use_per_session_threads else global_threads())
     executor = open_executor(threads=threads or None)
-    divided = hand_over(model, providers)
+    divided = hand_over(model, providers, recording=entries.get(RECORDS_ASSIGNMENT) == "1")
     # What the caller says, or what this machine has left, at most 16 GiB.
     most = int(entries[MAX_VALUE_BYTES]) if MAX_VALUE_BYTES in entries else min(MOST_BYTES, available_memory())
     shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}

@@ -149,14 +149,14 @@ class Divided:
     Attributes:
         compiled: what computes each node that stands for a provider's, by its attribute `key`; for the kernels' option
             "provided".
-        subgraphs: of all providers.
+        subgraphs: of all providers, where they are recorded.
     """
 
     compiled: dict[int, CompiledNode]
     subgraphs: list[OrtEpAssignedSubgraph]
 
 
-def hand_over(model: OnnxModel, chosen: Chosen) -> Divided:
+def hand_over(model: OnnxModel, chosen: Chosen, *, recording: bool) -> Divided:
     """Let providers compile what they support, each before the next; the graph then has a node for each run."""
     compiled: dict[int, CompiledNode] = {}
     subgraphs: list[OrtEpAssignedSubgraph] = []
@@ -166,12 +166,14 @@ def hand_over(model: OnnxModel, chosen: Chosen) -> Divided:
         provider = make_provider(name, options)
         for nodes in _runs(model, provider):
             key = len(compiled)
-            subgraphs.append(OrtEpAssignedSubgraph.of(name, nodes))
+            if recording:
+                subgraphs.append(OrtEpAssignedSubgraph.of(name, nodes))
             compiled[key] = _replace(model, nodes, name, provider, key)
     if compiled:
         model.opset_imports.setdefault(OURS, 1)
-    rest = (node for graph in model.graphs() for node in graph.nodes if node.key != _PROVIDED)
-    subgraphs.extend(OrtEpAssignedSubgraph.of(CPU_PROVIDER, [node]) for node in rest)
+    if recording:
+        rest = (node for graph in model.graphs() for node in graph.nodes if node.key != _PROVIDED)
+        subgraphs.extend(OrtEpAssignedSubgraph.of(CPU_PROVIDER, [node]) for node in rest)
     return Divided(compiled, subgraphs)
 
 
