@@ -16,6 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from tests.drawing import Draw
+
 SUITE_KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 RANDOM_OPS = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
 
@@ -44,6 +46,13 @@ def suite() -> list[SuiteCase]:
         cases = [_suite_case(case) for kind in SUITE_KINDS for case in load_model_tests(kind=kind)]
     assert len(cases) > 1700
     return cases
+
+
+@pytest.fixture(scope="session")
+def drawn_cases(suite: list[SuiteCase], draw: Draw) -> list[SuiteCase]:
+    """A third of the suite, drawn by the commit, for tests that take long."""
+    chosen = draw.part((case.name for case in suite), 3)
+    return [case for case in suite if case.name in chosen]
 
 
 def _suite_case(case: Any) -> SuiteCase:

@@ -28,12 +28,10 @@ def test_a_sample_of_rewritten_models_computes_the_same(suite, run_reference, sa
 
 
 @pytest.mark.slow
-def test_drawn_rewritten_models_compute_the_same(suite, run_reference, same_values, draw):
-    chosen = draw.part((case.name for case in suite), 3)
-    cases = [case for case in suite if case.name in chosen]
-    num_run, num_changed = _compare(cases, run_reference, same_values)
-    assert num_run > len(chosen) * 0.85
-    assert num_changed > len(chosen) * 0.1
+def test_drawn_rewritten_models_compute_the_same(drawn_cases, run_reference, same_values):
+    num_run, num_changed = _compare(drawn_cases, run_reference, same_values)
+    assert num_run > len(drawn_cases) * 0.85
+    assert num_changed > len(drawn_cases) * 0.1
 
 
 def _compare(cases, run_reference, same_values) -> tuple[int, int]:

@@ -35,9 +35,8 @@ def test_a_sample_of_inferred_types_is_true(suite, run_reference):
 
 
 @pytest.mark.slow
-def test_drawn_inferred_types_are_true(suite, run_reference, draw):
-    chosen = draw.part((case.name for case in suite), 3)
-    assert _check_types([case for case in suite if case.name in chosen], run_reference) > len(chosen) * 0.7
+def test_drawn_inferred_types_are_true(drawn_cases, run_reference):
+    assert _check_types(drawn_cases, run_reference) > len(drawn_cases) * 0.7
 
 
 def _check_types(cases, run_reference) -> int:
