@@ -19,11 +19,15 @@ from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
 from .attention import check_attention
 from .driver import Driver
+from .graphs import Replays
 from .launches import Counts, Functions, Start
 from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
+
+# Rows of a step that is captured at most.
+_CAPTURED_TOKENS = 64
 
 
 class CudaExecutor:
@@ -114,12 +118,14 @@ class CudaStep:
     def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
-        capacity = self._capacity.grown(step)
+        capacity = (self._capacity or Capacity()).grown(step)
         if capacity != self._capacity:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
-        counts["splits"] = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
+        # A power of two: as a sequence grows, its steps seldom become others.
+        splits = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
+        counts["splits"] = min(1 << (splits - 1).bit_length(), capacity.splits)
         self._table.write(step)
         for name in self._program.given:
             rows = self._values.places[name]
@@ -128,12 +134,25 @@ class CudaStep:
         return counts
 
     def start(self, counts: Counts) -> None:
-        """Start all kernels over the step that was prepared last, without waiting for them."""
+        """Start all kernels over the step that was prepared last, without waiting for them.
+
+        Steps of decode rows alone come again and again with the same counts: they are captured.
+        """
+        if counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
+            self._check_cancelled()
+            self._replays.start(tuple(counts.values()), lambda: self._start_each(counts, int))
+        else:
+            self._start_each(counts, self._check_cancelled)
+
+    def _start_each(self, counts: Counts, before: Callable[[], object]) -> None:
         for start in self._starts:
-            if self._cancelled:
-                self._driver.synchronize()
-                raise StepCancelled
+            before()
             start.start(self._driver, self._functions, counts)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            self._driver.synchronize()
+            raise StepCancelled
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -147,13 +166,19 @@ class CudaStep:
         return self._driver.download(self._values.places[name].view(count)).reshape(type_.shape)
 
     def _lower(self, capacity: Capacity) -> None:
-        """Make all launches for steps of at most this size."""
+        """Make all launches for steps of at most this size.
+
+        Where that fails, as for want of memory, the next step begins with the least capacity.
+        """
         program, driver = self._program, self._driver
-        self._starts: list[Start] = []  # give the memory back first
+        # Give the memory back first.
+        self._capacity: Capacity | None = None
+        self._starts: list[Start] = []
         self._functions: Functions = {}
-        self._capacity, self._table = capacity, StepTable(driver, capacity)
+        self._replays, self._held = Replays(driver), list[Any]()
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
+        self._table = StepTable(driver, capacity)
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
         )
@@ -166,6 +191,7 @@ class CudaStep:
             self._values.done(record.inputs, record.outputs)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
+        self._capacity = capacity
 
 
 def _limits(program: RowProgram, layers: Sequence[PagedLayer | None]) -> Limits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +9,11 @@ import pytest
 
 import genai
 from genai.errors import UnsupportedModelError
-from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.records import Product
-from genai.model import loading
 
+from ...drawing import Draw
 from .host_driver import HostDriver
-
-Load = Callable[..., genai.Model]
-
-
-@pytest.fixture
-def load(driver: HostDriver, bundled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """The bundled model on the emulated GPU."""
-    monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, threads))
-
-    def loaded(**options: object) -> genai.Model:
-        return genai.Model(bundled_folder, context_size=256, cache_bytes=4 << 20, quiet=True, **options)
-
-    return loaded
+from .programs import Load
 
 
 @pytest.mark.parametrize("accuracy", ["fp32", "int8"])
@@ -51,6 +37,28 @@ def test_logits_and_tokens_are_the_reference_s(load: Load, bundled_folder: Path)
         assert ours.token_ids == theirs.token_ids
         pairs = [(a.logprob, b.logprob) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)]
         assert np.allclose(*zip(*pairs, strict=True), atol=2e-5)
+
+
+PROMPTS = (
+    "What is 12 + 7?", "What is 47 + 38?", "What is 9 times 6?", "What is the capital of France?", "Count to five.",
+    "Say hello.", "My name is Nora.", "What colour is the sky?", "Write a short poem about the sea.", "Who are you?",
+    "What day comes after Monday?", "Tell me a joke.", "How many legs has a spider?", "Spell the word cat.",
+    "Which is larger, 17 or 71?", "Thank you!", "Name three fruits.", "What is the opposite of hot?", "Good night.",
+    "Repeat after me: one two three.",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_twenty_prompts_give_the_reference_s_tokens(load: Load, bundled_folder: Path, draw: Draw) -> None:
+    """32 tokens each, also behind the ends of answers; the sequences of a run are computed together."""
+    prompts = [prompt for prompt in PROMPTS if prompt in draw.part(PROMPTS, 4)]
+    options = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    with genai.LLM(bundled_folder, device="reference", context_size=256) as llm:
+        expected = llm.generate([llm.render(prompt) for prompt in prompts], **options)
+    with load(accuracy="fp32") as model, genai.LLM(model) as llm:
+        found = llm.generate([llm.render(prompt) for prompt in prompts], **options)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert {len(one.token_ids) for one in found} == {32}
 
 
 def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) -> None:
