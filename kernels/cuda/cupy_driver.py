@@ -139,7 +139,7 @@ class CupyDriver:
                 raise
             return self._stream.end_capture()
 
-    def replay(self, captured: Any) -> None:
+    def launch_graph(self, captured: Any) -> None:
         with self.here():
             captured.launch(self._stream)
 

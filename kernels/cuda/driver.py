@@ -71,12 +71,12 @@ class Driver(Protocol):
         """Start a kernel with its struct, an array of one element."""
 
     def capture(self, work: Callable[[], None]) -> Any:
-        """What `work` launches, with the arguments of now, as one thing that `replay` starts.
+        """What `work` launches, with the arguments of now, as one thing that `launch_graph` starts.
 
         Nothing runs meanwhile, and `work` asks for nothing else than launches.
         """
 
-    def replay(self, captured: Any) -> None:
+    def launch_graph(self, captured: Any) -> None:
         """Start what was captured."""
 
     def synchronize(self) -> None:

@@ -19,7 +19,7 @@ from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
 from .attention import check_attention
 from .driver import Driver
-from .graphs import Replays
+from .graphs import GraphCache
 from .launches import Counts, Functions, Start
 from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
@@ -140,7 +140,7 @@ class CudaStep:
         """
         if counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
             self._check_cancelled()
-            self._replays.start(tuple(counts.values()), lambda: self._start_each(counts, int))
+            self._graphs.start(tuple(counts.values()), lambda: self._start_each(counts, int))
         else:
             self._start_each(counts, self._check_cancelled)
 
@@ -175,7 +175,7 @@ class CudaStep:
         self._capacity: Capacity | None = None
         self._starts: list[Start] = []
         self._functions: Functions = {}
-        self._replays, self._held = Replays(driver), list[Any]()
+        self._graphs, self._held = GraphCache(driver), list[Any]()
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
         self._table = StepTable(driver, capacity)

@@ -12,11 +12,11 @@ from .driver import Driver
 _MOST_GRAPHS = 64
 
 
-class Replays:
+class GraphCache:
     """What is started again and again, by what decides everything that it launches: sizes of grids, numbers in structs.
 
     Work that comes for the first time is started as it is, which also brings kernels into the GPU that were never used;
-    the second time it is captured, and then replayed. Graphs that were used least recently are forgotten.
+    the second time it is captured, and from then on that graph is launched. Graphs that were used least recently are forgotten.
 
     Attributes:
         graphs: those that are kept.
@@ -42,4 +42,4 @@ class Replays:
                 self._seen.popitem(last=False)
             work()
             return
-        self._driver.replay(self.graphs[key])
+        self._driver.launch_graph(self.graphs[key])

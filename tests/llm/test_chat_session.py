@@ -39,7 +39,7 @@ def test_a_full_context_is_an_error_by_default(small: genai.LLM) -> None:
     chat.ask(STORY)
     chat.ask(STORY)
     messages = list(chat.messages)
-    with pytest.raises(ContextOverflowError, match="^the message has more than"):
+    with pytest.raises(ContextOverflowError, match=r"^the message has more than"):
         ChatSession(small).ask("word " * 20_000)
     with pytest.raises(ContextOverflowError, match="the context holds 192"):
         chat.ask(STORY * 5)

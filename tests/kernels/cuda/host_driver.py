@@ -62,7 +62,7 @@ class HostDriver:
     Attributes:
         order: in which the threads of a block run: 0 forwards, 1 backwards, others shuffle them.
         flags: further ones of the compiler.
-        launched: names of the kernels that were started, in order. replayed: how many graphs were.
+        launched: names of the kernels that were started, in order. graphs_launched: how many graphs were.
         room: the most bytes that one array may have; None = any number. allocated: bytes that were ever asked for.
     """
 
@@ -70,7 +70,7 @@ class HostDriver:
     flags: tuple[str, ...] = ()
     name: str = "a host that emulates a GPU"
     launched: list[str] = field(default_factory=list)
-    replayed: int = 0
+    graphs_launched: int = 0
     room: int | None = None
     allocated: int = 0
     _captured: list[Any] | None = None
@@ -143,8 +143,8 @@ class HostDriver:
             self._captured = None
         return captured
 
-    def replay(self, captured: Any) -> None:
-        self.replayed += 1
+    def launch_graph(self, captured: Any) -> None:
+        self.graphs_launched += 1
         for launch in captured:
             self.launch(*launch)
 

@@ -12,13 +12,13 @@ import genai
 from genai.engine.decoder import compute
 from genai.errors import CacheCapacityError, DeviceError
 from genai.kernels.cuda.driver import CudaError
-from genai.kernels.cuda.graphs import Replays
+from genai.kernels.cuda.graphs import GraphCache
 
 from .host_driver import HostDriver
 from .programs import Load
 
 
-def test_the_second_time_is_captured_and_then_replayed(driver: HostDriver) -> None:
+def test_the_second_time_is_captured_and_then_launched_as_a_graph(driver: HostDriver) -> None:
     done: list[str] = []
 
     class Recorder:
@@ -26,28 +26,28 @@ def test_the_second_time_is_captured_and_then_replayed(driver: HostDriver) -> No
             work()
             return f"graph {len(done)}"
 
-        def replay(self, captured: str) -> None:
+        def launch_graph(self, captured: str) -> None:
             done.append(captured)
 
-    replays = Replays(Recorder(), most=2)  # type: ignore[arg-type]
+    graphs = GraphCache(Recorder(), most=2)  # type: ignore[arg-type]
     for key in "aaabab":
-        replays.start(key, lambda key=key: done.append(key))  # type: ignore[misc]
+        graphs.start(key, lambda key=key: done.append(key))  # type: ignore[misc]
     assert done == ["a", "a", "graph 2", "graph 2", "b", "graph 2", "b", "graph 7"]
     for key in "ccdd":  # two graphs are kept
-        replays.start(key, lambda: None)
-    assert list(replays.graphs) == ["c", "d"]
-    replays.start("a", lambda: done.append("anew"))
+        graphs.start(key, lambda: None)
+    assert list(graphs.graphs) == ["c", "d"]
+    graphs.start("a", lambda: done.append("anew"))
     assert done[-1] == "anew"
 
 
-def test_tokens_of_replayed_steps_are_the_reference_s(load: Load, driver: HostDriver, bundled_folder: Path) -> None:
+def test_tokens_of_captured_steps_are_the_reference_s(load: Load, driver: HostDriver, bundled_folder: Path) -> None:
     """Sequences that come and go, and pages that are shared: all that changes between steps lies in device memory."""
     prompts, options = ["Count to five.", "Say hello."], {"temperature": 0, "ignore_eos": True}
     with genai.LLM(bundled_folder, device="reference", context_size=128) as llm:
         expected = [llm.generate([llm.render(text)], max_tokens=5, **options)[0].token_ids for text in prompts]
     with load(accuracy="fp32") as model, genai.LLM(model) as llm:
         together = llm.generate([llm.render(text) for text in prompts], max_tokens=5, **options)
-        assert driver.replayed >= 2
+        assert driver.graphs_launched >= 2
         alone = [llm.generate([llm.render(text)], max_tokens=5, **options)[0] for text in prompts]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone] == expected
 
