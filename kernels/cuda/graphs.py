@@ -16,7 +16,8 @@ class GraphCache:
     """What is started again and again, by what decides everything that it launches: sizes of grids, numbers in structs.
 
     Work that comes for the first time is started as it is, which also brings kernels into the GPU that were never used;
-    the second time it is captured, and from then on that graph is launched. Graphs that were used least recently are forgotten.
+    the second time it is captured, and from then on that graph is launched. Those that were used least recently are
+    forgotten.
 
     Attributes:
         graphs: those that are kept.

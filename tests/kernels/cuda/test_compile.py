@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from genai.kernels.cuda.every import every_kernel
-from genai.kernels.cuda.sources import CudaKernel, source_of
-
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not there: pip install .[cuda-ci]")
+from tools.cuda_kernels import PAGE, WORK, Use, compiled, family, occupancy, page
 
 # A lane has at most so many registers where a multiprocessor holds three blocks of 128 threads.
 MOST_REGISTERS, MOST_SHARED_BYTES, MOST_SPILLED_BYTES = 168, 48 << 10, 16
-_USE = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)", re.DOTALL)
-
-
-def compiled(kernels: list[CudaKernel], architecture: str) -> dict[str, tuple[int, int, int]]:
-    """Registers, bytes spilled and bytes of shared memory per kernel, as the assembler reports them."""
-
-    def done(result: tuple[object, ...]) -> object:
-        assert int(result[0]) == 0, result[0]  # type: ignore[call-overload]
-        return result[1] if len(result) > 1 else None
-
-    program = done(nvrtc.nvrtcCreateProgram(source_of(kernels).encode(), b"kernels.cu", 0, [], []))
-    # As CuPy compiles it.
-    options = [f"-arch={architecture}", "--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
-    flags = [option.encode() for option in (*options, "--ptxas-options=-v")]
-    (failed,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = b" " * int(done(nvrtc.nvrtcGetProgramLogSize(program)))  # type: ignore[call-overload]
-    done(nvrtc.nvrtcGetProgramLog(program, log))
-    assert int(failed) == 0, log.decode()[:4000]
-    done(nvrtc.nvrtcDestroyProgram(program))
-    found = {}
-    for name, spilled, registers, rest in _USE.findall(log.decode()):
-        shared = re.search(r"(\d+) bytes smem", rest)
-        found[name] = int(registers), int(spilled), int(shared[1]) if shared else 0
-    return found
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
 def test_kernels_compile(architecture: str, whole: bool) -> None:
     """A kernel per function, or all of them."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not there: pip install .[cuda-ci]")
     kernels = every_kernel()
     if not whole:
-        kernels = list({kernel.function.partition("<")[0]: kernel for kernel in kernels}.values())
+        kernels = list({family(kernel): kernel for kernel in kernels}.values())
     found = compiled(kernels, architecture)
     assert set(found) == {kernel.name for kernel in kernels}
-    for name, (registers, spilled, shared) in found.items():
-        assert registers <= MOST_REGISTERS and shared <= MOST_SHARED_BYTES, (name, registers, shared)
-        assert spilled <= MOST_SPILLED_BYTES, (name, spilled)
+    for name, use in found.items():
+        assert use.registers <= MOST_REGISTERS and use.shared <= MOST_SHARED_BYTES, (name, use)
+        assert use.spilled <= MOST_SPILLED_BYTES, (name, use)
+
+
+def test_the_page_has_every_kernel() -> None:
+    """Also what it does on paper."""
+    kernels, text = every_kernel(), PAGE.read_text(encoding="utf-8")
+    assert {family(kernel) for kernel in kernels} == set(WORK)
+    assert all(text.count(f"\n| `{name}` |") == 2 for name in WORK)
+    assert f"all {len(kernels)} kernels" in text
+
+
+def test_occupancy_and_the_least_time() -> None:
+    assert occupancy(Use(32, 0, 0), 256) == 1.0
+    assert occupancy(Use(128, 0, 0), 128) == 4 * 128 / 2048
+    assert occupancy(Use(32, 0, 75 << 10), 256) == 3 * 256 / 2048
+    assert occupancy(Use(32, 0, 0), 32) == 0.5
+    product = WORK["product_bytes"]
+    assert product.seconds == product.nbytes / 4.3e12
+    assert WORK["gemm"].seconds > 200e-6
+    text = page(every_kernel(), {kernel.name: Use(40, 0, 0) for kernel in every_kernel()})
+    assert "| `norm` | 2 | 256 | 40 | 0 B | 0.0 KiB | 75 % |" in text

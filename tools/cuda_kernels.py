@@ -1,0 +1,212 @@
+"""What the compiler says of every CUDA kernel, and how fast it can be at most: `python -m tools.cuda_kernels`.
+
+Compiles with NVRTC, which needs no GPU (`pip install -e '.[cuda-ci]'`), and writes docs/cuda_kernels.md: registers,
+shared memory, spills and occupancy, and on paper the bytes and operations of one launch at the sizes of Llama 3.1 8B
+with the time that an H200 needs for them at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai.kernels.cuda.every import every_kernel
+from genai.kernels.cuda.sources import CudaKernel, source_of
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernels.md"
+ARCHITECTURE = "sm_90a"
+_USE = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)", re.DOTALL)
+
+
+class CompilerError(RuntimeError):
+    """NVRTC refused; the message is its log."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a kernel takes: registers of a thread, bytes of them that are spilled, bytes of shared memory of a block."""
+
+    registers: int
+    spilled: int
+    shared: int
+
+
+def compiled(kernels: Sequence[CudaKernel], architecture: str) -> dict[str, Use]:
+    """What the assembler reports of kernels, by name.
+
+    Raises:
+        CompilerError: they do not compile. ImportError: NVRTC is not installed.
+    """
+    from cuda.bindings import nvrtc
+
+    def done(result: tuple[object, ...]) -> object:
+        if int(result[0]):  # type: ignore[call-overload]
+            raise CompilerError(str(result[0]))
+        return result[1] if len(result) > 1 else None
+
+    program = done(nvrtc.nvrtcCreateProgram(source_of(kernels).encode(), b"kernels.cu", 0, [], []))
+    # As CuPy compiles it.
+    options = [f"-arch={architecture}", "--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
+    flags = [option.encode() for option in (*options, "--ptxas-options=-v")]
+    (failed,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    log = b" " * int(done(nvrtc.nvrtcGetProgramLogSize(program)))  # type: ignore[call-overload]
+    done(nvrtc.nvrtcGetProgramLog(program, log))
+    if int(failed):
+        raise CompilerError(log.decode()[:4000])
+    done(nvrtc.nvrtcDestroyProgram(program))
+    found = {}
+    for name, spilled, registers, rest in _USE.findall(log.decode()):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        found[name] = Use(int(registers), int(spilled), int(shared[1]) if shared else 0)
+    return found
+
+
+# A multiprocessor of Hopper: registers, threads, blocks, bytes of shared memory (1 KiB of it goes with every block).
+_REGISTERS, _THREADS, _BLOCKS, _SHARED, _OWN = 65536, 2048, 32, 228 << 10, 1 << 10
+
+
+def occupancy(use: Use, threads: int) -> float:
+    """Share of a multiprocessor's threads that run at the same time."""
+    by_registers = _REGISTERS // (-(-use.registers // 8) * 8 * threads)
+    by_shared = _SHARED // (use.shared + _OWN)
+    return min(by_registers, by_shared, _THREADS // threads, _BLOCKS) * threads / _THREADS
+
+
+# --- on paper --------------------------------------------------------------------------------------------------------
+
+# An H200: bytes per second that reference notes measured for copies, operations per second by its data sheet (dense).
+BANDWIDTH, TENSOR, INT8, FLOAT = 4.3e12, 989e12, 4 * 67e12, 67e12
+# Llama 3.1 8B with weights of 4 bits in blocks of 32; one sequence decodes at 4,096 tokens, a prompt has 2,048.
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY, CONTEXT, PROMPT = 4096, 14336, 32, 8, 128, 128256, 4096, 2048
+_WEIGHT = 0.5 + 2 / 32
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one launch has to do.
+
+    Attributes:
+        what: of which record at which size. nbytes: read and written in global memory. operations: multiplications
+            and additions. rate: of the units that do them, per second.
+    """
+
+    what: str
+    nbytes: float
+    operations: float = 0.0
+    rate: float = FLOAT
+
+    @property
+    def seconds(self) -> float:
+        """The least time."""
+        return max(self.nbytes / BANDWIDTH, self.operations / self.rate)
+
+
+_MATRIX, _ROWS = HIDDEN * INNER, 4 * (HIDDEN + INNER)
+# By the name of a kernel's function.
+WORK = {
+    "lookup_blocks": Work("embedding of a token, 8 bits", HIDDEN * (1 + 2 / 32 + 4)),
+    "lookup_dense": Work("embedding of a token, float16", HIDDEN * 6),
+    "apply": Work("gated activation of a token", 3 * 4 * INNER, 10 * INNER),
+    "combine": Work("sum of two rows of a token", 3 * 4 * HIDDEN, HIDDEN),
+    "norm": Work("norm with residual of a token", 5 * 4 * HIDDEN, 6 * HIDDEN),
+    "arrange_floats": Work("activations of a token", 2 * 4 * HIDDEN),
+    "arrange_bfloats": Work("activations of a prompt", 6 * HIDDEN * PROMPT),
+    "arrange_bytes": Work("activations of a token, rounded", 5.25 * HIDDEN, 4 * HIDDEN),
+    "product_exact": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX),
+    "product_bytes": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX, INT8),
+    "product_dense": Work("gate projection of a token, float16", 2 * _MATRIX + _ROWS, 2 * _MATRIX),
+    "gemm": Work(
+        "gate projection of a prompt, 4 bits", _WEIGHT * _MATRIX + _ROWS * PROMPT, 2 * _MATRIX * PROMPT, TENSOR
+    ),
+    "store_heads": Work("keys and values of a token, float16", 8 * HIDDEN + 12 * KV_HEADS * HEAD, 6 * HIDDEN),
+    "attend_split": Work("attention of a token, float16", 4 * KV_HEADS * HEAD * CONTEXT, 4 * HEADS * HEAD * CONTEXT),
+    "join_splits": Work("16 splits of a token", 4 * HEADS * (HEAD + 2) * 17, 4 * HEADS * HEAD * 16),
+}
+
+
+def family(kernel: CudaKernel) -> str:
+    """The name of a kernel's function, without its arguments."""
+    return kernel.function.partition("<")[0]
+
+
+def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
+    """docs/cuda_kernels.md."""
+    by_family: dict[str, list[CudaKernel]] = {}
+    for kernel in kernels:
+        by_family.setdefault(family(kernel), []).append(kernel)
+    lines = [_HEAD.format(count=len(kernels), architecture=ARCHITECTURE)]
+    lines += ["| kernel | variants | threads | registers | spilled | shared | occupancy |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for name, ones in by_family.items():
+        uses = [used[one.name] for one in ones]
+        shares = [occupancy(use, one.threads) for use, one in zip(uses, ones, strict=True)]
+        cells = (
+            _range({one.threads for one in ones}), _range({use.registers for use in uses}),
+            f"{max(use.spilled for use in uses)} B", f"{max(use.shared for use in uses) / 1024:.1f} KiB",
+            _range({round(100 * share) for share in shares}) + " %",
+        )  # fmt: skip
+        lines.append(f"| `{name}` | {len(ones)} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        _ON_PAPER,
+        "| kernel | one launch | bytes | operations | least time | bound by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in by_family:
+        work = WORK[name]
+        bound = "memory" if work.nbytes / BANDWIDTH >= work.operations / work.rate else "arithmetic"
+        lines.append(
+            f"| `{name}` | {work.what} | {_number(work.nbytes)} | {_number(work.operations)} | "
+            f"{work.seconds * 1e6:.2g} µs | {bound} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = """# The CUDA kernels, as the compiler sees them
+
+Made by `python -m tools.cuda_kernels`, which compiles all {count} kernels that usual models need for {architecture}
+with NVRTC. **Nothing here was measured on a GPU.** Occupancy is the share of a multiprocessor's 2,048 threads that can
+run at the same time, from registers and shared memory.
+"""
+_ON_PAPER = """## On paper
+
+The least time of one launch on an H200: the bytes that it reads and writes at 4.3 TB/s, or its operations at what the
+data sheet gives for the units that do them (989 TFLOP/s of tensor cores in bfloat16, 67 TFLOP/s in float32, four times
+as many with bytes), whichever is longer. Sizes are those of Llama 3.1 8B. A launch in a captured graph costs about 1.3 µs
+besides, so that short ones are bound by that.
+"""
+
+
+def _range(values: set[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _number(value: float) -> str:
+    for size, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:.0f}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, default=PAGE)
+    options = parser.parse_args(arguments)
+    kernels = every_kernel()
+    try:
+        used = compiled(kernels, ARCHITECTURE)
+    except ImportError:
+        print("cuda_kernels: NVRTC is not installed: pip install -e '.[cuda-ci]'", file=sys.stderr)
+        return 2
+    options.output.write_text(page(kernels, used), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
