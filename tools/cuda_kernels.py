@@ -176,8 +176,8 @@ _ON_PAPER = """## On paper
 
 The least time of one launch on an H200: the bytes that it reads and writes at 4.3 TB/s, or its operations at what the
 data sheet gives for the units that do them (989 TFLOP/s of tensor cores in bfloat16, 67 TFLOP/s in float32, four times
-as many with bytes), whichever is longer. Sizes are those of Llama 3.1 8B. A launch in a captured graph costs about 1.3 µs
-besides, so that short ones are bound by that.
+as many with bytes), whichever is longer. Sizes are those of Llama 3.1 8B. A launch in a captured graph costs about
+1.3 µs besides, so that short ones are bound by that.
 """
 
 
