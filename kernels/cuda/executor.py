@@ -17,6 +17,7 @@ from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, Unsup
 from ..formats import PagedLayer
 from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
+from .adapters import StepAdapters, load_adapter
 from .attention import check_attention
 from .driver import Driver
 from .launches import Counts, Functions, Start
@@ -67,7 +68,7 @@ class CudaExecutor:
         raise UnsupportedRecord(f"CUDA has no function of arrays for {type(record).__name__}")
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> DeviceAdapter:
-        raise UnsupportedRecord("CUDA has no kernels for adapters")
+        return load_adapter(self.driver, factors)
 
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
         return self._weights.matrix(weight, constants).nbytes
@@ -102,7 +103,7 @@ class CudaStep:
         self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver
     ) -> None:
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
-        self._limits = _limits(program, layers)
+        self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
         self._cancelled = False
         self._lower(Capacity())
 
@@ -114,13 +115,15 @@ class CudaStep:
     def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
-        capacity = self._capacity.grown(step)
+        adapters = self._adapters.tables(step)
+        capacity = self._capacity.grown(step, adapters)
         if capacity != self._capacity:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
         counts["splits"] = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
-        self._table.write(step)
+        counts |= adapters.counts
+        self._table.write(step, adapters)
         for name in self._program.given:
             rows = self._values.places[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
@@ -162,8 +165,10 @@ class CudaStep:
         for name in program.given:
             self._values.make(name)
         for record in program.records:
+            lowering.deltas.before(lowering, record.inputs)
             lower(record, lowering)
             self._values.done(record.inputs, record.outputs)
+        lowering.deltas.settle(lowering)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
 

@@ -1,0 +1,288 @@
+"""Adapters in device memory, and what a step says of them; see low_rank.cuh, whose structs are filled here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet, ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..executor import Factors, StepContext, StepError
+from ..formats import FormatError
+from ..records import GatedProduct, LowRank, Product, RowProgram, branches
+from .driver import Driver
+from .sources import structs
+
+_STRUCTS = structs("low_rank_expand.cu")
+_HEADER, _PLACE, _SEGMENT = (_STRUCTS[name] for name in ("AdapterHeader", "AdapterPlace", "AdapterSegment"))
+_STEP, _TILE, _ENTRY = (_STRUCTS[name] for name in ("AdapterStep", "AdapterTile", "AdapterEntry"))
+# Ranks of a segment and columns of A are multiples of these; factors begin at multiples of so many bytes, and their
+# positions are counted in units of so many.
+_RANKS, _COLUMNS, _ALIGNED, _UNIT = 4, 32, 128, 16
+# Rows of a tile: FEW_ROWS and MANY_ROWS. Ranks that a block of shrinking takes of one.
+FEW_ROWS, MANY_ROWS = 4, 16
+FEW_RANKS, MANY_RANKS = 4, 32
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlaceSize:
+    """What an adapter has at a place, all zeros where it has nothing.
+
+    Attributes:
+        ranks: filled up. columns: of x. end: behind the last column that it changes.
+    """
+
+    ranks: int = 0
+    columns: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class CudaAdapter:
+    """An adapter; see `genai.kernels.executor.DeviceAdapter`.
+
+    Its memory goes back when the last reference does: whatever takes it then is written later, in the same stream.
+
+    Attributes:
+        memory: uint8, all of it; address: where it begins.
+        places: per place of a program. ranks: the most of a place.
+    """
+
+    memory: Any
+    address: int
+    nbytes: int
+    places: tuple[PlaceSize, ...]
+    ranks: int
+
+
+def load_adapter(driver: Driver, factors: Sequence[Sequence[Factors]]) -> CudaAdapter:
+    """Copy an adapter into device memory; see `genai.kernels.executor.Executor.load_adapter`.
+
+    Raises:
+        MemoryError: there is not so much. FormatError: factors that kernels cannot read.
+    """
+    _check(factors)
+    image = _image(factors)
+    memory = driver.upload(image)
+    sizes = tuple(_size(place) for place in factors)
+    most = max((size.ranks for size in sizes), default=0)
+    return CudaAdapter(memory, driver.address(memory), image.nbytes, sizes, most)
+
+
+def _check(factors: Sequence[Sequence[Factors]]) -> None:
+    every = [one for place in factors for one in place]
+    types = {array.dtype.name for one in every for array in (one.a, one.b)}
+    if len(types) > 1 or not types <= {"float16", "float32"}:
+        raise FormatError(f"factors are {' and '.join(sorted(types))}, expected all float16 or all float32")
+    for one in every:
+        if one.a.ndim != 2 or one.b.ndim != 2 or one.a.shape[0] != one.b.shape[1] or one.first % 2:
+            raise FormatError(
+                f"factors are {list(one.a.shape)} and {list(one.b.shape)}, of columns from {one.first} on; expected "
+                "[rank, columns] and [columns of the result, rank], from an even column on"
+            )
+    for place in factors:
+        if len({one.a.shape[1] for one in place}) > 1:
+            raise FormatError(f"factors of one place read {sorted({one.a.shape[1] for one in place})} columns")
+
+
+def _size(place: Sequence[Factors]) -> PlaceSize:
+    if not place:
+        return PlaceSize()
+    return PlaceSize(
+        sum(_filled(one.rank, _RANKS) for one in place), place[0].a.shape[1],
+        max(one.first + len(one.b) for one in place),
+    )  # fmt: skip
+
+
+def _filled(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
+    """All bytes of an adapter: header, places, segments, factors."""
+    every = [one for place in factors for one in place]
+    item_bytes = every[0].a.dtype.itemsize if every else 4
+    places, segments = np.zeros(len(factors), _PLACE), np.zeros(len(every), _SEGMENT)
+    arrays: list[tuple[int, NDArray[Any]]] = []
+    end = _filled(_HEADER.itemsize + places.nbytes + segments.nbytes, _ALIGNED)
+
+    def put(array: NDArray[Any]) -> int:
+        nonlocal end
+        arrays.append((end, array))
+        begin, end = end, end + _filled(array.nbytes, _ALIGNED)
+        return begin // _UNIT
+
+    number = 0
+    for place, own in zip(places, factors, strict=True):
+        place["first_segment"], place["segments"] = number, len(own)
+        place["a"] = put(_stacked(own))
+        for one in own:
+            segment, ranks = segments[number], _filled(one.rank, _RANKS)
+            segment["first"], segment["end"], segment["b"] = one.first, one.first + len(one.b), put(_tiled(one.b))
+            segment["first_rank"], segment["ranks"] = place["ranks"], ranks
+            place["ranks"] += ranks
+            number += 1
+    image = np.zeros(end, np.uint8)
+    header = image[: _HEADER.itemsize].view(_HEADER)
+    header["item_bytes"], header["places"] = item_bytes, len(factors)
+    first = _HEADER.itemsize
+    for table in (places, segments):
+        image[first : first + table.nbytes] = table.view(np.uint8)
+        first += table.nbytes
+    for begin, array in arrays:
+        image[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+    return image
+
+
+def _stacked(place: Sequence[Factors]) -> NDArray[Any]:
+    """A of all segments of a place, one below the other: [ranks, columns], filled up with zeros."""
+    size = _size(place)
+    stacked = np.zeros((size.ranks, _filled(size.columns, _COLUMNS)), place[0].a.dtype if place else np.float32)
+    first = 0
+    for one in place:
+        stacked[first : first + one.rank, : size.columns] = one.a
+        first += _filled(one.rank, _RANKS)
+    return stacked
+
+
+def _tiled(b: NDArray[Any]) -> NDArray[Any]:
+    """B as [ranks / 4, pairs of columns, 2, 4 ranks], filled up with zeros."""
+    columns, rank = b.shape
+    padded = np.zeros((_filled(columns, 2), _filled(rank, _RANKS)), b.dtype)
+    padded[:columns, :rank] = b
+    tiles = padded.reshape(len(padded) // 2, 2, -1, _RANKS).transpose(2, 0, 1, 3)
+    return np.ascontiguousarray(tiles)
+
+
+# --- the step --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterTables:
+    """What a step says of adapters.
+
+    Attributes:
+        numbers: `AdapterStep` of low_rank.cuh and what follows it. hidden: numbers that lie between the factors.
+        counts: what grids depend on, rounded up to powers of two so that steps with about as much have the same grids:
+            "few_tiles" of rows with decode numerics, "many_tiles" of others; "few_ranks", "many_ranks": the most blocks
+            of ranks that one has.
+    """
+
+    numbers: NDArray[np.int32]
+    hidden: int
+    counts: dict[str, int]
+
+
+_COUNTS = ("few_tiles", "many_tiles", "few_ranks", "many_ranks")
+NO_ADAPTERS = AdapterTables(np.zeros(_STEP.itemsize // 4, np.int32), 0, dict.fromkeys(_COUNTS, 0))
+
+
+@dataclass(eq=False)
+class StepAdapters:
+    """Turns what steps say of adapters into what kernels read, once for steps in a row that say the same."""
+
+    _sizes: dict[int, tuple[int, int]]
+    _fitting: WeakSet[CudaAdapter] = field(default_factory=WeakSet)
+    _key: tuple[Any, ...] = ()
+    _adapters: tuple[ref[Any], ...] = ()
+    _tables: AdapterTables = NO_ADAPTERS
+
+    @staticmethod
+    def of(program: RowProgram) -> StepAdapters:
+        """Of the places that a program has."""
+        columns = {one.place: program.types[one.x].width for one in program.records if isinstance(one, LowRank)}
+        products = [one for one in program.records if isinstance(one, Product | GatedProduct)]
+        outputs = {one.delta.place: one.weight.rows for product in products for one in branches(product) if one.delta}
+        return StepAdapters({place: (columns[place], outputs[place]) for place in outputs})
+
+    def tables(self, step: StepContext) -> AdapterTables:
+        """Those of a step.
+
+        Raises:
+            StepError: an adapter that is not this device's, or was made for another program.
+        """
+        if not len(step.adapter_ids) or not self._sizes:
+            return NO_ADAPTERS
+        arrays = step.cu_seqlens_q, step.cu_adapters, step.adapter_ids, step.adapter_weights
+        key = step.num_decode_sequences, *(array.tobytes() for array in arrays)
+        known = len(self._adapters) == len(step.adapters) and all(
+            one() is adapter for one, adapter in zip(self._adapters, step.adapters, strict=True)
+        )
+        if not known or key != self._key:
+            self._tables = _tables(step, [self._own(adapter) for adapter in step.adapters])
+            self._key, self._adapters = key, tuple(map(ref, step.adapters))
+        return self._tables
+
+    def _own(self, adapter: object) -> CudaAdapter:
+        if not isinstance(adapter, CudaAdapter):
+            raise StepError(f"{adapter!r:.80} is no adapter in this device's memory")
+        if adapter not in self._fitting:
+            for place, (columns, outputs) in self._sizes.items():
+                size = adapter.places[place] if place < len(adapter.places) else None
+                if size is None or (size.ranks and (size.columns != columns or size.end > outputs)):
+                    raise StepError(f"an adapter of another program: at place {place} it has {size}")
+            self._fitting.add(adapter)
+        return adapter
+
+
+def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables:
+    starts, bounds = step.cu_seqlens_q.tolist(), step.cu_adapters.tolist()
+    ids, given = step.adapter_ids.tolist(), step.adapter_weights.tolist()
+    # Sequences that go through the same adapters, those with decode numerics first.
+    groups: tuple[dict[tuple[int, ...], list[int]], ...] = ({}, {})
+    for sequence in range(len(starts) - 1):
+        mix = tuple(ids[bounds[sequence] : bounds[sequence + 1]])
+        if mix:
+            groups[sequence >= step.num_decode_sequences].setdefault(mix, []).append(sequence)
+    tiles: list[tuple[int, ...]] = []
+    entries: list[tuple[int, ...]] = []
+    rows: list[int] = []
+    weights: list[float] = []
+    counts, hidden = dict.fromkeys(_COUNTS, 0), 0
+    kinds = (("few", FEW_ROWS, FEW_RANKS), ("many", MANY_ROWS, MANY_RANKS))
+    for (kind, most, ranks), mixes in zip(kinds, groups, strict=True):
+        before = len(tiles)
+        for mix, sequences in mixes.items():
+            own, first_entry, first, stride = [adapters[one] for one in mix], len(entries), len(rows), 0
+            for adapter in own:
+                entries.append((adapter.address, stride, 0))
+                stride += adapter.ranks
+            first_weight = len(weights)
+            for sequence in sequences:
+                begin, end = starts[sequence], starts[sequence + 1]
+                rows += range(begin, end)
+                weights += given[bounds[sequence] : bounds[sequence + 1]] * (end - begin)
+            for row in range(first, len(rows), most):
+                count, weight = min(most, len(rows) - row), first_weight + (row - first) * len(mix)
+                tiles.append((count, row, len(mix), first_entry, weight, hidden, stride, 0))
+                hidden += count * stride
+            blocks = sum(-(-adapter.ranks // ranks) for adapter in own)
+            counts[f"{kind}_ranks"] = max(counts[f"{kind}_ranks"], blocks)
+        counts[f"{kind}_tiles"] = len(tiles) - before
+    numbers = _numbers(tiles, entries, rows, weights, counts)
+    return AdapterTables(numbers, hidden, {name: _power_of_two(count) for name, count in counts.items()})
+
+
+def _numbers(
+    tiles: list[tuple[int, ...]], entries: list[tuple[int, ...]], rows: list[int], weights: list[float],
+    counts: dict[str, int],
+) -> NDArray[np.int32]:  # fmt: skip
+    """Everything in one piece, and in the tiles where each part begins."""
+    parts: list[NDArray[Any]] = [np.zeros(1, _STEP), np.array(tiles, _TILE), np.array(entries, _ENTRY)]
+    parts += [np.array(rows, np.int32), np.array(weights, np.float32)]
+    parts[0]["few"], parts[0]["many"] = counts["few_tiles"], counts["many_tiles"]
+    starts = np.cumsum([0, *(part.nbytes // 4 for part in parts)]).tolist()
+    parts[1]["first_entry"] = starts[2] + parts[1]["first_entry"] * (_ENTRY.itemsize // 4)
+    parts[1]["first_row"] += starts[3]
+    parts[1]["first_weight"] += starts[4]
+    return np.concatenate([part.view(np.int32) for part in parts])
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length() if count else 0
