@@ -17,8 +17,8 @@ from .driver import Driver
 from .sources import structs
 
 _STRUCTS = structs("low_rank_expand.cu")
-_HEADER, _PLACE, _SEGMENT = (_STRUCTS[name] for name in ("AdapterHeader", "AdapterPlace", "AdapterSegment"))
-_STEP, _TILE, _ENTRY = (_STRUCTS[name] for name in ("AdapterStep", "AdapterTile", "AdapterEntry"))
+_PLACE, _SEGMENT = (_STRUCTS[name] for name in ("AdapterPlace", "AdapterSegment"))
+_STEP, _TILE, _ROW, _ENTRY = (_STRUCTS[f"Adapter{name}"] for name in ("Step", "Tile", "Row", "Entry"))
 # Ranks of a segment and columns of A are multiples of these; factors begin at multiples of so many bytes, and their
 # positions are counted in units of so many.
 _RANKS, _COLUMNS, _ALIGNED, _UNIT = 4, 32, 128, 16
@@ -105,12 +105,10 @@ def _filled(count: int, unit: int) -> int:
 
 
 def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
-    """All bytes of an adapter: header, places, segments, factors."""
-    every = [one for place in factors for one in place]
-    item_bytes = every[0].a.dtype.itemsize if every else 4
-    places, segments = np.zeros(len(factors), _PLACE), np.zeros(len(every), _SEGMENT)
-    arrays: list[tuple[int, NDArray[Any]]] = []
-    end = _filled(_HEADER.itemsize + places.nbytes + segments.nbytes, _ALIGNED)
+    """All bytes of an adapter: places, segments besides the first of each, factors."""
+    places = np.zeros(len(factors), _PLACE)
+    arrays: list[tuple[int, NDArray[Any]]] = [(0, places)]
+    end = _filled(max(places.nbytes, 1), _ALIGNED)
 
     def put(array: NDArray[Any]) -> int:
         nonlocal end
@@ -118,23 +116,17 @@ def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
         begin, end = end, end + _filled(array.nbytes, _ALIGNED)
         return begin // _UNIT
 
-    number = 0
     for place, own in zip(places, factors, strict=True):
-        place["first_segment"], place["segments"] = number, len(own)
-        place["a"] = put(_stacked(own))
-        for one in own:
-            segment, ranks = segments[number], _filled(one.rank, _RANKS)
+        if not own:
+            continue
+        segments = np.zeros(len(own), _SEGMENT)
+        for segment, one in zip(segments, own, strict=True):
             segment["first"], segment["end"], segment["b"] = one.first, one.first + len(one.b), put(_tiled(one.b))
-            segment["first_rank"], segment["ranks"] = place["ranks"], ranks
-            place["ranks"] += ranks
-            number += 1
+            segment["first_rank"], segment["ranks"] = place["ranks"], _filled(one.rank, _RANKS)
+            place["ranks"] += segment["ranks"]
+        place["a"], place["item_bytes"] = put(_stacked(own)), own[0].a.dtype.itemsize
+        place["segment"], place["segments"], place["more"] = segments[0], len(own), put(segments[1:])
     image = np.zeros(end, np.uint8)
-    header = image[: _HEADER.itemsize].view(_HEADER)
-    header["item_bytes"], header["places"] = item_bytes, len(factors)
-    first = _HEADER.itemsize
-    for table in (places, segments):
-        image[first : first + table.nbytes] = table.view(np.uint8)
-        first += table.nbytes
     for begin, array in arrays:
         image[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
     return image
@@ -143,7 +135,7 @@ def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
 def _stacked(place: Sequence[Factors]) -> NDArray[Any]:
     """A of all segments of a place, one below the other: [ranks, columns], filled up with zeros."""
     size = _size(place)
-    stacked = np.zeros((size.ranks, _filled(size.columns, _COLUMNS)), place[0].a.dtype if place else np.float32)
+    stacked = np.zeros((size.ranks, _filled(size.columns, _COLUMNS)), place[0].a.dtype)
     first = 0
     for one in place:
         stacked[first : first + one.rank, : size.columns] = one.a
@@ -233,17 +225,16 @@ class StepAdapters:
 
 def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables:
     starts, bounds = step.cu_seqlens_q.tolist(), step.cu_adapters.tolist()
-    ids, given = step.adapter_ids.tolist(), step.adapter_weights.tolist()
+    ids = step.adapter_ids.tolist()
     # Sequences that go through the same adapters, those with decode numerics first.
     groups: tuple[dict[tuple[int, ...], list[int]], ...] = ({}, {})
     for sequence in range(len(starts) - 1):
         mix = tuple(ids[bounds[sequence] : bounds[sequence + 1]])
         if mix:
             groups[sequence >= step.num_decode_sequences].setdefault(mix, []).append(sequence)
-    tiles: list[tuple[int, ...]] = []
+    tiles: list[tuple[Any, ...]] = []
     entries: list[tuple[int, ...]] = []
-    rows: list[int] = []
-    weights: list[float] = []
+    rows: list[tuple[int, int]] = []
     counts, hidden = dict.fromkeys(_COUNTS, 0), 0
     kinds = (("few", FEW_ROWS, FEW_RANKS), ("many", MANY_ROWS, MANY_RANKS))
     for (kind, most, ranks), mixes in zip(kinds, groups, strict=True):
@@ -253,35 +244,40 @@ def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables
             for adapter in own:
                 entries.append((adapter.address, stride, 0))
                 stride += adapter.ranks
-            first_weight = len(weights)
             for sequence in sequences:
-                begin, end = starts[sequence], starts[sequence + 1]
-                rows += range(begin, end)
-                weights += given[bounds[sequence] : bounds[sequence + 1]] * (end - begin)
+                rows += [(row, bounds[sequence]) for row in range(starts[sequence], starts[sequence + 1])]
             for row in range(first, len(rows), most):
-                count, weight = min(most, len(rows) - row), first_weight + (row - first) * len(mix)
-                tiles.append((count, row, len(mix), first_entry, weight, hidden, stride, 0))
+                count = min(most, len(rows) - row)
+                where = rows[row][0], count, row, len(mix), first_entry, rows[row][1], hidden, stride
+                tiles.append((own[0].address, *where, 0))
                 hidden += count * stride
             blocks = sum(-(-adapter.ranks // ranks) for adapter in own)
             counts[f"{kind}_ranks"] = max(counts[f"{kind}_ranks"], blocks)
         counts[f"{kind}_tiles"] = len(tiles) - before
-    numbers = _numbers(tiles, entries, rows, weights, counts)
+    step_part = np.array((counts["few_tiles"], counts["many_tiles"], 0), _STEP).reshape(1)
+    numbers = _numbers(step_part, tiles, entries, rows, step.adapter_weights)
     return AdapterTables(numbers, hidden, {name: _power_of_two(count) for name, count in counts.items()})
 
 
 def _numbers(
-    tiles: list[tuple[int, ...]], entries: list[tuple[int, ...]], rows: list[int], weights: list[float],
-    counts: dict[str, int],
+    step: NDArray[np.void], tiles: list[tuple[Any, ...]], entries: list[tuple[int, ...]], rows: list[tuple[int, int]],
+    weights: NDArray[np.float32],
 ) -> NDArray[np.int32]:  # fmt: skip
-    """Everything in one piece, and in the tiles where each part begins."""
-    parts: list[NDArray[Any]] = [np.zeros(1, _STEP), np.array(tiles, _TILE), np.array(entries, _ENTRY)]
-    parts += [np.array(rows, np.int32), np.array(weights, np.float32)]
-    parts[0]["few"], parts[0]["many"] = counts["few_tiles"], counts["many_tiles"]
-    starts = np.cumsum([0, *(part.nbytes // 4 for part in parts)]).tolist()
-    parts[1]["first_entry"] = starts[2] + parts[1]["first_entry"] * (_ENTRY.itemsize // 4)
-    parts[1]["first_row"] += starts[3]
-    parts[1]["first_weight"] += starts[4]
+    """Everything in one piece; positions are told where each part begins."""
+    parts: list[NDArray[Any]] = [step, np.array(tiles, _TILE), np.array(entries, _ENTRY), np.array(rows, _ROW)]
+    parts.append(weights.astype(np.float32))
+    _, _, first_entry, first_row, first_weight, _ = np.cumsum([0, *(part.nbytes // 4 for part in parts)]).tolist()
+    _, own, _, listed, _ = parts
+    own["first_entry"] = first_entry + own["first_entry"] * (_ENTRY.itemsize // 4)
+    own["first_row"] = first_row + own["first_row"] * (_ROW.itemsize // 4)
+    own["weights"] += first_weight
+    listed["weights"] += first_weight
     return np.concatenate([part.view(np.int32) for part in parts])
+
+
+def last_tile(numbers: int) -> int:
+    """The last tile for which there is memory where a step's tables have so many numbers."""
+    return (4 * numbers - _STEP.itemsize) // _TILE.itemsize - 1
 
 
 def _power_of_two(count: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .attention import SCALAR, heads_together, split_kernels, store_kernel_of
-from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .low_rank import expand_kernels, shrink_kernels
+from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
 from .sources import CudaKernel
 from .weights import DeviceMatrix

@@ -16,7 +16,7 @@ from ..cpu.sampling import CpuSampler
 from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
 from ..host.arrays import Threads
-from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
+from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, branches, weights_of
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention
 from .driver import Driver
@@ -88,6 +88,8 @@ def check_part(part: Record | HostNode, layers: Sequence[PagedLayer | None]) -> 
     """Raise UnsupportedRecord, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
         raise UnsupportedRecord(f"CUDA has no kernels for the operator {part.op_type}")
+    if isinstance(part, records.Experts) and any(branch.delta for branch in branches(part)):
+        raise UnsupportedRecord("CUDA has no kernels for adapters of experts")
     if not knows(part):
         raise UnsupportedRecord(f"CUDA does not know records of the kind {type(part).__name__}")
     for weight in weights_of(part):
@@ -118,7 +120,7 @@ class CudaStep:
         adapters = self._adapters.tables(step)
         capacity = self._capacity.grown(step, adapters)
         if capacity != self._capacity:
-            self._lower(capacity)
+            self._grow(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
         counts["splits"] = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
@@ -148,6 +150,17 @@ class CudaStep:
         type_ = self._program.types[name]
         count = counts["tokens" if type_.per is Per.TOKEN else "logits_rows"]
         return self._driver.download(self._values.places[name].view(count)).reshape(type_.shape)
+
+    def _grow(self, capacity: Capacity) -> None:
+        """Make all launches for larger steps; where there is no memory for that, those for steps as before again."""
+        before = self._capacity
+        try:
+            self._lower(capacity)
+            return
+        except MemoryError as error:
+            why = str(error)  # the error itself holds what was allocated before it
+        self._lower(before)
+        raise MemoryError(why)
 
     def _lower(self, capacity: Capacity) -> None:
         """Make all launches for steps of at most this size."""

@@ -1,8 +1,8 @@
 """Launches of low-rank adapters: before products that read a value, hidden = weight * (x @ A.T) at all their places;
 behind products hidden @ B.T, for several of them together.
 
-A launch has the same arguments in every step. Which rows go through which adapters is read from the step's tables, where
-rows without adapters are not named at all; see low_rank.cuh.
+A launch has the same arguments in every step. Which rows go through which adapters is read from the step's tables,
+where rows without adapters are not named at all; see low_rank.cuh.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..executor import UnsupportedRecord
 from ..records import Delta, LowRank, Per
+from .adapters import last_tile
 from .driver import Driver
 from .launches import Counts, Functions, bind
 from .memory import DeviceRows
@@ -123,6 +124,7 @@ def shrink(at: CudaLowering, record: LowRank) -> None:
         arguments = bind(
             shrink_kernels()[0], x=x.address, step=at.table.address("adapters"), hidden=empty, x_stride=x.stride,
             places=empty, columns=x.width, aligned=int(x.address % 16 == 0 and x.stride % 4 == 0),
+            last_tile=last_tile(at.capacity.adapter_numbers),
         )  # fmt: skip
         last = ShrinkLaunch(record.x, arguments)
         at.starts.append(last)
@@ -149,6 +151,7 @@ class Deltas:
             arguments = bind(
                 expand_kernels()[0], step=at.table.address("adapters"), hidden=empty, out=empty, out_stride=empty,
                 places=empty, outputs=empty, first_block=[_NOWHERE] * _MOST_PARTS,
+                last_tile=last_tile(at.capacity.adapter_numbers),
             )  # fmt: skip
             self._launch = ExpandLaunch(arguments)
         hidden = _hidden(at, delta.hidden)

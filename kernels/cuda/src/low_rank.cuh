@@ -13,17 +13,27 @@ struct AdapterStep {
   int unused[2];
 };
 
-// rows: so many row numbers from first_row on, and from first_weight on so many times a weight per entry. entries: from
-// first_entry on. Hidden numbers of row i begin at first_hidden + i * hidden_stride.
+// Rows that go through the same adapters. The first row and the first adapter stand here themselves: one row with one
+// adapter is the usual case while decoding, and every address that has to be read first costs what a launch costs.
+// rows: so many `AdapterRow`s from first_row on. entries: so many `AdapterEntry`s from first_entry on. Hidden numbers of
+// row i begin at first_hidden + i * hidden_stride.
 struct AdapterTile {
+  const void* adapter;
+  int row;
   int rows;
   int first_row;
   int entries;
   int first_entry;
-  int first_weight;
+  int weights;
   int first_hidden;
   int hidden_stride;
-  int unused;
+  int unused[2];
+};
+
+// weights: position of the first of its weights, a float per entry.
+struct AdapterRow {
+  int row;
+  int weights;
 };
 
 // An adapter of all rows of a tile; `first`: which of a row's hidden numbers are its own.
@@ -33,23 +43,8 @@ struct AdapterEntry {
   int unused;
 };
 
-// The beginning of an adapter; then its places, then its segments. item_bytes: of a number of a factor, 2 or 4.
-struct AdapterHeader {
-  int item_bytes;
-  int places;
-  int unused[2];
-};
-
-// a: [ranks][columns, a multiple of 32], 16 * a bytes behind the header. Ranks of a segment are a multiple of four.
-// What only fills up is zero.
-struct AdapterPlace {
-  int a;
-  int ranks;
-  int first_segment;
-  int segments;
-};
-
-// What is added to columns [first, end) of a product, first being even. b: [ranks / 4][pairs of columns][2][4 ranks].
+// What is added to columns [first, end) of a product, first being even. b: [ranks / 4][pairs of columns][2][4 ranks], so
+// many times 16 bytes behind the adapter's beginning. Ranks are a multiple of four; what only fills up is zero.
 struct AdapterSegment {
   int first;
   int end;
@@ -57,6 +52,18 @@ struct AdapterSegment {
   int first_rank;
   int ranks;
   int unused[3];
+};
+
+// An adapter begins with its places. a: [ranks of all segments][columns, a multiple of 32]; item_bytes: of a number of a
+// factor, 2 or 4. segments: one stands here, others at `more`, which counts as `a` and `b` do.
+struct AdapterPlace {
+  int a;
+  int ranks;
+  int item_bytes;
+  int segments;
+  int more;
+  int unused[3];
+  AdapterSegment segment;
 };
 
 constexpr int FEW_ROWS = 4, MANY_ROWS = 16, MOST_PARTS = 4;
@@ -67,29 +74,41 @@ __device__ __forceinline__ const T& at_position(const int* step, int position) {
 }
 
 __device__ __forceinline__ const AdapterTile& tile_of(const int* step, int number) {
-  return reinterpret_cast<const AdapterTile*>(step + sizeof(AdapterStep) / sizeof(int))[number];
+  return (&at_position<AdapterTile>(step, sizeof(AdapterStep) / sizeof(int)))[number];
 }
 
-struct AdapterReader {
-  const char* memory;
+// The tile of few rows with a number; false: the step has fewer. It is read before that is known (there is memory for
+// last_tile of them), so that both are under way at once.
+__device__ __forceinline__ bool few_tile(const int* step, int number, int last_tile, AdapterTile& tile) {
+  tile = tile_of(step, min(number, last_tile));
+  return (number < at_position<AdapterStep>(step, 0).few) & (tile.rows > 0);
+}
 
-  __device__ __forceinline__ explicit AdapterReader(const AdapterEntry& entry)
-      : memory(static_cast<const char*>(entry.adapter)) {}
-  __device__ __forceinline__ const AdapterHeader& header() const {
-    return *reinterpret_cast<const AdapterHeader*>(memory);
-  }
-  __device__ __forceinline__ const AdapterPlace& place(int number) const {
-    return reinterpret_cast<const AdapterPlace*>(memory + sizeof(AdapterHeader))[number];
-  }
-  __device__ __forceinline__ const AdapterSegment& segment(int number) const {
-    const char* places = memory + sizeof(AdapterHeader) + sizeof(AdapterPlace) * header().places;
-    return reinterpret_cast<const AdapterSegment*>(places)[number];
-  }
-  template <class T>
-  __device__ __forceinline__ const T* factor(int position) const {
-    return reinterpret_cast<const T*>(memory + 16ll * position);
-  }
-};
+__device__ __forceinline__ bool many_tile(const int* step, int number, AdapterTile& tile) {
+  const AdapterStep& all = at_position<AdapterStep>(step, 0);
+  if (number >= all.many) return false;
+  tile = tile_of(step, all.few + number);
+  return true;
+}
+
+// A row of a tile; behind the last one the last one again.
+__device__ __forceinline__ AdapterRow row_of_tile(const int* step, const AdapterTile& tile, int row) {
+  row = min(row, tile.rows - 1);
+  return row == 0 ? AdapterRow{tile.row, tile.weights} : (&at_position<AdapterRow>(step, tile.first_row))[row];
+}
+
+__device__ __forceinline__ AdapterEntry entry_of(const int* step, const AdapterTile& tile, int entry) {
+  return entry == 0 ? AdapterEntry{tile.adapter, 0, 0} : (&at_position<AdapterEntry>(step, tile.first_entry))[entry];
+}
+
+__device__ __forceinline__ const AdapterPlace& place_of(const void* adapter, int place) {
+  return static_cast<const AdapterPlace*>(adapter)[place];
+}
+
+template <class T>
+__device__ __forceinline__ const T* factor_of(const void* adapter, int position) {
+  return reinterpret_cast<const T*>(static_cast<const char*>(adapter) + 16ll * position);
+}
 
 // Eight numbers of a factor: 16 bytes, or twice as many.
 __device__ __forceinline__ void load_eight(const float* source, float (&numbers)[8]) {

@@ -13,6 +13,7 @@ struct ExpandArguments {
   int places[4];
   int outputs[4];
   int first_block[4];
+  int last_tile;
 };
 
 // A thread makes two neighbouring columns of all rows of a tile: for four ranks they are 16 bytes of B (of halves), and
@@ -22,14 +23,15 @@ constexpr int EXPAND_THREADS = 128, EXPAND_COLUMNS = 2 * EXPAND_THREADS;
 // Adds what an adapter has for the columns [column, column + 2); false: nothing.
 template <class T, int rows>
 __device__ __forceinline__ bool expand_entry(
-    const AdapterReader& adapter, const AdapterPlace& place, const AdapterTile& tile, const float* hidden, int column,
+    const void* adapter, const AdapterPlace& place, const AdapterTile& tile, const float* hidden, int column,
     float (&sums)[rows][2]) {
   constexpr int UNROLLED = rows == 1 ? 4 : 1;  // 16 bytes each that are under way at once
+  const AdapterSegment* more = factor_of<AdapterSegment>(adapter, place.more);
   for (int number = 0; number < place.segments; ++number) {
-    const AdapterSegment& segment = adapter.segment(place.first_segment + number);
+    const AdapterSegment& segment = number == 0 ? place.segment : more[number - 1];
     if (column < segment.first || column >= segment.end) continue;
     const int pairs = (segment.end - segment.first + 1) / 2;
-    const T* b = adapter.factor<T>(segment.b) + (column - segment.first) * 4;
+    const T* b = factor_of<T>(adapter, segment.b) + (column - segment.first) * 4;
     const float4* own = reinterpret_cast<const float4*>(hidden + segment.first_rank);
 #pragma unroll UNROLLED
     for (int chunk = 0; chunk < segment.ranks / 4; ++chunk) {
@@ -66,23 +68,22 @@ __device__ __forceinline__ void expand_rows(const ExpandArguments& given, const 
   if (column >= outputs) return;
   const float* hidden = given.hidden[part] + tile.first_hidden;
   float sums[rows][2] = {};
-  bool any = false;
+  int any = 0;
   for (int entry = 0; entry < tile.entries; ++entry) {
-    const AdapterEntry& own = (&at_position<AdapterEntry>(given.step, tile.first_entry))[entry];
-    const AdapterReader adapter(own);
-    const AdapterPlace& place = adapter.place(given.places[part]);
-    if (adapter.header().item_bytes == 2)
-      any |= expand_entry<half_bits, rows>(adapter, place, tile, hidden + own.first, column, sums);
+    const AdapterEntry own = entry_of(given.step, tile, entry);
+    const AdapterPlace& place = place_of(own.adapter, given.places[part]);
+    if (place.item_bytes == 2)
+      any += expand_entry<half_bits, rows>(own.adapter, place, tile, hidden + own.first, column, sums);
     else
-      any |= expand_entry<float, rows>(adapter, place, tile, hidden + own.first, column, sums);
+      any += expand_entry<float, rows>(own.adapter, place, tile, hidden + own.first, column, sums);
   }
   if (!any) return;
   const long long stride = given.out_stride[part];
   const bool together = stride % 2 == 0 && column + 1 < outputs;
 #pragma unroll
   for (int row = 0; row < rows; ++row) {
-    if (row >= tile.rows) break;
-    float* out = given.out[part] + given.step[tile.first_row + row] * stride + column;
+    if (row >= tile.rows) return;
+    float* out = given.out[part] + row_of_tile(given.step, tile, row).row * stride + column;
     if (together) {
       float2* both = reinterpret_cast<float2*>(out);
       const float2 before = *both;
@@ -96,14 +97,13 @@ __device__ __forceinline__ void expand_rows(const ExpandArguments& given, const 
 
 // Grid (blocks of 256 columns of all parts, tiles), at least as many tiles as there are.
 __device__ __forceinline__ void expand_few(const ExpandArguments& given) {
-  if ((int)blockIdx.y >= at_position<AdapterStep>(given.step, 0).few) return;
-  const AdapterTile& tile = tile_of(given.step, blockIdx.y);
+  AdapterTile tile;
+  if (!few_tile(given.step, blockIdx.y, given.last_tile, tile)) return;
   if (tile.rows == 1) expand_rows<1>(given, tile);
   else expand_rows<FEW_ROWS>(given, tile);
 }
 
 __device__ __forceinline__ void expand_many(const ExpandArguments& given) {
-  const AdapterStep& step = at_position<AdapterStep>(given.step, 0);
-  if ((int)blockIdx.y >= step.many) return;
-  expand_rows<MANY_ROWS>(given, tile_of(given.step, step.few + blockIdx.y));
+  AdapterTile tile;
+  if (many_tile(given.step, blockIdx.y, tile)) expand_rows<MANY_ROWS>(given, tile);
 }

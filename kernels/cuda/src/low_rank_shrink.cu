@@ -13,26 +13,29 @@ struct ShrinkArguments {
   int places[4];
   int columns;
   int aligned;
+  int last_tile;
 };
 
 // Where a block works: ranks [rank, rank + ranks of a block) of an adapter at a place.
 struct ShrinkPlace {
-  const AdapterTile* tile;
-  const AdapterPlace* place;
-  AdapterReader adapter;
+  AdapterTile tile;
+  const void* adapter;
   int entry;
   int first_hidden;
+  int a;
+  int item_bytes;
+  int ranks;
   int rank;
 
   // Its block-th part of so many ranks, all adapters of the tile one after another; false: there is none.
-  __device__ __forceinline__ bool find(const int* step, int number, int block, int ranks) {
-    for (; entry < tile->entries; ++entry) {
-      const AdapterEntry& own = (&at_position<AdapterEntry>(step, tile->first_entry))[entry];
-      adapter = AdapterReader(own), place = &adapter.place(number), first_hidden = own.first;
-      const int blocks = (place->ranks + ranks - 1) / ranks;
-      rank = block * ranks;
-      if (block < blocks) return true;
-      block -= blocks;
+  __device__ __forceinline__ bool find(const int* step, int number, int block, int at_once) {
+    for (entry = 0; entry < tile.entries; ++entry) {
+      const AdapterEntry own = entry_of(step, tile, entry);
+      const AdapterPlace& place = place_of(own.adapter, number);
+      adapter = own.adapter, first_hidden = own.first;
+      a = place.a, item_bytes = place.item_bytes, ranks = place.ranks, rank = block * at_once;
+      if (rank < ranks) return true;
+      block -= (ranks + at_once - 1) / at_once;
     }
     return false;
   }
@@ -50,14 +53,13 @@ __device__ __forceinline__ void load_columns(const ShrinkArguments& given, const
 
 __device__ __forceinline__ void write_hidden(
     const ShrinkArguments& given, const ShrinkPlace& at, int row, int rank, float sum) {
-  const AdapterTile& tile = *at.tile;
-  const float weight = at_position<float>(given.step, tile.first_weight + row * tile.entries + at.entry);
-  float* hidden = given.hidden[blockIdx.z] + tile.first_hidden + (long long)row * tile.hidden_stride;
+  const float weight = at_position<float>(given.step, row_of_tile(given.step, at.tile, row).weights + at.entry);
+  float* hidden = given.hidden[blockIdx.z] + at.tile.first_hidden + (long long)row * at.tile.hidden_stride;
   hidden[at.first_hidden + rank] = weight * sum;
 }
 
 __device__ __forceinline__ const float* row_of(const ShrinkArguments& given, const AdapterTile& tile, int row) {
-  return given.x + given.step[tile.first_row + min(row, tile.rows - 1)] * given.x_stride;
+  return given.x + row_of_tile(given.step, tile, row).row * given.x_stride;
 }
 
 // --- a few rows: all that matters is that many bytes of A are under way ---------------------------------------------
@@ -90,10 +92,10 @@ __device__ __forceinline__ void shrink_rows(const ShrinkArguments& given, const 
   constexpr int COUNT = SHRINK_RANKS * rows, UNROLLED = rows == 1 ? 2 : 1;
   SHARED(float, parts, SHRINK_WARPS * COUNT);
   const int padded = (given.columns + 31) / 32 * 32;
-  const T* a = at.adapter.factor<T>(at.place->a) + (long long)at.rank * padded;
+  const T* a = factor_of<T>(at.adapter, at.a) + (long long)at.rank * padded;
   const float* x[rows];
 #pragma unroll
-  for (int row = 0; row < rows; ++row) x[row] = row_of(given, *at.tile, row);
+  for (int row = 0; row < rows; ++row) x[row] = row_of(given, at.tile, row);
   float sums[COUNT] = {};
 #pragma unroll UNROLLED
   for (int column = 8 * threadIdx.x; column < given.columns; column += 8 * SHRINK_THREADS) {
@@ -116,7 +118,7 @@ __device__ __forceinline__ void shrink_rows(const ShrinkArguments& given, const 
   if (lane % LANES_EACH == 0) parts[warp * COUNT + lane / LANES_EACH] = sum;
   __syncthreads();
   const int row = threadIdx.x / SHRINK_RANKS, rank = threadIdx.x % SHRINK_RANKS;
-  if (row >= min(rows, at.tile->rows)) return;
+  if (row >= min(rows, at.tile.rows)) return;
   float total = 0.0f;
 #pragma unroll
   for (int i = 0; i < SHRINK_WARPS; ++i) total += parts[i * COUNT + threadIdx.x];
@@ -125,16 +127,16 @@ __device__ __forceinline__ void shrink_rows(const ShrinkArguments& given, const 
 
 template <class T>
 __device__ __forceinline__ void shrink_tile(const ShrinkArguments& given, const ShrinkPlace& at) {
-  if (at.tile->rows == 1) shrink_rows<T, 1>(given, at);
+  if (at.tile.rows == 1) shrink_rows<T, 1>(given, at);
   else shrink_rows<T, FEW_ROWS>(given, at);
 }
 
 // Grid (blocks of ranks, tiles, parts), at least as many as there are.
 __device__ __forceinline__ void shrink_few(const ShrinkArguments& given) {
-  if ((int)blockIdx.y >= at_position<AdapterStep>(given.step, 0).few) return;
-  ShrinkPlace at{&tile_of(given.step, blockIdx.y), nullptr, AdapterReader(AdapterEntry{}), 0, 0, 0};
+  ShrinkPlace at;
+  if (!few_tile(given.step, blockIdx.y, given.last_tile, at.tile)) return;
   if (!at.find(given.step, given.places[blockIdx.z], blockIdx.x, SHRINK_RANKS)) return;
-  if (at.adapter.header().item_bytes == 2) shrink_tile<half_bits>(given, at);
+  if (at.item_bytes == 2) shrink_tile<half_bits>(given, at);
   else shrink_tile<float>(given, at);
 }
 
@@ -160,9 +162,9 @@ template <class T>
 __device__ __forceinline__ void shrink_slices(
     const ShrinkArguments& given, const ShrinkPlace& at, float (&sums)[MANY_SHRINK_RANKS / 8][4]) {
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
-  const int padded = (given.columns + 31) / 32 * 32, left = at.place->ranks - at.rank;
-  const T* a = at.adapter.factor<T>(at.place->a) + (long long)at.rank * padded;
-  const float *upper = row_of(given, *at.tile, group), *lower = row_of(given, *at.tile, group + 8);
+  const int padded = (given.columns + 31) / 32 * 32, left = at.ranks - at.rank;
+  const T* a = factor_of<T>(at.adapter, at.a) + (long long)at.rank * padded;
+  const float *upper = row_of(given, at.tile, group), *lower = row_of(given, at.tile, group + 8);
   for (int first = warp * SLICE; first < padded; first += SHRINK_WARPS * SLICE) {
     const int column = first + 8 * place;
     float x[8];
@@ -195,13 +197,12 @@ __device__ __forceinline__ void shrink_slices(
 // Grid (blocks of ranks, tiles, parts), at least as many as there are.
 __device__ __forceinline__ void shrink_many(const ShrinkArguments& given) {
   SHARED(float, parts, SHRINK_WARPS * MANY_ROWS * PART_STRIDE);
-  const AdapterStep& step = at_position<AdapterStep>(given.step, 0);
-  if ((int)blockIdx.y >= step.many) return;
-  ShrinkPlace at{&tile_of(given.step, step.few + blockIdx.y), nullptr, AdapterReader(AdapterEntry{}), 0, 0, 0};
+  ShrinkPlace at;
+  if (!many_tile(given.step, blockIdx.y, at.tile)) return;
   if (!at.find(given.step, given.places[blockIdx.z], blockIdx.x, MANY_SHRINK_RANKS)) return;
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
   float sums[MANY_SHRINK_RANKS / 8][4] = {};
-  if (at.adapter.header().item_bytes == 2) shrink_slices<half_bits>(given, at, sums);
+  if (at.item_bytes == 2) shrink_slices<half_bits>(given, at, sums);
   else shrink_slices<float>(given, at, sums);
   // Rows of sums are 160 bytes apart, so that the pairs that half a warp writes lie in different banks.
 #pragma unroll
@@ -212,11 +213,12 @@ __device__ __forceinline__ void shrink_many(const ShrinkArguments& given) {
       *reinterpret_cast<float2*>(own) = float2{sums[tile][2 * row], sums[tile][2 * row + 1]};
     }
   __syncthreads();
+  many_tile(given.step, blockIdx.y, at.tile);  // read again rather than kept in registers
   for (int i = threadIdx.x; i < MANY_ROWS * MANY_SHRINK_RANKS; i += SHRINK_THREADS) {
     const int row = i / MANY_SHRINK_RANKS, rank = i % MANY_SHRINK_RANKS;
     float total = 0.0f;
 #pragma unroll
     for (int one = 0; one < SHRINK_WARPS; ++one) total += parts[(one * MANY_ROWS + row) * PART_STRIDE + rank];
-    if (row < at.tile->rows && at.rank + rank < at.place->ranks) write_hidden(given, at, row, at.rank + rank, total);
+    if (row < at.tile.rows && at.rank + rank < at.ranks) write_hidden(given, at, row, at.rank + rank, total);
   }
 }

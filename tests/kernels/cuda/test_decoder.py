@@ -83,11 +83,10 @@ def test_what_it_cannot_do_is_refused_by_name(load: Load, options: dict[str, obj
     assert text in raised.value.why and 'device="cpu"' in raised.value.fix
 
 
-@pytest.mark.parametrize("lora", [True, False])
-def test_adapters_in_one_batch_give_the_reference_s_tokens(load: Load, bundled_folder: Path, lora: bool) -> None:
-    """With one, with two, with none; loaded into a program that has places for them from the start, or gets them."""
-    adapters: list[Any] = [None, "words", {"pirate": 0.9, "words": 0.5}, "pirate", None]
-    options = {"max_tokens": 12, "temperature": 0, "logprobs": 0, "adapter": adapters}
+def test_adapters_in_one_batch_give_the_reference_s_tokens(load: Load, bundled_folder: Path) -> None:
+    """With one, with two, with none."""
+    adapters: list[Any] = [None, "words", {"pirate": 0.9, "words": 0.5}]
+    options = {"max_tokens": 8, "temperature": 0, "logprobs": 0, "adapter": adapters}
 
     def answers(llm: genai.LLM) -> Any:
         for name in ("words", "pirate"):
@@ -96,7 +95,7 @@ def test_adapters_in_one_batch_give_the_reference_s_tokens(load: Load, bundled_f
 
     with genai.LLM(bundled_folder, device="reference", context_size=256) as llm:
         expected = answers(llm)
-    with load(accuracy="fp32", lora=lora) as model, genai.LLM(model) as llm:
+    with load(accuracy="fp32", lora=True) as model, genai.LLM(model) as llm:
         found = answers(llm)
         for name in ("words", "pirate"):
             llm.unload_adapter(name)
@@ -115,14 +114,16 @@ def test_an_adapter_that_does_not_fit_is_refused_and_the_model_goes_on(
         raise MemoryError(f"out of memory allocating {array.nbytes} bytes")
 
     question = [{"role": "user", "content": "What is 12 + 7?"}]
-    with load(accuracy="int8", lora=True) as model, genai.LLM(model) as llm:
+    with load(accuracy="int8") as model, genai.LLM(model) as llm:
+        assert llm.chat(question, temperature=0).text == "19"
+        llm.load_adapter(bundled_adapter("pirate"), "pirate")  # now the program has places
         with monkeypatch.context() as patch:
             patch.setattr(driver, "upload", full)
-            with pytest.raises(CacheCapacityError, match="adapter 'words' takes .*"):
+            with pytest.raises(CacheCapacityError, match="adapter 'words' takes"):
                 llm.load_adapter(bundled_adapter("words"), "words")
         with monkeypatch.context() as patch:
             patch.setattr(driver, "free_bytes", lambda: 100)
-            with pytest.raises(CacheCapacityError, match="100 bytes are free|100 B are free"):
+            with pytest.raises(CacheCapacityError, match="100 B are free"):
                 llm.load_adapter(bundled_adapter("words"), "words")
         assert llm.chat(question, temperature=0).text == "19"
         llm.load_adapter(bundled_adapter("words"), "words")

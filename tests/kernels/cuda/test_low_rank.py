@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.adapters import FEW_ROWS, MANY_ROWS, CudaAdapter, StepAdapters
-from genai.kernels.cuda.executor import CudaExecutor, CudaStep
-from genai.kernels.executor import Factors, StepContext, StepError
+from genai.kernels.cuda.executor import CudaExecutor, CudaStep, check_part
+from genai.kernels.executor import Factors, StepContext, StepError, UnsupportedRecord
 from genai.kernels.formats import FormatError
 from genai.kernels.records import (
     Branch,
     Columns,
     Delta,
     DenseWeight,
+    Experts,
     GatedProduct,
     LowRank,
     Norm,
@@ -35,7 +36,7 @@ from .programs import MadeUpConstants, program, relative_error, step_of
 
 # Columns of x, of the first product and of the gated one: nothing is whole, and x has more columns than a pass takes.
 K, N, M = 1100, 300, 70
-SIZES = [(K, N), (K, M), (K, M), (M, N), (K, N), (K, N), (K, 33)]
+SIZES = [(K, N), (K, M), (K, M), (M, N), (K, N), (K, N), (K, 33), (77, 20)]
 Mix = Sequence[tuple[int, float]]
 
 
@@ -61,9 +62,14 @@ def adapted(rng: np.random.Generator) -> RowProgram:
         *(Product("x", branch(place), f"y{place}", True) for place in (4, 5, 6)),
         Columns("y5", 8, "z"),
         Unary("tanh", "z", "t"),
+        # Rows that begin anywhere.
+        Columns("x", 3, "u"),
+        LowRank("u", 7, "h7"),
+        Product("u", branch(7), "v", True),
     ]
     widths = {"x": K, "added": N, "a": N, "b": M, "c": N, "d": N, "e": N, "y4": N, "y5": N, "y6": 33, "z": 9, "t": 9}
-    outputs = ["a", "b", "c", "d", "e", "y4", "y5", "y6", "t"]
+    widths |= {"u": 77, "v": 20}
+    outputs = ["a", "b", "c", "d", "e", "y4", "y5", "y6", "t", "v"]
     return program(records, widths, MadeUpConstants(arrays), outputs)
 
 
@@ -83,16 +89,14 @@ def factors_of(rng: np.random.Generator, ranks: Sequence[int], dtype: Any) -> li
 
 
 ADAPTERS: list[tuple[Sequence[int], Any]] = [
-    ((16,) * 7, np.float16),
-    ((3, 8, 0, 16, 1, 3, 64), np.float32),
-    ((64, 0, 3, 1, 0, 0, 40), np.float16),
-    ((0, 0, 0, 0, 0, 0, 5), np.float32),
+    ((16,) * 8, np.float16),
+    ((3, 8, 0, 16, 1, 3, 64, 4), np.float32),
+    ((64, 0, 3, 1, 0, 0, 40, 0), np.float16),
+    ((0, 0, 0, 0, 0, 0, 5, 0), np.float32),
 ]
 
 
-def step_with(
-    mixes: Sequence[Mix], counts: Sequence[int], adapters: Sequence[Any], *, prefill: int = 0
-) -> StepContext:
+def step_with(mixes: Sequence[Mix], counts: Sequence[int], adapters: Sequence[Any], *, prefill: int = 0) -> StepContext:
     flat = [one for mix in mixes for one in mix]
     return replace(
         step_of(counts, counts, prefill=prefill),
@@ -121,7 +125,10 @@ class Both:
 
     def rows(self, count: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(7)
-        return {name: rng.standard_normal((64, width)).astype(np.float32)[:count] for name, width in (("x", K), ("added", N))}
+        return {
+            name: rng.standard_normal((64, width)).astype(np.float32)[:count]
+            for name, width in (("x", K), ("added", N))
+        }
 
     def run(self, mixes: Sequence[Mix], counts: Sequence[int], prefill: int = 0, only: Any = None) -> dict[str, Any]:
         """Of the GPU alone; `only`: which rows are given."""
@@ -147,7 +154,8 @@ class Both:
 
 
 MIXED: list[Mix] = [
-    [(0, 1.0)], [], [(1, -0.75), (0, 0.5), (2, 0.0)], [(0, 0.25)], [(2, 1.0)], [(0, 1.5), (1, 1.0), (2, -2.0)], [], [(1, 1.0)],
+    [(0, 1.0)], [], [(1, -0.75), (0, 0.5), (2, 0.0)], [(0, 0.25)], [(2, 1.0)], [(0, 1.5), (1, 1.0), (2, -2.0)], [],
+    [(1, 1.0)],
 ]  # fmt: skip
 
 
@@ -208,11 +216,12 @@ def test_launches(driver: HostDriver) -> None:
     assert order == [
         shrink, "product", "product", "product", expand,  # a, gate, up
         shrink, "product", expand, shrink, "product", "product", "product", expand,
+        shrink, "product", expand,
     ]  # fmt: skip
     driver.launched.clear()
     both.run([[(0, 1.0)]], [3], prefill=1)
     kinds = [name for name in driver.launched if "low_rank" in name]
-    assert len(kinds) == 6 and all("many" in name for name in kinds)
+    assert len(kinds) == 8 and all("many" in name for name in kinds)
 
 
 def test_launches_may_be_larger_than_the_step(driver: HostDriver) -> None:
@@ -260,15 +269,34 @@ def test_adapters_come_and_go_beside_a_compiled_program(driver: HostDriver) -> N
     assert both.loaded[1].nbytes >= sum(one.a.nbytes + one.b.nbytes for place in both.factors[1] for one in place)
 
 
+def test_a_step_that_memory_does_not_suffice_for(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one that fits is computed as before."""
+    both = Both(driver)
+    wanted, zeros = both.run([[(0, 1.0)]], [1]), driver.zeros
+
+    def full(nbytes: int) -> Any:
+        if nbytes > 60 * 4 * N:
+            raise MemoryError
+        return zeros(nbytes)
+
+    monkeypatch.setattr(driver, "zeros", full)
+    with pytest.raises(MemoryError):
+        both.run([[(0, 1.0), (1, 1.0), (2, 1.0)]], [60])
+    for name, rows in both.run([[(0, 1.0)]], [1]).items():
+        assert np.array_equal(rows, wanted[name]), name
+
+
 def test_an_adapter_of_something_else_is_refused(driver: HostDriver) -> None:
     both = Both(driver)
     rows = both.rows(1)
     few = both.executor.load_adapter(both.factors[0][:3])
-    narrow = both.executor.load_adapter([[Factors(0, np.ones((1, 8), np.float32), np.ones((2, 1), np.float32))]] * 7)
+    narrow = both.executor.load_adapter([[Factors(0, np.ones((1, 8), np.float32), np.ones((2, 1), np.float32))]] * 8)
     long = [[replace(one, first=300) for one in place] for place in both.factors[3]]
     driver.launched.clear()
     for other in (few, narrow, both.executor.load_adapter(long), both.known[0]):
-        with pytest.raises(StepError, match="no adapter in this device's memory|an adapter of another program"):
+        with pytest.raises(
+            StepError, match="no adapter in this device's memory" if other is both.known[0] else "of another program"
+        ):
             both.ours.run(step_with([[(0, 1.0)]], [1], [other]), rows)
     assert not driver.launched
 
@@ -282,10 +310,17 @@ def test_factors_that_cannot_be_read(driver: HostDriver) -> None:
     ):  # fmt: skip
         with pytest.raises(FormatError, match=text):
             executor.load_adapter([[Factors(first, *wrong)]])
-    with pytest.raises(FormatError, match="read .8, 32. columns"):
+    with pytest.raises(FormatError, match="factors of one place read"):
         executor.load_adapter([[Factors(0, a, b), Factors(4, a[:, :8], b)]])
     empty = executor.load_adapter([[], []])
     assert isinstance(empty, CudaAdapter) and empty.ranks == 0
+
+
+def test_experts_have_no_places(driver: HostDriver) -> None:
+    branch = Branch(DenseWeight("w", 4, 4), delta=Delta("h", 0))
+    record = Experts("x", "scores", "out", 1, True, branch, branch, "silu", True)
+    with pytest.raises(UnsupportedRecord, match="adapters of experts"):
+        check_part(record, [])
 
 
 def test_weights_of_integers_and_prompts(driver: HostDriver) -> None:
