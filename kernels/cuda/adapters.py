@@ -224,54 +224,76 @@ class StepAdapters:
 
 
 def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables:
-    starts, bounds = step.cu_seqlens_q.tolist(), step.cu_adapters.tolist()
-    ids = step.adapter_ids.tolist()
+    starts, bounds, ids = step.cu_seqlens_q.tolist(), step.cu_adapters.tolist(), step.adapter_ids.tolist()
     # Sequences that go through the same adapters, those with decode numerics first.
     groups: tuple[dict[tuple[int, ...], list[int]], ...] = ({}, {})
     for sequence in range(len(starts) - 1):
         mix = tuple(ids[bounds[sequence] : bounds[sequence + 1]])
         if mix:
             groups[sequence >= step.num_decode_sequences].setdefault(mix, []).append(sequence)
-    tiles: list[tuple[Any, ...]] = []
+    # Per tile the adapter, and the fields from `rows` to `hidden_stride` but for weights.
+    tiles: list[tuple[int, ...]] = []
     entries: list[tuple[int, ...]] = []
-    rows: list[tuple[int, int]] = []
-    counts, hidden = dict.fromkeys(_COUNTS, 0), 0
+    order: list[int] = []
+    counts, first, hidden = dict.fromkeys(_COUNTS, 0), 0, 0
     kinds = (("few", FEW_ROWS, FEW_RANKS), ("many", MANY_ROWS, MANY_RANKS))
     for (kind, most, ranks), mixes in zip(kinds, groups, strict=True):
         before = len(tiles)
         for mix, sequences in mixes.items():
-            own, first_entry, first, stride = [adapters[one] for one in mix], len(entries), len(rows), 0
+            own, first_entry, stride = [adapters[one] for one in mix], len(entries), 0
             for adapter in own:
-                entries.append((adapter.address, stride, 0))
+                entries.append((adapter.address, stride))
                 stride += adapter.ranks
-            for sequence in sequences:
-                rows += [(row, bounds[sequence]) for row in range(starts[sequence], starts[sequence + 1])]
-            for row in range(first, len(rows), most):
-                count = min(most, len(rows) - row)
-                where = rows[row][0], count, row, len(mix), first_entry, rows[row][1], hidden, stride
-                tiles.append((own[0].address, *where, 0))
+            order += sequences
+            end = first + sum(starts[one + 1] - starts[one] for one in sequences)
+            for row in range(first, end, most):
+                count = min(most, end - row)
+                tiles.append((own[0].address, count, row, len(mix), first_entry, hidden, stride))
                 hidden += count * stride
+            first = end
             blocks = sum(-(-adapter.ranks // ranks) for adapter in own)
             counts[f"{kind}_ranks"] = max(counts[f"{kind}_ranks"], blocks)
         counts[f"{kind}_tiles"] = len(tiles) - before
-    step_part = np.array((counts["few_tiles"], counts["many_tiles"], 0), _STEP).reshape(1)
-    numbers = _numbers(step_part, tiles, entries, rows, step.adapter_weights)
+    head = np.zeros(1, _STEP)
+    head["few"], head["many"] = counts["few_tiles"], counts["many_tiles"]
+    tile_fields = ("adapter", "rows", "first_row", "entries", "first_entry", "first_hidden", "hidden_stride")
+    numbers = _numbers(
+        head, _filled_in(tiles, _TILE, tile_fields), _filled_in(entries, _ENTRY, ("adapter", "first")),
+        _rows(step, order), step.adapter_weights,
+    )  # fmt: skip
     return AdapterTables(numbers, hidden, {name: _power_of_two(count) for name, count in counts.items()})
 
 
+def _filled_in(numbers: list[tuple[int, ...]], dtype: np.dtype[np.void], names: Sequence[str]) -> NDArray[np.void]:
+    """Structs with some fields given."""
+    table = np.zeros(len(numbers), dtype)
+    for name, column in zip(names, np.array(numbers, np.uint64).T, strict=True):
+        table[name] = column
+    return table
+
+
+def _rows(step: StepContext, order: Sequence[int]) -> NDArray[np.void]:
+    """The rows of sequences, one sequence after another; their weights as in the step."""
+    sequences = np.array(order)
+    starts, lengths = step.cu_seqlens_q[sequences], np.diff(step.cu_seqlens_q)[sequences]
+    rows = np.zeros(lengths.sum(), _ROW)
+    rows["row"] = np.arange(len(rows)) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    rows["weights"] = np.repeat(step.cu_adapters[sequences], lengths)
+    return rows
+
+
 def _numbers(
-    step: NDArray[np.void], tiles: list[tuple[Any, ...]], entries: list[tuple[int, ...]], rows: list[tuple[int, int]],
+    head: NDArray[np.void], tiles: NDArray[np.void], entries: NDArray[np.void], rows: NDArray[np.void],
     weights: NDArray[np.float32],
 ) -> NDArray[np.int32]:  # fmt: skip
-    """Everything in one piece; positions are told where each part begins."""
-    parts: list[NDArray[Any]] = [step, np.array(tiles, _TILE), np.array(entries, _ENTRY), np.array(rows, _ROW)]
-    parts.append(weights.astype(np.float32))
+    """Everything in one piece, where each part's position is known."""
+    parts: list[NDArray[Any]] = [head, tiles, entries, rows, weights.astype(np.float32)]
     _, _, first_entry, first_row, first_weight, _ = np.cumsum([0, *(part.nbytes // 4 for part in parts)]).tolist()
-    _, own, _, listed, _ = parts
-    own["first_entry"] = first_entry + own["first_entry"] * (_ENTRY.itemsize // 4)
-    own["first_row"] = first_row + own["first_row"] * (_ROW.itemsize // 4)
-    own["weights"] += first_weight
-    listed["weights"] += first_weight
+    rows["weights"] += first_weight
+    for name in ("row", "weights"):
+        tiles[name] = rows[name][tiles["first_row"]]
+    tiles["first_entry"] = first_entry + tiles["first_entry"] * (_ENTRY.itemsize // 4)
+    tiles["first_row"] = first_row + tiles["first_row"] * (_ROW.itemsize // 4)
     return np.concatenate([part.view(np.int32) for part in parts])
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from genai.kernels.cuda.adapters import FEW_ROWS, MANY_ROWS, CudaAdapter, StepAdapters
 from genai.kernels.cuda.executor import CudaExecutor, CudaStep, check_part
+from genai.kernels.cuda.low_rank import ShrinkLaunch
 from genai.kernels.executor import Factors, StepContext, StepError, UnsupportedRecord
 from genai.kernels.formats import FormatError
 from genai.kernels.records import (
@@ -32,7 +33,7 @@ from genai.kernels.records import (
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver
-from .programs import MadeUpConstants, program, relative_error, step_of
+from .programs import MadeUpConstants, program, relative_error, step_of, with_adapters
 
 # Columns of x, of the first product and of the gated one: nothing is whole, and x has more columns than a pass takes.
 K, N, M = 1100, 300, 70
@@ -97,14 +98,7 @@ ADAPTERS: list[tuple[Sequence[int], Any]] = [
 
 
 def step_with(mixes: Sequence[Mix], counts: Sequence[int], adapters: Sequence[Any], *, prefill: int = 0) -> StepContext:
-    flat = [one for mix in mixes for one in mix]
-    return replace(
-        step_of(counts, counts, prefill=prefill),
-        adapters=adapters,
-        cu_adapters=np.cumsum([0, *map(len, mixes)]).astype(np.int32),
-        adapter_ids=np.array([index for index, _ in flat], np.int32),
-        adapter_weights=np.array([weight for _, weight in flat], np.float32),
-    )
+    return with_adapters(step_of(counts, counts, prefill=prefill), adapters, mixes)
 
 
 @dataclass
@@ -222,6 +216,11 @@ def test_launches(driver: HostDriver) -> None:
     both.run([[(0, 1.0)]], [3], prefill=1)
     kinds = [name for name in driver.launched if "low_rank" in name]
     assert len(kinds) == 8 and all("many" in name for name in kinds)
+
+
+def test_rows_that_begin_anywhere_are_not_read_in_16_bytes(driver: HostDriver) -> None:
+    starts = [one for one in Both(driver).ours._starts if isinstance(one, ShrinkLaunch)]
+    assert [(one.x, int(one.arguments["aligned"])) for one in starts] == [("x", 1), ("b", 0), ("x", 1), ("u", 0)]
 
 
 def test_launches_may_be_larger_than_the_step(driver: HostDriver) -> None:
