@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from genai.errors import OptionError, did_you_mean
+from genai.errors import GenaiError, OptionError, did_you_mean
 from genai.graph.home import expanded
 
 from .build import model_folder
@@ -448,6 +448,8 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
         if found.kind is bool:
             return found.option, {"on": True, "true": True, "off": False, "false": False}[text]
         return found.option, found.value(found.kind(text))
+    except GenaiError:  # which says what is wrong with the value, and is a ValueError, too
+        raise
     except (ValueError, KeyError):
         expected = "on or off" if found.kind is bool else f"a value of type {found.kind.__name__}"
         raise OptionError(

@@ -107,6 +107,10 @@ class StepCancelled(Exception):
     """The step was cancelled: what it computed is incomplete."""
 
 
+class DeviceFailed(RuntimeError):
+    """The device did not do what it was asked for; the message has its own words."""
+
+
 class StepError(RuntimeError):
     """The step was refused: its tokens, positions or blocks lead outside their tables."""
 
@@ -123,6 +127,8 @@ class StepFunction(Protocol):
         Raises:
             StepCancelled: `cancel` was called meanwhile.
             StepError: an index of the step leads outside its table.
+            MemoryError: the device has no room for a step of this size; a smaller one can be run.
+            DeviceFailed: such as a GPU that was lost.
         """
 
     def cancel(self) -> None:

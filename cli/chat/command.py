@@ -195,13 +195,14 @@ def _without(line: ProgressLine, events: Iterator[Event]) -> Iterator[Event]:
 
 
 def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
-    """Print the events of a reply; stdout ends with a newline whatever happens."""
+    """Print the events of a reply; once it has begun, stdout ends with a newline whatever happens."""
     from genai.text.parsing import End, Reasoning, Text, ToolCall
 
     writer = _MarkdownWriter() if markdown else _PlainWriter()
-    thinking = False
+    thinking = begun = False
     try:
         for event in events:
+            begun = True
             if isinstance(event, Reasoning):
                 voice.aside(event.text)
                 thinking = True
@@ -214,7 +215,8 @@ def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None
             elif isinstance(event, ToolCall):
                 writer.write(f"[calls {event.name}({event.arguments_text})]\n")
     finally:
-        writer.end()
+        if begun:
+            writer.end()
 
 
 class _PlainWriter:

@@ -174,7 +174,7 @@ def _undo(loop: Loop, argument: str) -> None:
 
 
 def _edit(loop: Loop, argument: str) -> None:
-    loop.pending = loop.session.undo()
+    loop.edit(loop.session.undo())
 
 
 def _save(loop: Loop, argument: str) -> None:

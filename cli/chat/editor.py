@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -17,6 +18,18 @@ from prompt_toolkit.output import create_output
 from ..terminal import Voice, state_folder
 
 _QUOTES = '"""'
+
+
+class Typed(NamedTuple):
+    """What a person typed; `quoted`: between triple quotes, so that it is a message whatever it says."""
+
+    text: str
+    quoted: bool
+
+    @property
+    def line(self) -> str:
+        """As it would be typed."""
+        return f"{_QUOTES}{self.text}{_QUOTES}" if self.quoted else self.text
 
 
 class LineEditor:
@@ -67,8 +80,8 @@ class LineEditor:
         session: PromptSession[str] = PromptSession(output=self._session.output)
         return session.prompt(question)
 
-    def read(self, default: str = "") -> str:
-        """One message. Ctrl-C clears the line.
+    def read(self, default: str = "") -> Typed:
+        """One message, or a command. Ctrl-C clears the line.
 
         Raises:
             EOFError: Ctrl-D on an empty line.
@@ -78,8 +91,8 @@ class LineEditor:
         text = self._session.prompt(">>> ", default=default)
         stripped = text.strip()
         if len(stripped) >= 2 * len(_QUOTES) and stripped.startswith(_QUOTES) and stripped.endswith(_QUOTES):
-            return stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
-        return text
+            return Typed(stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n"), True)
+        return Typed(text, False)
 
 
 def _bindings() -> KeyBindings:

@@ -15,7 +15,7 @@ from ..terminal import Voice, dump_prompt, footer, say
 from ..wrapping import printable, shortened
 from .command import answer
 from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
-from .editor import LineEditor
+from .editor import LineEditor, Typed
 
 if TYPE_CHECKING:
     from genai.llm.chat import ChatSession
@@ -77,8 +77,8 @@ class Loop:
         interrupted = False
         while self.running:
             try:
-                text, self.pending = self._editor.read(self.pending), ""
-                self._obey(text)
+                typed, self.pending = self._editor.read(self.pending), ""
+                self._obey(typed)
                 interrupted = False
             except EOFError:
                 return
@@ -113,11 +113,16 @@ class Loop:
         except (EOFError, KeyboardInterrupt):
             return False
 
-    def _obey(self, text: str) -> None:
+    def edit(self, message: str) -> None:
+        """Let the next line start with a message, in quotes if it would else be a command."""
+        self.pending = Typed(message, _is_farewell(message) or message.startswith("/")).line
+
+    def _obey(self, typed: Typed) -> None:
+        text, quoted = typed
         try:
-            if text.strip().lower() in _FAREWELLS:
+            if not quoted and _is_farewell(text):
                 self.running = False
-            elif text.startswith("/"):
+            elif not quoted and text.startswith("/"):
                 run_command(self, text)
             elif text.strip():
                 self.answer(self.session.send(text))
@@ -190,6 +195,10 @@ class Loop:
         elif session.num_left_out == left_out_before and session.context_used > _NEARLY_FULL * limit:
             used = f"{session.context_used} of {limit} tokens"
             self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")
+
+
+def _is_farewell(text: str) -> bool:
+    return text.strip().lower() in _FAREWELLS
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from ..errors import InputError, ModelFolderError, UnsupportedModelError
 from ..model.adapters.bind import check_mergeable, delta
 from ..model.adapters.gguf_adapter import in_our_order
 from ..model.adapters.parameters import AdapterParameters, checkpoint_name
-from ..model.folders import folder_json, readable
+from ..model.folders import folder_json, not_a_checkpoint, readable
 from ..model.gguf_file import is_gguf
 from ..model.safetensors_file import SafetensorsFile
 from ..model.tensor_files import TensorFiles
@@ -117,8 +117,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object from a file; ModelFolderError if there is no such file, InputError if it is no JSON object."""
     fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"
     return folder_json(
-        folder, name, InputError, lambda place: ModelFolderError(f"{place}: no {name}", "there is no such file", fix)
-    )
+        folder, name, InputError, lambda place: ModelFolderError(f"{place}: no {name}", "there is no such file", fix),
+        not_a_checkpoint,
+    )  # fmt: skip
 
 
 def _tensor_files(folder: Path) -> list[Path]:

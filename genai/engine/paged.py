@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import DeviceAdapter, Executor, StepCancelled, StepContext, StepFunction
+from genai.kernels.executor import DeviceAdapter, DeviceFailed, Executor, StepCancelled, StepContext, StepFunction
 from genai.kernels.forks import renew_locks, was_busy
 from genai.kernels.interrupts import ThreadsRefused
 from genai.kernels.records import Attention, RowProgram
@@ -20,7 +20,7 @@ from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
 from genai.kvcache.table import GONE, BlockTable
 
-from ..errors import CacheCapacityError, OptionError, StateError, StepInterrupted, no_threads
+from ..errors import CacheCapacityError, DeviceError, OptionError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
 from .context_shift import keys_turner
 from .decoder import ContextShift, Decoder, DecoderSequence, Logits, check_width
@@ -406,6 +406,16 @@ class PagedDecoder(Decoder):
         except ThreadsRefused as error:
             self._check_open()  # a signal handler may have forked this process meanwhile
             raise no_threads(error) from error
+        except MemoryError as error:
+            raise CacheCapacityError(
+                f"the device has no memory left for a step of {len(context.tokens)} tokens",
+                str(error) or "it refused to give more",
+                "compute fewer sequences at a time, or load the model with a smaller context_size or cache_bytes",
+            ) from error
+        except DeviceFailed as error:
+            raise DeviceError(
+                "the device failed in a step", str(error), "load the model again; genai doctor shows what is there"
+            ) from error
 
     @contextmanager
     def _interruptible(self, sequences: Iterable[PagedSequence]) -> Iterator[StepFunction]:

@@ -309,15 +309,16 @@ class ChatSession:
         while True:
             text = self.prompt()
             length = self.llm.tokenizer.too_many_tokens(text, limit)
+            found = f"more than {length}"
             if not length:
                 ids = [*self.llm.encode(text), *reply]
-                length = len(ids)
+                length, found = len(ids), str(len(ids))
                 if length + room <= limit:
                     return text, ids
             if self.on_overflow == "error" or not self._leave_out_more():
                 what = "the conversation" if len(self.messages) > 1 else "the message"
                 raise ContextOverflowError(
-                    f"{what} has {length} tokens",
+                    f"{what} has {found} tokens",
                     f"the context holds {limit}, the reply included",
                     "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
                     "(on_overflow = truncate or shift)",

@@ -11,7 +11,7 @@ from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
-from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, kind_of
+from ..errors import ConfigError, ContextOverflowError, GenaiError, InputError, OptionError, kind_of
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.model import Model
 from ..ort_genai.token_rows import token_row
@@ -39,7 +39,15 @@ class RequestBuilder:
         limit = model.config.search.get("max_length") or model.context_size
         self.context_size = min(model.context_size, limit)
         search = {**generation_defaults(model.folder).sampling, **model.config.search}
-        self.defaults = model_defaults(search, self._config.vocab_size)
+        try:
+            self.defaults = model_defaults(search, self._config.vocab_size)
+            with_defaults(self.defaults, {})
+        except OptionError as error:
+            raise ConfigError(
+                f"{error.what} in the files of the model",
+                error.why,
+                "correct generation_config.json, or what genai_config.json says of it under search",
+            ) from error
         self._guidance = guidance_of(model, tokenizer)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ConfigError, InputError, NotSupportedYetError, did_you_mean
+from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
+from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean
 from ..graph.names import GraphNames
 from . import config_schema
 from .config_schema import Key, Use
@@ -72,6 +73,7 @@ class Config:
         self.ignored_keys = tuple(_check_object("", self.raw, config_schema.ROOT))
         self.model = _model_config(self.raw)
         self.search: dict[str, Any] = dict(self.raw.get("search", {}))
+        _check_search(self.search)
 
     def overlay(self, text: str) -> None:
         """Merge JSON text over the configuration: objects merge, everything else replaces.
@@ -136,17 +138,7 @@ class Config:
         self.providers.clear()
 
     def set_provider_option(self, name: str, key: str, value: str) -> None:
-        """An option of a provider other than the CPU, which would be refused: as long as it is not chosen, no effect.
-
-        Raises:
-            NotSupportedYetError: an option of the CPU; it has none.
-        """
-        if name.lower() in _CPU:
-            raise NotSupportedYetError(
-                f"provider option {name}.{key} = {value!r} is not supported",
-                "no onnxruntime runs here",
-                "choose threads and precision with arguments of Model",
-            )
+        """An option of a provider, without effect: the CPU has none, and others are refused when they are chosen."""
 
     def _hardware(self, provider: str, value: Any = None) -> None:
         """Which device a provider other than the CPU would use: no effect as long as it is not chosen."""
@@ -297,6 +289,17 @@ def _template(block: Mapping[str, Any], name: str, default: str) -> str:
             f"for example {default!r}",
         )
     return value
+
+
+def _check_search(search: Mapping[str, Any]) -> None:
+    for name, value in search.items():
+        if name in SEARCH_OPTIONS and value is not None:
+            try:
+                checked(name, value)
+            except OptionError as error:
+                raise ConfigError(
+                    f"search.{name} = {value!r} in {CONFIG_NAME}", error.why, "correct it there, or remove the key"
+                ) from error
 
 
 def _merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,12 +78,20 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def folder_json(
-    folder: Path, name: str, malformed: type[GenaiError], absent: Callable[[Path], ModelFolderError]
+    folder: Path,
+    name: str,
+    malformed: type[GenaiError],
+    absent: Callable[[Path], ModelFolderError],
+    no_folder: Callable[[Path], ModelFolderError] | None = None,
 ) -> dict[str, Any]:
-    """The JSON object in a folder's file; `absent` makes the error where the folder has no such file."""
+    """The JSON object in a folder's file.
+
+    Args:
+        absent, no_folder: make the errors where the folder has no such file, or is no folder.
+    """
     with readable(folder):
         if not folder.is_dir():
-            raise not_a_folder(folder)
+            raise (no_folder or not_a_folder)(folder)
     text = file_text(folder / name, ModelFolderError, malformed)
     if text is None:
         raise absent(folder)
@@ -122,6 +130,23 @@ def not_a_folder(path: Path) -> ModelFolderError:
         )
     why = "there is no such folder" + ("" if "/" in text else ", and `genai list` has no model of this name")
     return ModelFolderError(f"{text}: not a model folder", why, fix)
+
+
+def not_a_checkpoint(path: Path) -> ModelFolderError:
+    """The error for a path that is no folder, where the folder of a checkpoint is wanted."""
+    if error := from_elsewhere(path, "a checkpoint"):
+        return error
+    is_file = path.is_file()
+    if is_file and (path.suffix.lower() == ".onnx" or path.suffix in _PICKLES):
+        return not_a_folder(path)
+    near = None if is_file else _similar(path) or _similar_name(str(path))
+    return ModelFolderError(
+        f"{path}: not a checkpoint",
+        "it is a file, and no GGUF file" if is_file else "there is no such folder",
+        f"did you mean {near}?" if near else
+        "give a folder downloaded from Hugging Face (config.json and *.safetensors), a GGUF file, or a name as on its "
+        "page, org/name",
+    )  # fmt: skip
 
 
 def no_config(folder: Path) -> ModelFolderError:

@@ -204,15 +204,23 @@ def _text(result: Mapping[str, Any], origin: str) -> str:
     if kind == "size":
         raise _stopped(origin, f"it wrote {message}")
     known = {
-        "syntax": (f"{it} is not valid in line {line}", message, "correct the template, or pass template_str"),
-        "compile": (f"{it} cannot be compiled", message, "simplify the template, or pass template_str"),
+        "syntax": (
+            f"{it} is not valid in line {line}",
+            message,
+            "correct the template, or give template_str in Python",
+        ),
+        "compile": (
+            f"{it} cannot be compiled",
+            message,
+            "simplify the template, or give template_str in Python",
+        ),
         "refusal": (
             f"the chat template refused these messages: {message}",
             f"a rule of {origin}",
             "change the messages as it says",
         ),
     }
-    fix = "check that the messages have the fields it reads, or pass template_str"
+    fix = "check that the messages have the fields it reads, or give template_str in Python"
     raise ChatTemplateError(*known.get(kind, (f"{it} failed: {message}", f"{kind} in line {line}", fix)))
 
 
@@ -251,7 +259,7 @@ def folder_templates(folder: Path) -> dict[str, TemplateSource]:
         raise ChatTemplateError(
             f"{folder}: there is no chat template",
             f"neither {TEMPLATE_NAME} nor chat_template in {CONFIG_NAME} exists; the model may be a base model",
-            "pass template_str, or format the prompt yourself and encode() it",
+            "pass one in Python, as template_str, or give the model a text that is no conversation",
         )
     return named
 
@@ -277,7 +285,7 @@ def _configured_templates(path: Path) -> dict[str, TemplateSource]:
             raise ChatTemplateError(
                 f"{path}: chat_template has an entry of type {type(entry).__name__} that is not a named template",
                 "a text, or a list of objects with name and template, is expected",
-                "correct the file, or pass template_str",
+                "correct the file, or give template_str in Python",
             )
         named[name] = TemplateSource(text, f"{path}, template {name!r}")
     return named

@@ -23,7 +23,6 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_MOST_CHARACTERS = 4 * 2**20
 _MOST_COMPILED = 32
 _LONGEST_MESSAGE = 2000
 _OUT_OF_MEMORY = b'[{"kind": "memory", "message": "", "line": 0}]\n'
@@ -35,9 +34,9 @@ Result = dict[str, Any]
 def serve(cpu_seconds: float, memory_bytes: int) -> None:
     """Answer requests until the input ends.
 
-    A request is a JSON object with `source` (a template), `values` (its variables) and `changes` (a list of variables
-    that replace some of them); the answer is a list with one Result for each change, or with that of the first
-    alone if it failed.
+    A request is a JSON object with `source` (a template), `values` (its variables), `changes` (a list of variables
+    that replace some of them) and `most_characters` (of a prompt); the answer is a list with one Result for each
+    change, or with that of the first alone if it failed.
 
     An empty list comes first, when the process is ready.
 
@@ -93,7 +92,10 @@ def _answer(line: bytes, compiled: dict[str, Template]) -> bytes | None:
     try:
         request = json.loads(line)
         for change in request["changes"]:
-            results.append(_result(request["source"], {**request["values"], **change}, compiled))
+            result = _result(request["source"], {**request["values"], **change}, compiled)
+            if (count := len(result.get("text", ""))) > request["most_characters"]:
+                result = _failure("size", f"{count} characters", 0)
+            results.append(result)
             if "text" not in results[0]:
                 break
         return json.dumps(results).encode() + b"\n"
@@ -122,7 +124,7 @@ def _result(source: str, values: Mapping[str, Any], compiled: dict[str, Template
         raise
     except Exception as error:  # an expression in a template can raise anything
         return _failure(type(error).__name__, str(error), failed_line(error))
-    return {"text": text} if len(text) <= _MOST_CHARACTERS else _failure("size", f"{len(text)} characters", 0)
+    return {"text": text}
 
 
 def _failure(kind: str, message: str, line: int | str) -> Result:

@@ -23,12 +23,28 @@ from genai.kernels.interrupts import InterruptsDeferred, Task, uninterrupted
 from ..errors import ChatTemplateError, InputError
 
 T = TypeVar("T")
+# Of a prompt.
+_MOST_CHARACTERS = 4 * 2**20
 # Some prompts of 4 Mi characters, at most twelve bytes for one that JSON escapes.
 _MOST_ANSWER_BYTES = 2**28
 _PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[3:]; from genai.text.template_server import serve;"
     "serve(float(sys.argv[1]), int(sys.argv[2]))"
 )
+
+
+def _characters(value: Any) -> int:
+    """Characters of all texts in lists and objects."""
+    found, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            found += len(one)
+        elif isinstance(one, Mapping):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,8 +95,15 @@ class TemplateWorker:
             TemplateStopped: it was stopped.
             ChatTemplateError: the process cannot be started.
         """
+        if (count := max(map(_characters, [values, *changes]))) > _MOST_CHARACTERS:
+            raise InputError(
+                f"a conversation of {count:,} characters",
+                f"a prompt has at most {_MOST_CHARACTERS:,} characters, and the context holds less",
+                "shorten the messages",
+            )
         try:
-            request = json.dumps({"source": source, "values": values, "changes": changes}).encode() + b"\n"
+            request = {"source": source, "values": values, "changes": changes, "most_characters": _MOST_CHARACTERS}
+            line = json.dumps(request).encode() + b"\n"
         except (ValueError, RecursionError) as error:
             raise InputError(
                 "messages, tools or variables cannot be passed to a template", str(error), "make them plainer"
@@ -88,7 +111,7 @@ class TemplateWorker:
         with self._lock:
             process = self._running()
             try:
-                answer = self._exchange(process, request)
+                answer = self._exchange(process, line)
                 results: list[dict[str, Any]] = json.loads(answer)
                 if any(result.get("kind") == "memory" for result in results):
                     raise TemplateStopped(f"it needed more than {self.limits.memory_bytes >> 20} MiB of memory")

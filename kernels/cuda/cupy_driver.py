@@ -5,8 +5,8 @@ CuPy's device and stream belong to threads, and ours to whoever calls: so every 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -67,34 +67,48 @@ class CupyDriver:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """What CuPy is asked for inside happens on this device, in this stream."""
-        with self._device, self._stream:
-            yield
+        """What CuPy is asked for inside happens on this device, in this stream.
+
+        Raises:
+            CudaError: in place of CuPy's own errors, but for those of memory.
+        """
+        cuda = self._cupy.cuda
+        try:
+            with self._device, self._stream:
+                yield
+        except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
+            raise CudaError(f"{self.name}: {_line(error)}") from error
 
     def free_bytes(self) -> int:
-        with self._device:
+        with self.here():
             free, _ = self._cupy.cuda.runtime.memGetInfo()
             return int(free) + int(self._cupy.get_default_memory_pool().free_bytes())
 
     def zeros(self, nbytes: int) -> Any:
-        with self._device, self._stream:
+        with self.here():
             return self._cupy.zeros(nbytes, np.uint8)
 
+    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        with self.here():
+            memory = np.frombuffer(self._cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+        memory[:] = 0
+        return memory
+
     def upload(self, array: NDArray[Any]) -> Any:
-        with self._device, self._stream:
+        with self.here():
             return self._cupy.asarray(np.ascontiguousarray(array))
 
     def write(self, target: Any, array: NDArray[Any]) -> None:
-        with self._device, self._stream:
-            target[...] = self._cupy.asarray(np.ascontiguousarray(array))
+        with self.here():
+            target.set(np.ascontiguousarray(array), self._stream)
 
     def download(self, array: Any) -> NDArray[Any]:
-        with self._device, self._stream:
+        with self.here():
             found: NDArray[Any] = self._cupy.asnumpy(array)
             return found
 
     def copy_row(self, rows: Any, source: int, destination: int) -> None:
-        with self._device, self._stream:
+        with self.here():
             rows[destination] = rows[source]
 
     def address(self, array: Any) -> int:
@@ -103,7 +117,7 @@ class CupyDriver:
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         if not kernels:
             return {}
-        with self._device, self._stream:
+        with self.here():
             module = self._cupy.RawModule(code=source_of(kernels), options=OPTIONS)
             try:
                 return {kernel: module.get_function(kernel.name) for kernel in kernels}
@@ -111,8 +125,24 @@ class CupyDriver:
                 raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
-        with self._device, self._stream:
+        with self.here():
             function(grid, (kernel.threads, 1, 1), (arguments,))  # an array of one element goes by value
 
+    def capture(self, work: Callable[[], None]) -> Any:
+        with self.here():
+            self._stream.begin_capture()
+            try:
+                work()
+            except BaseException:
+                with suppress(Exception):  # the stream must not stay in this state
+                    self._stream.end_capture()
+                raise
+            return self._stream.end_capture()
+
+    def launch_graph(self, captured: Any) -> None:
+        with self.here():
+            captured.launch(self._stream)
+
     def synchronize(self) -> None:
-        self._stream.synchronize()
+        with self.here():
+            self._stream.synchronize()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..executor import DeviceFailed
 from .sources import CudaKernel
 
 Grid = tuple[int, int, int]
@@ -16,7 +17,8 @@ Grid = tuple[int, int, int]
 class Driver(Protocol):
     """A device and its one stream: what is asked for happens in order.
 
-    Memory is an array that can be sliced, viewed, reshaped and assigned to, as NumPy's can.
+    Memory is an array that can be sliced, viewed, reshaped and assigned to, as NumPy's can. Whatever is asked for may
+    raise CudaError, also for what went wrong earlier: a GPU tells of it late.
     """
 
     @property
@@ -33,11 +35,21 @@ class Driver(Protocol):
             MemoryError: there is not so much.
         """
 
+    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """Zeroed memory of the host that the device copies from without help, uint8 [nbytes].
+
+        Raises:
+            MemoryError: there is not so much.
+        """
+
     def upload(self, array: NDArray[Any]) -> Any:
         """A copy of a host's array in memory of its own."""
 
     def write(self, target: Any, array: NDArray[Any]) -> None:
-        """Copy a host's array into memory of the same shape and type."""
+        """Copy a host's array into memory of the same shape and type.
+
+        One in `host_memory` must stay as it is until the device has read it; others have been read on return.
+        """
 
     def download(self, array: Any) -> NDArray[Any]:
         """A copy on the host, after everything that was asked for before."""
@@ -58,12 +70,21 @@ class Driver(Protocol):
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         """Start a kernel with its struct, an array of one element."""
 
+    def capture(self, work: Callable[[], None]) -> Any:
+        """What `work` launches, with the arguments of now, as one thing that `launch_graph` starts.
+
+        Nothing runs meanwhile, and `work` asks for nothing else than launches.
+        """
+
+    def launch_graph(self, captured: Any) -> None:
+        """Start what was captured."""
+
     def synchronize(self) -> None:
         """Wait until everything is done that was asked for."""
 
 
-class CudaError(RuntimeError):
-    """A kernel that does not compile, or does not start."""
+class CudaError(DeviceFailed):
+    """A kernel that does not compile, or does not start, or a GPU that failed."""
 
 
 class NoDevice(RuntimeError):

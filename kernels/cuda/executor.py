@@ -20,11 +20,15 @@ from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, bran
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention
 from .driver import Driver
+from .graphs import GraphCache
 from .launches import Counts, Functions, Start
 from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
+
+# Rows of a step that is captured at most.
+_CAPTURED_TOKENS = 64
 
 
 class CudaExecutor:
@@ -118,12 +122,14 @@ class CudaStep:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
         adapters = self._adapters.tables(step)
-        capacity = self._capacity.grown(step, adapters)
+        capacity = (self._capacity or Capacity()).grown(step, adapters)
         if capacity != self._capacity:
-            self._grow(capacity)
+            self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
-        counts["splits"] = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
+        # A power of two: as a sequence grows, its steps seldom become others.
+        splits = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
+        counts["splits"] = min(1 << (splits - 1).bit_length(), capacity.splits)
         counts |= adapters.counts
         self._table.write(step, adapters)
         for name in self._program.given:
@@ -133,12 +139,25 @@ class CudaStep:
         return counts
 
     def start(self, counts: Counts) -> None:
-        """Start all kernels over the step that was prepared last, without waiting for them."""
+        """Start all kernels over the step that was prepared last, without waiting for them.
+
+        Steps of decode rows alone come again and again with the same counts: they are captured.
+        """
+        if counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
+            self._check_cancelled()
+            self._graphs.start(tuple(counts.values()), lambda: self._start_each(counts, int))
+        else:
+            self._start_each(counts, self._check_cancelled)
+
+    def _start_each(self, counts: Counts, before: Callable[[], object]) -> None:
         for start in self._starts:
-            if self._cancelled:
-                self._driver.synchronize()
-                raise StepCancelled
+            before()
             start.start(self._driver, self._functions, counts)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            self._driver.synchronize()
+            raise StepCancelled
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -151,25 +170,20 @@ class CudaStep:
         count = counts["tokens" if type_.per is Per.TOKEN else "logits_rows"]
         return self._driver.download(self._values.places[name].view(count)).reshape(type_.shape)
 
-    def _grow(self, capacity: Capacity) -> None:
-        """Make all launches for larger steps; where there is no memory for that, those for steps as before again."""
-        before = self._capacity
-        try:
-            self._lower(capacity)
-            return
-        except MemoryError as error:
-            why = str(error)  # the error itself holds what was allocated before it
-        self._lower(before)
-        raise MemoryError(why)
-
     def _lower(self, capacity: Capacity) -> None:
-        """Make all launches for steps of at most this size."""
+        """Make all launches for steps of at most this size.
+
+        Where that fails, as for want of memory, the next step begins with the least capacity.
+        """
         program, driver = self._program, self._driver
-        self._starts: list[Start] = []  # give the memory back first
+        # Give the memory back first.
+        self._capacity: Capacity | None = None
+        self._starts: list[Start] = []
         self._functions: Functions = {}
-        self._capacity, self._table = capacity, StepTable(driver, capacity)
+        self._graphs, self._held = GraphCache(driver), list[Any]()
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
+        self._table = StepTable(driver, capacity)
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
         )
@@ -184,6 +198,7 @@ class CudaStep:
         lowering.deltas.settle(lowering)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
+        self._capacity = capacity
 
 
 def _limits(program: RowProgram, layers: Sequence[PagedLayer | None]) -> Limits:

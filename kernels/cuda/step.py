@@ -100,7 +100,7 @@ class StepTable:
             self._first[name], total = total, total + capacity.tokens
         self._first["logits_rows"], total = total, total + capacity.logits_rows
         self._first["tables"], total = total, total + capacity.sequences * capacity.blocks
-        self._host = np.zeros(total, np.int32)
+        self._host = driver.host_memory(4 * total).view(np.int32)
         self._memory = driver.zeros(4 * total).view(np.int32)
 
     def address(self, name: str) -> int:
@@ -115,6 +115,7 @@ class StepTable:
 
     def write(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> None:
         """Copy the numbers of a step into device memory."""
+        self._driver.synchronize()  # the numbers of the step before have been copied
         sequence_of = np.repeat(np.arange(len(step.context_lens)), np.diff(step.cu_seqlens_q))
         parts: dict[str, NDArray[Any]] = {
             "adapters": adapters.numbers,

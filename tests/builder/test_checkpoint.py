@@ -168,7 +168,9 @@ def test_size_is_known_before(name: str, precision: Any, golden: Any, letter_tok
 
 
 def test_not_a_folder(tmp_path: Path) -> None:
-    refuse(tmp_path / "nowhere", ModelFolderError, "there is no such folder")
+    refuse(tmp_path / "nowhere", ModelFolderError, "nowhere: not a checkpoint")
+    (tmp_path / "notes.txt").write_text("?")
+    refuse(tmp_path / "notes.txt", ModelFolderError, "notes.txt: not a checkpoint")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"llama"', "[" * 100_000, "\x00"])

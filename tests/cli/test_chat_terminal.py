@@ -58,6 +58,24 @@ def test_help_and_unknown_commands(terminal: Open) -> None:
     assert one.exit_code() == 0
 
 
+def test_what_stands_in_quotes_is_a_message(terminal: Open) -> None:
+    """Also what would be a command, or a farewell; and so it is edited."""
+    one = chat(terminal, "-n", "4", "--ignore-eos")
+    one.enter('"""/stats"""', "tok/s")
+    one.enter('"""exit"""', "tok/s")
+    one.enter("/tokens", "exit")
+    one.type("/edit\r")
+    one.wait_for('>>> """exit"""')
+    one.type("\x03")
+    one.enter("/undo", r"\(taken back: /stats\)")
+    one.type('"""\r/bye\r"""\r')
+    one.wait_for("tok/s")
+    one.enter("/set json-schema /no/such/file", "/no/such/file.*\n.*why")
+    one.enter("/set logit-bias 5=abc", "ID=NUMBER")
+    one.type("exit\r")
+    assert one.exit_code() == 0
+
+
 def test_settings(terminal: Open) -> None:
     one = chat(terminal, "--temperature", "0.5")
     assert re.search(r"\* temperature +0.5\n", one.enter("/set", "none, or no limit"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from genai.cli.chat.command import show_reply
 from genai.cli.terminal import Voice
-from genai.text.parsing import ReplySplitter
+from genai.errors import InputError
+from genai.text.parsing import Event, ReplySplitter, Text
 
 
 def shown(text: str, parser: str, capsys: pytest.CaptureFixture[str], *, markdown: bool = False) -> tuple[str, str]:
@@ -43,3 +46,14 @@ def test_quiet_hides_reasoning(capsys: pytest.CaptureFixture[str]) -> None:
     events = splitter.feed("<think>hm</think>yes") + splitter.finish()
     show_reply(iter(events), Voice(quiet=True), markdown=False)
     assert capsys.readouterr() == ("yes\n", "")
+
+
+def test_a_reply_that_never_begins_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def events(*first: Event) -> Iterator[Event]:
+        yield from first
+        raise InputError("no reply", "it was refused", "ask for something else")
+
+    for begun in ((), (Text("It"),)):
+        with pytest.raises(InputError):
+            show_reply(events(*begun), Voice(), markdown=False)
+        assert capsys.readouterr().out == ("It\n" if begun else "")

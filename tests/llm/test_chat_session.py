@@ -39,6 +39,8 @@ def test_a_full_context_is_an_error_by_default(small: genai.LLM) -> None:
     chat.ask(STORY)
     chat.ask(STORY)
     messages = list(chat.messages)
+    with pytest.raises(ContextOverflowError, match=r"^the message has more than"):
+        ChatSession(small).ask("word " * 20_000)
     with pytest.raises(ContextOverflowError, match="the context holds 192"):
         chat.ask(STORY * 5)
     assert chat.messages == messages

@@ -11,7 +11,7 @@ import pytest
 
 import genai
 from genai.engine.sampling.params import model_defaults, with_defaults
-from genai.errors import NotSupportedYetError, OptionError
+from genai.errors import ConfigError, NotSupportedYetError, OptionError
 
 GREEDY = {"do_sample": False, "temperature": 0.7, "top_k": 50, "top_p": 0.9}
 DRAWS = {"do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": 0.9}
@@ -105,6 +105,17 @@ def test_llm_params_says_what_a_request_would_have(llm: genai.LLM) -> None:
     assert llm.params(own, top_k=4) == genai.SamplingParams(temperature=0.3, top_k=4)
     with pytest.raises(OptionError):
         llm.params(own, temprature=1)
+
+
+def test_defaults_out_of_range_are_the_model_s_fault(bundled_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(bundled_folder, tmp_path / "model")
+    config = json.loads((folder / "genai_config.json").read_text())
+    (folder / "genai_config.json").write_text(json.dumps({**config, "search": {}}))
+    for text, named in (('{"do_sample": true, "top_p": 7}', "top_p = 7"), ('{"do_sample": true, "min_p": 3}', "min_p")):
+        (folder / "generation_config.json").write_text(text)
+        with pytest.raises(ConfigError, match=f"^{named}.* in the files of the model") as caught:
+            genai.LLM(folder)
+        assert "generation_config.json" in caught.value.fix
 
 
 def test_generation_config_speaks_where_the_search_block_is_silent(bundled_folder: Path, tmp_path: Path) -> None:

@@ -85,6 +85,15 @@ def test_ordinary_conversations_may_be_long(bundled_folder: Path) -> None:
     assert content in tokenizer.chat_prompt([{"role": "user", "content": content}])
 
 
+def test_too_long_conversations_never_reach_the_template(worker: TemplateWorker) -> None:
+    """Keys, and what is nested, count; each of several conversations may have as many characters."""
+    with pytest.raises(InputError, match=r"a conversation of 4,200,003 characters") as caught:
+        worker.render("{{ x }}", {}, [{"x": "short"}, {"x": [{"y": "a" * 4_200_000, "z": 1}]}])
+    assert caught.value.why and caught.value.fix == "shorten the messages"
+    long = [{"x": "a" * 4_000_000}] * 2
+    assert [len(one["text"]) for one in worker.render("{{ x }}", {}, long)] == [4_000_000] * 2
+
+
 def test_one_process_serves_many_requests_and_threads(worker: TemplateWorker) -> None:
     text(worker, "warm")
     pid = worker.pid

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +47,7 @@ def fault_of_node(node: onnx.NodeProto, graph: Graph, ours: Any, theirs: list[An
         return "open: the sign of NaN; onnxruntime gives NaN for float32 and 0 for float16"
     if node.op_type in _SUMMING and any(value.dtype.kind in "iu" for value in arrays):
         return _OVERFLOW if any(np.abs(value.astype(float)).max(initial=0) > 100 for value in arrays) else ""
-    reason = _fault(node, graph, arrays, attributes, theirs)
+    reason = _fault(node, graph, arrays, attributes, theirs) or _as_defined(node.op_type, arrays, attributes, ours)
     if not reason and any((np.abs(value) > 1e20).any() for value in floats):
         return _INFINITE
     return reason
@@ -82,6 +85,46 @@ def _fault_of_resize(arrays: list[Any], attributes: dict[str, Any], theirs: Any)
     if x.dtype.kind in "iu" and attributes["mode"] != b"nearest":
         return "open: ONNX does not say how weighted averages become integers"
     return ""
+
+
+def _as_defined(operator: str, arrays: list[Any], attributes: dict[str, Any], ours: list[Any]) -> str:
+    """What onnxruntime loses by rounding, where our result is the definition's, computed in float64 or in fractions."""
+    if operator == "InstanceNormalization":
+        x, scale, bias = (array.astype(np.float64) for array in arrays)
+        axes, sizes = tuple(range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+        deviation = np.sqrt(x.var(axis=axes, keepdims=True) + attributes.get("epsilon", 1e-5))
+        exact = (x - x.mean(axis=axes, keepdims=True)) / deviation * scale.reshape(sizes) + bias.reshape(sizes)
+        if np.allclose(ours[0], exact, 1e-4, 1e-6):
+            return "InstanceNormalization: 'scale * (x - mean) / sqrt(variance + epsilon) + B', where x - mean is 0"
+    if (
+        operator == "Resize"
+        and attributes["mode"] == b"nearest"
+        and np.array_equal(ours[0], _nearest(arrays, attributes))
+    ):
+        return "Resize: nearest at 'x_original', which is a whole number, or a half, before it is rounded"
+    return ""
+
+
+def _nearest(arrays: list[Any], attributes: dict[str, Any]) -> Any:
+    """Resize to `sizes` in exact arithmetic; None for what is not computed here."""
+    found, sizes = arrays[0], arrays[-1]
+    where = attributes.get("coordinate_transformation_mode", b"half_pixel")
+    plain = where in (b"half_pixel", b"half_pixel_symmetric", b"asymmetric") and "axes" not in attributes
+    if not plain or sizes.dtype.kind != "i" or attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        return None
+    half = Fraction(0) if where == b"asymmetric" else Fraction(1, 2)
+    whole: dict[bytes, Callable[[Fraction], int]] = {
+        b"round_prefer_floor": lambda at: math.ceil(at - Fraction(1, 2)),
+        b"round_prefer_ceil": lambda at: math.floor(at + Fraction(1, 2)),
+        b"floor": math.floor,
+        b"ceil": math.ceil,
+    }
+    chosen = whole[attributes.get("nearest_mode", b"round_prefer_floor")]
+    for axis, (size, new) in enumerate(zip(arrays[0].shape, sizes.tolist(), strict=True)):
+        if size != new:
+            places = [chosen((index + half) * size / new - half) for index in range(new)]
+            found = found.take(np.clip(places, 0, size - 1), axis)
+    return found
 
 
 def _cancels(values: Any) -> bool:

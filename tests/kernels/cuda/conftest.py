@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
+import genai
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.model import loading
+
 from .host_driver import COMPILER, HostDriver
+from .programs import Load
 
 GPU = os.environ.get("GENAI_CUDA_DEVICE", "")
 ON_A_GPU = ("test_rows", "test_attention", "test_decoder", "test_low_rank")
@@ -39,3 +44,15 @@ def driver() -> Any:
     from .gpu_driver import GpuDriver
 
     return GpuDriver(int(GPU))
+
+
+@pytest.fixture
+def load(driver: HostDriver, bundled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Loads a model on that device, the bundled one if none is named."""
+    monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, threads))
+
+    def loaded(folder: Path = bundled_folder, **options: object) -> genai.Model:
+        sizes = {"context_size": 256, "cache_bytes": 4 << 20}
+        return genai.Model(folder, quiet=True, **sizes | options)  # type: ignore[arg-type]
+
+    return loaded

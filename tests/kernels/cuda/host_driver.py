@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from genai.kernels.cuda.sources import CudaKernel, source_of
 
 SHIM = Path(__file__).with_name("host_shim.h")
 COMPILER = shutil.which("g++")
-FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off", "-Wno-unknown-pragmas"]
+FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off", "-Wno-unknown-pragmas"]
 FLAGS += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
 _FOLDER = Path(tempfile.gettempdir()) / "genai-cuda-on-host"
 # Bytes before and behind every array: NaN as floats, and never written.
@@ -62,22 +62,34 @@ class HostDriver:
     Attributes:
         order: in which the threads of a block run: 0 forwards, 1 backwards, others shuffle them.
         flags: further ones of the compiler.
-        launched: names of the kernels that were started, in order.
+        launched: names of the kernels that were started, in order. graphs_launched: how many graphs were.
+        room: the most bytes that one array may have; None = any number. allocated: bytes that were ever asked for.
     """
 
     order: int = 0
     flags: tuple[str, ...] = ()
     name: str = "a host that emulates a GPU"
     launched: list[str] = field(default_factory=list)
+    graphs_launched: int = 0
+    room: int | None = None
+    allocated: int = 0
+    _captured: list[Any] | None = None
     _guarded: list[tuple[weakref.ref[Any], Any]] = field(default_factory=list)
 
     def zeros(self, nbytes: int) -> NDArray[np.uint8]:
+        self._outside_of_a_capture()
+        self.allocated += nbytes
+        if self.room is not None and nbytes > self.room:
+            raise MemoryError(f"{nbytes} bytes are not there")
         memory = np.zeros(nbytes + 3 * _GUARD, np.uint8)
         first = _GUARD + -memory.ctypes.data % _GUARD
         inside = memory[first : first + nbytes]
         memory[:first] = memory[first + nbytes :] = 0xFF
         self._guarded.append((weakref.ref(memory), (first, first + nbytes)))
         return inside
+
+    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros(nbytes, np.uint8)
 
     def upload(self, array: NDArray[Any]) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
@@ -86,12 +98,15 @@ class HostDriver:
         return copy
 
     def write(self, target: NDArray[Any], array: NDArray[Any]) -> None:
+        self._outside_of_a_capture()
         target[...] = array
 
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
+        self._outside_of_a_capture()
         return array.copy()
 
     def copy_row(self, rows: NDArray[Any], source: int, destination: int) -> None:
+        self._outside_of_a_capture()
         rows[destination] = rows[source]
 
     def free_bytes(self) -> int:
@@ -110,12 +125,28 @@ class HostDriver:
         return functions
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+        if self._captured is not None:  # arguments are copied here, as CUDA does
+            self._captured.append((function, kernel, grid, arguments.copy()))
+            return
         self.launched.append(kernel.name)
         sizes, threads = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(kernel.threads, 1, 1)
         error = function(sizes, threads, self.order, ctypes.c_void_p(arguments.ctypes.data))
         if error:
             raise LaunchError(f"{kernel.name}: {error.decode()}")
         self.check()
+
+    def capture(self, work: Callable[[], None]) -> Any:
+        self._captured = captured = []
+        try:
+            work()
+        finally:
+            self._captured = None
+        return captured
+
+    def launch_graph(self, captured: Any) -> None:
+        self.graphs_launched += 1
+        for launch in captured:
+            self.launch(*launch)
 
     def check(self) -> None:
         """Raise LaunchError if something was written before or behind an array that is still held."""
@@ -125,4 +156,9 @@ class HostDriver:
                 raise LaunchError("memory was written out of bounds")
 
     def synchronize(self) -> None:
-        pass
+        self._outside_of_a_capture()
+
+    def _outside_of_a_capture(self) -> None:
+        """While launches are captured there is nothing but launches."""
+        if self._captured is not None:
+            raise LaunchError("something else than a launch was asked for while launches are captured")

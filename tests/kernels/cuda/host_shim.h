@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <random>
 #include <string>
@@ -109,7 +108,7 @@ struct Thread {
   const uint64_t* waits_for = nullptr;  // until this is another number than `seen`
   uint64_t seen = 0;
   const char* where = "";
-  std::deque<Copy> copies;
+  std::vector<Copy> copies;
 };
 
 // Where lanes of a warp meet: each leaves a value, and reads those of the others when all are there.
@@ -121,7 +120,8 @@ struct Meeting {
 };
 
 struct Warp {
-  std::map<unsigned, Meeting> meetings;  // by mask
+  Meeting everyone;
+  std::map<unsigned, Meeting> meetings;  // of some lanes, by mask
   unsigned exited = 0;
   float a[16][16], b[16][8];  // of an emulated tensor core
 };
@@ -169,9 +169,11 @@ inline void check_guards() {
       if (memory[i] != 0xff || memory[memory.size() - 1 - i] != 0xff) fail("shared memory was written out of bounds");
 }
 
+inline bool same(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
+
 inline void barrier(const char* where) {
   if (block->live != block->count) fail(std::string(where) + ": threads of the block have ended already");
-  if (block->at_barrier && std::strcmp(block->barrier, where) != 0)
+  if (block->at_barrier && !same(block->barrier, where))
     fail(std::string("threads of the block meet at different barriers: ") + where + " and " + block->barrier);
   block->barrier = where;
   const uint64_t seen = block->barriers;
@@ -181,10 +183,10 @@ inline void barrier(const char* where) {
 
 inline const uint64_t* meet(unsigned mask, uint64_t value, const char* operation) {
   Warp& warp = block->warps[thread->warp];
-  Meeting& own = warp.meetings[mask];
+  Meeting& own = mask == ~0u ? warp.everyone : warp.meetings[mask];
   if (!(mask >> thread->lane & 1)) fail(std::string(operation) + ": the lane is not in its own mask");
   if (mask & warp.exited) fail(std::string(operation) + ": a lane in the mask has ended");
-  if (own.arrived && std::strcmp(own.operation, operation) != 0)
+  if (own.arrived && !same(own.operation, operation))
     fail(std::string("lanes meet in different operations: ") + operation + " and " + own.operation);
   own.operation = operation;
   const uint64_t seen = own.times;
@@ -210,7 +212,9 @@ inline void thread_entry() {
 constexpr size_t STACK = 64 << 10;
 
 inline void run_block(const std::vector<unsigned>& order, const std::vector<char*>& stacks) {
-  for (unsigned i = 0; i < block->count; ++i) block->threads[i].fiber.prepare(stacks[i], STACK, thread_entry);
+  // Where all stacks begin at the same place of a page they share a few lines of the processor's cache.
+  for (unsigned i = 0; i < block->count; ++i)
+    block->threads[i].fiber.prepare(stacks[i], STACK - i % 128 * 320, thread_entry);
   for (bool left = true; left && block->error.empty();) {
     bool progress = false;
     left = false;
@@ -328,10 +332,12 @@ inline void wait_groups(int pending) {
   auto& copies = thread->copies;
   int groups = 0;
   for (const Copy& copy : copies) groups += copy.to == nullptr;
-  for (; groups > pending; copies.pop_front()) {
-    if (copies.front().to) std::memcpy(copies.front().to, copies.front().from, 16);
+  size_t done = 0;
+  for (; groups > pending; ++done) {
+    if (copies[done].to) std::memcpy(copies[done].to, copies[done].from, 16);
     else --groups;
   }
+  copies.erase(copies.begin(), copies.begin() + done);
 }
 
 }  // namespace shim

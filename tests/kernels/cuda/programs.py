@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import genai
 from genai.kernels.executor import StepContext
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
 from genai.kernels.records import BlockWeight, Record, RowProgram, RowsType, Weight
 from genai.kernels.weight_formats import pack_bits
 
 Arrays = dict[str, NDArray[Any]]
+# The fixture `load`.
+Load = Callable[..., genai.Model]
 
 
 class MadeUpConstants:

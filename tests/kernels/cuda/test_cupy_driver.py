@@ -25,14 +25,26 @@ Broken = Callable[..., Any]
 
 
 class Array(np.ndarray):  # type: ignore[type-arg]
-    """An array whose `data` has an address, as CuPy's has."""
+    """An array whose `data` has an address, and which is set from the host, as CuPy's."""
 
     @property
     def data(self) -> Any:  # type: ignore[override]
         return SimpleNamespace(ptr=self.ctypes.data)
 
+    def set(self, array: np.ndarray, stream: Stream) -> None:  # type: ignore[type-arg]
+        assert self.flags.c_contiguous and array.dtype == self.dtype and array.shape == self.shape
+        self[...] = array
+
 
 class CompileException(Exception):
+    """As CuPy names it."""
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy names it."""
+
+
+class CUDADriverError(RuntimeError):
     """As CuPy names it."""
 
 
@@ -53,6 +65,10 @@ class RawModule:
         def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
             (struct,) = arguments
             assert isinstance(struct, np.ndarray) and struct.size == 1  # which goes by value
+            if Stream.captured is not None:
+                copy = struct.copy()
+                Stream.captured.append(lambda: launch(grid, block, (copy,)))
+                return
             address = ctypes.c_void_p(struct.ctypes.data)
             error = function((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), 0, address)
             if error:
@@ -77,15 +93,36 @@ class Context:
         pass
 
 
+class Stream(Context):
+    """Launches that are captured are kept, and started by the graph."""
+
+    captured: list[Callable[[], None]] | None = None
+
+    def begin_capture(self) -> None:
+        Stream.captured = []
+
+    def end_capture(self) -> Any:
+        launches, Stream.captured = Stream.captured, None
+        assert launches is not None
+
+        def launch(stream: Stream) -> None:
+            for one in launches:
+                one()
+
+        return SimpleNamespace(launch=launch)
+
+
 def fake_cupy(**changes: Any) -> Any:
     """As much of CuPy as the driver uses; `changes` are of its runtime and compiler."""
     runtime = SimpleNamespace(
         getDeviceCount=changes.get("count", lambda: 1),
         getDeviceProperties=lambda index: {"name": b"a made-up GPU"},
-        memGetInfo=lambda: (1 << 30, 1 << 31),
+        memGetInfo=changes.get("memory", lambda: (1 << 30, 1 << 31)),
+        CUDARuntimeError=CUDARuntimeError,
     )
     cuda = SimpleNamespace(
-        runtime=runtime, nvrtc=SimpleNamespace(getVersion=changes.get("version", lambda: (13, 0))), Stream=Context,
+        runtime=runtime, nvrtc=SimpleNamespace(getVersion=changes.get("version", lambda: (13, 0))), Stream=Stream,
+        driver=SimpleNamespace(CUDADriverError=CUDADriverError), alloc_pinned_memory=bytearray,
         compiler=SimpleNamespace(CompileException=CompileException),
         Device=lambda index: Context(compute_capability=changes.get("capability", "90")),
     )  # fmt: skip
@@ -157,3 +194,21 @@ def test_a_kernel_that_does_not_compile_is_shown(driver: HostDriver, monkeypatch
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
     with pytest.raises(CudaError, match=r"do not compile on a made-up GPU(.|\n)*nothing_of_the_kind"):
         open_driver().load([CudaKernel("norm.cu", "nothing_of_the_kind", "NormArguments", 256)])
+
+
+def test_what_raises_in_a_capture_ends_it(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    with pytest.raises(ZeroDivisionError):
+        open_driver().capture(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert Stream.captured is None
+
+
+@pytest.mark.parametrize("kind", [CUDARuntimeError, CUDADriverError])
+def test_errors_of_cupy_become_ours(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    def lost() -> None:
+        raise kind("cudaErrorECCUncorrectable: uncorrectable ECC error encountered\nmore")
+
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(memory=lost))
+    with pytest.raises(CudaError, match=r"^a made-up GPU: CUDA.*: cudaErrorECCUncorrectable: uncorrectable") as raised:
+        open_driver().free_bytes()
+    assert "more" not in str(raised.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,17 @@ import numpy as np
 import pytest
 
 import genai
-from genai.errors import CacheCapacityError, UnsupportedModelError
+from genai.errors import CacheCapacityError, DeviceError, UnsupportedModelError
+from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.records import Product
-from genai.model import loading
+from genai.kernels.cuda.weights import DeviceMatrix
+from genai.kernels.records import Product, weights_of
+from genai.measure import model_info
 from genai.model.folders import bundled_adapter
 
+from ...drawing import Draw
 from .host_driver import HostDriver
-
-Load = Callable[..., genai.Model]
-
-
-@pytest.fixture
-def load(driver: HostDriver, bundled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """The bundled model on the emulated GPU."""
-    monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, threads))
-
-    def loaded(**options: object) -> genai.Model:
-        return genai.Model(bundled_folder, context_size=256, cache_bytes=4 << 20, quiet=True, **options)
-
-    return loaded
+from .programs import Load
 
 
 @pytest.mark.parametrize("accuracy", ["fp32", "int8"])
@@ -53,6 +43,28 @@ def test_logits_and_tokens_are_the_reference_s(load: Load, bundled_folder: Path)
         assert ours.token_ids == theirs.token_ids
         pairs = [(a.logprob, b.logprob) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)]
         assert np.allclose(*zip(*pairs, strict=True), atol=2e-5)
+
+
+PROMPTS = (
+    "What is 12 + 7?", "What is 47 + 38?", "What is 9 times 6?", "What is the capital of France?", "Count to five.",
+    "Say hello.", "My name is Nora.", "What colour is the sky?", "Write a short poem about the sea.", "Who are you?",
+    "What day comes after Monday?", "Tell me a joke.", "How many legs has a spider?", "Spell the word cat.",
+    "Which is larger, 17 or 71?", "Thank you!", "Name three fruits.", "What is the opposite of hot?", "Good night.",
+    "Repeat after me: one two three.",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_twenty_prompts_give_the_reference_s_tokens(load: Load, bundled_folder: Path, draw: Draw) -> None:
+    """32 tokens each, also behind the ends of answers; the sequences of a run are computed together."""
+    prompts = [prompt for prompt in PROMPTS if prompt in draw.part(PROMPTS, 4)]
+    options = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    with genai.LLM(bundled_folder, device="reference", context_size=256) as llm:
+        expected = llm.generate([llm.render(prompt) for prompt in prompts], **options)
+    with load(accuracy="fp32") as model, genai.LLM(model) as llm:
+        found = llm.generate([llm.render(prompt) for prompt in prompts], **options)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert {len(one.token_ids) for one in found} == {32}
 
 
 def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) -> None:
@@ -128,3 +140,37 @@ def test_an_adapter_that_does_not_fit_is_refused_and_the_model_goes_on(
         assert llm.chat(question, temperature=0).text == "19"
         llm.load_adapter(bundled_adapter("words"), "words")
         assert llm.chat(question, temperature=0, adapter="words").text == "19, nineteen"
+
+
+def test_what_a_model_needs_on_a_device_is_said_before_it_is_loaded(
+    load: Load, driver: HostDriver, bundled_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_info, "open_executor", lambda device: CudaExecutor(driver, 1))
+    memory = model_info.describe(bundled_folder, context_size=256, device="cuda")["memory"]
+    assert memory["device"] == "cuda" and memory["available_bytes"] == driver.free_bytes()
+    assert memory["mapped_weight_bytes"] == 0 and memory["fits"]
+    with load(cache_bytes=memory["cache_bytes"]) as model:
+        assert driver.allocated - memory["cache_bytes"] <= memory["loaded_weight_bytes"] + memory["activation_bytes"]
+        held = sum(matrix.nbytes for matrix in matrices_of(model))
+        # The others are constants: norms, rotary tables.
+        assert 0.8 * memory["loaded_weight_bytes"] < held <= memory["loaded_weight_bytes"]
+
+
+def matrices_of(model: genai.Model) -> list[DeviceMatrix]:
+    """The weights in device memory."""
+    executor, program = model.decoder.executor, model.decoder.program
+    assert isinstance(executor, CudaExecutor)
+    weights = {weight for record in program.records for weight in weights_of(record)}
+    return [executor._weights.matrix(weight, program.constants) for weight in weights]
+
+
+def test_a_kernel_that_does_not_compile_is_no_fault_of_the_model(
+    load: Load, driver: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(kernels: object) -> None:
+        raise CudaError("kernels do not compile on GPU 0: nvrtc: error: invalid value for --gpu-architecture")
+
+    monkeypatch.setattr(driver, "load", refused)
+    with pytest.raises(DeviceError, match="gpu-architecture") as raised:
+        load()
+    assert "while the model was loaded" in raised.value.what

@@ -250,6 +250,19 @@ def test_launches_may_be_larger_than_the_step(driver: HostDriver) -> None:
             assert np.array_equal(ours._result(name, counts).reshape(array.shape), array), name
 
 
+def test_captured_steps_take_other_adapters(driver: HostDriver) -> None:
+    """A step that comes for the third time is a graph, whichever adapters its rows go through, or none."""
+    both, mixes = Both(driver), [[[(0, 1.0)], []], [[(0, -2.0)], []], [[], [(0, 0.5)]], [[(0, 1.0)], []]]
+    both.ours.run(step_with([[(0, 1.0), (1, 1.0)], [(0, 1.0)]], [1, 1], both.loaded), both.rows(2))  # large enough
+    found = [both.run(mix, [1, 1]) for mix in mixes]
+    assert len(both.ours._graphs.graphs) == 1
+    alone = [both.run(mix, [1], only=np.array([row])) for mix, row in (([[(0, -2.0)]], 0), ([[(0, 0.5)]], 1))]
+    for name, rows in found[0].items():
+        assert np.array_equal(rows, found[3][name])
+        assert np.array_equal(alone[0][name][0], found[1][name][0])
+        assert np.array_equal(alone[1][name][0], found[2][name][1]), name
+
+
 def test_tables_are_made_once_for_equal_steps(driver: HostDriver) -> None:
     both = Both(driver)
     tables = StepAdapters.of(both.program)
