@@ -26,10 +26,10 @@ from genai.kernels.cuda.cupy_driver import open_driver
 from genai.kernels.cuda.driver import NoDevice
 from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.executor import StepContext
+from genai.kernels.executor import Factors, StepContext
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
-from genai.kernels.records import Attention, Branch, Product, Record
-from tests.kernels.cuda.programs import MadeUpConstants, program, step_of
+from genai.kernels.records import Attention, Branch, Delta, LowRank, Product, Record
+from tests.kernels.cuda.programs import MadeUpConstants, program, step_of, with_adapters
 
 ROOT = Path(__file__).resolve().parent.parent
 # Shares of what the GPU can do at most that kernels should reach: of its copy bandwidth, and of its matmul.
@@ -207,6 +207,34 @@ def attention(day: Day) -> Iterator[Row]:
             }  # fmt: skip
 
 
+def adapters(day: Day) -> Iterator[Row]:
+    """What adapters of rank 16 add to a step: rows with one of their own each, and a prompt with one."""
+    rng, (outputs, columns), places = np.random.default_rng(0), day.sizes.matrices[0], range(day.sizes.copies)
+    constants, rank = MadeUpConstants(), 16
+    weights = [constants.block_weight(rng, outputs, 32, bits=8) for _ in places]
+    records: list[Record] = []
+    for place, weight in zip(places, weights, strict=True):
+        records.append(LowRank("x", place, f"h{place}"))
+        records.append(Product("small", Branch(weight, delta=Delta(f"h{place}", place)), f"y{place}", True))
+    widths = {"x": columns, "small": 32} | {f"y{place}": outputs for place in places}
+    executor = CudaExecutor(day.driver, 1)
+    step = executor.compile(program(records, widths, constants, []))
+    shapes = (rank, columns), (outputs, rank)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in shapes)
+    for tokens, prefill in [*((count, 0) for count in day.sizes.tokens), *((count, 1) for count in day.sizes.prompts)]:
+        counts = [tokens] if prefill else [1] * tokens
+        given = {name: np.ones((tokens, widths[name]), np.float32) for name in ("x", "small")}
+        loaded = [executor.load_adapter([[Factors(0, a, b)] for _ in places]) for _ in counts]
+        which, taken = step_of(counts, counts, prefill=prefill), []
+        for mixes in ([[(number, 1.0)] for number in range(len(counts))], [[]] * len(counts)):
+            made = step.prepare(with_adapters(which, loaded, mixes), given)
+            taken.append(day.seconds(lambda made=made: step.start(made)))  # type: ignore[misc]
+        seconds = max(taken[0] - taken[1], 1e-9)
+        rate = sum(one.nbytes for one in loaded) / seconds
+        row: Row = {"what": f"adapters of rank {rank}, {outputs} x {columns}", "rows": tokens}
+        yield row | {"us": seconds / len(places) * 1e6} | ({} if prefill else {"GB/s": rate / 1e9})
+
+
 def models(day: Day) -> Iterator[Row]:
     """`genai bench decode` of the bundled model and of those that were named, on the GPU."""
     for model in (None, *day.models):
@@ -218,7 +246,7 @@ def models(day: Day) -> Iterator[Row]:
         yield {"what": f"decode, {name}", "value": json.loads(done.stdout)}
 
 
-STAGES = (facts, compiled, checked, products, attention, models)
+STAGES = (facts, compiled, checked, products, attention, adapters, models)
 
 
 # --- the day ---------------------------------------------------------------------------------------------------------

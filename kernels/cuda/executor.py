@@ -16,7 +16,8 @@ from ..cpu.sampling import CpuSampler
 from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
 from ..host.arrays import Threads
-from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
+from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, branches, weights_of
+from .adapters import StepAdapters, load_adapter
 from .attention import check_attention
 from .driver import Driver
 from .graphs import GraphCache
@@ -71,7 +72,7 @@ class CudaExecutor:
         raise UnsupportedRecord(f"CUDA has no function of arrays for {type(record).__name__}")
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> DeviceAdapter:
-        raise UnsupportedRecord("CUDA has no kernels for adapters")
+        return load_adapter(self.driver, factors)
 
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
         return self._weights.matrix(weight, constants).nbytes
@@ -91,6 +92,8 @@ def check_part(part: Record | HostNode, layers: Sequence[PagedLayer | None]) -> 
     """Raise UnsupportedRecord, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
         raise UnsupportedRecord(f"CUDA has no kernels for the operator {part.op_type}")
+    if isinstance(part, records.Experts) and any(branch.delta for branch in branches(part)):
+        raise UnsupportedRecord("CUDA has no kernels for adapters of experts")
     if not knows(part):
         raise UnsupportedRecord(f"CUDA does not know records of the kind {type(part).__name__}")
     for weight in weights_of(part):
@@ -106,7 +109,7 @@ class CudaStep:
         self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver
     ) -> None:
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
-        self._limits = _limits(program, layers)
+        self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
         self._cancelled = False
         self._lower(Capacity())
 
@@ -118,7 +121,8 @@ class CudaStep:
     def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
-        capacity = (self._capacity or Capacity()).grown(step)
+        adapters = self._adapters.tables(step)
+        capacity = (self._capacity or Capacity()).grown(step, adapters)
         if capacity != self._capacity:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
@@ -126,7 +130,8 @@ class CudaStep:
         # A power of two: as a sequence grows, its steps seldom become others.
         splits = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
         counts["splits"] = min(1 << (splits - 1).bit_length(), capacity.splits)
-        self._table.write(step)
+        counts |= adapters.counts
+        self._table.write(step, adapters)
         for name in self._program.given:
             rows = self._values.places[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
@@ -187,8 +192,10 @@ class CudaStep:
         for name in program.given:
             self._values.make(name)
         for record in program.records:
+            lowering.deltas.before(lowering, record.inputs)
             lower(record, lowering)
             self._values.done(record.inputs, record.outputs)
+        lowering.deltas.settle(lowering)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
         self._capacity = capacity

@@ -14,6 +14,7 @@ from ..records import Constants, Ids, Per
 from .attention import AttentionLaunch, store_kernel
 from .driver import Driver, Grid
 from .launches import Counts, Launch, Start, bind
+from .low_rank import Deltas, shrink
 from .memory import DeviceRows, Values
 from .products import product
 from .sources import CudaKernel
@@ -39,7 +40,7 @@ class CudaLowering:
 
     Attributes:
         layers: per cache layer its pages, in device memory.
-        starts: the launches. held: memory besides that of values.
+        starts: the launches. held: memory besides that of values. deltas: what adapters are still to add.
     """
 
     driver: Driver
@@ -51,6 +52,7 @@ class CudaLowering:
     capacity: Capacity
     starts: list[Start] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
+    deltas: Deltas = field(default_factory=Deltas)
     _workspace: Any = None
 
     def launch(self, kernel: CudaKernel, per: Per, grid: Any, **given: Any) -> None:
@@ -259,6 +261,11 @@ def _norm(record: records.Norm, at: CudaLowering) -> None:
 
 
 @lower.register
+def _low_rank(record: records.LowRank, at: CudaLowering) -> None:
+    shrink(at, record)
+
+
+@lower.register
 def _product(record: records.Product, at: CudaLowering) -> None:
     product(at, record.x, record.branch, at.values.make(record.out), exact=record.exact)
 
@@ -269,6 +276,7 @@ def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
     gate, key = at.values.temporary(out.width, out.per)
     product(at, record.x, record.gate, gate, exact=record.exact)
     product(at, record.x, record.up, out, exact=record.exact)
+    at.deltas.settle(at)
     _apply(at, record.activation, gate, out, out)
     at.values.release(key)
 

@@ -107,6 +107,13 @@ class Values:
             fill(buffer.memory)
         return self._found[key][0]
 
+    def hold(self, memory: Any) -> Hashable:
+        """Memory that is used stays so until `release` of the key that this returns."""
+        found, buffer = next(one for one in self._found.values() if one[1].memory is memory)
+        key = object()
+        self._bind(key, found, buffer)
+        return key
+
     def done(self, inputs: Iterable[str], outputs: Iterable[str]) -> None:
         """A record has been lowered: what nobody else reads gives its memory back."""
         inputs, outputs = list(inputs), list(outputs)

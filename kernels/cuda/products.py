@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..executor import UnsupportedRecord
 from ..records import Branch, Per
 from .launches import Counts, Launch, bind
 from .memory import DeviceRows
@@ -33,8 +32,6 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
     Raises:
         UnsupportedRecord: no kernel reads the weight.
     """
-    if branch.delta is not None:
-        raise UnsupportedRecord("CUDA has no kernels for adapters")
     matrix, rows = at.weights.matrix(branch.weight, at.constants), at.values[x]
     addend = at.values[branch.addend] if branch.addend else None
     given: dict[str, Any] = {
@@ -52,6 +49,8 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
     for tokens in ROWS_AT_ONCE:
         kernel, grid = gemv_kernel(matrix, tokens, exact=exact), _gemv_grid(matrix.rows, tokens, counted)
         at.starts.append(Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, grid))
+    if branch.delta is not None:
+        at.deltas.add(at, branch.delta, out)
 
 
 def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..executor import StepContext, StepError
 from ..formats import PAGE_TOKENS
 from ..records import Ids
+from .adapters import NO_ADAPTERS, AdapterTables
 from .driver import Driver
 
 SPLIT_TOKENS = 256
@@ -29,12 +30,15 @@ class Capacity:
     logits_rows: int = 4
     sequences: int = 4
     blocks: int = 8
+    adapter_numbers: int = 64
+    hidden: int = 256
 
-    def grown(self, step: StepContext) -> Capacity:
+    def grown(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> Capacity:
         """This, or as much more as the step needs: every number doubled as often as it takes."""
         sequences, blocks = step.block_tables.shape
         needed = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         needed |= {"sequences": sequences, "blocks": blocks}
+        needed |= {"adapter_numbers": len(adapters.numbers), "hidden": adapters.hidden}
         sizes = {}
         for name, count in needed.items():
             sizes[name] = getattr(self, name)
@@ -91,7 +95,7 @@ class StepTable:
 
     def __init__(self, driver: Driver, capacity: Capacity) -> None:
         self._driver, self._capacity = driver, capacity
-        self._first, total = {}, 0
+        self._first, total = {"adapters": 0}, capacity.adapter_numbers
         for name in _PER_TOKEN:
             self._first[name], total = total, total + capacity.tokens
         self._first["logits_rows"], total = total, total + capacity.logits_rows
@@ -109,11 +113,12 @@ class StepTable:
         names = ("tables", "sequence_of", "positions", "slots")
         return {name: self.address(name) for name in names} | {"table_stride": self._capacity.blocks}
 
-    def write(self, step: StepContext) -> None:
+    def write(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> None:
         """Copy the numbers of a step into device memory."""
         self._driver.synchronize()  # the numbers of the step before have been copied
         sequence_of = np.repeat(np.arange(len(step.context_lens)), np.diff(step.cu_seqlens_q))
         parts: dict[str, NDArray[Any]] = {
+            "adapters": adapters.numbers,
             "tokens": step.tokens,
             "positions": step.positions,
             "sequence_of": sequence_of,

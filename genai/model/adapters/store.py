@@ -290,13 +290,19 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         if entry.values:
             return
         size = sum(one.a.nbytes + one.b.nbytes for place in factors for one in place)
-        if size > available_memory():
+        executor = self.model.decoder.executor
+        on_device = executor.free_bytes()
+        free = available_memory() if on_device is None else on_device
+        try:
+            if size > free:
+                raise MemoryError
+            device = executor.load_adapter(factors)
+        except MemoryError as error:
             raise CacheCapacityError(
                 f"adapter {entry.name!r} takes {format_bytes(size)}",
-                f"{format_bytes(available_memory())} are free",
+                f"{format_bytes(free)} are free",
                 "unload others, or give a smaller cache_bytes when the model is loaded",
-            )
-        device = self.model.decoder.executor.load_adapter(factors)
+            ) from error
         entry.nbytes = device.nbytes
         if self.max_bytes is not None and entry.nbytes > self.max_bytes:
             raise self._no_room(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,20 @@ def step_of(
         block_tables=tables, slot_mapping=np.concatenate(slots), num_decode_sequences=len(lengths) - prefill,
         logits_indices=np.cumsum(new) - 1, rope_table=np.zeros(len(lengths), np.int32),
     )  # fmt: skip
+
+
+def with_adapters(
+    step: StepContext, adapters: Sequence[Any], mixes: Sequence[Sequence[tuple[int, float]]]
+) -> StepContext:
+    """The step with adapters: of each sequence which ones, and their weights."""
+    flat = [one for mix in mixes for one in mix]
+    return replace(
+        step,
+        adapters=adapters,
+        cu_adapters=np.cumsum([0, *map(len, mixes)]).astype(np.int32),
+        adapter_ids=np.array([index for index, _ in flat], np.int32),
+        adapter_weights=np.array([weight for _, weight in flat], np.float32),
+    )
 
 
 def layer_of(

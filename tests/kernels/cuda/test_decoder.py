@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import genai
-from genai.errors import DeviceError, UnsupportedModelError
+from genai.errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceMatrix
 from genai.kernels.records import Product, weights_of
 from genai.measure import model_info
+from genai.model.folders import bundled_adapter
 
 from ...drawing import Draw
 from .host_driver import HostDriver
@@ -85,7 +87,7 @@ def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) ->
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"kv_dtype": "int8"}, "keys and values of int8"), ({"lora": True}, "records of the kind LowRank")],
+    [({"kv_dtype": "int8"}, "keys and values of int8")],
 )
 def test_what_it_cannot_do_is_refused_by_name(load: Load, options: dict[str, object], text: str) -> None:
     with pytest.raises(UnsupportedModelError) as raised:
@@ -93,13 +95,51 @@ def test_what_it_cannot_do_is_refused_by_name(load: Load, options: dict[str, obj
     assert text in raised.value.why and 'device="cpu"' in raised.value.fix
 
 
-def test_an_adapter_is_refused_and_the_model_goes_on(load: Load) -> None:
-    from genai.model.folders import bundled_adapter
+def test_adapters_in_one_batch_give_the_reference_s_tokens(load: Load, bundled_folder: Path) -> None:
+    """With one, with two, with none."""
+    adapters: list[Any] = [None, "words", {"pirate": 0.9, "words": 0.5}]
+    options = {"max_tokens": 8, "temperature": 0, "logprobs": 0, "adapter": adapters}
 
-    with load(accuracy="fp32") as model, genai.LLM(model) as llm:
-        with pytest.raises(UnsupportedModelError, match="LowRank"):
-            llm.load_adapter(bundled_adapter("words"), "words")
-        assert llm.chat([{"role": "user", "content": "What is 12 + 7?"}], temperature=0).text == "19"
+    def answers(llm: genai.LLM) -> Any:
+        for name in ("words", "pirate"):
+            llm.load_adapter(bundled_adapter(name), name)
+        return llm.generate([llm.render("What is 12 + 7?")] * len(adapters), **options)
+
+    with genai.LLM(bundled_folder, device="reference", context_size=256) as llm:
+        expected = answers(llm)
+    with load(accuracy="fp32", lora=True) as model, genai.LLM(model) as llm:
+        found = answers(llm)
+        for name in ("words", "pirate"):
+            llm.unload_adapter(name)
+        assert llm.adapters.nbytes == 0
+    assert found[0].text == "19" and found[1].text == "19, nineteen"
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        pairs = [(a.logprob, b.logprob) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)]
+        assert np.allclose(*zip(*pairs, strict=True), atol=5e-5)
+
+
+def test_an_adapter_that_does_not_fit_is_refused_and_the_model_goes_on(
+    load: Load, driver: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(array: Any) -> Any:
+        raise MemoryError(f"out of memory allocating {array.nbytes} bytes")
+
+    question = [{"role": "user", "content": "What is 12 + 7?"}]
+    with load(accuracy="int8") as model, genai.LLM(model) as llm:
+        assert llm.chat(question, temperature=0).text == "19"
+        llm.load_adapter(bundled_adapter("pirate"), "pirate")  # now the program has places
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "upload", full)
+            with pytest.raises(CacheCapacityError, match="adapter 'words' takes"):
+                llm.load_adapter(bundled_adapter("words"), "words")
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "free_bytes", lambda: 100)
+            with pytest.raises(CacheCapacityError, match="100 B are free"):
+                llm.load_adapter(bundled_adapter("words"), "words")
+        assert llm.chat(question, temperature=0).text == "19"
+        llm.load_adapter(bundled_adapter("words"), "words")
+        assert llm.chat(question, temperature=0, adapter="words").text == "19, nineteen"
 
 
 def test_what_a_model_needs_on_a_device_is_said_before_it_is_loaded(

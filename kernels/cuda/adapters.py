@@ -1,0 +1,306 @@
+"""Adapters in device memory, and what a step says of them; see low_rank.cuh, whose structs are filled here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet, ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..executor import Factors, StepContext, StepError
+from ..formats import FormatError
+from ..records import GatedProduct, LowRank, Product, RowProgram, branches
+from .driver import Driver
+from .sources import structs
+
+_STRUCTS = structs("low_rank_expand.cu")
+_PLACE, _SEGMENT = (_STRUCTS[name] for name in ("AdapterPlace", "AdapterSegment"))
+_STEP, _TILE, _ROW, _ENTRY = (_STRUCTS[f"Adapter{name}"] for name in ("Step", "Tile", "Row", "Entry"))
+# Ranks of a segment and columns of A are multiples of these; factors begin at multiples of so many bytes, and their
+# positions are counted in units of so many.
+_RANKS, _COLUMNS, _ALIGNED, _UNIT = 4, 32, 128, 16
+# Rows of a tile: FEW_ROWS and MANY_ROWS. Ranks that a block of shrinking takes of one.
+FEW_ROWS, MANY_ROWS = 4, 16
+FEW_RANKS, MANY_RANKS = 4, 32
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlaceSize:
+    """What an adapter has at a place, all zeros where it has nothing.
+
+    Attributes:
+        ranks: filled up. columns: of x. end: behind the last column that it changes.
+    """
+
+    ranks: int = 0
+    columns: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class CudaAdapter:
+    """An adapter; see `genai.kernels.executor.DeviceAdapter`.
+
+    Its memory goes back when the last reference does: whatever takes it then is written later, in the same stream.
+
+    Attributes:
+        memory: uint8, all of it; address: where it begins.
+        places: per place of a program. ranks: the most of a place.
+    """
+
+    memory: Any
+    address: int
+    nbytes: int
+    places: tuple[PlaceSize, ...]
+    ranks: int
+
+
+def load_adapter(driver: Driver, factors: Sequence[Sequence[Factors]]) -> CudaAdapter:
+    """Copy an adapter into device memory; see `genai.kernels.executor.Executor.load_adapter`.
+
+    Raises:
+        MemoryError: there is not so much. FormatError: factors that kernels cannot read.
+    """
+    _check(factors)
+    image = _image(factors)
+    memory = driver.upload(image)
+    sizes = tuple(_size(place) for place in factors)
+    most = max((size.ranks for size in sizes), default=0)
+    return CudaAdapter(memory, driver.address(memory), image.nbytes, sizes, most)
+
+
+def _check(factors: Sequence[Sequence[Factors]]) -> None:
+    every = [one for place in factors for one in place]
+    types = {array.dtype.name for one in every for array in (one.a, one.b)}
+    if len(types) > 1 or not types <= {"float16", "float32"}:
+        raise FormatError(f"factors are {' and '.join(sorted(types))}, expected all float16 or all float32")
+    for one in every:
+        if one.a.ndim != 2 or one.b.ndim != 2 or one.a.shape[0] != one.b.shape[1] or one.first % 2:
+            raise FormatError(
+                f"factors are {list(one.a.shape)} and {list(one.b.shape)}, of columns from {one.first} on; expected "
+                "[rank, columns] and [columns of the result, rank], from an even column on"
+            )
+    for place in factors:
+        if len({one.a.shape[1] for one in place}) > 1:
+            raise FormatError(f"factors of one place read {sorted({one.a.shape[1] for one in place})} columns")
+
+
+def _size(place: Sequence[Factors]) -> PlaceSize:
+    if not place:
+        return PlaceSize()
+    return PlaceSize(
+        sum(_filled(one.rank, _RANKS) for one in place), place[0].a.shape[1],
+        max(one.first + len(one.b) for one in place),
+    )  # fmt: skip
+
+
+def _filled(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
+    """All bytes of an adapter: places, segments besides the first of each, factors."""
+    places = np.zeros(len(factors), _PLACE)
+    arrays: list[tuple[int, NDArray[Any]]] = [(0, places)]
+    end = _filled(max(places.nbytes, 1), _ALIGNED)
+
+    def put(array: NDArray[Any]) -> int:
+        nonlocal end
+        arrays.append((end, array))
+        begin, end = end, end + _filled(array.nbytes, _ALIGNED)
+        return begin // _UNIT
+
+    for place, own in zip(places, factors, strict=True):
+        if not own:
+            continue
+        segments = np.zeros(len(own), _SEGMENT)
+        for segment, one in zip(segments, own, strict=True):
+            segment["first"], segment["end"], segment["b"] = one.first, one.first + len(one.b), put(_tiled(one.b))
+            segment["first_rank"], segment["ranks"] = place["ranks"], _filled(one.rank, _RANKS)
+            place["ranks"] += segment["ranks"]
+        place["a"], place["item_bytes"] = put(_stacked(own)), own[0].a.dtype.itemsize
+        place["segment"], place["segments"], place["more"] = segments[0], len(own), put(segments[1:])
+    image = np.zeros(end, np.uint8)
+    for begin, array in arrays:
+        image[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+    return image
+
+
+def _stacked(place: Sequence[Factors]) -> NDArray[Any]:
+    """A of all segments of a place, one below the other: [ranks, columns], filled up with zeros."""
+    size = _size(place)
+    stacked = np.zeros((size.ranks, _filled(size.columns, _COLUMNS)), place[0].a.dtype)
+    first = 0
+    for one in place:
+        stacked[first : first + one.rank, : size.columns] = one.a
+        first += _filled(one.rank, _RANKS)
+    return stacked
+
+
+def _tiled(b: NDArray[Any]) -> NDArray[Any]:
+    """B as [ranks / 4, pairs of columns, 2, 4 ranks], filled up with zeros."""
+    columns, rank = b.shape
+    padded = np.zeros((_filled(columns, 2), _filled(rank, _RANKS)), b.dtype)
+    padded[:columns, :rank] = b
+    tiles = padded.reshape(len(padded) // 2, 2, -1, _RANKS).transpose(2, 0, 1, 3)
+    return np.ascontiguousarray(tiles)
+
+
+# --- the step --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterTables:
+    """What a step says of adapters.
+
+    Attributes:
+        numbers: `AdapterStep` of low_rank.cuh and what follows it. hidden: numbers that lie between the factors.
+        counts: what grids depend on, rounded up to powers of two so that steps with about as much have the same grids:
+            "few_tiles" of rows with decode numerics, "many_tiles" of others; "few_ranks", "many_ranks": the most blocks
+            of ranks that one has.
+    """
+
+    numbers: NDArray[np.int32]
+    hidden: int
+    counts: dict[str, int]
+
+
+_COUNTS = ("few_tiles", "many_tiles", "few_ranks", "many_ranks")
+NO_ADAPTERS = AdapterTables(np.zeros(_STEP.itemsize // 4, np.int32), 0, dict.fromkeys(_COUNTS, 0))
+
+
+@dataclass(eq=False)
+class StepAdapters:
+    """Turns what steps say of adapters into what kernels read, once for steps in a row that say the same."""
+
+    _sizes: dict[int, tuple[int, int]]
+    _fitting: WeakSet[CudaAdapter] = field(default_factory=WeakSet)
+    _key: tuple[Any, ...] = ()
+    _adapters: tuple[ref[Any], ...] = ()
+    _tables: AdapterTables = NO_ADAPTERS
+
+    @staticmethod
+    def of(program: RowProgram) -> StepAdapters:
+        """Of the places that a program has."""
+        columns = {one.place: program.types[one.x].width for one in program.records if isinstance(one, LowRank)}
+        products = [one for one in program.records if isinstance(one, Product | GatedProduct)]
+        outputs = {one.delta.place: one.weight.rows for product in products for one in branches(product) if one.delta}
+        return StepAdapters({place: (columns[place], outputs[place]) for place in outputs})
+
+    def tables(self, step: StepContext) -> AdapterTables:
+        """Those of a step.
+
+        Raises:
+            StepError: an adapter that is not this device's, or was made for another program.
+        """
+        if not len(step.adapter_ids) or not self._sizes:
+            return NO_ADAPTERS
+        arrays = step.cu_seqlens_q, step.cu_adapters, step.adapter_ids, step.adapter_weights
+        key = step.num_decode_sequences, *(array.tobytes() for array in arrays)
+        known = len(self._adapters) == len(step.adapters) and all(
+            one() is adapter for one, adapter in zip(self._adapters, step.adapters, strict=True)
+        )
+        if not known or key != self._key:
+            self._tables = _tables(step, [self._own(adapter) for adapter in step.adapters])
+            self._key, self._adapters = key, tuple(map(ref, step.adapters))
+        return self._tables
+
+    def _own(self, adapter: object) -> CudaAdapter:
+        if not isinstance(adapter, CudaAdapter):
+            raise StepError(f"{adapter!r:.80} is no adapter in this device's memory")
+        if adapter not in self._fitting:
+            for place, (columns, outputs) in self._sizes.items():
+                size = adapter.places[place] if place < len(adapter.places) else None
+                if size is None or (size.ranks and (size.columns != columns or size.end > outputs)):
+                    raise StepError(f"an adapter of another program: at place {place} it has {size}")
+            self._fitting.add(adapter)
+        return adapter
+
+
+def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables:
+    starts, bounds, ids = step.cu_seqlens_q.tolist(), step.cu_adapters.tolist(), step.adapter_ids.tolist()
+    # Sequences that go through the same adapters, those with decode numerics first.
+    groups: tuple[dict[tuple[int, ...], list[int]], ...] = ({}, {})
+    for sequence in range(len(starts) - 1):
+        mix = tuple(ids[bounds[sequence] : bounds[sequence + 1]])
+        if mix:
+            groups[sequence >= step.num_decode_sequences].setdefault(mix, []).append(sequence)
+    # Per tile the adapter, and the fields from `rows` to `hidden_stride` but for weights.
+    tiles: list[tuple[int, ...]] = []
+    entries: list[tuple[int, ...]] = []
+    order: list[int] = []
+    counts, first, hidden = dict.fromkeys(_COUNTS, 0), 0, 0
+    kinds = (("few", FEW_ROWS, FEW_RANKS), ("many", MANY_ROWS, MANY_RANKS))
+    for (kind, most, ranks), mixes in zip(kinds, groups, strict=True):
+        before = len(tiles)
+        for mix, sequences in mixes.items():
+            own, first_entry, stride = [adapters[one] for one in mix], len(entries), 0
+            for adapter in own:
+                entries.append((adapter.address, stride))
+                stride += adapter.ranks
+            order += sequences
+            end = first + sum(starts[one + 1] - starts[one] for one in sequences)
+            for row in range(first, end, most):
+                count = min(most, end - row)
+                tiles.append((own[0].address, count, row, len(mix), first_entry, hidden, stride))
+                hidden += count * stride
+            first = end
+            blocks = sum(-(-adapter.ranks // ranks) for adapter in own)
+            counts[f"{kind}_ranks"] = max(counts[f"{kind}_ranks"], blocks)
+        counts[f"{kind}_tiles"] = len(tiles) - before
+    head = np.zeros(1, _STEP)
+    head["few"], head["many"] = counts["few_tiles"], counts["many_tiles"]
+    tile_fields = ("adapter", "rows", "first_row", "entries", "first_entry", "first_hidden", "hidden_stride")
+    numbers = _numbers(
+        head, _filled_in(tiles, _TILE, tile_fields), _filled_in(entries, _ENTRY, ("adapter", "first")),
+        _rows(step, order), step.adapter_weights,
+    )  # fmt: skip
+    return AdapterTables(numbers, hidden, {name: _power_of_two(count) for name, count in counts.items()})
+
+
+def _filled_in(numbers: list[tuple[int, ...]], dtype: np.dtype[np.void], names: Sequence[str]) -> NDArray[np.void]:
+    """Structs with some fields given."""
+    table = np.zeros(len(numbers), dtype)
+    for name, column in zip(names, np.array(numbers, np.uint64).T, strict=True):
+        table[name] = column
+    return table
+
+
+def _rows(step: StepContext, order: Sequence[int]) -> NDArray[np.void]:
+    """The rows of sequences, one sequence after another; their weights as in the step."""
+    sequences = np.array(order)
+    starts, lengths = step.cu_seqlens_q[sequences], np.diff(step.cu_seqlens_q)[sequences]
+    rows = np.zeros(lengths.sum(), _ROW)
+    rows["row"] = np.arange(len(rows)) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    rows["weights"] = np.repeat(step.cu_adapters[sequences], lengths)
+    return rows
+
+
+def _numbers(
+    head: NDArray[np.void], tiles: NDArray[np.void], entries: NDArray[np.void], rows: NDArray[np.void],
+    weights: NDArray[np.float32],
+) -> NDArray[np.int32]:  # fmt: skip
+    """Everything in one piece, where each part's position is known."""
+    parts: list[NDArray[Any]] = [head, tiles, entries, rows, weights.astype(np.float32)]
+    _, _, first_entry, first_row, first_weight, _ = np.cumsum([0, *(part.nbytes // 4 for part in parts)]).tolist()
+    rows["weights"] += first_weight
+    for name in ("row", "weights"):
+        tiles[name] = rows[name][tiles["first_row"]]
+    tiles["first_entry"] = first_entry + tiles["first_entry"] * (_ENTRY.itemsize // 4)
+    tiles["first_row"] = first_row + tiles["first_row"] * (_ROW.itemsize // 4)
+    return np.concatenate([part.view(np.int32) for part in parts])
+
+
+def last_tile(numbers: int) -> int:
+    """The last tile for which there is memory where a step's tables have so many numbers."""
+    return (4 * numbers - _STEP.itemsize) // _TILE.itemsize - 1
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length() if count else 0

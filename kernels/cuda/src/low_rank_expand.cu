@@ -1,0 +1,109 @@
+// out += hidden @ B.T for the rows of tiles, at up to four places, behind their products.
+//
+// Rows that have no adapters are in no tile: nobody touches them. A row's adapters are added up in order, rank by rank,
+// then added to what the product gave: the same bits whatever rows are in its tile.
+#include "low_rank.cuh"
+
+// A part each. first_block: where its blocks of columns begin in the grid; INT_MAX behind the last part.
+struct ExpandArguments {
+  const int* step;
+  const float* hidden[4];
+  float* out[4];
+  long long out_stride[4];
+  int places[4];
+  int outputs[4];
+  int first_block[4];
+  int last_tile;
+};
+
+// A thread makes two neighbouring columns of all rows of a tile: for four ranks they are 16 bytes of B (of halves), and
+// those of neighbouring threads lie behind one another. Hidden numbers are the same for all lanes of a warp.
+constexpr int EXPAND_THREADS = 128, EXPAND_COLUMNS = 2 * EXPAND_THREADS;
+
+// Adds what an adapter has for the columns [column, column + 2); false: nothing.
+template <class T, int rows>
+__device__ __forceinline__ bool expand_entry(
+    const void* adapter, const AdapterPlace& place, const AdapterTile& tile, const float* hidden, int column,
+    float (&sums)[rows][2]) {
+  constexpr int UNROLLED = rows == 1 ? 4 : 1;  // 16 bytes each that are under way at once
+  const AdapterSegment* more = factor_of<AdapterSegment>(adapter, place.more);
+  for (int number = 0; number < place.segments; ++number) {
+    const AdapterSegment& segment = number == 0 ? place.segment : more[number - 1];
+    if (column < segment.first || column >= segment.end) continue;
+    const int pairs = (segment.end - segment.first + 1) / 2;
+    const T* b = factor_of<T>(adapter, segment.b) + (column - segment.first) * 4;
+    const float4* own = reinterpret_cast<const float4*>(hidden + segment.first_rank);
+#pragma unroll UNROLLED
+    for (int chunk = 0; chunk < segment.ranks / 4; ++chunk) {
+      float factors[8];
+      load_eight(b + (long long)chunk * pairs * 8, factors);
+#pragma unroll
+      for (int row = 0; row < rows; ++row) {
+        const float4 four = own[min(row, tile.rows - 1) * (tile.hidden_stride / 4) + chunk];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          sums[row][i] = fmaf(four.x, factors[4 * i], sums[row][i]);
+          sums[row][i] = fmaf(four.y, factors[4 * i + 1], sums[row][i]);
+          sums[row][i] = fmaf(four.z, factors[4 * i + 2], sums[row][i]);
+          sums[row][i] = fmaf(four.w, factors[4 * i + 3], sums[row][i]);
+        }
+      }
+    }
+    return true;
+  }
+  return false;
+}
+
+__device__ __forceinline__ int part_of(const ExpandArguments& given, int block) {
+  int part = 0;
+#pragma unroll
+  for (int i = 1; i < MOST_PARTS; ++i) part += block >= given.first_block[i];
+  return part;
+}
+
+template <int rows>
+__device__ __forceinline__ void expand_rows(const ExpandArguments& given, const AdapterTile& tile) {
+  const int part = part_of(given, blockIdx.x), outputs = given.outputs[part];
+  const int column = (blockIdx.x - given.first_block[part]) * EXPAND_COLUMNS + 2 * threadIdx.x;
+  if (column >= outputs) return;
+  const float* hidden = given.hidden[part] + tile.first_hidden;
+  float sums[rows][2] = {};
+  int any = 0;
+  for (int entry = 0; entry < tile.entries; ++entry) {
+    const AdapterEntry own = entry_of(given.step, tile, entry);
+    const AdapterPlace& place = place_of(own.adapter, given.places[part]);
+    if (place.item_bytes == 2)
+      any += expand_entry<half_bits, rows>(own.adapter, place, tile, hidden + own.first, column, sums);
+    else
+      any += expand_entry<float, rows>(own.adapter, place, tile, hidden + own.first, column, sums);
+  }
+  if (!any) return;
+  const long long stride = given.out_stride[part];
+  const bool together = stride % 2 == 0 && column + 1 < outputs;
+#pragma unroll
+  for (int row = 0; row < rows; ++row) {
+    if (row >= tile.rows) return;
+    float* out = given.out[part] + row_of_tile(given.step, tile, row).row * stride + column;
+    if (together) {
+      float2* both = reinterpret_cast<float2*>(out);
+      const float2 before = *both;
+      *both = float2{before.x + sums[row][0], before.y + sums[row][1]};
+    } else {
+      out[0] += sums[row][0];
+      if (column + 1 < outputs) out[1] += sums[row][1];
+    }
+  }
+}
+
+// Grid (blocks of 256 columns of all parts, tiles), at least as many tiles as there are.
+__device__ __forceinline__ void expand_few(const ExpandArguments& given) {
+  AdapterTile tile;
+  if (!few_tile(given.step, blockIdx.y, given.last_tile, tile)) return;
+  if (tile.rows == 1) expand_rows<1>(given, tile);
+  else expand_rows<FEW_ROWS>(given, tile);
+}
+
+__device__ __forceinline__ void expand_many(const ExpandArguments& given) {
+  AdapterTile tile;
+  if (many_tile(given.step, blockIdx.y, tile)) expand_rows<MANY_ROWS>(given, tile);
+}
