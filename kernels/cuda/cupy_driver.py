@@ -88,6 +88,10 @@ class CupyDriver:
         with self._device, self._stream:
             target[...] = self._cupy.asarray(np.ascontiguousarray(array))
 
+    def copy(self, target: Any, source: Any) -> None:
+        with self._device, self._stream:
+            target[...] = source
+
     def download(self, array: Any) -> NDArray[Any]:
         with self._device, self._stream:
             found: NDArray[Any] = self._cupy.asnumpy(array)

@@ -39,6 +39,9 @@ class Driver(Protocol):
     def write(self, target: Any, array: NDArray[Any]) -> None:
         """Copy a host's array into memory of the same shape and type."""
 
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy memory into other memory of the same shape and type."""
+
     def download(self, array: Any) -> NDArray[Any]:
         """A copy on the host, after everything that was asked for before."""
 

@@ -1,18 +1,18 @@
 """An NVIDIA GPU as a device: records become launches of kernels in one stream.
 
-Logits are copied to the host at the end of a step, and sampled there.
+Logits stay where a step leaves them, and are sampled there; who wants them on the host asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..cpu.sampling import CpuSampler
 from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
 from ..host.arrays import Threads
@@ -20,8 +20,10 @@ from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weig
 from .attention import check_attention
 from .driver import Driver
 from .launches import Counts, Functions, Start
+from .logits import DeviceLogits, LogitsBlock, NumberReader
 from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
+from .sampling import CudaSampler
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
 
@@ -41,6 +43,7 @@ class CudaExecutor:
         self.host_threads = Threads(threads)
         self.threads: int = self.host_threads.count
         self._weights = DeviceWeights(driver)
+        self._reader: NumberReader | None = None
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()
@@ -55,13 +58,19 @@ class CudaExecutor:
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:
             check_part(part, layers)
-        return CudaStep(program, layers, self._weights, self.driver)
+        return CudaStep(program, layers, self._weights, self.driver, self.reader)
 
-    def sampler(self, vocab_size: int) -> CpuSampler:
-        return CpuSampler(self.host_threads, vocab_size)
+    def reader(self) -> NumberReader:
+        """What brings single numbers to the host."""
+        if self._reader is None:
+            self._reader = NumberReader(self.driver)
+        return self._reader
+
+    def sampler(self, vocab_size: int) -> CudaSampler:
+        return CudaSampler(self.driver, vocab_size, self.host_threads)
 
     def host(self, rows: Any) -> NDArray[np.float32]:
-        return rows if isinstance(rows, np.ndarray) else self.driver.download(rows)
+        return np.asarray(rows) if isinstance(rows, np.ndarray | DeviceLogits) else self.driver.download(rows)
 
     def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
         raise UnsupportedRecord(f"CUDA has no function of arrays for {type(record).__name__}")
@@ -99,14 +108,16 @@ class CudaStep:
     """A program of records, ready to run; see `genai.kernels.executor.StepFunction`."""
 
     def __init__(
-        self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver
-    ) -> None:
+        self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver,
+        reader: Callable[[], NumberReader],
+    ) -> None:  # fmt: skip
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
+        self._reader, self._handed_out = reader, WeakSet[LogitsBlock]()
         self._limits = _limits(program, layers)
         self._cancelled = False
         self._lower(Capacity())
 
-    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, NDArray[np.float32]]:
+    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         counts = self.prepare(step, given)
         self.start(counts)
         return {name: self._result(name, counts) for name in self._program.outputs}
@@ -129,6 +140,9 @@ class CudaStep:
 
     def start(self, counts: Counts) -> None:
         """Start all kernels over the step that was prepared last, without waiting for them."""
+        for block in list(self._handed_out):
+            block.keep()
+        self._handed_out.clear()
         for start in self._starts:
             if self._cancelled:
                 self._driver.synchronize()
@@ -141,10 +155,15 @@ class CudaStep:
     def resume(self) -> None:
         self._cancelled = False
 
-    def _result(self, name: str, counts: Mapping[str, int]) -> NDArray[np.float32]:
+    def _result(self, name: str, counts: Mapping[str, int]) -> Any:
+        """Rows of tokens on the host; those that logits are made of where they are."""
         type_ = self._program.types[name]
-        count = counts["tokens" if type_.per is Per.TOKEN else "logits_rows"]
-        return self._driver.download(self._values.places[name].view(count)).reshape(type_.shape)
+        if type_.per is Per.TOKEN:
+            rows = self._values.places[name].view(counts["tokens"])
+            return self._driver.download(rows).reshape(type_.shape)
+        block = LogitsBlock(self._driver, self._values.places[name].view(counts["logits_rows"]), self._reader)
+        self._handed_out.add(block)
+        return DeviceLogits.of(block)
 
     def _lower(self, capacity: Capacity) -> None:
         """Make all launches for steps of at most this size."""

@@ -88,6 +88,9 @@ class HostDriver:
     def write(self, target: NDArray[Any], array: NDArray[Any]) -> None:
         target[...] = array
 
+    def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        target[...] = source
+
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         return array.copy()
 

@@ -1,0 +1,165 @@
+"""Logits where a step left them: in device memory, until somebody asks for them on the host.
+
+Steps write to the same memory again and again. Who still holds rows when the next one begins gets them elsewhere:
+nobody needs to know how long rows live, and what is sampled at once is never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .driver import Driver
+from .launches import bind
+from .sources import CudaKernel
+
+GATHER = CudaKernel("gather.cu", "gather_numbers", "GatherArguments", 128)
+
+
+class NumberReader:
+    """Brings single numbers to the host, wherever they lie."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._functions = driver.load([GATHER])
+
+    def read(self, addresses: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """The float32 numbers at these addresses, in the same shape."""
+        count = addresses.size
+        if not count:
+            return np.empty(addresses.shape, np.float32)
+        places, out = self._driver.upload(addresses.reshape(-1)), self._driver.zeros(4 * count)
+        given = {"places": self._driver.address(places), "out": self._driver.address(out), "count": count}
+        grid = (-(-count // GATHER.threads), 1, 1)
+        self._driver.launch(self._functions[GATHER], GATHER, grid, bind(GATHER, **given))
+        found: NDArray[np.float32] = self._driver.download(out.view(np.float32)).reshape(addresses.shape)
+        return found
+
+
+class LogitsBlock:
+    """Rows of one step.
+
+    Args:
+        rows: the device's array, float32 [rows, width].
+        reader: of single numbers.
+    """
+
+    def __init__(self, driver: Driver, rows: Any, reader: Callable[[], NumberReader]) -> None:
+        self.driver, self._rows, self._reader = driver, rows, reader
+
+    @property
+    def width(self) -> int:
+        """Logits per row."""
+        return int(self._rows.shape[1])
+
+    def __len__(self) -> int:
+        return int(self._rows.shape[0])
+
+    def address(self, row: int) -> int:
+        """Where a row begins."""
+        return self.driver.address(self._rows) + int(self._rows.strides[0]) * row
+
+    def keep(self) -> None:
+        """Move to memory of their own: what they lie in is about to be written to."""
+        own = self.driver.zeros(4 * len(self) * self.width).view(np.float32).reshape(len(self), self.width)
+        self.driver.copy(own, self._rows)
+        self._rows = own
+
+    def download(self, first: int, end: int) -> NDArray[np.float32]:
+        """Some rows on the host."""
+        found: NDArray[np.float32] = self.driver.download(self._rows[first:end])
+        return found
+
+    def numbers(self, addresses: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """Numbers on the host that lie in this block's device."""
+        return self._reader().read(addresses)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLogits:
+    """float32 [rows, V], or one row [V], in device memory. What NumPy's arrays can that is of use for logits: slices of
+    rows; np.stack and np.concatenate, which copy nothing; `logits[rows, tokens]`, single numbers on the host. np.asarray
+    brings all of it to the host.
+
+    Attributes:
+        blocks, numbers: of each row the block that it lies in, and its number there.
+    """
+
+    blocks: tuple[LogitsBlock, ...]
+    numbers: tuple[int, ...]
+    width: int
+    ndim: int = 2
+    dtype = np.dtype(np.float32)
+
+    @classmethod
+    def of(cls, block: LogitsBlock) -> DeviceLogits:
+        """All rows of a block."""
+        return cls((block,) * len(block), tuple(range(len(block))), block.width)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of an array."""
+        return (len(self.numbers), self.width)[-self.ndim :]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        if self.ndim == 1 and key is None:
+            return DeviceLogits(self.blocks, self.numbers, self.width)
+        if self.ndim == 2 and isinstance(key, slice):
+            return DeviceLogits(self.blocks[key], self.numbers[key], self.width)
+        if self.ndim == 2 and isinstance(key, int | np.integer):
+            return DeviceLogits((self.blocks[key],), (self.numbers[key],), self.width, ndim=1)
+        if self.ndim == 2 and isinstance(key, np.ndarray):
+            rows = key.tolist()
+            return DeviceLogits(tuple(self.blocks[i] for i in rows), tuple(self.numbers[i] for i in rows), self.width)
+        if self.ndim == 2 and isinstance(key, tuple) and len(key) == 2:
+            return self._single(*key)
+        raise TypeError(f"logits in device memory of {self.ndim} axes cannot be indexed with {key!r}: np.asarray first")
+
+    def reshape(self, *shape: int) -> DeviceLogits:
+        """Itself: no other shape is asked for."""
+        if shape != self.shape:
+            raise ValueError(f"logits in device memory are {list(self.shape)}, not {list(shape)}")
+        return self
+
+    def addresses(self) -> NDArray[np.uint64]:
+        """Where each row begins."""
+        found = [block.address(number) for block, number in zip(self.blocks, self.numbers, strict=True)]
+        return np.array(found, np.uint64)
+
+    def _single(self, rows: Any, tokens: Any) -> NDArray[np.float32]:
+        where, which = np.broadcast_arrays(rows, tokens)
+        if not where.size:
+            return np.empty(where.shape, np.float32)
+        size, count = self.width, len(self)
+        if not (0 <= which.min() <= which.max() < size and -count <= where.min() <= where.max() < count):
+            raise IndexError(f"an index is outside of logits {list(self.shape)}")
+        return self.blocks[0].numbers(self.addresses()[where] + np.uint64(4) * which.astype(np.uint64))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        found, parts = 0, []
+        while found < len(self.numbers):
+            block, first, end = self.blocks[found], self.numbers[found], found + 1
+            while end < len(self.numbers) and self.blocks[end] is block and self.numbers[end] == first + end - found:
+                end += 1
+            parts.append(block.download(first, first + end - found))
+            found = end
+        rows = np.concatenate(parts) if parts else np.empty((0, self.width), np.float32)
+        return rows.reshape(self.shape).astype(dtype or np.float32, copy=False)
+
+    def __array_function__(self, function: Any, types: Any, given: Any, named: Any) -> Any:
+        if function not in (np.stack, np.concatenate) or named or len(given) != 1:
+            return NotImplemented
+        parts: Sequence[Any] = given[0]
+        if not all(isinstance(part, DeviceLogits) for part in parts):
+            return function([np.asarray(part) for part in parts])
+        if {part.ndim for part in parts} != {1 if function is np.stack else 2}:
+            return NotImplemented
+        blocks = tuple(block for part in parts for block in part.blocks)
+        return DeviceLogits(blocks, tuple(number for part in parts for number in part.numbers), self.width)
