@@ -42,13 +42,14 @@ __device__ __forceinline__ void measure(const Row& at, const Tokens& tokens, con
 template <bool greedy>
 __device__ __forceinline__ void settle(const Row& at, Tokens& tokens, const Room& room, bool alone) {
   SamplingState& state = *room.state;
+  const bool decides = threadIdx.x == 0;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    if constexpr (greedy) take_best(state, *room.result);
-    else decide(at, state, *room.result, alone);
+  if constexpr (greedy) {
+    if (decides) take_best(state, *room.result);
+    return;
   }
+  bool next = decides && decide(at, state, *room.result, alone);
   __syncthreads();
-  if constexpr (greedy) return;
   if (state.locating) {
     if (!alone) {
       find_part(at, room);
@@ -56,9 +57,10 @@ __device__ __forceinline__ void settle(const Row& at, Tokens& tokens, const Room
     }
     find_token(tokens, room);
     __syncthreads();
-    if (threadIdx.x == 0) located(at, state, alone);
-    __syncthreads();
+    if (decides) next = located(at, state, alone);
   }
+  if (next) go_on(at, state);
+  __syncthreads();
   if (!alone && state.operation == SQUEEZE) place_parts(at, room);
 }
 

@@ -4,7 +4,7 @@
 
 namespace sampling {
 
-__device__ inline void begin(const Row& at, SamplingState& state) {
+__device__ __forceinline__ void begin(const Row& at, SamplingState& state) {
   uniforms(at.asked.counter, state.uniform, state.coin);
   state.temperature = 1.0;
   state.status = UNFINISHED, state.chosen = -1, state.probability = 1.0;
@@ -32,19 +32,20 @@ __device__ __forceinline__ void finish(SamplingState& state) {
 // The fewest tokens of an order that reach a number, or a part of the whole weight. The first buckets are at distances
 // from the top that usual distributions have; then those that hold the answer are split into sixteen, and what lies
 // below is dropped: nine times at most.
-__device__ inline void begin_search(SamplingState& state, bool by_number, bool by_distance, double amount) {
+__device__ __forceinline__ void begin_search(SamplingState& state, bool by_number, bool by_distance, double amount) {
   state.operation = SEARCH, state.by_number = by_number, state.by_distance = by_distance;
   state.is_new = 1, state.fraction = state.target = amount;
   const double top = by_distance ? 0.0 : state.highest;
   state.low = LOWEST_KEY, state.high = key_of((float)top) + 1;
-  const float distances[BUCKETS - 2] = {0.5f, 1, 1.5f, 2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 30, 50};
   state.pivots[0] = state.high, state.pivots[BUCKETS - 1] = state.low;
-  for (int i = 0; i < BUCKETS - 2; ++i)
-    state.pivots[i + 1] = key_of(bounded(top - distances[i] * state.temperature));
+  double distance = 0.5 * state.temperature;
+#pragma unroll 1
+  for (int i = 1; i < BUCKETS - 1; ++i, distance *= 1.4) state.pivots[i] = key_of(bounded(top - distance));
 }
 
 __device__ __forceinline__ void split_again(SamplingState& state) {
   const unsigned long long width = state.high - state.low, step = (width + BUCKETS - 2) / (BUCKETS - 1);
+#pragma unroll 1
   for (int i = 0; i < BUCKETS; ++i) {
     const unsigned long long down = i * step;
     state.pivots[i] = down < width ? state.high - (unsigned)down : state.low;
@@ -53,9 +54,10 @@ __device__ __forceinline__ void split_again(SamplingState& state) {
 
 // Where the answer lies. Whether the search is over: `floor` and `last` say which tokens stay, unless the last of those
 // at the floor has to be found (`locating`).
-__device__ inline bool narrow(SamplingState& state, const SamplingPart& found) {
+__device__ __forceinline__ bool narrow(SamplingState& state, const SamplingPart& found) {
   if (state.is_new) {
     double total = 0.0;
+#pragma unroll 1
     for (int i = 0; i < BUCKETS; ++i) total += found.sums[i];
     if (!state.by_number) state.target = state.fraction * total;
     state.is_new = 0;
@@ -63,6 +65,7 @@ __device__ inline bool narrow(SamplingState& state, const SamplingPart& found) {
   double reached = found.counts[0] ? found.sums[0] : 0.0;
   int bucket = 0, kept = found.counts[0];
   bool is_there = false;
+#pragma unroll 1
   for (int i = 1; i < BUCKETS && !is_there; ++i) {
     if (!found.counts[i]) continue;
     if (bucket) reached += found.sums[bucket];
@@ -95,7 +98,7 @@ __device__ __forceinline__ void keep_best(SamplingState& state) {
   state.floor = key_of((float)state.highest), state.last = state.best;
 }
 
-__device__ inline void end_of_steps(const Row& at, SamplingState& state) {
+__device__ __forceinline__ void end_of_steps(const Row& at, SamplingState& state) {
   if (!is_greedy(at)) {
     state.operation = DRAW, state.before = 0.0;
     return;
@@ -107,7 +110,7 @@ __device__ inline void end_of_steps(const Row& at, SamplingState& state) {
 }
 
 // Go on to the next step that measures something.
-__device__ inline void go_on(const Row& at, SamplingState& state) {
+__device__ __forceinline__ void go_on(const Row& at, SamplingState& state) {
   const double* settings = at.asked.settings;
   for (;;) {
     const int step = state.step < 10 ? (int)at.asked.steps[state.step] : END;
@@ -139,29 +142,33 @@ __device__ inline void go_on(const Row& at, SamplingState& state) {
   }
 }
 
+// Functions about what was measured say whether the next step is due (`go_on`).
+
 // The step that wanted the weights gets them.
-__device__ inline void weighed(const Row& at, SamplingState& state, const SamplingPart& found) {
+__device__ __forceinline__ bool weighed(const Row& at, SamplingState& state, const SamplingPart& found) {
   const double* settings = at.asked.settings;
   state.total = found.sums[0];
   switch (at.asked.steps[state.step - 1]) {
     case TYPICAL_P:
       // Surprise and entropy differ by the distance of a logit from the mean of all, weighted with their probabilities.
       state.centre = state.highest + found.sums[1] / state.total * state.temperature;
-      return begin_search(state, false, true, settings[setting::TYPICAL_P]);
+      begin_search(state, false, true, settings[setting::TYPICAL_P]);
+      return false;
     case XTC:
       state.target = settings[setting::XTC_THRESHOLD] * state.total;
       state.operation = LIKELY;
-      return;
+      return false;
     case MIROSTAT: {
       const double least = state.total * exp2(-settings[setting::MIROSTAT_LIMIT]);
       if (least > 1.0) keep_best(state);
       else bound(state, BY_WEIGHT, least);
-      return go_on(at, state);
+      return true;
     }
     default:  // NORMALIZE
       state.probability = state.highest + log(state.total);
-      if (!at.given.table->list_width) return finish(state);
-      return go_on(at, state);
+      if (at.given.table->list_width) return true;
+      finish(state);
+      return false;
   }
 }
 
@@ -170,14 +177,11 @@ __device__ __forceinline__ int status_of(const SamplingPart& found) {
   return found.flags & 1 ? HAS_NAN : found.flags & 2 ? HAS_INFINITY : found.counts[0] ? FINE : ALL_MASKED;
 }
 
-__device__ inline void scanned(const Row& at, SamplingState& state, const SamplingPart& found) {
-  state.count = found.counts[0], state.operation = DONE;
-  if (status_of(found) != FINE) {
-    state.status = status_of(found);
-    return;
-  }
+__device__ __forceinline__ bool scanned(SamplingState& state, const SamplingPart& found) {
   state.highest = value_of((unsigned)(found.best >> 32)), state.best = (int)(0xffffffffu - (unsigned)found.best);
-  go_on(at, state);
+  if (status_of(found) == FINE) return true;
+  state.status = status_of(found), state.operation = DONE;
+  return false;
 }
 
 // The most likely token, where it is all that is wanted.
@@ -191,59 +195,62 @@ __device__ __forceinline__ void list_first(SamplingState& state, int operation) 
   state.after = operation, state.operation = SQUEEZE;
 }
 
-__device__ inline void searched(const Row& at, SamplingState& state, const SamplingPart& found, bool alone) {
+__device__ __forceinline__ bool searched(SamplingState& state, const SamplingPart& found, bool alone) {
   const bool is_over = narrow(state, found);
-  if (state.locating) return;
-  const bool fits = !alone && state.count <= PART;
-  if (fits) list_first(state, is_over ? SCAN : SEARCH);
-  else if (is_over) go_on(at, state);
+  if (state.locating) return false;
+  if (alone || state.count > PART) return is_over;
+  list_first(state, is_over ? SCAN : SEARCH);
+  return false;
 }
 
 // What comes after an operation.
-__device__ inline void decide(const Row& at, SamplingState& state, const SamplingPart& found, bool alone) {
+__device__ __forceinline__ bool decide(const Row& at, SamplingState& state, const SamplingPart& found, bool alone) {
   const int operation = state.operation;
   state.ordered = state.bounded = state.applying = state.locating = state.bucket = 0;
   if (operation == SCAN || operation == WEIGH || operation == SPREAD) {
     state.count = found.counts[0];
     const bool is_fine = operation != SCAN || status_of(found) == FINE;
-    if (!alone && is_fine && state.count <= PART && !is_simple(at)) return list_first(state, operation);
+    if (!alone && is_fine && state.count <= PART && !is_simple(at)) {
+      list_first(state, operation);
+      return false;
+    }
   }
   switch (operation) {
-    case SCAN: return scanned(at, state, found);
-    case MARK: state.applying = state.marking, state.operation = SCAN; return;
+    case SCAN: return scanned(state, found);
+    case MARK: state.applying = state.marking, state.operation = SCAN; return false;
     case WEIGH: return weighed(at, state, found);
     case SPREAD: {
       const double mean = found.sums[0] / found.counts[0];
       const double deviation = sqrt(fmax(found.sums[1] / found.counts[0] - mean * mean, 0.0));
       bound(state, BY_LOGIT, state.highest - at.asked.settings[setting::TOP_N_SIGMA] * deviation);
-      return go_on(at, state);
+      return true;
     }
-    case SEARCH: return searched(at, state, found, alone);
+    case SEARCH: return searched(state, found, alone);
     case LIKELY:
-      if (found.counts[0] < 2) return go_on(at, state);
+      if (found.counts[0] < 2) return true;
       bound(state, BUT_LIKELY, state.target), state.survivor = (int)(unsigned)found.best;
       state.operation = SCAN;
-      return;
+      return false;
     case DRAW:
       state.total = found.sums[0], state.target = state.uniform * state.total;
       state.locating = 1;
-      return;
-    case SQUEEZE: state.listed = state.count, state.operation = state.after; return;
-    default: return finish(state);  // DISTRIBUTE, WRITE_LIST
+      return false;
+    case SQUEEZE: state.listed = state.count, state.operation = state.after; return false;
+    default: finish(state); return false;  // DISTRIBUTE, WRITE_LIST
   }
 }
 
 // What comes after a token was found. Of an open row nobody knows how many are left in each part: that is counted.
-__device__ inline void located(const Row& at, SamplingState& state, bool alone) {
+__device__ __forceinline__ bool located(const Row& at, SamplingState& state, bool alone) {
   if (state.operation == DRAW) {
     state.probability /= state.total;
     if (at.given.distributions) state.operation = DISTRIBUTE;
     else finish(state);
-    return;
+    return false;
   }
   state.last = state.chosen, state.chosen = -1, state.probability = 1.0;
-  if (alone) go_on(at, state);
-  else state.operation = SCAN;
+  if (!alone) state.operation = SCAN;
+  return alone;
 }
 
 }  // namespace sampling

@@ -49,6 +49,7 @@ __device__ __forceinline__ void load_list(const Row& at, int count, Tokens& toke
 __device__ __forceinline__ void edit(const Row& at, Tokens& tokens) {
   const int* ids = at_place<int>(at.given.table, at.given.table->edit_ids);
   const float* values = at_place<float>(at.given.table, at.given.table->edit_values);
+#pragma unroll 1
   for (long long edit = at.asked.span[span::FIRST_EDIT]; edit < at.asked.span[span::END_EDIT]; ++edit) {
     const int place = ids[edit] - tokens.id[0];
     const float value = values[edit];
@@ -107,6 +108,7 @@ __device__ __forceinline__ Window window_of(const Row& at, int marking) {
 __device__ __forceinline__ int agreeing(const Window& window, int place, int limit) {
   int length = 0;
   const int most = min(place, limit), last = window.count - 1;
+#pragma unroll 1
   while (length < most && window.tokens[place - 1 - length] == window.tokens[last - length]) ++length;
   return length;
 }
@@ -114,7 +116,7 @@ __device__ __forceinline__ int agreeing(const Window& window, int place, int lim
 // Write what a history says of a token: 1 = it completes an n-gram that was there (NGRAMS); 1 + 2 * how often it was
 // generated (OCCURRENCES); 1 + how long a repetition it continues (REPETITIONS). Sums and maxima of integers: the order
 // of threads does not matter.
-__device__ inline void mark(const Row& at, int marking, int parts) {
+__device__ __forceinline__ void mark(const Row& at, int marking, int parts) {
   const Window window = window_of(at, marking);
   int* marks = at.given.marks + (long long)at.number * at.given.vocab_size;
   const int size = (int)at.asked.settings[setting::NO_REPEAT_NGRAM_SIZE];
@@ -122,6 +124,7 @@ __device__ inline void mark(const Row& at, int marking, int parts) {
   const int limit = (int)at.asked.span[span::DRY_LIMIT];
   const int first_output = (int)at.asked.span[span::FIRST_OUTPUT] - window.skipped;
   const int part = parts == 1 ? 0 : at.part;
+#pragma unroll 1
   for (int place = part * THREADS + threadIdx.x; place < window.count; place += parts * THREADS) {
     int* own = marks + window.tokens[place];
     if (marking == OCCURRENCES) {
@@ -153,7 +156,7 @@ __device__ __forceinline__ float penalised(const Row& at, const SamplingState& s
   return bounded(value);
 }
 
-__device__ inline void apply_marks(const Row& at, const SamplingState& state, Tokens& tokens) {
+__device__ __forceinline__ void apply_marks(const Row& at, const SamplingState& state, Tokens& tokens) {
   volatile int* marks = at.given.marks + (long long)at.number * at.given.vocab_size;
 #pragma unroll
   for (int i = 0; i < OWN; ++i) {
@@ -165,6 +168,7 @@ __device__ inline void apply_marks(const Row& at, const SamplingState& state, To
   if (!state.listed) return;
   __syncthreads();  // a list may lack tokens that have a mark: all are taken away where they were made
   const Window window = window_of(at, state.applying);
+#pragma unroll 1
   for (int place = threadIdx.x; place < window.count; place += THREADS) marks[window.tokens[place]] = 0;
 }
 
@@ -182,7 +186,7 @@ __device__ __forceinline__ void drop(const SamplingState& state, Tokens& tokens)
     }
     if (state.bounded == BY_LOGIT) stays = stays && (double)x >= state.bound;
     if (state.bounded == BY_WEIGHT || state.bounded == BUT_LIKELY) {
-      const double weight = exp(((double)x - state.bound_highest) * (1.0 / state.bound_temperature));
+      const double weight = weight_at(((double)x - state.bound_highest) * (1.0 / state.bound_temperature));
       const bool has = weight >= state.bound;
       stays = stays && (state.bounded == BY_WEIGHT ? has : !has || tokens.id[i] == state.survivor);
     }

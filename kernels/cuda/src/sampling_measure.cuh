@@ -69,7 +69,7 @@ __device__ __forceinline__ int buckets_of(int operation) {
 // Weights and numbers of tokens by bucket. A thread adds to a column of its own, so no atomics and one order; columns of
 // neighbouring threads lie in neighbouring banks. WEIGH: bucket 0 has the weights, 1 the weights times the distances
 // from the highest logit (in temperatures); SPREAD: distances, and their squares.
-__device__ inline void add_up(const Tokens& tokens, const Room& room) {
+__device__ __forceinline__ void add_up(const Tokens& tokens, const Room& room) {
   const SamplingState& state = *room.state;
   const int operation = state.operation, used = buckets_of(operation), thread = threadIdx.x;
   for (int bucket = 0; bucket < used; ++bucket)
@@ -82,7 +82,7 @@ __device__ inline void add_up(const Tokens& tokens, const Room& room) {
     const double distance = (double)x - state.highest;
     double first = distance, second = distance * distance;
     int bucket = 0;
-    if (operation != SPREAD) first = state.by_number && operation == SEARCH ? 1.0 : exp(distance * scale);
+    if (operation != SPREAD) first = state.by_number && operation == SEARCH ? 1.0 : weight_at(distance * scale);
     if (operation == SEARCH) bucket = bucket_of(state, place_of(state, state.by_distance, x));
     else if (operation != SPREAD) second = first * distance * scale;
     room.columns[bucket * THREADS + thread] += first;
@@ -114,7 +114,7 @@ __device__ __forceinline__ SamplingPart* result_of(const Row& at, int part) {
 }
 
 // Leave what this block measured where the last one finds it; whether this is the last one.
-__device__ inline bool is_last(const Row& at, const Room& room) {
+__device__ __forceinline__ bool is_last(const Row& at, const Room& room) {
   __syncthreads();
   SamplingPart* own = result_of(at, at.part);
   const int used = buckets_of(room.state->operation), thread = threadIdx.x;
@@ -133,7 +133,7 @@ __device__ inline bool is_last(const Row& at, const Room& room) {
 }
 
 // Add up what the blocks of a row left: sixteen lanes share the parts of a bucket, so that the loads are in flight together.
-__device__ inline void join(const Row& at, const Room& room) {
+__device__ __forceinline__ void join(const Row& at, const Room& room) {
   const int used = buckets_of(room.state->operation), parts = at.given.parts, lanes = 16;
   unsigned long long best = 0;
   int flags = 0;
@@ -170,23 +170,25 @@ __device__ inline void join(const Row& at, const Room& room) {
 // --- lists -----------------------------------------------------------------------------------------------------------
 
 // Where each part's tokens go in the list: behind those of the parts before.
-__device__ inline void place_parts(const Row& at, const Room& room) {
+__device__ __forceinline__ void place_parts(const Row& at, const Room& room) {
   const int buckets = room.state->bucket + 1;
   int* kept = reinterpret_cast<int*>(room.columns);
   for (int part = threadIdx.x; part < at.given.parts; part += THREADS) {
     kept[part] = 0;
+#pragma unroll 1
     for (int bucket = 0; bucket < buckets; ++bucket) kept[part] += fresh(&result_of(at, part)->counts[bucket]);
   }
   __syncthreads();
   if (threadIdx.x) return;
   int before = 0;
+#pragma unroll 1
   for (int part = 0; part < at.given.parts; ++part) {
     at.given.offsets[(long long)at.number * at.given.parts + part] = before;
     before += kept[part];
   }
 }
 
-__device__ inline void squeeze(const Row& at, const Tokens& tokens, const Room& room) {
+__device__ __forceinline__ void squeeze(const Row& at, const Tokens& tokens, const Room& room) {
   double count = 0.0;
 #pragma unroll
   for (int i = 0; i < OWN; ++i) count += in_play(tokens.value[i]);
@@ -201,30 +203,32 @@ __device__ inline void squeeze(const Row& at, const Tokens& tokens, const Room& 
 }
 
 // The ids of what is in play, in order: a token's rank is how many come before it.
-__device__ inline void write_list(const Row& at, const Tokens& tokens, const Room& room) {
+__device__ __forceinline__ void write_list(const Row& at, const Tokens& tokens, const Room& room) {
   unsigned long long* all = reinterpret_cast<unsigned long long*>(room.columns);
   int* out = at.given.lists + (long long)at.number * PART;
-  unsigned long long own[OWN];
+  const int width = at.given.table->list_width, first = threadIdx.x * OWN;
 #pragma unroll
   for (int i = 0; i < OWN; ++i) {
     const unsigned long long key = key_of(tokens.value[i]);
-    own[i] = in_play(tokens.value[i]) ? key << 32 | (0xffffffffu - (unsigned)tokens.id[i]) : 0;
-    all[threadIdx.x * OWN + i] = own[i];
-    if ((int)threadIdx.x * OWN + i < at.given.table->list_width) out[threadIdx.x * OWN + i] = -1;
+    all[first + i] = in_play(tokens.value[i]) ? key << 32 | (0xffffffffu - (unsigned)tokens.id[i]) : 0;
+    if (first + i < width) out[first + i] = -1;
   }
   __syncthreads();
   const int size = room.state->listed ? room.state->listed : min(at.given.vocab_size, PART);
+#pragma unroll 1
   for (int i = 0; i < OWN; ++i) {
-    if (!own[i]) continue;
+    const unsigned long long own = all[first + i];
+    if (!own) continue;
     int rank = 0;
-    for (int other = 0; other < size; ++other) rank += all[other] > own[i];
-    if (rank < at.given.table->list_width) out[rank] = tokens.id[i];
+#pragma unroll 4
+    for (int other = 0; other < size; ++other) rank += all[other] > own;
+    if (rank < width) out[rank] = (int)(0xffffffffu - (unsigned)own);
   }
 }
 
 // Of an operation that looks for the token at which sums in order of the ids reach a target: tokens of the row's part in
 // which it lies. `before` becomes the sum before that part.
-__device__ inline void find_part(const Row& at, const Room& room) {
+__device__ __forceinline__ void find_part(const Row& at, const Room& room) {
   SamplingState& state = *room.state;
   const bool by_count = state.operation == SEARCH && state.by_number;
   const int bucket = state.operation == SEARCH ? state.bucket : 0;
@@ -235,6 +239,7 @@ __device__ inline void find_part(const Row& at, const Room& room) {
   __syncthreads();
   if (threadIdx.x == 0) {
     double reached = state.before;
+#pragma unroll 1
     for (int part = 0; part < at.given.parts; ++part) {
       if (!(room.columns[part] > 0.0)) continue;
       state.part = part, state.before = reached;
@@ -247,7 +252,7 @@ __device__ inline void find_part(const Row& at, const Room& room) {
 
 // The first token at which sums in order of the ids pass the target (DRAW: of all in play; SEARCH: reach it, of those at
 // the floor), or the last that has any: `chosen`, and its weight as `probability`.
-__device__ inline void find_token(const Tokens& tokens, const Room& room) {
+__device__ __forceinline__ void find_token(const Tokens& tokens, const Room& room) {
   SamplingState& state = *room.state;
   const bool draws = state.operation == DRAW;
   double weights[OWN], own = 0.0;

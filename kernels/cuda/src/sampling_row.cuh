@@ -197,12 +197,15 @@ __device__ __forceinline__ unsigned place_of(const SamplingState& state, bool by
   return key_of(by_distance ? bounded(-fabs((double)x - state.centre)) : x);
 }
 
+// One copy of it: inlined wherever it is needed it would be most of the code.
+__device__ __noinline__ double weight_at(double distance) { return exp(distance); }
+
 __device__ __forceinline__ double weight_of(const SamplingState& state, float x) {
-  return exp(((double)x - state.highest) * (1.0 / state.temperature));
+  return weight_at(((double)x - state.highest) * (1.0 / state.temperature));
 }
 
 // Two numbers in [0, 1), those of NumPy's Philox with this key and counter (Salmon et al. 2011).
-__device__ inline void uniforms(const unsigned long long (&counter)[3], double& first, double& second) {
+__device__ __forceinline__ void uniforms(const unsigned long long (&counter)[3], double& first, double& second) {
   unsigned long long a = counter[2] + 1, b = 0, c = 0, d = 0, key_0 = counter[0], key_1 = counter[1];
   const unsigned long long multiplier_0 = 0xD2E7470EE14C6C93ull, multiplier_1 = 0xCA5A826395121157ull;
   for (int turn = 0; turn < 10; ++turn) {
