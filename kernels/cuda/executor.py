@@ -20,10 +20,10 @@ from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weig
 from .attention import check_attention
 from .driver import Driver
 from .launches import Counts, Functions, Start
-from .logits import DeviceLogits, LogitsBlock, NumberReader
+from .logits import DeviceLogits, LogitsBlock, LogitsMemory
 from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
-from .sampling import CudaSampler
+from .sampling import SAMPLING_KERNELS, CudaSampler
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
 
@@ -43,7 +43,8 @@ class CudaExecutor:
         self.host_threads = Threads(threads)
         self.threads: int = self.host_threads.count
         self._weights = DeviceWeights(driver)
-        self._reader: NumberReader | None = None
+        self._logits = LogitsMemory(driver)
+        self._sampling: Functions | None = None
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()
@@ -58,16 +59,12 @@ class CudaExecutor:
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:
             check_part(part, layers)
-        return CudaStep(program, layers, self._weights, self.driver, self.reader)
-
-    def reader(self) -> NumberReader:
-        """What brings single numbers to the host."""
-        if self._reader is None:
-            self._reader = NumberReader(self.driver)
-        return self._reader
+        return CudaStep(program, layers, self._weights, self.driver, self._logits)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
-        return CudaSampler(self.driver, vocab_size, self.host_threads)
+        if self._sampling is None:
+            self._sampling = self.driver.load(SAMPLING_KERNELS)
+        return CudaSampler(self.driver, self._sampling, vocab_size, self.host_threads)
 
     def host(self, rows: Any) -> NDArray[np.float32]:
         return np.asarray(rows) if isinstance(rows, np.ndarray | DeviceLogits) else self.driver.download(rows)
@@ -109,10 +106,10 @@ class CudaStep:
 
     def __init__(
         self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver,
-        reader: Callable[[], NumberReader],
+        logits: LogitsMemory,
     ) -> None:  # fmt: skip
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
-        self._reader, self._handed_out = reader, WeakSet[LogitsBlock]()
+        self._logits, self._handed_out = logits, WeakSet[LogitsBlock]()
         self._limits = _limits(program, layers)
         self._cancelled = False
         self._lower(Capacity())
@@ -140,9 +137,10 @@ class CudaStep:
 
     def start(self, counts: Counts) -> None:
         """Start all kernels over the step that was prepared last, without waiting for them."""
-        for block in list(self._handed_out):
-            block.keep()
-        self._handed_out.clear()
+        with self._logits.lock:
+            for block in list(self._handed_out):
+                block.keep()
+            self._handed_out.clear()
         for start in self._starts:
             if self._cancelled:
                 self._driver.synchronize()
@@ -161,7 +159,7 @@ class CudaStep:
         if type_.per is Per.TOKEN:
             rows = self._values.places[name].view(counts["tokens"])
             return self._driver.download(rows).reshape(type_.shape)
-        block = LogitsBlock(self._driver, self._values.places[name].view(counts["logits_rows"]), self._reader)
+        block = LogitsBlock(self._logits, self._values.places[name].view(counts["logits_rows"]))
         self._handed_out.add(block)
         return DeviceLogits.of(block)
 

@@ -6,7 +6,9 @@ nobody needs to know how long rows live, and what is sampled at once is never co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,29 +16,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .driver import Driver
-from .launches import bind
+from .launches import Functions, bind
 from .sources import CudaKernel
 
 GATHER = CudaKernel("gather.cu", "gather_numbers", "GatherArguments", 128)
 
 
-class NumberReader:
-    """Brings single numbers to the host, wherever they lie."""
+class LogitsMemory:
+    """What blocks of an executor share.
+
+    Attributes:
+        lock: held from reading where rows lie until what reads them has been started, and while they move.
+    """
 
     def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._functions = driver.load([GATHER])
+        self.driver, self.lock = driver, threading.RLock()
+        self._functions: Functions | None = None
 
-    def read(self, addresses: NDArray[np.uint64]) -> NDArray[np.float32]:
-        """The float32 numbers at these addresses, in the same shape."""
-        count = addresses.size
-        if not count:
-            return np.empty(addresses.shape, np.float32)
-        places, out = self._driver.upload(addresses.reshape(-1)), self._driver.zeros(4 * count)
-        given = {"places": self._driver.address(places), "out": self._driver.address(out), "count": count}
+    def numbers(self, addresses: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """The float32 numbers at these addresses, in the same shape, on the host."""
+        count, driver = addresses.size, self.driver
+        if self._functions is None:
+            self._functions = driver.load([GATHER])
+        places, out = driver.upload(addresses.reshape(-1)), driver.zeros(4 * count)
+        given = {"places": driver.address(places), "out": driver.address(out), "count": count}
         grid = (-(-count // GATHER.threads), 1, 1)
-        self._driver.launch(self._functions[GATHER], GATHER, grid, bind(GATHER, **given))
-        found: NDArray[np.float32] = self._driver.download(out.view(np.float32)).reshape(addresses.shape)
+        driver.launch(self._functions[GATHER], GATHER, grid, bind(GATHER, **given))
+        found: NDArray[np.float32] = driver.download(out.view(np.float32)[:count]).reshape(addresses.shape)
         return found
 
 
@@ -45,11 +51,10 @@ class LogitsBlock:
 
     Args:
         rows: the device's array, float32 [rows, width].
-        reader: of single numbers.
     """
 
-    def __init__(self, driver: Driver, rows: Any, reader: Callable[[], NumberReader]) -> None:
-        self.driver, self._rows, self._reader = driver, rows, reader
+    def __init__(self, memory: LogitsMemory, rows: Any) -> None:
+        self.memory, self._rows = memory, rows
 
     @property
     def width(self) -> int:
@@ -61,29 +66,27 @@ class LogitsBlock:
 
     def address(self, row: int) -> int:
         """Where a row begins."""
-        return self.driver.address(self._rows) + int(self._rows.strides[0]) * row
+        return self.memory.driver.address(self._rows) + int(self._rows.strides[0]) * row
 
     def keep(self) -> None:
         """Move to memory of their own: what they lie in is about to be written to."""
-        own = self.driver.zeros(4 * len(self) * self.width).view(np.float32).reshape(len(self), self.width)
-        self.driver.copy(own, self._rows)
+        driver = self.memory.driver
+        own = driver.zeros(4 * len(self) * self.width).view(np.float32).reshape(len(self), self.width)
+        driver.copy(own, self._rows)
         self._rows = own
 
     def download(self, first: int, end: int) -> NDArray[np.float32]:
         """Some rows on the host."""
-        found: NDArray[np.float32] = self.driver.download(self._rows[first:end])
+        with self.memory.lock:
+            found: NDArray[np.float32] = self.memory.driver.download(self._rows[first:end])
         return found
-
-    def numbers(self, addresses: NDArray[np.uint64]) -> NDArray[np.float32]:
-        """Numbers on the host that lie in this block's device."""
-        return self._reader().read(addresses)
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceLogits:
     """float32 [rows, V], or one row [V], in device memory. What NumPy's arrays can that is of use for logits: slices of
-    rows; np.stack and np.concatenate, which copy nothing; `logits[rows, tokens]`, single numbers on the host. np.asarray
-    brings all of it to the host.
+    rows; np.stack and np.concatenate, which copy nothing; `logits[rows, tokens]`, single numbers on the host. All of it
+    comes to the host by np.asarray.
 
     Attributes:
         blocks, numbers: of each row the block that it lies in, and its number there.
@@ -128,10 +131,22 @@ class DeviceLogits:
             raise ValueError(f"logits in device memory are {list(self.shape)}, not {list(shape)}")
         return self
 
-    def addresses(self) -> NDArray[np.uint64]:
-        """Where each row begins."""
-        found = [block.address(number) for block, number in zip(self.blocks, self.numbers, strict=True)]
-        return np.array(found, np.uint64)
+    def copy(self) -> DeviceLogits:
+        """Itself: it never changes."""
+        return self
+
+    @contextmanager
+    def held_for(self, driver: Driver) -> Iterator[NDArray[np.uint64] | None]:
+        """Where each row begins, as long as the context lasts; None if another driver has any of them: its stream knows
+        nothing of this one's.
+        """
+        memories = {block.memory for block in self.blocks}
+        if {memory.driver for memory in memories} - {driver} or len(memories) > 1:
+            yield None
+            return
+        with memories.pop().lock if memories else nullcontext():
+            found = [block.address(number) for block, number in zip(self.blocks, self.numbers, strict=True)]
+            yield np.array(found, np.uint64)
 
     def _single(self, rows: Any, tokens: Any) -> NDArray[np.float32]:
         where, which = np.broadcast_arrays(rows, tokens)
@@ -140,7 +155,10 @@ class DeviceLogits:
         size, count = self.width, len(self)
         if not (0 <= which.min() <= which.max() < size and -count <= where.min() <= where.max() < count):
             raise IndexError(f"an index is outside of logits {list(self.shape)}")
-        return self.blocks[0].numbers(self.addresses()[where] + np.uint64(4) * which.astype(np.uint64))
+        with self.held_for(self.blocks[0].memory.driver) as addresses:
+            if addresses is None:
+                return np.asarray(self)[where, which]
+            return self.blocks[0].memory.numbers(addresses[where] + np.uint64(4) * which.astype(np.uint64))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         found, parts = 0, []

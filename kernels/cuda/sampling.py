@@ -6,6 +6,7 @@ How many launches a call needs follows from the steps that its rows ask for, nev
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..cpu.sampling import CpuSampler
 from ..host.arrays import Threads
 from ..sampling import FINE, MAX_STEPS, ROW, SamplingBatch, Setting, Span, Step, check_row_numbers, mask_words
 from .driver import Driver
-from .launches import bind
+from .launches import Functions, bind
 from .logits import DeviceLogits
 from .sources import CudaKernel, structs
 
@@ -42,6 +43,9 @@ def sampling_kernel(greedy: bool) -> CudaKernel:
     """The kernel for all steps, or for rows that want nothing but their most likely token."""
     function = f"sampling::sample_rows<{str(greedy).lower()}>"
     return CudaKernel("sampling.cu", function, "SamplingArguments", _THREADS)
+
+
+SAMPLING_KERNELS = tuple(sampling_kernel(greedy) for greedy in (False, True))
 
 
 def launches_of(steps: list[int], settings: NDArray[np.float64], *, parts: int, distributions: bool) -> int:
@@ -82,17 +86,18 @@ class CudaSampler:
     More than 2,048 likely tokens of a row (`log_normalizers`) are found on the host.
 
     Args:
-        threads: of the host, for that.
+        functions: SAMPLING_KERNELS, loaded. threads: of the host.
     """
 
-    def __init__(self, driver: Driver, vocab_size: int, threads: Threads) -> None:
+    def __init__(self, driver: Driver, functions: Functions, vocab_size: int, threads: Threads) -> None:
         self._driver, self._vocab_size, self._threads = driver, vocab_size, threads
         self._parts = -(-vocab_size // PART)
         self._most_rows = max(1, min(_MOST_ROWS, _MOST_BYTES // (4 * PART * self._parts)))
-        self._functions = driver.load([sampling_kernel(greedy) for greedy in (False, True)])
+        self._functions = functions
         self._header = structs("sampling.cu")["SamplingTable"]
         self._outcome = structs("sampling.cu")["SamplingOutcome"]
         self._capacity, self._memory = _Capacity(), dict[str, Any]()
+        self._bound: dict[tuple[CudaKernel, bool, bool], NDArray[np.void]] = {}
         self._table = driver.zeros(_ALIGNMENT)
         self._host_table = np.zeros(_ALIGNMENT, np.uint8)
 
@@ -139,13 +144,12 @@ class CudaSampler:
         capacity = self._capacity.grown(count, marks=marks, distributions=wants)
         if capacity != self._capacity:
             self._allocate(capacity)
-        self._write(logits, batch, rows, top)
         kernel = sampling_kernel(greedy)
-        arguments = [self._arguments(kernel, is_first, wants) for is_first in (True, False)]
-        for launch in range(launches):
-            self._driver.launch(
-                self._functions[kernel], kernel, (self._parts, count, 1), arguments[0 if launch == 0 else 1]
-            )
+        with _held(logits, self._driver) as addresses:
+            self._write(*_sources(logits, addresses, batch, rows), batch, rows, top)
+            for launch in range(launches):
+                arguments = self._arguments(kernel, is_first=launch == 0, distributions=wants)
+                self._driver.launch(self._functions[kernel], kernel, (self._parts, count, 1), arguments)
         found = self._driver.download(self._memory["outcomes"][: self._outcome.itemsize * count]).view(self._outcome)
         if (found["status"] < FINE).any():
             raise AssertionError(f"a row was not done after {launches} launches")
@@ -172,6 +176,7 @@ class CudaSampler:
     def _allocate(self, capacity: _Capacity) -> None:
         """Memory for larger batches."""
         self._memory.clear()
+        self._bound.clear()
         rows, parts, size = capacity.rows, self._parts, self._vocab_size
         layouts = structs("sampling.cu")
         floats, integers, doubles = np.float32, np.int32, np.float64
@@ -193,18 +198,23 @@ class CudaSampler:
             self._memory[name] = self._driver.zeros(nbytes).view(dtype).reshape(shape)
         self._capacity = capacity
 
-    def _arguments(self, kernel: CudaKernel, is_first: bool, distributions: bool) -> NDArray[np.void]:
-        places = {name: self._driver.address(array) for name, array in self._memory.items()}
-        if not distributions:
-            places["distributions"] = 0
-        return bind(
-            kernel, table=self._driver.address(self._table), **places, vocab_size=self._vocab_size, parts=self._parts,
-            is_first=int(is_first),
-        )  # fmt: skip
+    def _arguments(self, kernel: CudaKernel, *, is_first: bool, distributions: bool) -> NDArray[np.void]:
+        """What a launch is given: the same in every call, as long as no memory moves."""
+        key = kernel, is_first, distributions
+        if key not in self._bound:
+            places = {name: self._driver.address(array) for name, array in self._memory.items()}
+            if not distributions:
+                places["distributions"] = 0
+            self._bound[key] = bind(
+                kernel, table=self._driver.address(self._table), **places, vocab_size=self._vocab_size,
+                parts=self._parts, is_first=int(is_first),
+            )  # fmt: skip
+        return self._bound[key]
 
-    def _write(self, logits: Any, batch: SamplingBatch, rows: NDArray[np.void], top: int) -> None:
-        """Bring a batch into device memory, in one block."""
-        sources, uploaded = _sources(logits, batch, rows, self._driver)
+    def _write(
+        self, sources: Int64, uploaded: NDArray[np.float32], batch: SamplingBatch, rows: NDArray[np.void], top: int
+    ) -> None:
+        """Bring a batch into device memory, in one block; the first two are those of `_sources`."""
         sections: dict[str, NDArray[Any]] = {
             "rows": rows, "sources": sources, "edit_ids": batch.edit_ids, "edit_values": batch.edit_values,
             "tokens": batch.tokens, "masks": batch.masks, "logits": uploaded,
@@ -216,6 +226,7 @@ class CudaSampler:
         if end > len(self._host_table):
             self._table = self._driver.zeros(2 * end)
             self._host_table = np.zeros(2 * end, np.uint8)
+            self._bound.clear()
         base = self._driver.address(self._table) + places["logits"]
         along = sources < 0
         sources[along] = base + 4 * self._vocab_size * (-1 - sources[along])
@@ -225,9 +236,9 @@ class CudaSampler:
         header["count"], header["list_width"] = len(rows), top
         self._host_table[: header.nbytes] = np.frombuffer(header.tobytes(), np.uint8)
         for name, array in sections.items():
-            self._host_table[places[name] : places[name] + array.nbytes] = np.ascontiguousarray(array).view(
-                np.uint8
-            ).reshape(-1)
+            self._host_table[places[name] : places[name] + array.nbytes] = (
+                np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+            )
         self._driver.write(self._table[:end], self._host_table[:end])
 
 
@@ -238,17 +249,19 @@ def _check_logits(logits: Any, vocab_size: int) -> None:
         raise ValueError(f"logits are {list(logits.shape)}, expected [any, {vocab_size}]")
 
 
-def _sources(
-    logits: Any, batch: SamplingBatch, rows: NDArray[np.void], driver: Driver
-) -> tuple[Int64, NDArray[np.float32]]:
-    """Addresses of the logits of each row, or minus one and their number among those that come along; these.
+def _held(logits: Any, driver: Driver) -> AbstractContextManager[NDArray[np.uint64] | None]:
+    """Addresses of all rows, as long as the context lasts; None for those that go over the host."""
+    return logits.held_for(driver) if isinstance(logits, DeviceLogits) else nullcontext()
 
-    Rows of another driver, whose stream knows nothing of this one's, go over the host.
-    """
+
+def _sources(
+    logits: Any, addresses: NDArray[np.uint64] | None, batch: SamplingBatch, rows: NDArray[np.void]
+) -> tuple[Int64, NDArray[np.float32]]:
+    """Addresses of the logits of each row, or minus one and their number among those that come along; these."""
     numbers: Int64 = rows["span"][:, Span.SOURCE].copy()
     given = np.flatnonzero(numbers >= 0)
-    if isinstance(logits, DeviceLogits) and all(block.driver is driver for block in logits.blocks):
-        numbers[given] = logits.addresses()[numbers[given]].astype(np.int64)
+    if addresses is not None:
+        numbers[given] = addresses[numbers[given]].astype(np.int64)
         return numbers, batch.replaced
     own = np.asarray(logits[numbers[given]])
     first = len(batch.replaced)
