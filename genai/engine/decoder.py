@@ -19,8 +19,8 @@ from .mix import AdapterMix
 from .scheduler import Run, StepPlan, plan_step
 from .stored import StoredArray, StoredTokens
 
-# float32 [rows, vocab_size]: NumPy's, or in a device's memory, from where np.asarray brings them to the host. There they
-# can be cut into rows, stacked and concatenated; `logits[rows, tokens]` are single numbers on the host.
+# float32 [rows, vocab_size]: NumPy's, or in a device's memory, from where np.asarray brings them to the host. There
+# they can be cut into rows, stacked and concatenated; `logits[rows, tokens]` are single numbers on the host.
 Logits = NDArray[np.float32]
 T = TypeVar("T")
 

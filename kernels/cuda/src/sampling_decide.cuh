@@ -198,9 +198,12 @@ __device__ __forceinline__ void list_first(SamplingState& state, int operation) 
 __device__ __forceinline__ bool searched(SamplingState& state, const SamplingPart& found, bool alone) {
   const bool is_over = narrow(state, found);
   if (state.locating) return false;
-  if (alone || state.count > PART) return is_over;
-  list_first(state, is_over ? SCAN : SEARCH);
-  return false;
+  if (!alone && state.count <= PART) {
+    list_first(state, is_over ? SCAN : SEARCH);
+    return false;
+  }
+  if (is_over && state.by_distance) state.operation = SCAN;  // the most likely token may be out
+  return is_over && !state.by_distance;
 }
 
 // What comes after an operation.
@@ -240,17 +243,19 @@ __device__ __forceinline__ bool decide(const Row& at, SamplingState& state, cons
   }
 }
 
-// What comes after a token was found. Of an open row nobody knows how many are left in each part: that is counted.
+// What comes after a token was found. Of an open row nobody knows how many are left in each part: that is counted. An
+// order by distance may have left the most likely token out.
 __device__ __forceinline__ bool located(const Row& at, SamplingState& state, bool alone) {
   if (state.operation == DRAW) {
-    state.probability /= state.total;
+    state.probability = state.weight / state.total;
     if (at.given.distributions) state.operation = DISTRIBUTE;
     else finish(state);
     return false;
   }
-  state.last = state.chosen, state.chosen = -1, state.probability = 1.0;
-  if (!alone) state.operation = SCAN;
-  return alone;
+  state.last = state.chosen, state.chosen = -1;
+  const bool next = alone && !state.by_distance;
+  if (!next) state.operation = SCAN;
+  return next;
 }
 
 }  // namespace sampling

@@ -251,7 +251,7 @@ __device__ __forceinline__ void find_part(const Row& at, const Room& room) {
 }
 
 // The first token at which sums in order of the ids pass the target (DRAW: of all in play; SEARCH: reach it, of those at
-// the floor), or the last that has any: `chosen`, and its weight as `probability`.
+// the floor), or the last that has any: `chosen`, and its `weight`.
 __device__ __forceinline__ void find_token(const Tokens& tokens, const Room& room) {
   SamplingState& state = *room.state;
   const bool draws = state.operation == DRAW;
@@ -279,7 +279,7 @@ __device__ __forceinline__ void find_token(const Tokens& tokens, const Room& roo
   const int chosen = (int)((found >> 63 ? 0xffffffffu - (unsigned)found : (unsigned)found) - 1);
 #pragma unroll
   for (int i = 0; i < OWN; ++i)
-    if (tokens.id[i] == chosen && weights[i] > 0.0) state.chosen = chosen, state.probability = weights[i];
+    if (tokens.id[i] == chosen && weights[i] > 0.0) state.chosen = chosen, state.weight = weights[i];
 }
 
 }  // namespace sampling

@@ -45,6 +45,7 @@ struct SamplingState {
   double bound;
   double bound_highest;
   double bound_temperature;
+  double weight;
   double probability;
   int operation;
   int after;
