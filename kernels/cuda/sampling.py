@@ -36,7 +36,8 @@ _LAUNCHES = {
 # Rows that are sampled at the same time: their logits, and what a history says of tokens, take at most so much each.
 _MOST_BYTES, _MOST_ROWS = 64 << 20, 256
 
-Int64, Float64 = NDArray[np.int64], NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
 
 
 def sampling_kernel(greedy: bool) -> CudaKernel:

@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nucleus": {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
     "rare": {"temperature": 1.0, "typical_p": 0.9, "top_n_sigma": 3.0, "xtc_probability": 0.5, "dry_multiplier": 0.8},
     "mirostat": {"mirostat": 2, "mirostat_tau": 3.0},
-    "bias": {"temperature": 0.7, "logit_bias": {100: 5.0, 5: -100.0}, "min_tokens": 6},
+    "bias": {"temperature": 0.7, "logit_bias": {100: 5.0, 5: -100.0}, "min_tokens": 3},
     "choice": {"temperature": 1.0, "choice": ["Paris", "London", "Nora"]},
     "regex": {"temperature": 1.0, "regex": "[a-z ]{3,9}"},
     "logprobs": {"temperature": 0.8, "logprobs": 3, "prompt_logprobs": 2},
@@ -66,7 +66,7 @@ def compare(found: Any, expected: Any) -> None:
 def test_requests_of_all_kinds_at_once(open_llm: Callable[..., genai.LLM], reference: genai.LLM, driver: Any) -> None:
     """Greedy rows, rows with histories and rows with masks share their steps."""
     prompts = [reference.render(PROMPT)] * len(OPTIONS)
-    options = [genai.SamplingParams(max_tokens=6, seed=11, **one) for one in OPTIONS.values()]
+    options = [genai.SamplingParams(max_tokens=4, seed=11, **one) for one in OPTIONS.values()]
     expected = reference.generate(prompts, options)
     with open_llm() as llm:
         for ours, theirs in zip(llm.generate(prompts, options), expected, strict=True):
