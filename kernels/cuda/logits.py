@@ -157,7 +157,9 @@ class DeviceLogits:
             raise IndexError(f"an index is outside of logits {list(self.shape)}")
         with self.held_for(self.blocks[0].memory.driver) as addresses:
             if addresses is None:
-                return np.asarray(self)[where, which]
+                whole: NDArray[np.float32] = np.asarray(self)
+                found: NDArray[np.float32] = whole[where, which]
+                return found
             return self.blocks[0].memory.numbers(addresses[where] + np.uint64(4) * which.astype(np.uint64))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -169,7 +171,8 @@ class DeviceLogits:
             parts.append(block.download(first, first + end - found))
             found = end
         rows = np.concatenate(parts) if parts else np.empty((0, self.width), np.float32)
-        return rows.reshape(self.shape).astype(dtype or np.float32, copy=False)
+        result: NDArray[Any] = rows.reshape(self.shape).astype(dtype or np.float32, copy=False)
+        return result
 
     def __array_function__(self, function: Any, types: Any, given: Any, named: Any) -> Any:
         if function not in (np.stack, np.concatenate) or named or len(given) != 1:

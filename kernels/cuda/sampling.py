@@ -53,14 +53,14 @@ def launches_of(steps: list[int], settings: NDArray[np.float64], *, parts: int, 
     """How many launches take a row to its end at most."""
     if parts == 1:
         return 1
-    found = 1 + (settings[Setting.NO_REPEAT_NGRAM_SIZE] > 0)
+    found = 1 + int(settings[Setting.NO_REPEAT_NGRAM_SIZE] > 0)
     for step in steps:
         if step == Step.END:
             break
         found += _LAUNCHES[step]
         if step == Step.TOP_K and settings[Setting.TOP_K] <= PART:
             return found + 1  # few are left: they become a list, and the block that makes it takes the row to its end
-    is_greedy = settings[Setting.TEMPERATURE] == 0
+    is_greedy = bool(settings[Setting.TEMPERATURE] == 0)
     if is_greedy and found == 1 and not distributions:
         return 1
     return found + 1 + (not is_greedy) + distributions
