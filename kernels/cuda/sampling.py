@@ -27,10 +27,10 @@ PART = 2048
 # Steps that are no option: log(sum(exp)), and the ids of what is left in order.
 _NORMALIZE, _LIST = MAX_STEPS + 1, MAX_STEPS + 2
 _THREADS, _ALIGNMENT = 256, 16
-# A search splits the places of floats into sixteen, after a first guess; then what is left is counted.
-_SEARCH = 1 + 8 + 1
+# A search splits the places of floats into sixteen, after a first guess.
+_SEARCH = 1 + 8
 _LAUNCHES = {
-    Step.PENALTIES: 2, Step.DRY: 2, Step.TOP_N_SIGMA: 1, Step.TOP_K: _SEARCH, Step.TYPICAL_P: 1 + _SEARCH,
+    Step.PENALTIES: 2, Step.DRY: 2, Step.TOP_N_SIGMA: 1, Step.TOP_K: _SEARCH, Step.TYPICAL_P: 1 + _SEARCH + 1,
     Step.TOP_P: _SEARCH, Step.MIN_P: 1, Step.XTC: 3, Step.TEMPERATURE: 0, Step.MIROSTAT: 1, _NORMALIZE: 1, _LIST: 1,
 }  # fmt: skip
 # Rows that are sampled at the same time: their logits, and what a history says of tokens, take at most so much each.
@@ -54,16 +54,17 @@ def launches_of(steps: list[int], settings: NDArray[np.float64], *, parts: int, 
     if parts == 1:
         return 1
     found = 1 + int(settings[Setting.NO_REPEAT_NGRAM_SIZE] > 0)
-    for step in steps:
-        if step == Step.END:
-            break
+    taken = steps[: steps.index(Step.END)] if Step.END in steps else steps
+    for step in taken:
         found += _LAUNCHES[step]
         if step == Step.TOP_K and settings[Setting.TOP_K] <= PART:
             return found + 1  # few are left: they become a list, and the block that makes it takes the row to its end
-    is_greedy = bool(settings[Setting.TEMPERATURE] == 0)
-    if is_greedy and found == 1 and not distributions:
-        return 1
-    return found + 1 + (not is_greedy) + distributions
+    if _NORMALIZE in taken:
+        return found
+    # The last launch draws; or it makes a list of what is left, whenever that is short, and does the rest. Neither is
+    # needed for the most likely token of rows that nothing but their history changed.
+    ends_at_once = settings[Setting.TEMPERATURE] == 0 and {Step.PENALTIES, Step.DRY}.issuperset(taken)
+    return found + int(not ends_at_once) + int(distributions)
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,15 @@ __device__ __forceinline__ void end_of_steps(const Row& at, SamplingState& state
   state.total = 1.0, state.operation = DISTRIBUTE;
 }
 
+__device__ __forceinline__ int next_step(const Row& at, const SamplingState& state) {
+  return state.step < 10 ? (int)at.asked.steps[state.step] : END;
+}
+
 // Go on to the next step that measures something.
 __device__ __forceinline__ void go_on(const Row& at, SamplingState& state) {
   const double* settings = at.asked.settings;
   for (;;) {
-    const int step = state.step < 10 ? (int)at.asked.steps[state.step] : END;
+    const int step = next_step(at, state);
     if (state.bounded && step == MIN_P) {  // one rule at a time
       state.operation = SCAN;
       return;
@@ -213,7 +217,8 @@ __device__ __forceinline__ bool decide(const Row& at, SamplingState& state, cons
   if (operation == SCAN || operation == WEIGH || operation == SPREAD) {
     state.count = found.counts[0];
     const bool is_fine = operation != SCAN || status_of(found) == FINE;
-    if (!alone && is_fine && state.count <= PART && !is_simple(at)) {
+    const bool is_known = operation == SCAN && is_greedy(at) && next_step(at, state) == END;
+    if (!alone && is_fine && !is_known && state.count <= PART) {
       list_first(state, operation);
       return false;
     }
@@ -243,8 +248,7 @@ __device__ __forceinline__ bool decide(const Row& at, SamplingState& state, cons
   }
 }
 
-// What comes after a token was found. Of an open row nobody knows how many are left in each part: that is counted. An
-// order by distance may have left the most likely token out.
+// What comes after a token was found. An order by distance may have left the most likely token out.
 __device__ __forceinline__ bool located(const Row& at, SamplingState& state, bool alone) {
   if (state.operation == DRAW) {
     state.probability = state.weight / state.total;
@@ -253,9 +257,13 @@ __device__ __forceinline__ bool located(const Row& at, SamplingState& state, boo
     return false;
   }
   state.last = state.chosen, state.chosen = -1;
-  const bool next = alone && !state.by_distance;
-  if (!next) state.operation = SCAN;
-  return next;
+  if (!alone && state.by_number && state.target <= PART) {
+    state.count = (int)state.target;
+    list_first(state, SCAN);
+    return false;
+  }
+  if (state.by_distance) state.operation = SCAN;
+  return !state.by_distance;
 }
 
 }  // namespace sampling

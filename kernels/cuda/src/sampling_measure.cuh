@@ -169,14 +169,19 @@ __device__ __forceinline__ void join(const Row& at, const Room& room) {
 
 // --- lists -----------------------------------------------------------------------------------------------------------
 
-// Where each part's tokens go in the list: behind those of the parts before.
+// Where each part's tokens go in the list: behind those of the parts before. Where the last token at the floor was looked
+// for, later ones there are out: those of later parts, and some of its own, of which so many stay as were missing.
 __device__ __forceinline__ void place_parts(const Row& at, const Room& room) {
-  const int buckets = room.state->bucket + 1;
+  const SamplingState& state = *room.state;
+  const int whole = state.bucket + !state.locating;
   int* kept = reinterpret_cast<int*>(room.columns);
   for (int part = threadIdx.x; part < at.given.parts; part += THREADS) {
     kept[part] = 0;
 #pragma unroll 1
-    for (int bucket = 0; bucket < buckets; ++bucket) kept[part] += fresh(&result_of(at, part)->counts[bucket]);
+    for (int bucket = 0; bucket < whole; ++bucket) kept[part] += fresh(&result_of(at, part)->counts[bucket]);
+    if (!state.locating) continue;
+    if (part < state.part) kept[part] += fresh(&result_of(at, part)->counts[whole]);
+    if (part == state.part) kept[part] += (int)(state.target - state.before);
   }
   __syncthreads();
   if (threadIdx.x) return;

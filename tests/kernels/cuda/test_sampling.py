@@ -341,7 +341,8 @@ def test_launches_follow_from_the_steps() -> None:
 
     settings[Setting.TOP_K] = 40
     assert launches(Step.TOP_K, Step.TOP_P, parts=1) == 1
-    assert launches(Step.TOP_K) == launches(Step.TOP_K, Step.TOP_P, Step.TYPICAL_P) < launches(Step.TOP_P)
+    assert launches() == 2 and launches(Step.TOP_P) == launches(Step.TOP_K) == 11
+    assert launches(Step.TOP_K, Step.TOP_P, Step.TYPICAL_P) == 11 < launches(Step.TOP_P, Step.TYPICAL_P)
     settings[Setting.TEMPERATURE] = 0
     assert launches() == 1
 
