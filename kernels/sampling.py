@@ -106,8 +106,13 @@ class SamplingBatch:
 def check_rows(logits: Float32, rows: NDArray[np.int64], top: int, vocab_size: int) -> None:
     """What `Sampler.log_normalizers` is given."""
     check("logits", logits, (None, vocab_size))
+    check_row_numbers(rows, len(logits), top, vocab_size)
+
+
+def check_row_numbers(rows: NDArray[np.int64], count: int, top: int, vocab_size: int) -> None:
+    """What `Sampler.log_normalizers` is given besides logits, of which there are `count` rows."""
     check("rows", rows, (None,), np.dtype(np.int64))
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(logits):
-        raise ValueError(f"rows reach from {rows.min()} to {rows.max()}, expected 0 to {len(logits) - 1}")
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
+        raise ValueError(f"rows reach from {rows.min()} to {rows.max()}, expected 0 to {count - 1}")
     if not 0 <= top <= vocab_size:
         raise ValueError(f"top is {top}, expected 0 to {vocab_size}")

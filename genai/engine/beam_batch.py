@@ -64,7 +64,7 @@ class BeamSearch:
         row = RowSampler(self.plan, sequence.tokens, seed=0, prompt_length=self.policy.prompt_length)
         return Beam(sequence, row, score, logprobs)
 
-    def advance(self, logits: NDArray[np.float32]) -> list[Continuation]:
+    def advance(self, logits: Logits) -> list[Continuation]:
         """One step: from the logits after each running beam [beams, V] to the beams that run then, or to the end.
 
         Raises:
@@ -90,11 +90,11 @@ class BeamSearch:
         self.close()
         return []
 
-    def _scores(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def _scores(self, logits: Logits) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Per beam the best tokens [beams, K], after masks and penalties, and their log-probabilities."""
         every, top = np.arange(len(logits)), min(self.policy.num_candidates, logits.shape[1])
+        scores = logits = np.asarray(logits) if self._changes_scores else logits
         if not self._changes_scores:
-            scores = logits
             normalizers, best = self._sampler.log_normalizers(scores, every, top)
         elif self.policy.processes_logits:
             scores = self._processed(logits)
@@ -112,7 +112,7 @@ class BeamSearch:
                 "they hold NaN or infinity, or nothing but -inf",
                 "check the model, and forbid fewer tokens",
             )
-        kept = np.take_along_axis(scores, np.maximum(best, 0), 1).astype(np.float64) - normalizers[:, None]
+        kept = scores[every[:, None], np.maximum(best, 0)].astype(np.float64) - normalizers[:, None]
         return np.where(best < 0, -np.inf, kept), best
 
     @property
@@ -148,14 +148,14 @@ class BeamSearch:
         found = [Continuation(float(total.flat[i]), int(beams.flat[i]), int(best.flat[i])) for i in order.tolist()]
         return [one for one in found if one.score > -np.inf]
 
-    def _output(self, one: Continuation, logits: NDArray[np.float32]) -> BeamOutput:
+    def _output(self, one: Continuation, logits: Logits) -> BeamOutput:
         beam, stops = self.beams[one.beam], one.token in self.policy.stop_ids
         tokens = tuple(beam.row.tokens[self.policy.prompt_length :])
         if stops:
             return BeamOutput(tokens, tuple(beam.logprobs), one.token)
         return BeamOutput((*tokens, one.token), (*beam.logprobs, *self._logprobs([one], logits)), None)
 
-    def _logprobs(self, chosen: Sequence[Continuation], logits: NDArray[np.float32]) -> list[TokenLogprob]:
+    def _logprobs(self, chosen: Sequence[Continuation], logits: Logits) -> list[TokenLogprob]:
         """Of tokens in the model's own distribution; none where nobody asked."""
         top = self.plan.params.logprobs
         if top is None:
@@ -163,7 +163,7 @@ class BeamSearch:
         tokens, rows = [one.token for one in chosen], [one.beam for one in chosen]
         return token_logprobs(logits, tokens, top, rows=rows, sampler=self._sampler)
 
-    def _fork(self, chosen: Sequence[Continuation], logits: NDArray[np.float32]) -> None:
+    def _fork(self, chosen: Sequence[Continuation], logits: Logits) -> None:
         """Go on with the chosen beams: the first of each parent in its place, the others as forks of it."""
         before, sequences, used = self.beams, [], set()
         forks: list[Any] = []

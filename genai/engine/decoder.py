@@ -19,6 +19,8 @@ from .mix import AdapterMix
 from .scheduler import Run, StepPlan, plan_step
 from .stored import StoredArray, StoredTokens
 
+# float32 [rows, vocab_size]: NumPy's, or in a device's memory, from where np.asarray brings them to the host. There
+# they can be cut into rows, stacked and concatenated; `logits[rows, tokens]` are single numbers on the host.
 Logits = NDArray[np.float32]
 T = TypeVar("T")
 
@@ -356,9 +358,10 @@ def compute(
 
 def stacked(rows: Sequence[Logits]) -> Logits:
     """Rows [vocab_size] as float32 [rows, vocab_size]: where a step gave them one after the other, its own memory."""
-    first, owner = rows[0], rows[0].base
+    first = rows[0]
     if len(rows) == 1:
         return first[None]
+    owner = getattr(first, "base", None)
     if isinstance(owner, np.ndarray) and owner.flags.c_contiguous and all(row.base is owner for row in rows):
         begin, *others = [row.__array_interface__["data"][0] for row in rows]
         if others == [begin + index * first.nbytes for index in range(1, len(rows))]:

@@ -343,7 +343,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
             if len(behind) == len(self._sequences):
                 self._logits = stacked([logits[-1] for logits in computed])
             else:
-                self._logits[behind] = [logits[-1] for logits in computed]
+                self._logits = np.asarray(self._logits)  # a device's logits are not written to
+                self._logits[behind] = np.stack([logits[-1] for logits in computed])
             self._last_run.ranges = ranges
         return self._logits
 
@@ -389,7 +390,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         Raises:
             StateError: nothing was appended yet, or the generator or its model was closed.
         """
-        return self._compute(range(len(self._sequences)))[:, None, :].copy()
+        return np.array(self._compute(range(len(self._sequences))))[:, None, :]
 
     def get_output(self, name: str) -> NDArray[np.float32]:
         """An output of the graph in the last computation: "logits", or others that it gives for each token.
@@ -536,7 +537,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 "change the array that get_logits returned and pass it back",
             )
         self._compute(range(len(self._sequences)))
-        self._logits[:] = array.reshape(len(self._sequences), -1)
+        self._logits = np.array(array.reshape(len(self._sequences), -1), np.float32)
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
         """Generate until done, yielding the tokens of each step, int32 [B]."""

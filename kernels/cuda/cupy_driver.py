@@ -102,6 +102,10 @@ class CupyDriver:
         with self.here():
             target.set(np.ascontiguousarray(array), self._stream)
 
+    def copy(self, target: Any, source: Any) -> None:
+        with self._device, self._stream:
+            target[...] = source
+
     def download(self, array: Any) -> NDArray[Any]:
         with self.here():
             found: NDArray[Any] = self._cupy.asnumpy(array)

@@ -51,6 +51,9 @@ class Driver(Protocol):
         One in `host_memory` must stay as it is until the device has read it; others have been read on return.
         """
 
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy memory into other memory of the same shape and type."""
+
     def download(self, array: Any) -> NDArray[Any]:
         """A copy on the host, after everything that was asked for before."""
 

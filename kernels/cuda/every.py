@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from .attention import SCALAR, heads_together, split_kernels, store_kernel_of
+from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
 from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
+from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .weights import DeviceMatrix
 
@@ -30,6 +32,7 @@ def every_kernel() -> list[CudaKernel]:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:
             found += split_kernels(kind, size, size, heads_together(group, 1))
+    found += [GATHER, *SAMPLING_KERNELS]
     return sorted(set(found), key=lambda kernel: kernel.name)
 
 

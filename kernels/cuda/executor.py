@@ -1,18 +1,18 @@
 """An NVIDIA GPU as a device: records become launches of kernels in one stream.
 
-Logits are copied to the host at the end of a step, and sampled there.
+Logits stay where a step leaves them, and are sampled there; who wants them on the host asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..cpu.sampling import CpuSampler
 from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
 from ..host.arrays import Threads
@@ -22,8 +22,10 @@ from .attention import check_attention
 from .driver import Driver
 from .graphs import GraphCache
 from .launches import Counts, Functions, Start
+from .logits import DeviceLogits, LogitsBlock, LogitsMemory
 from .lowering import CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
+from .sampling import SAMPLING_KERNELS, CudaSampler
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
 
@@ -46,6 +48,8 @@ class CudaExecutor:
         self.host_threads = Threads(threads)
         self.threads: int = self.host_threads.count
         self._weights = DeviceWeights(driver)
+        self._logits = LogitsMemory(driver)
+        self._sampling: Functions | None = None
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()
@@ -60,13 +64,15 @@ class CudaExecutor:
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:
             check_part(part, layers)
-        return CudaStep(program, layers, self._weights, self.driver)
+        return CudaStep(program, layers, self._weights, self.driver, self._logits)
 
-    def sampler(self, vocab_size: int) -> CpuSampler:
-        return CpuSampler(self.host_threads, vocab_size)
+    def sampler(self, vocab_size: int) -> CudaSampler:
+        if self._sampling is None:
+            self._sampling = self.driver.load(SAMPLING_KERNELS)
+        return CudaSampler(self.driver, self._sampling, vocab_size, self.host_threads)
 
     def host(self, rows: Any) -> NDArray[np.float32]:
-        return rows if isinstance(rows, np.ndarray) else self.driver.download(rows)
+        return np.asarray(rows) if isinstance(rows, np.ndarray | DeviceLogits) else self.driver.download(rows)
 
     def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
         raise UnsupportedRecord(f"CUDA has no function of arrays for {type(record).__name__}")
@@ -106,14 +112,16 @@ class CudaStep:
     """A program of records, ready to run; see `genai.kernels.executor.StepFunction`."""
 
     def __init__(
-        self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver
-    ) -> None:
+        self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver,
+        logits: LogitsMemory,
+    ) -> None:  # fmt: skip
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
         self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
+        self._logits, self._handed_out = logits, WeakSet[LogitsBlock]()
         self._cancelled = False
         self._lower(Capacity())
 
-    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, NDArray[np.float32]]:
+    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         counts = self.prepare(step, given)
         self.start(counts)
         return {name: self._result(name, counts) for name in self._program.outputs}
@@ -143,6 +151,10 @@ class CudaStep:
 
         Steps of decode rows alone come again and again with the same counts: they are captured.
         """
+        with self._logits.lock:
+            for block in list(self._handed_out):
+                block.keep()
+            self._handed_out.clear()
         if counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
             self._check_cancelled()
             self._graphs.start(tuple(counts.values()), lambda: self._start_each(counts, int))
@@ -165,10 +177,15 @@ class CudaStep:
     def resume(self) -> None:
         self._cancelled = False
 
-    def _result(self, name: str, counts: Mapping[str, int]) -> NDArray[np.float32]:
+    def _result(self, name: str, counts: Mapping[str, int]) -> Any:
+        """Rows of tokens on the host; those that logits are made of where they are."""
         type_ = self._program.types[name]
-        count = counts["tokens" if type_.per is Per.TOKEN else "logits_rows"]
-        return self._driver.download(self._values.places[name].view(count)).reshape(type_.shape)
+        if type_.per is Per.TOKEN:
+            rows = self._values.places[name].view(counts["tokens"])
+            return self._driver.download(rows).reshape(type_.shape)
+        block = LogitsBlock(self._logits, self._values.places[name].view(counts["logits_rows"]))
+        self._handed_out.add(block)
+        return DeviceLogits.of(block)
 
     def _lower(self, capacity: Capacity) -> None:
         """Make all launches for steps of at most this size.

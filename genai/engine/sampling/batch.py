@@ -71,24 +71,30 @@ def token_logprobs(
     """
     where = np.arange(len(logits)) if rows is None else np.asarray(rows, np.int64)
     ids = np.asarray(tokens, np.int64)
+    if sampler is None or isinstance(logits, np.ndarray):
+        logits = np.ascontiguousarray(logits)
     sampler = open_executor(threads=1).sampler(logits.shape[1]) if sampler is None else sampler
-    normalizers, likely = sampler.log_normalizers(np.ascontiguousarray(logits), where, top)
+    normalizers, likely = sampler.log_normalizers(logits, where, top)
+    own, others = logits[where, ids].tolist(), logits[where[:, None], np.maximum(likely, 0)].tolist()
     results = []
-    for row, token, normalizer, best in zip(where.tolist(), ids.tolist(), normalizers.tolist(), likely, strict=True):
+    columns = where.tolist(), ids.tolist(), normalizers.tolist(), own, likely.tolist(), others
+    for row, token, normalizer, logit, best, values in zip(*columns, strict=True):
         if np.isnan(normalizer):
             raise SamplingError(
                 f"the logits of row {row} have no log-probabilities",
                 "they hold NaN or infinity, or nothing but -inf",
                 "check the model: its output overflowed or is damaged",
             )
-        alternatives = tuple((other, float(logits[row, other]) - normalizer) for other in best.tolist() if other >= 0)
-        results.append(TokenLogprob(token, float(logits[row, token]) - normalizer, alternatives))
+        alternatives = tuple(
+            (other, value - normalizer) for other, value in zip(best, values, strict=True) if other >= 0
+        )
+        results.append(TokenLogprob(token, logit - normalizer, alternatives))
     return results
 
 
 def processed(logits: NDArray[np.float32], row: RowSampler) -> NDArray[np.float32]:
     """Logits [V] after the request's functions, see SamplingParams.logits_processors."""
-    token_ids, result = tuple(row.tokens), logits.copy()
+    token_ids, result = tuple(row.tokens), np.array(logits)
     for processor in row.plan.params.logits_processors:
         result = _run(processor, token_ids, result)
     return result

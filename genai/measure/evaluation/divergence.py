@@ -137,6 +137,7 @@ def keep_kv_quality(base: Model, other: Model, found: Divergence) -> str | None:
 def compare_logits(base: Float32, other: Float32, targets: NDArray[np.int64], executor: Executor) -> Float64:
     """Per position: the divergence, whether the likeliest tokens agree, and both log-probabilities of the token."""
     of_base, of_other = normalizers(base, executor), normalizers(other, executor)
+    base, other = np.asarray(base), np.asarray(other)
     blocks = []
     for block in row_blocks(*base.shape):
         p, q = log_softmax(base[block], of_base[block]), log_softmax(other[block], of_other[block])

@@ -154,11 +154,12 @@ def normalizers(logits: Float32, executor: Executor | None = None) -> Float64:
         ModelOutputError: a row has NaN or infinity, or nothing but -inf.
     """
     sampler = (executor or open_executor(threads=1)).sampler(logits.shape[1])
-    result, _ = sampler.log_normalizers(np.ascontiguousarray(logits), np.arange(len(logits)), 0)
+    logits = np.ascontiguousarray(logits) if isinstance(logits, np.ndarray) else logits
+    result, _ = sampler.log_normalizers(logits, np.arange(len(logits)), 0)
     if np.isnan(result).any():
         row = int(np.flatnonzero(np.isnan(result))[0])
         raise ModelOutputError(
-            f"row {row} of the logits is no distribution; its maximum is {logits[row].max()}",
+            f"row {row} of the logits is no distribution; its maximum is {np.asarray(logits[row]).max()}",
             "it holds NaN or infinity, or nothing but -inf",
             "look for the operator: `genai eval diff MODEL --against onnxruntime`",
         )

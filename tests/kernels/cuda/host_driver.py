@@ -101,6 +101,9 @@ class HostDriver:
         self._outside_of_a_capture()
         target[...] = array
 
+    def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        target[...] = source
+
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         self._outside_of_a_capture()
         return array.copy()

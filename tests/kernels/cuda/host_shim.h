@@ -16,6 +16,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -23,6 +24,7 @@
 
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __restrict__ __restrict
 #define __align__(n) __attribute__((aligned(n)))
 
@@ -364,8 +366,22 @@ template <class T>
 T __shfl_sync(unsigned mask, T value, int lane) {
   return shim::unpacked<T>(shim::meet(mask, shim::packed(value), "__shfl_sync")[lane & 31]);
 }
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned distance) {
+  const unsigned lane = shim::thread->lane;
+  return shim::unpacked<T>(
+      shim::meet(mask, shim::packed(value), "__shfl_up_sync")[lane < distance ? lane : lane - distance]);
+}
 inline float __uint_as_float(unsigned bits) { return shim::same_bits<float>(bits); }
 inline unsigned __float_as_uint(float x) { return shim::same_bits<unsigned>(x); }
+inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
+}
+// Fibers take turns only where they wait, and blocks run one after another: plain arithmetic is atomic.
+inline void __threadfence() {}
+inline int atomicAdd(int* place, int x) { return std::exchange(*place, *place + x); }
+inline int atomicOr(int* place, int x) { return std::exchange(*place, *place | x); }
+inline int atomicMax(int* place, int x) { return std::exchange(*place, std::max(*place, x)); }
 using std::max;
 using std::min;
 

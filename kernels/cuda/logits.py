@@ -1,0 +1,186 @@
+"""Logits where a step left them: in device memory, until somebody asks for them on the host.
+
+Steps write to the same memory again and again. Who still holds rows when the next one begins gets them elsewhere:
+nobody needs to know how long rows live, and what is sampled at once is never copied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .driver import Driver
+from .launches import Functions, bind
+from .sources import CudaKernel
+
+GATHER = CudaKernel("gather.cu", "gather_numbers", "GatherArguments", 128)
+
+
+class LogitsMemory:
+    """What blocks of an executor share.
+
+    Attributes:
+        lock: held from reading where rows lie until what reads them has been started, and while they move.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.lock = driver, threading.RLock()
+        self._functions: Functions | None = None
+
+    def numbers(self, addresses: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """The float32 numbers at these addresses, in the same shape, on the host."""
+        count, driver = addresses.size, self.driver
+        if self._functions is None:
+            self._functions = driver.load([GATHER])
+        places, out = driver.upload(addresses.reshape(-1)), driver.zeros(4 * count)
+        given = {"places": driver.address(places), "out": driver.address(out), "count": count}
+        grid = (-(-count // GATHER.threads), 1, 1)
+        driver.launch(self._functions[GATHER], GATHER, grid, bind(GATHER, **given))
+        found: NDArray[np.float32] = driver.download(out.view(np.float32)[:count]).reshape(addresses.shape)
+        return found
+
+
+class LogitsBlock:
+    """Rows of one step.
+
+    Args:
+        rows: the device's array, float32 [rows, width].
+    """
+
+    def __init__(self, memory: LogitsMemory, rows: Any) -> None:
+        self.memory, self._rows = memory, rows
+
+    @property
+    def width(self) -> int:
+        """Logits per row."""
+        return int(self._rows.shape[1])
+
+    def __len__(self) -> int:
+        return int(self._rows.shape[0])
+
+    def address(self, row: int) -> int:
+        """Where a row begins."""
+        return self.memory.driver.address(self._rows) + int(self._rows.strides[0]) * row
+
+    def keep(self) -> None:
+        """Move to memory of their own: what they lie in is about to be written to."""
+        driver = self.memory.driver
+        own = driver.zeros(4 * len(self) * self.width).view(np.float32).reshape(len(self), self.width)
+        driver.copy(own, self._rows)
+        self._rows = own
+
+    def download(self, first: int, end: int) -> NDArray[np.float32]:
+        """Some rows on the host."""
+        with self.memory.lock:
+            found: NDArray[np.float32] = self.memory.driver.download(self._rows[first:end])
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLogits:
+    """float32 [rows, V], or one row [V], in device memory. What NumPy's arrays can that is of use for logits: slices of
+    rows; np.stack and np.concatenate, which copy nothing; `logits[rows, tokens]`, single numbers on the host. All of it
+    comes to the host by np.asarray.
+
+    Attributes:
+        blocks, numbers: of each row the block that it lies in, and its number there.
+    """
+
+    blocks: tuple[LogitsBlock, ...]
+    numbers: tuple[int, ...]
+    width: int
+    ndim: int = 2
+    dtype = np.dtype(np.float32)
+
+    @classmethod
+    def of(cls, block: LogitsBlock) -> DeviceLogits:
+        """All rows of a block."""
+        return cls((block,) * len(block), tuple(range(len(block))), block.width)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of an array."""
+        return (len(self.numbers), self.width)[-self.ndim :]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        if self.ndim == 1 and key is None:
+            return DeviceLogits(self.blocks, self.numbers, self.width)
+        if self.ndim == 2 and isinstance(key, slice):
+            return DeviceLogits(self.blocks[key], self.numbers[key], self.width)
+        if self.ndim == 2 and isinstance(key, int | np.integer):
+            return DeviceLogits((self.blocks[key],), (self.numbers[key],), self.width, ndim=1)
+        if self.ndim == 2 and isinstance(key, np.ndarray):
+            rows = key.tolist()
+            return DeviceLogits(tuple(self.blocks[i] for i in rows), tuple(self.numbers[i] for i in rows), self.width)
+        if self.ndim == 2 and isinstance(key, tuple) and len(key) == 2:
+            return self._single(*key)
+        raise TypeError(f"logits in device memory of {self.ndim} axes cannot be indexed with {key!r}: np.asarray first")
+
+    def reshape(self, *shape: int) -> DeviceLogits:
+        """Itself: no other shape is asked for."""
+        if shape != self.shape:
+            raise ValueError(f"logits in device memory are {list(self.shape)}, not {list(shape)}")
+        return self
+
+    def copy(self) -> DeviceLogits:
+        """Itself: it never changes."""
+        return self
+
+    @contextmanager
+    def held_for(self, driver: Driver) -> Iterator[NDArray[np.uint64] | None]:
+        """Where each row begins, as long as the context lasts; None if another driver has any of them: its stream knows
+        nothing of this one's.
+        """
+        memories = {block.memory for block in self.blocks}
+        if {memory.driver for memory in memories} - {driver} or len(memories) > 1:
+            yield None
+            return
+        with memories.pop().lock if memories else nullcontext():
+            found = [block.address(number) for block, number in zip(self.blocks, self.numbers, strict=True)]
+            yield np.array(found, np.uint64)
+
+    def _single(self, rows: Any, tokens: Any) -> NDArray[np.float32]:
+        where, which = np.broadcast_arrays(rows, tokens)
+        if not where.size:
+            return np.empty(where.shape, np.float32)
+        size, count = self.width, len(self)
+        if not (0 <= which.min() <= which.max() < size and -count <= where.min() <= where.max() < count):
+            raise IndexError(f"an index is outside of logits {list(self.shape)}")
+        with self.held_for(self.blocks[0].memory.driver) as addresses:
+            if addresses is None:
+                whole: NDArray[np.float32] = np.asarray(self)
+                found: NDArray[np.float32] = whole[where, which]
+                return found
+            return self.blocks[0].memory.numbers(addresses[where] + np.uint64(4) * which.astype(np.uint64))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        found, parts = 0, []
+        while found < len(self.numbers):
+            block, first, end = self.blocks[found], self.numbers[found], found + 1
+            while end < len(self.numbers) and self.blocks[end] is block and self.numbers[end] == first + end - found:
+                end += 1
+            parts.append(block.download(first, first + end - found))
+            found = end
+        rows = np.concatenate(parts) if parts else np.empty((0, self.width), np.float32)
+        result: NDArray[Any] = rows.reshape(self.shape).astype(dtype or np.float32, copy=False)
+        return result
+
+    def __array_function__(self, function: Any, types: Any, given: Any, named: Any) -> Any:
+        if function not in (np.stack, np.concatenate) or named or len(given) != 1:
+            return NotImplemented
+        parts: Sequence[Any] = given[0]
+        if not all(isinstance(part, DeviceLogits) for part in parts):
+            return function([np.asarray(part) for part in parts])
+        if {part.ndim for part in parts} != {1 if function is np.stack else 2}:
+            return NotImplemented
+        blocks = tuple(block for part in parts for block in part.blocks)
+        return DeviceLogits(blocks, tuple(number for part in parts for number in part.numbers), self.width)

@@ -1,0 +1,197 @@
+// The tokens of a block: from the logits with edits and mask, from what the last operation left, or from the list; what
+// a history says of them; and what was removed meanwhile.
+#pragma once
+#include "sampling_row.cuh"
+
+namespace sampling {
+
+__device__ __forceinline__ long long own_place(const Row& at, int part) {
+  return ((long long)at.number * at.given.parts + part) * PART + threadIdx.x * OWN;
+}
+
+__device__ __forceinline__ void split(Tokens& tokens, int first, float4 a, float4 b) {
+  tokens.value[0] = a.x, tokens.value[1] = a.y, tokens.value[2] = a.z, tokens.value[3] = a.w;
+  tokens.value[4] = b.x, tokens.value[5] = b.y, tokens.value[6] = b.z, tokens.value[7] = b.w;
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) tokens.id[i] = first + i;
+}
+
+// What an earlier launch left: 32 bytes of a thread, two loads of 16.
+__device__ __forceinline__ void load_own(const Row& at, Tokens& tokens) {
+  const float4* own = reinterpret_cast<const float4*>(at.given.own + own_place(at, at.part));
+  split(tokens, at.part * PART + threadIdx.x * OWN, own[0], own[1]);
+}
+
+// What another block left in this launch.
+__device__ __forceinline__ void load_other(const Row& at, int part, Tokens& tokens) {
+  const float* own = at.given.own + own_place(at, part);
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) tokens.value[i] = fresh(own + i), tokens.id[i] = part * PART + threadIdx.x * OWN + i;
+}
+
+__device__ __forceinline__ void store_own(const Row& at, const Tokens& tokens) {
+  float4* own = reinterpret_cast<float4*>(at.given.own + own_place(at, at.part));
+  own[0] = float4{tokens.value[0], tokens.value[1], tokens.value[2], tokens.value[3]};
+  own[1] = float4{tokens.value[4], tokens.value[5], tokens.value[6], tokens.value[7]};
+}
+
+__device__ __forceinline__ void load_list(const Row& at, int count, Tokens& tokens) {
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    const int place = threadIdx.x * OWN + i;
+    const bool is_there = place < count;
+    tokens.value[i] = is_there ? fresh(at.given.list_values + (long long)at.number * PART + place) : masked();
+    tokens.id[i] = is_there ? fresh(at.given.list_ids + (long long)at.number * PART + place) : BEHIND_ALL;
+  }
+}
+
+// Edits in their order: each thread does those of its own tokens.
+__device__ __forceinline__ void edit(const Row& at, Tokens& tokens) {
+  const int* ids = at_place<int>(at.given.table, at.given.table->edit_ids);
+  const float* values = at_place<float>(at.given.table, at.given.table->edit_values);
+#pragma unroll 1
+  for (long long edit = at.asked.span[span::FIRST_EDIT]; edit < at.asked.span[span::END_EDIT]; ++edit) {
+    const int place = ids[edit] - tokens.id[0];
+    const float value = values[edit];
+    if (place < 0 || place >= OWN) continue;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i)
+      if (i == place) tokens.value[i] = value == masked() ? value : tokens.value[i] + value;
+  }
+}
+
+__device__ __forceinline__ void load_given(const Row& at, Tokens& tokens) {
+  const int first = at.part * PART + threadIdx.x * OWN, size = at.given.vocab_size;
+  const unsigned long long source = at_place<unsigned long long>(at.given.table, at.given.table->sources)[at.number];
+  const float* logits = reinterpret_cast<const float*>(source) + first;
+  if (source % 16 == 0 && first + OWN <= size) {
+    const float4* quads = reinterpret_cast<const float4*>(logits);
+    split(tokens, first, quads[0], quads[1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) tokens.value[i] = first + i < size ? logits[i] : masked(), tokens.id[i] = first + i;
+  }
+  edit(at, tokens);
+  const long long mask = at.asked.span[span::MASK];
+  if (mask <= 0 || first >= size) return;
+  const long long words = (size + 31) / 32;
+  const unsigned* bits = at_place<unsigned>(at.given.table, at.given.table->masks) + (mask - 1) * words;
+  const unsigned allowed = bits[first / 32] >> first % 32;  // a thread's eight tokens are a byte of a word
+#pragma unroll
+  for (int i = 0; i < OWN; ++i)
+    if (!(allowed >> i & 1)) tokens.value[i] = masked();
+}
+
+// --- histories -------------------------------------------------------------------------------------------------------
+
+// Tokens that count: the last `most` of a history. Threads of all blocks of a row share them.
+struct Window {
+  const int* tokens;
+  int count;
+  int skipped;
+};
+
+__device__ __forceinline__ Window window_of(const Row& at, double most) {
+  const long long first = at.asked.span[span::FIRST_TOKEN];
+  const int count = (int)(at.asked.span[span::END_TOKEN] - first);
+  const int skipped = (int)fmax(0.0, (double)count - most);
+  return {at_place<int>(at.given.table, at.given.table->tokens) + first + skipped, count - skipped, skipped};
+}
+
+__device__ __forceinline__ Window window_of(const Row& at, int marking) {
+  const double* settings = at.asked.settings;
+  if (marking == OCCURRENCES) return window_of(at, settings[setting::PENALTY_LAST_N]);
+  return window_of(at, marking == REPETITIONS ? settings[setting::DRY_LAST_N] : (double)BEHIND_ALL);
+}
+
+// How many tokens before `place` are those at the end of a window, at most `limit`.
+__device__ __forceinline__ int agreeing(const Window& window, int place, int limit) {
+  int length = 0;
+  const int most = min(place, limit), last = window.count - 1;
+#pragma unroll 1
+  while (length < most && window.tokens[place - 1 - length] == window.tokens[last - length]) ++length;
+  return length;
+}
+
+// Write what a history says of a token: 1 = it completes an n-gram that was there (NGRAMS); 1 + 2 * how often it was
+// generated (OCCURRENCES); 1 + how long a repetition it continues (REPETITIONS). Sums and maxima of integers: the order
+// of threads does not matter.
+__device__ __forceinline__ void mark(const Row& at, int marking, int parts) {
+  const Window window = window_of(at, marking);
+  int* marks = at.given.marks + (long long)at.number * at.given.vocab_size;
+  const int size = (int)at.asked.settings[setting::NO_REPEAT_NGRAM_SIZE];
+  const int allowed = (int)at.asked.settings[setting::DRY_ALLOWED_LENGTH];
+  const int limit = (int)at.asked.span[span::DRY_LIMIT];
+  const int first_output = (int)at.asked.span[span::FIRST_OUTPUT] - window.skipped;
+  const int part = parts == 1 ? 0 : at.part;
+#pragma unroll 1
+  for (int place = part * THREADS + threadIdx.x; place < window.count; place += parts * THREADS) {
+    int* own = marks + window.tokens[place];
+    if (marking == OCCURRENCES) {
+      atomicOr(own, 1);
+      if (place >= first_output) atomicAdd(own, 2);
+    } else if (marking == REPETITIONS) {
+      const int length = place ? agreeing(window, place, limit) : -1;
+      if (length >= allowed) atomicMax(own, length + 1);
+    } else if (place >= size - 1 && agreeing(window, place, size - 1) == size - 1) {
+      atomicMax(own, 1);
+    }
+  }
+}
+
+// A logit after what its mark says; penalties are multiplied by the temperature, since logits were divided in name only.
+__device__ __forceinline__ float penalised(const Row& at, const SamplingState& state, float logit, int mark) {
+  const double* settings = at.asked.settings;
+  if (state.applying == NGRAMS || !in_play(logit)) return masked();
+  if (state.applying == REPETITIONS) {
+    const double length = mark - 1 - settings[setting::DRY_ALLOWED_LENGTH];
+    const double penalty = settings[setting::DRY_MULTIPLIER] * pow(settings[setting::DRY_BASE], length);
+    return bounded((double)logit - fmin(penalty, LARGEST_PENALTY) * state.temperature);
+  }
+  const double repetition = settings[setting::REPETITION_PENALTY];
+  double value = logit > 0.0f ? logit / repetition : logit * repetition;
+  const double often = mark >> 1;
+  if (mark >> 1)
+    value -= (settings[setting::PRESENCE_PENALTY] + settings[setting::FREQUENCY_PENALTY] * often) * state.temperature;
+  return bounded(value);
+}
+
+__device__ __forceinline__ void apply_marks(const Row& at, const SamplingState& state, Tokens& tokens) {
+  volatile int* marks = at.given.marks + (long long)at.number * at.given.vocab_size;
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    if (tokens.id[i] >= at.given.vocab_size) continue;
+    const int mark = marks[tokens.id[i]];
+    if (mark) tokens.value[i] = penalised(at, state, tokens.value[i], mark);
+    if (mark && !state.listed) marks[tokens.id[i]] = 0;
+  }
+  if (!state.listed) return;
+  __syncthreads();  // a list may lack tokens that have a mark: all are taken away where they were made
+  const Window window = window_of(at, state.applying);
+#pragma unroll 1
+  for (int place = threadIdx.x; place < window.count; place += THREADS) marks[window.tokens[place]] = 0;
+}
+
+// --- what was removed ------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void drop(const SamplingState& state, Tokens& tokens) {
+#pragma unroll
+  for (int i = 0; i < OWN; ++i) {
+    const float x = tokens.value[i];
+    if (!in_play(x)) continue;
+    bool stays = true;
+    if (state.ordered) {
+      const unsigned place = place_of(state, state.ordered == BY_DISTANCE, x);
+      stays = place > state.floor || (place == state.floor && tokens.id[i] <= state.last);
+    }
+    if (state.bounded == BY_LOGIT) stays = stays && (double)x >= state.bound;
+    if (state.bounded == BY_WEIGHT || state.bounded == BUT_LIKELY) {
+      const double weight = weight_at(((double)x - state.bound_highest) * (1.0 / state.bound_temperature));
+      const bool has = weight >= state.bound;
+      stays = stays && (state.bounded == BY_WEIGHT ? has : !has || tokens.id[i] == state.survivor);
+    }
+    if (!stays) tokens.value[i] = masked();
+  }
+}
+
+}  // namespace sampling
