@@ -20,15 +20,17 @@ from genai.ops.registry import KernelError, NodeSpec, operator
 from ..errors import GenaiError
 from ..graph.ir import Graph, Node, OnnxModel, Value, make_node
 from ..graph.node import OURS
+from ..graph.shapes import infer_shapes
 from ..graph.uses import used_names
 from ..graph.writer import to_proto
-from .assignment import OrtEpAssignedSubgraph
+from .assignment import PROVIDED, OrtEpAssignedSubgraph
+from .cuda_provider import CUDA_PROVIDER, CudaProvider, usable
 from .errors import EPFail, InvalidArgument
 from .islands import islands, keep_apart
 from .options import SessionOptions
 
 CPU_PROVIDER = "CPUExecutionProvider"
-_PROVIDED = (OURS, "Provided")
+_PROVIDED = (OURS, PROVIDED)
 GROUP = "genai.providers"
 # Names that onnxruntime has; scripts may ask for them where they are not available.
 _ELSEWHERE = frozenset(
@@ -91,20 +93,22 @@ class _PlugIn:
 
 def get_available_providers() -> list[str]:
     """Names of the providers that sessions can use here, the CPU last."""
-    return [*_plug_ins(), CPU_PROVIDER]
+    return [*([] if usable() is None else [CUDA_PROVIDER]), *_plug_ins(), CPU_PROVIDER]
 
 
 get_all_providers = get_available_providers  # what is not installed is not known
 
 
 def get_device() -> str:
-    """The kind of device that sessions run on."""
-    return "CPU"
+    """The kind of device that sessions can run on: "GPU" where there is one."""
+    return "CPU" if usable() is None else "GPU"
 
 
 def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
     """A provider by name."""
     try:
+        if name == CUDA_PROVIDER:
+            return CudaProvider(**options)
         return _PlugIn(_plug_ins()[name].load()(**options))
     except Exception as error:
         raise EPFail(
@@ -185,22 +189,28 @@ class Divided:
         compiled: what computes each node that stands for a provider's, by its attribute `key`; for the kernels' option
             "provided".
         subgraphs: of all providers, where they are recorded.
+        on_device: inputs of the model that are read on a device alone, so that they may be given there.
     """
 
     compiled: dict[int, CompiledNode]
     subgraphs: list[OrtEpAssignedSubgraph]
+    on_device: frozenset[str]
 
 
 def hand_over(model: OnnxModel, chosen: Chosen, *, recording: bool) -> Divided:
     """Let providers compile what they support, each before the next; the graph then has a node for each run."""
     compiled: dict[int, CompiledNode] = {}
     subgraphs: list[OrtEpAssignedSubgraph] = []
+    keeping: list[str] = []
+    if len(chosen) > 1:
+        infer_shapes(model)  # of what rewrites have made
     for name, options in chosen:
         if name == CPU_PROVIDER:
             break
         provider = make_provider(name, options)
         parts = islands(model.graph, provider.taken(model))
         if provider.keeps_values:
+            keeping.append(name)
             keep_apart(model.graph, parts)
         inside = {node for nodes in parts for node in nodes}
         for nodes in parts:
@@ -210,10 +220,11 @@ def hand_over(model: OnnxModel, chosen: Chosen, *, recording: bool) -> Divided:
             compiled[key] = _replace(model, nodes, inside, name, provider, key)
     if compiled:
         model.opset_imports.setdefault(OURS, 1)
+    on_device = frozenset(value.name for value in model.graph.inputs if _is_read_by(model.graph, value.name, keeping))
     if recording:
         rest = (node for graph in model.graphs() for node in graph.nodes if node.key != _PROVIDED)
         subgraphs.extend(OrtEpAssignedSubgraph.of(CPU_PROVIDER, [node]) for node in rest)
-    return Divided(compiled, subgraphs)
+    return Divided(compiled, subgraphs, on_device)
 
 
 def _replace(
@@ -234,11 +245,15 @@ def _replace(
             f"{type(error).__name__}: {error!s:.300}",
             "leave the provider out of `providers`",
         ) from error
-    graph.insert_before(
-        nodes[0], make_node("Provided", inputs, outputs, domain=OURS, name=name, provider=name, key=key)
-    )
+    graph.insert_before(nodes[0], make_node(PROVIDED, inputs, outputs, domain=OURS, name=name, provider=name, key=key))
     graph.remove_nodes(nodes)
     return compiled
+
+
+def _is_read_by(graph: Graph, name: str, providers: Collection[str]) -> bool:
+    """Whether all that read a value are parts of these providers."""
+    users = graph.consumers(name)
+    return bool(users) and not graph.is_output(name) and all(any(_is_own(u, one) for one in providers) for u in users)
 
 
 def _is_own(node: Node, provider: str) -> bool:
@@ -277,7 +292,7 @@ def _compiled_part(spec: NodeSpec) -> CompiledNode:
     return run
 
 
-@operator("Provided", domain=OURS, run=_compiled_part)
+@operator(PROVIDED, domain=OURS, run=_compiled_part)
 def provided(*inputs: Any, provider: str = "", run: CompiledNode) -> Any:
     """A part of the graph that a provider computes."""
     try:

@@ -116,3 +116,19 @@ class CupyDriver:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+    def settle(self) -> None:
+        self._device.synchronize()
+
+    def borrow(self, address: int, nbytes: int) -> Any:
+        with self._device:
+            memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self._device.id)
+            return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
+
+    def adopt(self, value: Any) -> Any:
+        with self._device, self._stream:  # CuPy hands its stream to the producer
+            return self._cupy.from_dlpack(value)
+
+    def lend(self, array: Any, stream: Any) -> Any:
+        with self._device, self._stream:  # which the consumer's stream waits for
+            return array.__dlpack__(stream=stream)

@@ -61,6 +61,18 @@ class Driver(Protocol):
     def synchronize(self) -> None:
         """Wait until everything is done that was asked for."""
 
+    def settle(self) -> None:
+        """Wait until everything is done on the device that anybody has asked for, whatever their streams."""
+
+    def borrow(self, address: int, nbytes: int) -> Any:
+        """Memory of somebody else, uint8, who keeps it there."""
+
+    def adopt(self, value: Any) -> Any:
+        """An array over what another library offers through DLPack, after its work on it is done."""
+
+    def lend(self, array: Any, stream: Any) -> Any:
+        """A DLPack capsule over an array, for a consumer's stream, whose work begins after ours."""
+
 
 class CudaError(RuntimeError):
     """A kernel that does not compile, or does not start."""

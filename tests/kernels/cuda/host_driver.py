@@ -126,3 +126,14 @@ class HostDriver:
 
     def synchronize(self) -> None:
         pass
+
+    settle = synchronize
+
+    def borrow(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8)
+
+    def adopt(self, value: Any) -> NDArray[Any]:
+        return np.from_dlpack(value)
+
+    def lend(self, array: NDArray[Any], stream: Any) -> Any:
+        return array.__dlpack__(stream=None)
