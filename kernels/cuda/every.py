@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .array_kernels import array_kernels
 from .attention import SCALAR, heads_together, split_kernels, store_kernel_of
 from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
@@ -24,6 +25,7 @@ def every_kernel() -> list[CudaKernel]:
         exact = (True, False) if matrix.bits else (True,)
         found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
         found.append(gemm_kernel(matrix))
+    found += array_kernels()
     for kind in SCALAR:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:

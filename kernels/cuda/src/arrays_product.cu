@@ -202,7 +202,7 @@ __device__ __forceinline__ void float_product(const ArrayProductArguments& given
     else own_b.leave(right + half * SIZE);
     __syncthreads();  // this step's tiles are there; those of the step before last have been read by all
     if (k + FLOAT_K < given.k) fetch(k + FLOAT_K);
-#pragma unroll
+#pragma unroll 2  // more of them would hold more tiles in registers, and blocks wait for those
     for (int step = 0; step < FLOAT_K; ++step) {
       float rows[PARTS * 4], columns[PARTS * 4];
 #pragma unroll
@@ -333,7 +333,7 @@ __device__ __forceinline__ void half_product(const ArrayProductArguments& given)
     if (k + HALF_K < given.k) fetch(k + HALF_K);
     const unsigned* rows = left + half * SIZE + (row_of_warp + group) * HALF_PITCH + place;
     const unsigned* columns = right + half * SIZE + (column_of_warp + group) * HALF_PITCH + place;
-#pragma unroll
+#pragma unroll 1
     for (int step = 0; step < HALF_K / 2; step += 8) {
       unsigned of_a[ROWS][4], of_b[4][2];
 #pragma unroll
