@@ -125,6 +125,9 @@ class IOBinding:
             self._results[name] = result if isinstance(result, OrtValue) else OrtValue(result)
         for driver in _drivers(self._results.values()):
             driver.synchronize()
+        for value in self._results.values():
+            if isinstance(value.value, DeviceTensor):
+                value.value.region.verify()
 
     def _placed(self, name: str, result: Any) -> Any:
         """A result where it was asked for, as an OrtValue; itself if it is yet to be copied to the host."""

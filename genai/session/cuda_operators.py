@@ -576,6 +576,29 @@ def _gather(call: Call) -> Array:
     return call.status.gathered(call.array(0), call.array(1), int(call.get("axis", 0)), call.label)
 
 
+@lowers("GatherND", accepts=lambda seen: seen.dtype(1) in INTEGERS)
+def _gather_nd(call: Call) -> Array:
+    return call.status.gathered_by_tuples(call.array(0), call.array(1), int(call.get("batch_dims", 0)), call.label)
+
+
+def _is_plain_pad(seen: Seen) -> bool:
+    constant = str(seen.node.attribute("mode", "constant")) == "constant"
+    return constant and seen.version >= 11 and seen.is_known(1, 2, 3)
+
+
+@lowers("Pad", accepts=_is_plain_pad)
+def _pad(call: Call) -> Array:
+    x, pads, axes = call.array(0), call.whole_numbers(1, "pads") or [], call.whole_numbers(3, "axes")
+    which = [x.axis(axis) for axis in (range(len(x.shape)) if axes is None else axes)]
+    if len(pads) != 2 * len(which):
+        raise ArrayError(f"{len(pads)} pads for {len(which)} axes")
+    before, after = [0] * len(x.shape), [0] * len(x.shape)
+    for index, axis in enumerate(which):
+        before[axis], after[axis] = pads[index], pads[index + len(which)]
+    filler = call.known(2)
+    return array_rows.surrounded(call.to, x, before, after, np.zeros(1) if filler is None else filler)
+
+
 # --- shapes and places ----------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, Constants, IndexOutside, Status, taken_in
+from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, Constants, Status, taken_in
 from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor
 from genai.kernels.cuda.arrays import Array, ArrayError, Recorder
 from genai.kernels.cuda.driver import Driver
@@ -159,8 +159,6 @@ class CudaPart:
         values = [self._here(value) for value in values]
         try:
             return list(self._program(values).run(values))
-        except IndexOutside as error:
-            raise InvalidArgument(f"{error.args[0]}", "an index chooses a row that is there", "check the ids") from None
         except DeviceFull as error:
             nodes = f"{len(self._nodes)} nodes from {self._nodes[0].op_type} {self._nodes[0].name!r} on"
             raise RuntimeException(
@@ -189,7 +187,7 @@ class CudaPart:
     def _record(self, values: Sequence[Any]) -> ArrayProgram:
         constants = Constants(self._device, self._constants)
         to = Recorder(constants)
-        status = Status(to)
+        status = Status(to, _outside)
         found: dict[str, Given] = dict(self._values)
         inputs: list[Array | None] = []
         for name, value, whole in zip(self._inputs, values, self._as_values, strict=True):
@@ -234,6 +232,10 @@ class CudaPart:
             block = self._constants(value)
             self._uploaded[name] = Array(value.shape, value.dtype, taken_in(value.shape, value.dtype).strides, block)
         return self._uploaded[name]
+
+
+def _outside(text: str) -> InvalidArgument:
+    return InvalidArgument(text, "an index chooses what is there, from the front or from the end", "check the indices")
 
 
 def _shape(node: Node, value: Given) -> NDArray[np.int64]:

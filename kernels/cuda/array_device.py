@@ -7,14 +7,14 @@ left in device memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .array_memory import DeviceTensor, Pool, Region, to_host
-from .array_rows import gathered
+from .array_rows import gathered, gathered_by_tuples
 from .arrays import Array, Block, Recorder, dense_strides
 from .driver import Driver
 from .sources import CudaKernel
@@ -22,10 +22,6 @@ from .sources import CudaKernel
 _ALIGNED = 256
 _STATUS = np.dtype(np.int32)
 Value = NDArray[Any] | DeviceTensor
-
-
-class IndexOutside(IndexError):
-    """An index that a kernel met is outside its axis; the message says of what."""
 
 
 class ArrayDevice:
@@ -77,20 +73,38 @@ class Constants:
 
 
 class Status:
-    """Where kernels leave a number when they meet an index that is outside, and what the numbers mean."""
+    """Where kernels leave a number when they meet an index that is outside, and what the numbers mean.
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._to = recorder
+    Args:
+        error: what is raised then, from words that name the node.
+    """
+
+    def __init__(self, recorder: Recorder, error: Callable[[str], Exception]) -> None:
+        self._to, self._error = recorder, error
         self.labels: list[str] = []
         self.array: Array | None = None
 
     def gathered(self, x: Array, indices: Array, axis: int, label: str) -> Array:
         """`x` at `indices` of an axis; `label` says of whom an index outside is."""
+        status = self._ready(f"{label}: an index is outside 0 to {x.shape[x.axis(axis)] - 1}")
+        return gathered(self._to, x, indices, axis, status, len(self.labels))
+
+    def gathered_by_tuples(self, x: Array, indices: Array, batch_axes: int, label: str) -> Array:
+        """`x` where tuples of indices say."""
+        status = self._ready(f"{label}: an index is outside a value of shape {list(x.shape)}")
+        return gathered_by_tuples(self._to, x, indices, batch_axes, status, len(self.labels))
+
+    def raise_for(self, number: int) -> None:
+        """Raise an error if a kernel left a number."""
+        if number:
+            raise self._error(self.labels[number - 1])
+
+    def _ready(self, text: str) -> Array:
         if self.array is None:
             self.array = Array((1,), _STATUS, (1,), Block(_STATUS.itemsize))
             self._to.copy(self._to.constant(np.zeros(1, _STATUS)), self.array)
-        self.labels.append(f"{label}: an index is outside 0 to {x.shape[x.axis(axis)] - 1}")
-        return gathered(self._to, x, indices, axis, self.array, len(self.labels))
+        self.labels.append(text)
+        return self.array
 
 
 class ArrayProgram:
@@ -147,7 +161,8 @@ class ArrayProgram:
 
         Raises:
             DeviceFull: there is not enough memory.
-            IndexOutside: an index is outside its axis.
+            The error of `Status`: an index is outside. Where nothing goes to the host this shows later, when a result
+                is read or given to another program.
         """
         device = self._device
         with device.lock:
@@ -171,15 +186,12 @@ class ArrayProgram:
             tensors[index] = DeviceTensor(region, place, value.shape, value.dtype)
             if isinstance(value, Array):
                 addresses[value.block] = tensors[index].address
-        status = None
         if self._status.array is not None:
-            status = DeviceTensor(region, 0, (1,), _STATUS)
-            addresses[self._status.array.block] = status.address
+            addresses[self._status.array.block] = device.driver.address(region.memory)
+            region.check = self._status.raise_for
         self._program.run(device.driver, device.functions, device.driver.address(own), addresses)
         wanted = [index for index in tensors if self._on_host[index]]
-        copies = to_host([*([] if status is None else [status]), *(tensors[index] for index in wanted)])
-        if status is not None and (number := int(copies.pop(0)[0])):
-            raise IndexOutside(self._status.labels[number - 1])
+        copies = to_host([tensors[index] for index in wanted])
         found: dict[int, Value] = {**tensors, **dict(zip(wanted, copies, strict=True))}
         return [found.get(index, value) for index, value in enumerate(self._results)]  # type: ignore[arg-type]
 
@@ -197,6 +209,8 @@ class ArrayProgram:
         for index, place in self._staged.items():
             value, array = values[index], self._inputs[index]
             assert array is not None
+            if isinstance(value, DeviceTensor):
+                value.region.verify()
             if memory is not None and (index in host or index in apart):
                 addresses[array.block] = device.driver.address(memory) + place
             if isinstance(value, np.ndarray):

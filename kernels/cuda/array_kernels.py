@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from .array_products import channel_kernel, pool_kernel, product_kernel
-from .array_rows import REDUCTIONS, gather_kernel, norm_rows_kernel, reduce_kernel, softmax_kernel
+from .array_rows import (
+    REDUCTIONS,
+    gather_kernel,
+    gather_tuples_kernel,
+    norm_rows_kernel,
+    pad_kernel,
+    reduce_kernel,
+    softmax_kernel,
+)
 from .arrays import ANY_FUNCTIONS, ANY_PAIRS, COMPARISONS, FLOAT_FUNCTIONS, FLOAT_PAIRS, map_kernel
 from .sources import CudaKernel
 
@@ -22,7 +30,10 @@ def array_kernels() -> list[CudaKernel]:
         found += [reduce_kernel(scalar, kind, False) for kind in REDUCTIONS.values()]
         found.append(map_kernel(1, "whole::copy", scalar, "float", width))
     found += [map_kernel(1, "whole::copy", scalar, scalar, 8) for scalar in ("unsigned char", "unsigned short")]
-    found += [gather_kernel(nbytes, width, index) for nbytes, width in ((4, 4), (2, 8)) for index in ("int", "long long")]
+    found += [
+        gather_kernel(nbytes, width, index) for nbytes, width in ((4, 4), (2, 8)) for index in ("int", "long long")
+    ]
+    found += [gather_tuples_kernel(4, 4, "long long"), *(pad_kernel(nbytes) for nbytes in (2, 4, 8))]
     return found
 
 

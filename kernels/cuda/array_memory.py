@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .driver import Driver
 
 _ALIGNED = 256
+_STATUS = np.dtype(np.int32)
 
 
 class DeviceFull(MemoryError):
@@ -84,12 +85,34 @@ class Pool:
 
 
 class Region:
-    """Memory that goes back to its pool when nobody holds a tensor in it any more."""
+    """Memory that goes back to its pool when nobody holds a tensor in it any more.
+
+    Attributes:
+        check: takes the int32 with which the memory begins, and raises if what lies there is wrong; None once it has.
+    """
 
     def __init__(self, driver: Driver, memory: Any, pool: Pool | None = None) -> None:
         self.driver, self.memory = driver, memory
+        self.check: Callable[[int], None] | None = None
         self._pool = pool
         self._back = None if pool is None else weakref.finalize(self, pool.give, memory)
+
+    def verify(self) -> None:
+        """Raise if what lies there is wrong, which only the device knows until it is asked."""
+        if self.check is not None:
+            self._checked(self.driver.download(self.memory[: _STATUS.itemsize]))
+
+    def copy(self, first: int, end: int) -> NDArray[Any]:
+        """A copy of bytes on the host, after they were found right."""
+        start = first if self.check is None else 0
+        raw = self.driver.download(self.memory[start:end])
+        self._checked(raw)
+        return raw[first - start :]
+
+    def _checked(self, raw: NDArray[Any]) -> None:
+        if self.check is not None:
+            self.check(int(raw[: _STATUS.itemsize].view(_STATUS)[0]))
+            self.check = None
 
     def lend(self) -> None:
         """Someone outside may hold the memory longer than this object: it will not be used again."""
@@ -186,7 +209,7 @@ def to_host(tensors: Sequence[DeviceTensor]) -> list[NDArray[Any]]:
         region, first, end = spans.get(id(one.region), (one.region, one.first, one.first))
         spans[id(one.region)] = region, min(first, one.first), max(end, one.first + one.nbytes)
     copies = {
-        key: (region.driver.download(region.memory[first:end]) if end > first else np.zeros(0, np.uint8), first)
+        key: (region.copy(first, end) if end > first else np.zeros(0, np.uint8), first)
         for key, (region, first, end) in spans.items()
     }
     found = []

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from .arrays import Array, ArrayError, Recorder, dense_strides, joined, padded
 from .sources import CudaKernel
@@ -138,6 +141,59 @@ def gathered(to: Recorder, x: Array, indices: Array, axis: int, status: Array, n
             gather_kernel(nbytes, width, indices.scalar), (-(-count // _GATHER_THREADS), 1, 1), x=x, indices=indices,
             out=out, status=status, count=count, indices_count=indices.size, inner=inner // width,
             extent=x.shape[axis], number=number,
+        )  # fmt: skip
+    return out
+
+
+def gather_tuples_kernel(nbytes: int, width: int, index: str) -> CudaKernel:
+    """The kernel that copies rows by tuples of indices."""
+    text = f"gather_tuples<{_BYTES[nbytes]}, {width}, {index}>"
+    return CudaKernel("arrays_rows.cu", text, "GatherTuplesArguments", _GATHER_THREADS)
+
+
+def gathered_by_tuples(
+    to: Recorder, x: Array, indices: Array, batch_axes: int, status: Array, number: int
+) -> Array:  # fmt: skip
+    """What lies where each tuple of the last axis of `indices` says, behind batch axes that both have."""
+    x, indices = to.dense(x), to.dense(indices)
+    depth = indices.shape[-1] if indices.shape else 0
+    end = batch_axes + depth
+    if depth < 1 or end > len(x.shape) or x.shape[:batch_axes] != indices.shape[:batch_axes]:
+        raise ArrayError(f"indices of shape {list(indices.shape)} do not fit an array of shape {list(x.shape)}")
+    out = to.new((*indices.shape[:-1], *x.shape[end:]), x.dtype)
+    if out.size:
+        inner, nbytes = math.prod(x.shape[end:]), x.dtype.itemsize
+        width = math.gcd(inner, x.first, min(16 // nbytes, 8))
+        strides = [stride // width for stride in x.strides[batch_axes:end]]
+        count = out.size // width
+        to.start(
+            gather_tuples_kernel(nbytes, width, indices.scalar), (-(-count // _GATHER_THREADS), 1, 1), x=x,
+            indices=indices, out=out, status=status, count=count, inner=inner // width,
+            rows=math.prod(indices.shape[batch_axes:-1]), depth=depth,
+            extents=padded(x.shape[batch_axes:end], 1), strides=padded(strides, 0),
+            batch=math.prod(x.shape[batch_axes:]) // width, number=number,
+        )  # fmt: skip
+    return out
+
+
+def pad_kernel(nbytes: int) -> CudaKernel:
+    """The kernel that puts a number around an array."""
+    return CudaKernel("arrays_rows.cu", f"pad<{_BYTES[nbytes]}>", "PadArguments", _GATHER_THREADS)
+
+
+def surrounded(to: Recorder, x: Array, before: Sequence[int], after: Sequence[int], filler: NDArray[Any]) -> Array:
+    """The array with so many places before and after it along each axis, which hold `filler`; negative ones cut."""
+    shape = tuple(size + first + last for size, first, last in zip(x.shape, before, after, strict=True))
+    if any(size < 0 for size in shape):
+        raise ArrayError(f"an array of shape {list(x.shape)} cannot lose {list(before)} and {list(after)}")
+    out = to.new(shape, x.dtype)
+    if out.size:
+        nbytes = x.dtype.itemsize
+        bits = int(filler.astype(x.dtype).reshape(1).view(f"i{nbytes}")[0])
+        to.start(
+            pad_kernel(nbytes), (-(-out.size // _GATHER_THREADS), 1, 1), x=x, out=out, count=out.size,
+            axes=len(shape), sizes=padded(shape[::-1], 1), before=padded([*before][::-1], 0),
+            extents=padded(x.shape[::-1], 1), strides=padded(x.strides[::-1], 0), filler=bits,
         )  # fmt: skip
     return out
 

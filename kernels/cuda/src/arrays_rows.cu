@@ -258,3 +258,70 @@ __device__ __forceinline__ void gather(const GatherArguments& given) {
   }
   static_cast<Pack<T, width>*>(given.out)[i] = found;
 }
+
+// out[batch][row][inner] = x[batch][indices[batch][row][0]][indices[batch][row][1]] ... [inner], inner in packs.
+struct GatherTuplesArguments {
+  const void* x;
+  const void* indices;
+  void* out;
+  void* status;
+  int count;
+  int inner;
+  int rows;
+  int depth;
+  int extents[8];
+  long long strides[8];
+  long long batch;
+  int number;
+};
+
+template <class T, int width, class Index>
+__device__ __forceinline__ void gather_tuples(const GatherTuplesArguments& given) {
+  const unsigned i = blockIdx.x * GATHER_THREADS + threadIdx.x;
+  if (i >= (unsigned)given.count) return;
+  const unsigned inner = i % given.inner, row = i / given.inner;
+  const Index* tuple = static_cast<const Index*>(given.indices) + (long long)row * given.depth;
+  long long place = row / given.rows * given.batch + inner;
+  bool inside = true;
+  for (int axis = 0; axis < given.depth; ++axis) {
+    long long wanted = tuple[axis];
+    if (wanted < 0) wanted += given.extents[axis];
+    inside = inside && wanted >= 0 && wanted < given.extents[axis];
+    place += wanted * given.strides[axis];
+  }
+  Pack<T, width> found{};
+  if (inside) found = static_cast<const Pack<T, width>*>(given.x)[place];
+  else *static_cast<int*>(given.status) = given.number;
+  static_cast<Pack<T, width>*>(given.out)[i] = found;
+}
+
+// --- padding --------------------------------------------------------------------------------------------------------
+
+// out [sizes], the innermost axis first, is x where an index less `before` is inside `extents`, else `filler`'s bits.
+struct PadArguments {
+  const void* x;
+  void* out;
+  int count;
+  int axes;
+  int sizes[8];
+  int before[8];
+  int extents[8];
+  long long strides[8];
+  long long filler;
+};
+
+template <class T>
+__device__ __forceinline__ void pad(const PadArguments& given) {
+  const unsigned i = blockIdx.x * GATHER_THREADS + threadIdx.x;
+  if (i >= (unsigned)given.count) return;
+  unsigned rest = i;
+  long long place = 0;
+  bool inside = true;
+  for (int axis = 0; axis < given.axes; ++axis) {
+    const int index = (int)(rest % (unsigned)given.sizes[axis]) - given.before[axis];
+    rest /= (unsigned)given.sizes[axis];
+    inside = inside && index >= 0 && index < given.extents[axis];
+    place += index * given.strides[axis];
+  }
+  static_cast<T*>(given.out)[i] = inside ? static_cast<const T*>(given.x)[place] : (T)given.filler;
+}
