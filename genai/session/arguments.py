@@ -95,18 +95,18 @@ class InputCheck:
     def _array(self, value: Any) -> Any:
         if isinstance(value, OrtValue):
             value = value.value
-        if not isinstance(value, np.ndarray | np.generic):
+        if not isinstance(value, np.ndarray | np.generic | DeviceTensor):
             if value is None and self.type is not None:
                 raise _wrong_kind(self.name, "tensor", value)
             if isinstance(value, list | tuple | int | float | bool | str | bytes | complex):
                 value = self._from_python(value)
-            elif hasattr(value, "__dlpack__") and not isinstance(value, DeviceTensor):
+            elif hasattr(value, "__dlpack__"):
                 value = value_from_dlpack(value)
-            elif self.type is None and not isinstance(value, DeviceTensor):
+            elif self.type is None:
                 return value
-            elif not isinstance(value, DeviceTensor):
+            else:
                 raise _wrong_kind(self.name, str(self.type), value)
-        array = value if isinstance(value, DeviceTensor) else np.asarray(value)
+        array: Any = value if isinstance(value, DeviceTensor) else np.asarray(value)
         if array.dtype.kind in "USTO" or array.dtype.type is np.void:
             array = _texts(self.name, array)
         elif not array.dtype.isnative:

@@ -282,14 +282,13 @@ class OrtValue:
         """Address of the first element."""
         tensor = self._tensor()
         if isinstance(tensor, DeviceTensor):
-            tensor.region.lend()  # who has the address may read it at any time
             return tensor.address
         address: int = tensor.__array_interface__["data"][0]
         return address
 
     def tensor_size_in_bytes(self) -> int:
         """Bytes of the elements."""
-        return self._tensor().nbytes
+        return int(self._tensor().nbytes)
 
     def has_value(self) -> bool:
         """False for an empty optional."""
@@ -324,8 +323,10 @@ class OrtValue:
                 "make a new OrtValue",
             )
         if isinstance(tensor, DeviceTensor):
-            same = isinstance(given, DeviceTensor) and given.region.driver is tensor.region.driver
-            tensor.copy_from(given) if same else tensor.write(on_host([given])[0])
+            if isinstance(given, DeviceTensor) and given.region.driver is tensor.region.driver:
+                tensor.copy_from(given)
+            else:
+                tensor.write(on_host([given])[0])
             return
         given = on_host([given])[0]
         if not tensor.flags.writeable:
@@ -339,7 +340,8 @@ class OrtValue:
         return self._tensor().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._tensor().__dlpack_device__()
+        found: tuple[int, int] = self._tensor().__dlpack_device__()
+        return found
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule over the same memory."""

@@ -125,10 +125,11 @@ class ArrayProgram:
         placed = [value if isinstance(value, np.ndarray) else _apart(recorder, value) for value in results]
         seen: set[Block] = set()
         for index, value in enumerate(placed):
-            if isinstance(value, Array) and value.block in seen:
-                placed[index] = recorder.copy(value, recorder.new(value.shape, value.dtype))
             if isinstance(value, Array):
-                seen.add(placed[index].block)
+                apart = value.block not in seen
+                own = value if apart else recorder.copy(value, recorder.new(value.shape, value.dtype))
+                placed[index] = own
+                seen.add(own.block)
         for value in placed:
             if isinstance(value, Array):
                 recorder.keep(value.block)
