@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import genai as ort
 from genai.runtime import device as devices
+from genai.session.cuda_operators import TABLE
 from tests.kernels.cuda.host_driver import COMPILER, HostDriver
 
 CUDA = "CUDAExecutionProvider"
@@ -579,3 +580,11 @@ def test_where_there_is_one(gpu: Counting) -> None:
     assert ort.get_available_providers()[0] == CUDA and ort.get_device() == "GPU"
     device = ort.OrtDevice.make("cuda", 0)
     assert (device.device_type(), device.device_id(), device.device_vendor_id()) == (1, 0, 0x10DE)
+
+
+def test_the_page_names_the_operators_that_have_kernels() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "session.md").read_text(encoding="utf-8")
+    listed = " ".join(text.partition("besides those that rewrites make of them: ")[2].partition(".\n")[0].split())
+    standard, _, others = listed.partition("; and of com.microsoft: ")
+    for domain, names in (("", standard), ("com.microsoft", others)):
+        assert sorted(names.split(", ")) == sorted(name for own, name in TABLE if own == domain)
