@@ -63,7 +63,7 @@ class CudaProvider:
             )
         limit = int(gpu_mem_limit)
         self._device = ArrayDevice(open_gpu(int(device_id)), 0 if limit >= 2**63 - 1 else limit)
-        self._known: frozenset[str] = frozenset()
+        self.on_host: frozenset[str] = frozenset()
 
     def taken(self, model: OnnxModel) -> Collection[Node]:
         """Nodes that there are kernels for, and those that the host computes from shapes for them."""
@@ -79,12 +79,12 @@ class CudaProvider:
                 found.append(node)
             elif takes(_seen(graph, node, version, known)):
                 found.append(node)
-        self._known = frozenset(known)
+        self.on_host = frozenset(known)
         return found if any(_launches(node, known) for node in found) else []
 
     def compile(self, part: OnnxModel, stays: Sequence[bool]) -> CudaPart:
         """A part of the graph, whose constants go to the device when they are needed there."""
-        return CudaPart(self._device, part, self._known, stays)
+        return CudaPart(self._device, part, self.on_host, stays)
 
 
 def _launches(node: Node, known: Collection[str]) -> bool:

@@ -27,13 +27,17 @@ def islands(graph: Graph, taken: Collection[Node]) -> list[list[Node]]:
     return [parts[number] for number in sorted(parts)]
 
 
-def keep_apart(graph: Graph, parts: list[list[Node]]) -> None:
-    """Give values that both other parts of the provider and others read two names, so that one can stay where it is."""
+def keep_apart(graph: Graph, parts: list[list[Node]], on_host: Collection[str]) -> None:
+    """Give values that both other parts of the provider and others read two names, so that one can stay where it is.
+
+    Args:
+        on_host: values that are never elsewhere.
+    """
     inside = {node for nodes in parts for node in nodes}
     for nodes in parts:
         own = set(nodes)
         for node in list(nodes):
-            for name in filter(None, list(node.outputs)):
+            for name in [name for name in node.outputs if name and name not in on_host]:
                 users = [user for user in graph.consumers(name) if user not in own]
                 again = [user for user in users if user in inside]
                 if again and len(again) < len(users):

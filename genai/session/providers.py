@@ -61,10 +61,14 @@ class Taker(Protocol):
 
     Attributes:
         keeps_values: whether what only its own nodes read, and results of the graph, may stay on its device.
+        on_host: once it has taken nodes, those of their values that are computed on the host all the same.
     """
 
     @property
     def keeps_values(self) -> bool: ...
+
+    @property
+    def on_host(self) -> Collection[str]: ...
 
     def taken(self, model: OnnxModel) -> Collection[Node]:
         """The nodes of a model's main graph that it computes."""
@@ -79,6 +83,7 @@ class _PlugIn:
 
     provider: Provider
     keeps_values = False
+    on_host = ()
 
     def taken(self, model: OnnxModel) -> Collection[Node]:
         graph = model.graph
@@ -211,7 +216,7 @@ def hand_over(model: OnnxModel, chosen: Chosen, *, recording: bool) -> Divided:
         parts = islands(model.graph, provider.taken(model))
         if provider.keeps_values:
             keeping.append(name)
-            keep_apart(model.graph, parts)
+            keep_apart(model.graph, parts, provider.on_host)
         inside = {node for nodes in parts for node in nodes}
         for nodes in parts:
             key = len(compiled)

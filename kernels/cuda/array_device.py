@@ -219,7 +219,7 @@ class ArrayProgram:
                 moves.append((place, raw))
             elif index in apart:
                 assert memory is not None
-                memory[place : place + value.nbytes] = value.bytes
+                device.driver.copy(value.bytes, memory[place : place + value.nbytes])
             else:
                 addresses[array.block] = value.address
         if memory is None or not moves:
@@ -236,7 +236,7 @@ class ArrayProgram:
         for index in apart:  # what lay between was written over
             value, place = values[index], self._staged[index]
             assert isinstance(value, DeviceTensor)
-            memory[place : place + value.nbytes] = value.bytes
+            device.driver.copy(value.bytes, memory[place : place + value.nbytes])
 
 
 def taken_in(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:

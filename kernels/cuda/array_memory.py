@@ -174,11 +174,11 @@ class DeviceTensor:
     def copy_from(self, other: DeviceTensor) -> None:
         """Copy a tensor of the same size and device into it."""
         if self.nbytes:
-            self.bytes[...] = other.bytes
+            self.region.driver.copy(other.bytes, self.bytes)
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         self.region.lend()
-        return self.region.driver.lend(self.view(), stream)
+        return self.region.driver.lend(self.view(), stream, options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         found: tuple[int, int] = self.view().__dlpack_device__()

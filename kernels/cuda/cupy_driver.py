@@ -127,8 +127,12 @@ class CupyDriver:
 
     def adopt(self, value: Any) -> Any:
         with self._device, self._stream:  # CuPy hands its stream to the producer
-            return self._cupy.from_dlpack(value)
+            return self._cupy.ascontiguousarray(self._cupy.from_dlpack(value))
 
-    def lend(self, array: Any, stream: Any) -> Any:
+    def copy(self, source: Any, target: Any) -> None:
+        with self._device, self._stream:
+            target[...] = source
+
+    def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
         with self._device, self._stream:  # which the consumer's stream waits for
-            return array.__dlpack__(stream=stream)
+            return array.__dlpack__(stream=stream, **options)

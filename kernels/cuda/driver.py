@@ -67,11 +67,18 @@ class Driver(Protocol):
     def borrow(self, address: int, nbytes: int) -> Any:
         """Memory of somebody else, uint8, who keeps it there."""
 
-    def adopt(self, value: Any) -> Any:
-        """An array over what another library offers through DLPack, after its work on it is done."""
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy memory onto other memory of the same shape and type."""
 
-    def lend(self, array: Any, stream: Any) -> Any:
-        """A DLPack capsule over an array, for a consumer's stream, whose work begins after ours."""
+    def adopt(self, value: Any) -> Any:
+        """A dense array over what another library offers through DLPack, after its work; a copy where it has gaps."""
+
+    def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
+        """A DLPack capsule over an array, for a consumer's stream, whose work begins after ours.
+
+        Args:
+            options: others that the consumer passes to `__dlpack__`.
+        """
 
 
 class CudaError(RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -507,6 +508,21 @@ def test_shapes_that_are_computed_in_the_graph(gpu: Counting, make_model: Any) -
         agree(made.run(None, {"x": numbers(*shape)}), by_onnxruntime(model, {"x": numbers(*shape)}), ["y"])
 
 
+def test_a_shape_of_an_earlier_part_is_known_to_a_later_one(gpu: Counting, make_model: Any) -> None:
+    """Also where the CPU reads it, too."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Exp", ["x"], ["e"]),
+        helper.make_node("Tile", ["e", "s"], ["w"]), helper.make_node("Tan", ["e"], ["t"]),
+        helper.make_node("Neg", ["t"], ["n"]), helper.make_node("Expand", ["n", "s"], ["r"]),
+        helper.make_node("Sqrt", ["e"], ["q"]), helper.make_node("Add", ["r", "q"], ["y"]),
+    ]  # fmt: skip
+    model = make_model(nodes, {"x": (1, ["a", "b"])}, {"y": (1, None), "w": (1, None)}, version=17)
+    made = session(model)
+    assert sorted(on_cpu(made)) == ["Tan", "Tile"] and len(parts(made)) == 2
+    for shape in ((2, 3), (1, 2)):
+        agree(made.run(None, {"x": numbers(*shape)}), by_onnxruntime(model, {"x": numbers(*shape)}), ["y", "w"])
+
+
 def test_a_shape_that_depends_on_data_leaves_the_node_to_the_cpu(gpu: Counting, make_model: Any) -> None:
     nodes = [helper.make_node("Reshape", ["x", "s"], ["r"]), helper.make_node("Exp", ["r"], ["y"])]
     model = make_model(nodes, {"x": (1, ["a"]), "s": (7, [2])}, {"y": (1, None)}, version=17)
@@ -588,3 +604,29 @@ def test_the_page_names_the_operators_that_have_kernels() -> None:
     standard, _, others = listed.partition("; and of com.microsoft: ")
     for domain, names in (("", standard), ("com.microsoft", others)):
         assert sorted(names.split(", ")) == sorted(name for own, name in TABLE if own == domain)
+
+
+def test_many_threads_use_one_session(gpu: Counting, network: onnx.ModelProto) -> None:
+    made = session(network)
+    feeds = [{"x": numbers(1 + seed % 3, 7, seed=seed)} for seed in range(12)]
+    wanted = [made.run(None, feed) for feed in feeds]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda feed: made.run(None, feed), feeds))
+    for mine, expected in zip(found, wanted, strict=True):
+        for a, b in zip(mine, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_device_that_is_lost_leaves_the_cpu(gpu: Counting, network: onnx.ModelProto, monkeypatch: Any) -> None:
+    made, feed = session(network), {"x": numbers(2, 7)}
+    value = ort.OrtValue.ortvalue_from_numpy(feed["x"], "cuda", 0)
+
+    def lost(*_: Any) -> None:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    monkeypatch.setattr(gpu, "launch", lost)
+    with pytest.warns(UserWarning, match=r"cudaErrorIllegalAddress.*the CPU alone"):
+        results = made.run(None, {"x": value})
+    agree(results, by_onnxruntime(network, feed), ["y", "z"])
+    assert made.get_providers() == ["CPUExecutionProvider"]
+    agree(made.run(None, {"x": value}), results, ["y", "z"])

@@ -133,7 +133,10 @@ class HostDriver:
         return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8)
 
     def adopt(self, value: Any) -> NDArray[Any]:
-        return np.from_dlpack(value)
+        return np.ascontiguousarray(np.from_dlpack(value))
 
-    def lend(self, array: NDArray[Any], stream: Any) -> Any:
-        return array.__dlpack__(stream=None)
+    def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
+        target[...] = source
+
+    def lend(self, array: NDArray[Any], stream: Any, options: Mapping[str, Any]) -> Any:
+        return array.__dlpack__(stream=None, **options)

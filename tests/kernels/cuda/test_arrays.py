@@ -223,6 +223,7 @@ def cupy_with_dlpack() -> Any:
     module.cuda.UnownedMemory, module.cuda.MemoryPointer = place.UnownedMemory, lambda memory, offset: memory
     module.ndarray = lambda shape, dtype, pointer: HostDriver().borrow(pointer[0], math.prod(shape)).view(Lent)
     module.from_dlpack = lambda value: np.from_dlpack(value).view(Lent)
+    module.ascontiguousarray = np.asanyarray
     module.zeros = lambda size, dtype: HostDriver().zeros(size).view(Lent)
     module.cuda.Device = lambda index: _device(index)
     return module
@@ -242,6 +243,9 @@ def test_dlpack_and_memory_of_others_through_cupy_s_calls() -> None:
     Lent.streams.clear()
     capsule = tensor.__dlpack__(stream=7)
     assert type(capsule).__name__ == "PyCapsule" and Lent.streams == [7]
+    other = upload(driver, numbers(2, 3, seed=1))
+    tensor.copy_from(other)
+    np.testing.assert_array_equal(tensor.numpy(), numbers(2, 3, seed=1))
     given = numbers(3, 4)
     adopted = driver.adopt(given)
     assert driver.address(adopted) == given.ctypes.data
