@@ -66,7 +66,7 @@ class Seen:
 
     def dtype(self, index: int) -> str:
         """An input's element type, "" where it is not known."""
-        return _dtype(self.types[index]) if index < len(self.types) else ""
+        return element_name(self.types[index]) if index < len(self.types) else ""
 
     def is_known(self, *indices: int) -> bool:
         """Whether the host will have these inputs, those of them that are given."""
@@ -87,8 +87,10 @@ class Seen:
         return not any(name for index, name in enumerate(self.node.outputs) if index not in outputs)
 
 
-def _dtype(known: TensorType | None) -> str:
-    return "" if known is None or known.dtype is DataType.UNDEFINED else known.dtype.numpy_dtype.name
+def element_name(known: Any) -> str:
+    """NumPy's name of a tensor's elements, "" where the type is no tensor's, or not known."""
+    plain = isinstance(known, TensorType) and known.dtype is not DataType.UNDEFINED
+    return str(known.dtype.numpy_dtype.name) if plain else ""
 
 
 @dataclass
@@ -173,7 +175,7 @@ def takes(seen: Seen) -> bool:
         return False
     for index, known in enumerate((*seen.types, *seen.outputs)):
         name = (*seen.node.inputs, *seen.node.outputs)[index]
-        if name and (known is None or _dtype(known) not in SCALARS or len(known.shape or ()) > AXES):
+        if name and (known is None or element_name(known) not in SCALARS or len(known.shape or ()) > AXES):
             return False
     return found[0](seen)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, Constants, Status, taken_in
 from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor
-from genai.kernels.cuda.arrays import Array, ArrayError, Recorder
+from genai.kernels.cuda.arrays import SCALARS, Array, ArrayError, Recorder
 from genai.kernels.cuda.driver import Driver
 from genai.ops.registry import KernelError, evaluated, find_kernel
 
@@ -24,7 +24,7 @@ from ..graph.ir import Graph, Node, OnnxModel
 from ..graph.node import NEW_EACH_TIME, STANDARD_DOMAINS
 from ..graph.types import TensorType
 from ..runtime.device import open_gpu
-from .cuda_operators import TABLE, VIEWS, Call, Given, Seen, takes
+from .cuda_operators import TABLE, VIEWS, Call, Given, Seen, element_name, takes
 from .errors import Fail, InvalidArgument, RuntimeException
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -103,7 +103,8 @@ def follows_from_shapes(graph: Graph, node: Node, version: int, known: Collectio
         return False
     given = [name for name in node.inputs if name]
     entry = find_kernel("", node.op_type, version)
-    if not given or entry is None or entry.source != "ours":
+    made = [element_name(graph.type_of(name)) for name in node.outputs if name]
+    if not given or entry is None or entry.source != "ours" or not all(name in SCALARS for name in made):
         return False
     return all(name in known or graph.constant_tensor(name) is not None for name in given)
 
@@ -139,12 +140,7 @@ class CudaPart:
         self._inputs = [value.name for value in graph.inputs]
         self._as_values = [name in known for name in self._inputs]
         self._nodes = [node for node in graph.nodes if node.output(0) not in self._values]
-        inside = set(self._values) | {name for name in self._inputs if name in known}
-        self._on_host: set[Node] = set()
-        for node in self._nodes:
-            if follows_from_shapes(graph, node, self._versions[node], inside):
-                self._on_host.add(node)
-                inside.update(filter(None, node.outputs))
+        self._on_host = {node for node in self._nodes if any(name in known for name in node.outputs if name)}
         self._constants = Constants(device)
         self._uploaded: dict[str, Array] = {}
         self._programs: OrderedDict[Any, ArrayProgram] = OrderedDict()
@@ -212,7 +208,7 @@ class CudaPart:
             if node.key in _SHAPES:
                 return [_shape(node, given[0])]
             if node in self._on_host:
-                return evaluated(node, self._versions[node], given)
+                return [np.asarray(value) for value in evaluated(node, self._versions[node], given)]
             call = Call(to, node, self._versions[node], given, upload, status)
             made = TABLE[node.key][1](call)
             return made if isinstance(made, list) else [made]
@@ -227,7 +223,7 @@ class CudaPart:
     def _constant(self, to: Recorder, found: Mapping[str, Given], name: str, value: NDArray[Any]) -> Array:
         """A constant of the graph goes to the device once for all programs, what follows from shapes for its own."""
         if name not in self._values and "\0" not in name:
-            return to.constant(np.ascontiguousarray(value))
+            return to.constant(value)
         if name not in self._uploaded:
             block = self._constants(value)
             self._uploaded[name] = Array(value.shape, value.dtype, taken_in(value.shape, value.dtype).strides, block)

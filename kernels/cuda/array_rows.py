@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Array, ArrayError, Recorder, dense_strides, joined, padded
@@ -106,8 +107,8 @@ def reduced(to: Recorder, x: Array, kind: str, axes: Sequence[int], keep: bool) 
     width = math.prod(x.shape[axis] for axis in which)
     out = to.new(shape, x.dtype)
     if out.size and not width:
-        raise ArrayError(f"axes {which} of an array of shape {list(x.shape)} are empty")
-    if out.size:
+        to.copy(to.constant(_of_nothing(kind, x.dtype)).expanded(out.shape), out)
+    elif out.size:
         kept_sizes, (kept_strides,) = joined(shape, [x.strides[axis] for axis in kept])
         sizes, (strides,) = joined([x.shape[axis] for axis in which], [x.strides[axis] for axis in which])
         by_rows = width >= _WARP // 2 and (strides[0] == 1 or kept_strides[0] != 1)
@@ -121,6 +122,14 @@ def reduced(to: Recorder, x: Array, kind: str, axes: Sequence[int], keep: bool) 
         return out
     whole = tuple(1 if axis in which else size for axis, size in enumerate(x.shape))
     return replace(out, shape=whole, strides=dense_strides(whole))
+
+
+def _of_nothing(kind: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What a reduction over no numbers gives."""
+    if kind in ("sum", "mean", "prod"):
+        return np.asarray(kind == "prod", dtype)
+    least, most = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return np.asarray(least if kind == "max" else most, dtype)
 
 
 def gather_kernel(nbytes: int, width: int, index: str) -> CudaKernel:

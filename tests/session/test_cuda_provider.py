@@ -219,6 +219,7 @@ def test_functions_of_two(gpu: Counting, dtype: Any) -> None:
         models.add("PRelu", numbers(2, 3, 4, dtype=dtype), numbers(3, 1, dtype=dtype))
         models.add("Sum", x, numbers(8, dtype=dtype), numbers(3, 1, dtype=dtype))
         models.add("Mean", x, numbers(8, dtype=dtype))
+        models.add("Mean", numbers(dtype=dtype), numbers(dtype=dtype, seed=1))
     logic = numbers(3, 5) > 0, numbers(5, seed=1) > 0
     for name in ("And", "Or", "Xor"):
         models.add(name, *logic)
@@ -279,6 +280,9 @@ def test_reductions(gpu: Counting, dtype: Any) -> None:
         for name in names:
             given = () if axes is None else (np.array(axes, np.int64),)
             models.add(name, numbers(*shape, dtype=dtype), *given, known=(1,), keepdims=int(len(shape) % 2))
+    for name in names:
+        models.add(name, numbers(3, 0, dtype=dtype), np.array([1], np.int64), known=(1,))
+        models.add(name, numbers(0, 3, dtype=dtype), np.array([1], np.int64), known=(1,))
     models.add("ReduceSum", numbers(2, 3, dtype=dtype), np.zeros(0, np.int64), known=(1,), noop_with_empty_axes=1)
     models.check(ORDERS, gpu)
 
