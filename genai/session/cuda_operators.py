@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from genai.kernels.cuda import array_products, array_rows
 from genai.kernels.cuda.array_device import Status
-from genai.kernels.cuda.array_products import Tail, Window
+from genai.kernels.cuda.array_products import Tail, WindowShape
 from genai.kernels.cuda.arrays import (
     ANY_FUNCTIONS,
     ANY_PAIRS,
@@ -94,7 +94,7 @@ def element_name(known: Any) -> str:
 
 
 @dataclass
-class Call:
+class NodeCall:
     """A node whose launches are recorded.
 
     Attributes:
@@ -152,7 +152,7 @@ class Call:
 
 
 Accepts: TypeAlias = Callable[[Seen], bool]
-Lowering: TypeAlias = Callable[[Call], "Array | list[Array]"]
+Lowering: TypeAlias = Callable[[NodeCall], "Array | list[Array]"]
 TABLE: dict[tuple[str, str], tuple[Accepts, Lowering]] = {}
 # Nodes that move nothing, and so are no reason to go to a device.
 VIEWS = {("", name) for name in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")}
@@ -202,45 +202,45 @@ _PARAMETERS: dict[str, tuple[str, dict[str, float]]] = {
 }
 
 
-def _unary(call: Call, function: str, parameters: Sequence[float] = (), dtype: Any = None) -> Array:
+def _unary(call: NodeCall, function: str, parameters: Sequence[float] = (), dtype: Any = None) -> Array:
     x = call.array(0)
     return call.to.map(function, [x], call.to.new(x.shape, x.dtype if dtype is None else np.dtype(dtype)), parameters)
 
 
 @lowers(*_FLOAT_NAMES, accepts=_floats)
-def _float_function(call: Call) -> Array:
+def _float_function(call: NodeCall) -> Array:
     return _unary(call, FLOAT_FUNCTIONS[_FLOAT_NAMES[call.node.op_type]])
 
 
 @lowers("QuickGelu", domain=MS, accepts=_floats)
 @lowers("Elu", "HardSigmoid", "LeakyRelu", "Selu", "Swish", accepts=_floats)
-def _parametric(call: Call) -> Array:
+def _parametric(call: NodeCall) -> Array:
     name, defaults = _PARAMETERS[call.node.op_type]
     return _unary(call, FLOAT_FUNCTIONS[name], [float(call.get(key, value)) for key, value in defaults.items()])
 
 
 @lowers("Abs", "Neg", "Sign", accepts=lambda seen: seen.are(NUMBERS))
-def _any_function(call: Call) -> Array:
+def _any_function(call: NodeCall) -> Array:
     return _unary(call, ANY_FUNCTIONS[call.node.op_type.lower()])
 
 
 @lowers("Relu", accepts=lambda seen: seen.are(NUMBERS))
-def _relu(call: Call) -> Array:
+def _relu(call: NodeCall) -> Array:
     return _unary(call, "unary::relu" if call.array(0).dtype.kind == "f" else "whole::relu")
 
 
 @lowers("Not", accepts=lambda seen: seen.are(frozenset({"bool"})))
-def _not(call: Call) -> Array:
+def _not(call: NodeCall) -> Array:
     return _unary(call, "whole::invert")
 
 
 @lowers("IsNaN", accepts=_floats)
-def _is_nan(call: Call) -> Array:
+def _is_nan(call: NodeCall) -> Array:
     return _unary(call, "more::is_nan", dtype=bool)
 
 
 @lowers("Cast", accepts=lambda seen: True)
-def _cast(call: Call) -> Array:
+def _cast(call: NodeCall) -> Array:
     dtype = DataType(int(call.attributes["to"])).numpy_dtype
     x = call.array(0)
     if dtype == x.dtype:
@@ -249,7 +249,7 @@ def _cast(call: Call) -> Array:
 
 
 @lowers("Clip", accepts=lambda seen: seen.are(FLOATS) and seen.is_known(1, 2))
-def _clip(call: Call) -> Array:
+def _clip(call: NodeCall) -> Array:
     least, most = (
         call.get(name, default) if value is None else value.reshape(-1)[0]
         for value, name, default in ((call.known(1), "min", -math.inf), (call.known(2), "max", math.inf))
@@ -259,21 +259,21 @@ def _clip(call: Call) -> Array:
 
 @lowers("Gelu", domain=MS, accepts=_floats)
 @lowers("Gelu", accepts=_floats)
-def _gelu(call: Call) -> Array:
+def _gelu(call: NodeCall) -> Array:
     by_tanh = call.get("approximate", "none") == "tanh"
     return _unary(call, "unary::gelu_tanh" if by_tanh else "unary::gelu")
 
 
 @lowers("BiasGelu", domain=MS, accepts=_floats)
 @lowers("FastGelu", domain=MS, accepts=_floats)
-def _gelu_of_sum(call: Call) -> Array:
+def _gelu_of_sum(call: NodeCall) -> Array:
     exact = call.node.op_type == "BiasGelu"
     if call.maybe(1) is None:
         return _unary(call, "unary::gelu_tanh")
     return _pair(call, "more::gelu_of_sum" if exact else "more::gelu_tanh_of_sum", call.array(0), call.array(1))
 
 
-def _pair(call: Call, function: str, a: Array, b: Array, dtype: Any = None) -> Array:
+def _pair(call: NodeCall, function: str, a: Array, b: Array, dtype: Any = None) -> Array:
     out = call.to.new(_broadcast(a.shape, b.shape), a.dtype if dtype is None else np.dtype(dtype))
     return call.to.map(function, [a, b], out)
 
@@ -294,13 +294,13 @@ _TWO = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide"}
 
 # Before operator set 7 they aligned axes in another way.
 @lowers(*_TWO, accepts=lambda seen: seen.are(NUMBERS) and seen.version >= 7)
-def _two(call: Call) -> Array:
+def _two(call: NodeCall) -> Array:
     a, b = call.array(0), call.array(1)
     return _pair(call, _function_of_two(_TWO[call.node.op_type], a.dtype), a, b)
 
 
 @lowers("Pow", accepts=lambda seen: seen.are(FLOATS) and seen.version >= 7)
-def _pow(call: Call) -> Array:
+def _pow(call: NodeCall) -> Array:
     exponent = call.given[1]
     if isinstance(exponent, np.ndarray) and exponent.size == 1 and exponent.ndim <= 1:
         special = {2.0: "whole::square", 3.0: "unary::cube", 0.5: "unary::sqrt", 1.0: "whole::copy"}
@@ -311,7 +311,7 @@ def _pow(call: Call) -> Array:
 
 
 @lowers("PRelu", accepts=lambda seen: seen.are(FLOATS) and seen.version >= 7)
-def _prelu(call: Call) -> Array:
+def _prelu(call: NodeCall) -> Array:
     x = call.array(0)
     return _pair(call, "more::prelu", x, call.array(1).expanded(x.shape))
 
@@ -321,7 +321,7 @@ _SEVERAL = {"Max": "maximum", "Min": "minimum", "Sum": "add", "Mean": "add"}
 
 @lowers("Max", "Min", accepts=lambda seen: seen.are(NUMBERS) and seen.version >= 8)
 @lowers("Sum", "Mean", accepts=lambda seen: seen.are(FLOATS) and seen.version >= 8)
-def _several(call: Call) -> Array:
+def _several(call: NodeCall) -> Array:
     """Of halves, every partial result is one."""
     found = call.array(0)
     for index in range(1, len(call.given)):
@@ -342,13 +342,13 @@ _LOGIC = {"And": "both", "Or": "either", "Xor": "one"}
 
 @lowers(*_COMPARED, accepts=lambda seen: seen.are(NUMBERS | {"bool"}) and seen.version >= 7)
 @lowers(*_LOGIC, accepts=lambda seen: seen.are(frozenset({"bool"})) and seen.version >= 7)
-def _compared(call: Call) -> Array:
+def _compared(call: NodeCall) -> Array:
     name = {**_COMPARED, **_LOGIC}[call.node.op_type]
     return _pair(call, COMPARISONS[name], call.array(0), call.array(1), bool)
 
 
 @lowers("Where", accepts=lambda seen: seen.dtype(0) == "bool" and seen.are(NUMBERS | {"bool"}, 1, 2))
-def _where(call: Call) -> Array:
+def _where(call: NodeCall) -> Array:
     parts = [call.array(index) for index in range(3)]
     out = call.to.new(_broadcast(*(part.shape for part in parts)), parts[1].dtype)
     return call.to.map("choose", parts, out)
@@ -358,12 +358,12 @@ def _where(call: Call) -> Array:
 
 
 @lowers("MatMul", accepts=_floats)
-def _matmul(call: Call) -> Array:
+def _matmul(call: NodeCall) -> Array:
     return array_products.product(call.to, call.array(0), call.array(1))
 
 
 @lowers("FusedMatMul", domain=MS, accepts=_floats)
-def _fused_matmul(call: Call) -> Array:
+def _fused_matmul(call: NodeCall) -> Array:
     a, b = (
         _swapped(call.array(index)) if call.get(f"trans{'AB'[index]}", 0) else call.array(index) for index in (0, 1)
     )
@@ -382,7 +382,7 @@ def _swapped(x: Array) -> Array:
 
 
 @lowers("Gemm", accepts=lambda seen: _floats(seen) and seen.version >= 7)
-def _gemm(call: Call) -> Array:
+def _gemm(call: NodeCall) -> Array:
     a, b = call.array(0), call.array(1)
     if len(a.shape) != 2 or len(b.shape) != 2:
         raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} are no two matrices")
@@ -396,7 +396,7 @@ def _knows_function(seen: Seen) -> bool:
 
 
 @lowers("Linear", domain=OURS, accepts=lambda seen: _floats(seen) and _knows_function(seen))
-def _linear(call: Call) -> Array:
+def _linear(call: NodeCall) -> Array:
     """function(x @ weight + bias) + addend, of which one is there at most."""
     x, weight, addend = call.array(0), call.array(1), call.maybe(3)
     shape = (*x.shape[:-1], weight.shape[-1])
@@ -408,7 +408,7 @@ def _linear(call: Call) -> Array:
 
 
 @lowers("DenseAttention", domain=OURS, accepts=_floats)
-def _attention(call: Call) -> Array:
+def _attention(call: NodeCall) -> Array:
     """softmax(scale * query @ keys + bias) @ values."""
     query, keys, values, bias = call.array(0), call.array(1), call.array(2), call.maybe(3)
     scores = array_products.product(call.to, query, keys, Tail(alpha=float(call.get("scale", 1.0))))
@@ -433,7 +433,7 @@ def _has_images(seen: Seen) -> bool:
 
 @lowers("FusedConv", domain=MS, accepts=_has_images)
 @lowers("Conv", accepts=_has_images)
-def _conv(call: Call) -> Array:
+def _conv(call: NodeCall) -> Array:
     x, weight, addend = call.array(0), call.array(1), call.maybe(3)
     if len(x.shape) != len(weight.shape) or len(x.shape) < 3:
         raise ArrayError(f"weights of shape {list(weight.shape)} do not fit images of shape {list(x.shape)}")
@@ -446,30 +446,30 @@ def _conv(call: Call) -> Array:
     return _like(call, out, x)
 
 
-def _image(call: Call, x: Array) -> Array:
+def _image(call: NodeCall, x: Array) -> Array:
     """[n, channels, height, width]: rows alone are images of height 1."""
     return x if len(x.shape) == 4 else call.to.reshaped(x, (*x.shape[:2], 1, x.shape[2]))
 
 
-def _like(call: Call, out: Array, x: Array) -> Array:
+def _like(call: NodeCall, out: Array, x: Array) -> Array:
     return out if len(x.shape) == 4 else call.to.reshaped(out, (*out.shape[:2], out.shape[3]))
 
 
 def _window(
-    call: Call, x: Array, kernel: Sequence[int], *, may_exceed: bool = False
-) -> tuple[Window, tuple[int, int], tuple[int, int]]:
+    call: NodeCall, x: Array, kernel: Sequence[int], *, may_exceed: bool = False
+) -> tuple[WindowShape, tuple[int, int], tuple[int, int]]:
     """How windows lie over images, how many there are, and the padding behind."""
     found = WindowSpec(call.spec(), may_exceed=may_exceed).windows(x.shape[2:], kernel)
 
     def pair(numbers: Sequence[int], filler: int) -> tuple[int, int]:
         return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else (filler, int(numbers[0]))
 
-    window = Window(pair(found.kernel, 1), pair(found.strides, 1), pair(found.dilations, 1), pair(found.begins, 0))
+    window = WindowShape(pair(found.kernel, 1), pair(found.strides, 1), pair(found.dilations, 1), pair(found.begins, 0))
     return window, pair(found.counts, 1), pair(found.ends, 0)
 
 
 @lowers("MaxPool", "AveragePool", accepts=_has_images)
-def _pool(call: Call) -> Array:
+def _pool(call: NodeCall) -> Array:
     x = call.array(0)
     window, positions, ends = _window(call, x, call.attributes["kernel_shape"], may_exceed=True)
     kind = "Largest" if call.node.op_type == "MaxPool" else "Mean"
@@ -478,7 +478,7 @@ def _pool(call: Call) -> Array:
 
 
 @lowers("GlobalAveragePool", "GlobalMaxPool", accepts=lambda seen: _floats(seen) and seen.rank(0) > 2)
-def _global_pool(call: Call) -> Array:
+def _global_pool(call: NodeCall) -> Array:
     x = call.array(0)
     kind = "mean" if call.node.op_type == "GlobalAveragePool" else "max"
     return array_rows.reduced(call.to, x, kind, range(2, len(x.shape)), keep=True)
@@ -488,7 +488,7 @@ def _global_pool(call: Call) -> Array:
 
 
 @lowers("Softmax", "LogSoftmax", accepts=_floats)
-def _softmax(call: Call) -> Array:
+def _softmax(call: NodeCall) -> Array:
     x, logarithm = call.array(0), call.node.op_type == "LogSoftmax"
     if call.version >= 13:
         return array_rows.softmax(call.to, x, int(call.get("axis", -1)), logarithm=logarithm)
@@ -501,7 +501,7 @@ def _softmax(call: Call) -> Array:
 @lowers("SimplifiedLayerNormalization", accepts=lambda seen: _floats(seen) and seen.only(0))
 @lowers("RMSNormalization", accepts=lambda seen: _floats(seen) and seen.only(0))
 @lowers("SimplifiedLayerNormalization", domain=MS, accepts=lambda seen: _floats(seen) and seen.only(0))
-def _layer_norm(call: Call) -> Array:
+def _layer_norm(call: NodeCall) -> Array:
     x = call.array(0)
     width = math.prod(x.shape[x.axis(int(call.get("axis", -1))) :])
     centred = call.node.op_type == "LayerNormalization"
@@ -517,7 +517,7 @@ def _is_plain_norm(seen: Seen) -> bool:
 
 @lowers("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MS,
         accepts=lambda seen: _floats(seen) and seen.only(0, 3))  # fmt: skip
-def _skip_norm(call: Call) -> list[Array]:
+def _skip_norm(call: NodeCall) -> list[Array]:
     centred = call.node.op_type == "SkipLayerNormalization"
     x, places = call.array(0), (3, 4) if centred else (-1, 3)
     wants = len(call.node.outputs) > 3 and bool(call.node.outputs[3])
@@ -530,7 +530,7 @@ def _skip_norm(call: Call) -> list[Array]:
 
 
 @lowers("InstanceNormalization", accepts=lambda seen: _floats(seen) and seen.rank(0) > 2 and seen.version >= 6)
-def _instance_norm(call: Call) -> Array:
+def _instance_norm(call: NodeCall) -> Array:
     x = call.array(0)
     out, _ = array_rows.normalised(
         call.to, x, math.prod(x.shape[2:]), call.array(1), call.array(2), float(call.get("epsilon", 1e-5)),
@@ -546,7 +546,7 @@ def _is_inference(seen: Seen) -> bool:
 
 
 @lowers("BatchNormalization", accepts=_is_inference)
-def _batch_norm(call: Call) -> Array:
+def _batch_norm(call: NodeCall) -> Array:
     """The factor and the shift of each channel follow from constants."""
     x = call.array(0)
     scale, bias, mean, variance = (np.asarray(call.known(index), np.float64) for index in range(1, 5))
@@ -564,7 +564,7 @@ _REDUCED = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "Reduc
 
 
 @lowers(*_REDUCED, accepts=lambda seen: seen.are(NUMBERS, 0) and seen.is_known(1))
-def _reduce(call: Call) -> Array:
+def _reduce(call: NodeCall) -> Array:
     x, axes = call.array(0), call.whole_numbers(1, "axes")
     if not axes:
         if call.get("noop_with_empty_axes", 0):
@@ -574,12 +574,12 @@ def _reduce(call: Call) -> Array:
 
 
 @lowers("Gather", accepts=lambda seen: seen.dtype(1) in INTEGERS)
-def _gather(call: Call) -> Array:
+def _gather(call: NodeCall) -> Array:
     return call.status.gathered(call.array(0), call.array(1), int(call.get("axis", 0)), call.label)
 
 
 @lowers("GatherND", accepts=lambda seen: seen.dtype(1) in INTEGERS)
-def _gather_nd(call: Call) -> Array:
+def _gather_nd(call: NodeCall) -> Array:
     return call.status.gathered_by_tuples(call.array(0), call.array(1), int(call.get("batch_dims", 0)), call.label)
 
 
@@ -589,7 +589,7 @@ def _is_plain_pad(seen: Seen) -> bool:
 
 
 @lowers("Pad", accepts=_is_plain_pad)
-def _pad(call: Call) -> Array:
+def _pad(call: NodeCall) -> Array:
     x, pads, axes = call.array(0), call.whole_numbers(1, "pads") or [], call.whole_numbers(3, "axes")
     which = [x.axis(axis) for axis in (range(len(x.shape)) if axes is None else axes)]
     if len(pads) != 2 * len(which):
@@ -605,12 +605,12 @@ def _pad(call: Call) -> Array:
 
 
 @lowers("Identity", accepts=lambda seen: True)
-def _identity(call: Call) -> Array:
+def _identity(call: NodeCall) -> Array:
     return call.array(0)
 
 
 @lowers("Reshape", accepts=lambda seen: seen.version >= 5 and seen.is_known(1))
-def _reshape(call: Call) -> Array:
+def _reshape(call: NodeCall) -> Array:
     x, wanted = call.array(0), call.whole_numbers(1, "shape") or []
     zero = bool(call.get("allowzero", 0))
     if not zero and any(size == 0 and axis >= len(x.shape) for axis, size in enumerate(wanted)):
@@ -625,14 +625,14 @@ def _reshape(call: Call) -> Array:
 
 
 @lowers("Flatten", accepts=lambda seen: True)
-def _flatten(call: Call) -> Array:
+def _flatten(call: NodeCall) -> Array:
     x, axis = call.array(0), int(call.get("axis", 1))
     axis += len(x.shape) if axis < 0 else 0
     return call.to.reshaped(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @lowers("Squeeze", accepts=lambda seen: seen.is_known(1))
-def _squeeze(call: Call) -> Array:
+def _squeeze(call: NodeCall) -> Array:
     x, axes = call.array(0), call.whole_numbers(1, "axes")
     which = {x.axis(axis) for axis in axes} if axes is not None else {i for i, size in enumerate(x.shape) if size == 1}
     if any(x.shape[axis] != 1 for axis in which):
@@ -642,7 +642,7 @@ def _squeeze(call: Call) -> Array:
 
 
 @lowers("Unsqueeze", accepts=lambda seen: seen.is_known(1))
-def _unsqueeze(call: Call) -> Array:
+def _unsqueeze(call: NodeCall) -> Array:
     x, axes = call.array(0), call.whole_numbers(1, "axes") or []
     rank = len(x.shape) + len(axes)
     which = {axis % rank for axis in axes}
@@ -654,24 +654,24 @@ def _unsqueeze(call: Call) -> Array:
 
 
 @lowers("Transpose", accepts=lambda seen: True)
-def _transpose(call: Call) -> Array:
+def _transpose(call: NodeCall) -> Array:
     x = call.array(0)
     return x.transposed(call.get("perm", None) or range(len(x.shape))[::-1])
 
 
 @lowers("Expand", accepts=lambda seen: seen.is_known(1))
-def _expand(call: Call) -> Array:
+def _expand(call: NodeCall) -> Array:
     x, wanted = call.array(0), call.whole_numbers(1, "shape") or []
     return x.expanded(_broadcast(x.shape, tuple(wanted)))
 
 
 @lowers("Concat", accepts=lambda seen: seen.are(frozenset(SCALARS)) and seen.version >= 4)
-def _concat(call: Call) -> Array:
+def _concat(call: NodeCall) -> Array:
     return call.to.concatenated([call.array(index) for index in range(len(call.given))], int(call.attributes["axis"]))
 
 
 @lowers("Slice", accepts=lambda seen: seen.is_known(1, 2, 3, 4))
-def _slice(call: Call) -> Array:
+def _slice(call: NodeCall) -> Array:
     x = call.array(0)
     starts, ends, axes = (call.whole_numbers(i, name) for i, name in ((1, "starts"), (2, "ends"), (3, "axes")))
     steps = call.whole_numbers(4, "steps") or [1] * len(starts or ())
@@ -685,7 +685,7 @@ def _slice(call: Call) -> Array:
 
 
 @lowers("Split", accepts=lambda seen: seen.is_known(1))
-def _split(call: Call) -> list[Array]:
+def _split(call: NodeCall) -> list[Array]:
     x, count = call.array(0), len(call.node.outputs)
     axis = x.axis(int(call.get("axis", 0)))
     sizes = call.whole_numbers(1, "split")

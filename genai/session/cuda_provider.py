@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, Constants, Status, taken_in
+from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
 from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor
 from genai.kernels.cuda.arrays import SCALARS, Array, ArrayError, Recorder
 from genai.kernels.cuda.driver import Driver
@@ -24,7 +24,7 @@ from ..graph.ir import Graph, Node, OnnxModel
 from ..graph.node import NEW_EACH_TIME, STANDARD_DOMAINS
 from ..graph.types import TensorType
 from ..runtime.device import open_gpu
-from .cuda_operators import TABLE, VIEWS, Call, Given, Seen, element_name, takes
+from .cuda_operators import TABLE, VIEWS, Given, NodeCall, Seen, element_name, takes
 from .errors import Fail, InvalidArgument, RuntimeException
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -141,7 +141,7 @@ class CudaPart:
         self._as_values = [name in known for name in self._inputs]
         self._nodes = [node for node in graph.nodes if node.output(0) not in self._values]
         self._on_host = {node for node in self._nodes if any(name in known for name in node.outputs if name)}
-        self._constants = Constants(device)
+        self._constants = DeviceConstants(device)
         self._uploaded: dict[str, Array] = {}
         self._programs: OrderedDict[Any, ArrayProgram] = OrderedDict()
 
@@ -181,7 +181,7 @@ class CudaPart:
         return program
 
     def _record(self, values: Sequence[Any]) -> ArrayProgram:
-        constants = Constants(self._device, self._constants)
+        constants = DeviceConstants(self._device, self._constants)
         to = Recorder(constants)
         status = Status(to, _outside)
         found: dict[str, Given] = dict(self._values)
@@ -209,7 +209,7 @@ class CudaPart:
                 return [_shape(node, given[0])]
             if node in self._on_host:
                 return [np.asarray(value) for value in evaluated(node, self._versions[node], given)]
-            call = Call(to, node, self._versions[node], given, upload, status)
+            call = NodeCall(to, node, self._versions[node], given, upload, status)
             made = TABLE[node.key][1](call)
             return made if isinstance(made, list) else [made]
         except (ArrayError, KernelError, IndexError, ValueError) as error:

@@ -49,14 +49,14 @@ class ArrayDevice:
         return Block(array.nbytes), tensor
 
 
-class Constants:
+class DeviceConstants:
     """Constants in device memory, for as long as this is held.
 
     Args:
         more: constants that were there before.
     """
 
-    def __init__(self, device: ArrayDevice, more: Constants | None = None) -> None:
+    def __init__(self, device: ArrayDevice, more: DeviceConstants | None = None) -> None:
         self._device, self._more = device, more
         self._held: dict[Block, DeviceTensor] = {}
 
@@ -117,7 +117,7 @@ class ArrayProgram:
     """
 
     def __init__(
-        self, device: ArrayDevice, recorder: Recorder, constants: Constants, status: Status,
+        self, device: ArrayDevice, recorder: Recorder, constants: DeviceConstants, status: Status,
         inputs: Sequence[Array | None], results: Sequence[Array | NDArray[Any]], on_host: Sequence[bool],
     ) -> None:  # fmt: skip
         self._device, self._constants = device, constants

@@ -19,7 +19,7 @@ _BATCH_AXES = 3
 FUNCTIONS = ("copy", "relu", "clip", "gelu", "gelu_tanh", "sigmoid", "tanh", "leaky_relu", "hard_sigmoid", "silu")
 FORMS = ("ALONG_K", "ALONG_LINES", "WINDOWS")
 # Below so many tiles of 128 not all multiprocessors would have one.
-_FEW_TILES = 132
+_FULL_GRID = 132
 _MOST_IN_GRID = 65535
 
 
@@ -116,7 +116,7 @@ def start_product(
     """Launch the kernel that fits: large tiles where there are enough of them."""
     if tail.function not in FUNCTIONS:
         raise ArrayError(f"no product ends with the function {tail.function!r}")
-    tile = 128 if -(-rows // 128) * -(-columns // 128) * matrices >= _FEW_TILES else 64
+    tile = 128 if -(-rows // 128) * -(-columns // 128) * matrices >= _FULL_GRID else 64
     grid = (-(-columns // tile), -(-rows // tile), matrices)
     if max(grid[1:]) > _MOST_IN_GRID:
         raise ArrayError(f"a product of {matrices} matrices of {rows} rows is too large for one launch")
@@ -148,7 +148,7 @@ def _packs(x: Array, stride: int, batch: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowShape:
     """How a window moves over the two last axes of an image: sizes, steps, distances, rows and columns before."""
 
     size: tuple[int, int]
@@ -158,7 +158,7 @@ class Window:
 
 
 @cache
-def _taps(channels: int, height: int, width: int, window: Window) -> NDArray[np.int32]:
+def _taps(channels: int, height: int, width: int, window: WindowShape) -> NDArray[np.int32]:
     """[k, 3]: of every weight of an output the distance from the window's corner, its row, its column."""
     c, y, x = np.meshgrid(np.arange(channels), *map(np.arange, window.size), indexing="ij")
     y, x = y * window.distance[0], x * window.distance[1]
@@ -166,7 +166,7 @@ def _taps(channels: int, height: int, width: int, window: Window) -> NDArray[np.
 
 
 def convolution(
-    to: Recorder, x: Array, weight: Array, window: Window, positions: tuple[int, int], groups: int, tail: Tail
+    to: Recorder, x: Array, weight: Array, window: WindowShape, positions: tuple[int, int], groups: int, tail: Tail
 ) -> Array:
     """Images [n, channels, height, width] and weights [outputs, channels / groups, *window]; the bias is [outputs].
 
@@ -207,14 +207,14 @@ def channel_kernel(scalar: str, function: str) -> CudaKernel:
     return CudaKernel("arrays_window.cu", text, "WindowArguments", 256)
 
 
-def _each_channel(to: Recorder, x: Array, weight: Array, out: Array, window: Window, tail: Tail) -> None:
+def _each_channel(to: Recorder, x: Array, weight: Array, out: Array, window: WindowShape, tail: Tail) -> None:
     start_windows(
         to, channel_kernel(x.scalar, tail.function), x, out, window, weight=weight, bias=tail.bias,
         addend=tail.addend, p=[*tail.parameters, 0.0, 0.0, 0.0][:3], counts_padding=0, end_y=0, end_x=0,
     )  # fmt: skip
 
 
-def start_windows(to: Recorder, kernel: CudaKernel, x: Array, out: Array, window: Window, **given: Any) -> None:
+def start_windows(to: Recorder, kernel: CudaKernel, x: Array, out: Array, window: WindowShape, **given: Any) -> None:
     """A thread for each position of each channel."""
     _, channels, height, width = x.shape
     if out.size > 2**31 - 1:
@@ -237,7 +237,7 @@ def pool_kernel(scalar: str, kind: str) -> CudaKernel:
 
 
 def pooled(
-    to: Recorder, x: Array, kind: str, window: Window, positions: tuple[int, int], ends: tuple[int, int],
+    to: Recorder, x: Array, kind: str, window: WindowShape, positions: tuple[int, int], ends: tuple[int, int],
     counts_padding: bool,
 ) -> Array:  # fmt: skip
     """The largest ("Largest") or mean ("Mean") of every window of images [n, channels, height, width].

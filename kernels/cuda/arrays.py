@@ -1,6 +1,6 @@
 """Functions of arrays as launches of kernels: recorded once for given shapes, then started as often as one likes.
 
-A `Recorder` takes functions one by one, and notes launches and who lives how long. `Program` is what it makes: launches
+A `Recorder` takes functions one by one, and notes launches and who lives how long. It makes a `LaunchList`: launches
 with places for addresses, and one layout of the memory between them, in which values take turns.
 """
 
@@ -169,7 +169,7 @@ class _Start:
 
 
 @dataclass(eq=False)
-class Program:
+class LaunchList:
     """What was recorded.
 
     Attributes:
@@ -248,7 +248,7 @@ class Recorder:
         """Whether a launch reads or writes it."""
         return block.dies >= 0
 
-    def program(self) -> Program:
+    def program(self) -> LaunchList:
         """What was recorded, its own memory laid out: blocks that live at different times share it."""
         placed: list[Block] = []
         total = 0
@@ -263,7 +263,7 @@ class Recorder:
             block.place = place
             total = max(total, place + size)
             placed.append(block)
-        return Program(self._starts, self._own, total)
+        return LaunchList(self._starts, self._own, total)
 
     def _use(self, block: Block) -> None:
         now = len(self._starts)

@@ -21,7 +21,7 @@ __device__ __forceinline__ float block_maximum(float x) {
 
 // The threads of a row: a warp of its own for short ones, or all of a block.
 template <bool block>
-struct Team {
+struct Lanes {
   static constexpr int SIZE = block ? ROW_THREADS : WARP, ROWS = ROW_THREADS / SIZE;
 
   __device__ __forceinline__ static int row() { return blockIdx.x * ROWS + threadIdx.x / SIZE; }
@@ -51,7 +51,7 @@ struct SoftmaxArguments {
 
 template <class T, bool block, bool logarithm>
 __device__ __forceinline__ void softmax(const SoftmaxArguments& given) {
-  using Own = Team<block>;
+  using Own = Lanes<block>;
   const int row = min(Own::row(), given.rows - 1);  // the rest of a block does again what the last row's warp does
   const long long first = (long long)(row / given.step) * given.width * given.step + row % given.step;
   const T* x = static_cast<const T*>(given.x) + first;
@@ -99,7 +99,7 @@ struct RowNormArguments {
 
 template <class T, bool block, bool centred>
 __device__ __forceinline__ void row_norm(const RowNormArguments& given) {
-  using Own = Team<block>;
+  using Own = Lanes<block>;
   const int row = min(Own::row(), given.rows - 1);
   const T* x = static_cast<const T*>(given.x) + (long long)row * given.width;
   const T* skip = given.skip ? static_cast<const T*>(given.skip) + (long long)(row % given.skip_rows) * given.width : nullptr;

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, Constants, Status, taken_in
+from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
 from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor, Pool, Region, empty, rounded, to_host, upload
-from genai.kernels.cuda.array_products import Tail, Window, convolution, product
+from genai.kernels.cuda.array_products import Tail, WindowShape, convolution, product
 from genai.kernels.cuda.array_rows import normalised, reduced, softmax
 from genai.kernels.cuda.arrays import Array, ArrayError, Recorder, joined
 from genai.kernels.cuda.cupy_driver import CupyDriver
@@ -26,7 +26,7 @@ Made = Array | list[Array]
 def run(driver: Any, values: Sequence[np.ndarray], function: Callable[..., Made], device: Any = None) -> list[Any]:
     """What a function of arrays gives for these."""
     device = device or ArrayDevice(driver)
-    constants = Constants(device)
+    constants = DeviceConstants(device)
     to = Recorder(constants)
     taken = [taken_in(value.shape, value.dtype) for value in values]
     made = function(to, *taken)
@@ -90,7 +90,7 @@ def test_large_tiles(driver: HostDriver, dtype: Any, order: int, monkeypatch: py
     a, b = numbers(140, 70, dtype=dtype), numbers(70, 150, dtype=dtype)
 
     def both(to: Recorder, x: Array, w: Array, bias: Array, a: Array, b: Array) -> Made:
-        window = Window((3, 3), pad=(1, 0))
+        window = WindowShape((3, 3), pad=(1, 0))
         turned = product(to, b.transposed((1, 0)), a.transposed((1, 0)))
         return [
             convolution(to, x, w, window, (9, 15), 1, Tail(bias, function="relu")), product(to, a, b), turned,
@@ -99,7 +99,7 @@ def test_large_tiles(driver: HostDriver, dtype: Any, order: int, monkeypatch: py
     small = run(driver, [x, w, bias, a, b], both)
     assert all("_64_" in name for name in driver.launched)
     driver.launched.clear()
-    monkeypatch.setattr(array_products, "_FEW_TILES", 1)
+    monkeypatch.setattr(array_products, "_FULL_GRID", 1)
     large = run(driver, [x, w, bias, a, b], both)
     assert all("_128_" in name for name in driver.launched)
     for mine, other in zip(large, small, strict=True):
@@ -148,7 +148,7 @@ def test_rows_are_as_right_as_float32_can_be(driver: HostDriver) -> None:
 
 def test_memory_is_shared_by_values_that_live_at_different_times(driver: HostDriver) -> None:
     device = ArrayDevice(driver)
-    constants = Constants(device)
+    constants = DeviceConstants(device)
     to = Recorder(constants)
     x = taken_in((1000,), np.dtype(np.float32))
     y = x
@@ -162,7 +162,7 @@ def test_memory_is_shared_by_values_that_live_at_different_times(driver: HostDri
 
 def test_results_that_stay_are_not_written_over(driver: HostDriver) -> None:
     device = ArrayDevice(driver)
-    constants = Constants(device)
+    constants = DeviceConstants(device)
     to = Recorder(constants)
     x = taken_in((64,), np.dtype(np.float32))
     y = to.map("unary::relu", [x], to.new((64,), x.dtype))
