@@ -164,7 +164,9 @@ class CudaPart:
             ) from None
 
     def _here(self, value: Any) -> Any:
-        """A value of another GPU goes through the host."""
+        """A value of another GPU goes through the host; a NumPy number is an array without axes."""
+        if isinstance(value, np.generic):
+            return np.asarray(value)
         elsewhere = isinstance(value, DeviceTensor) and value.region.driver is not self._device.driver
         return value.numpy() if elsewhere else value
 

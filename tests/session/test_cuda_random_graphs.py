@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ pytestmark = [
     ),
 ]
 CUDA = "CUDAExecutionProvider"
+# Whose graphs had something to teach: reductions over nothing, numbers without axes, what the host computes.
+TEACHERS = (205, 280, 293, 439, 2025, 2036, 2055)
 
 
 @dataclass(eq=False)
@@ -52,12 +54,11 @@ class Collecting(HostDriver):
         self.ready, self.known = True, dict(super().load(self.known))
 
 
-@pytest.mark.parametrize(("first", "order"), [(0, 0), (1000, 3)])
-def test_random_graphs(monkeypatch: pytest.MonkeyPatch, first: int, order: int) -> None:
+@pytest.mark.parametrize(("seeds", "order"), [(range(30), 0), (TEACHERS, 1), (range(1000, 1030), 3)])
+def test_random_graphs(monkeypatch: pytest.MonkeyPatch, seeds: Sequence[int], order: int) -> None:
     pytest.importorskip("onnxruntime")
     driver = Collecting(order=order)
     monkeypatch.setattr(devices, "_gpus", {0: driver})
-    seeds = range(first, first + 30)
     for seed in seeds:
         check_seed(seed, Counter(), CUDA)
     driver.compile()
@@ -68,4 +69,4 @@ def test_random_graphs(monkeypatch: pytest.MonkeyPatch, first: int, order: int) 
         if not finding.reason
     ]
     assert not found, "\n".join(found)
-    assert driver.started > 50
+    assert driver.started > 30
