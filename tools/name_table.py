@@ -28,7 +28,7 @@ INTERNAL = frozenset(
 WITHOUT_EFFECT = frozenset(
     """
     ExecutionMode ExecutionOrder disable_telemetry_events enable_telemetry_events preload_dlls
-    set_default_logger_severity set_default_logger_verbosity IOBinding.synchronize_inputs
+    set_default_logger_severity set_default_logger_verbosity
     IOBinding.synchronize_outputs RunOptions.log_severity_level RunOptions.log_verbosity_level RunOptions.logid
     RunOptions.only_execute_path_to_fetches SessionOptions.enable_cpu_mem_arena SessionOptions.enable_mem_pattern
     SessionOptions.enable_mem_reuse SessionOptions.execution_mode SessionOptions.execution_order

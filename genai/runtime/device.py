@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.isa import IsaError, isa
 from genai.kernels.cpu.jit import LIBRARY, report_progress as report_progress
 from genai.kernels.cpu.program.pool import MAX_THREADS
+from genai.kernels.cuda.driver import Driver
 from genai.kernels.executor import Executor
 from genai.kernels.messages import tell
 
@@ -13,6 +16,9 @@ from ..errors import DeviceError, OptionError
 
 # Whether somebody was told why there is no GPU.
 _told: set[str] = set()
+# GPUs that arrays lie on.
+_gpus: dict[int, Driver] = {}
+_opening = threading.Lock()
 
 
 def compile_seconds() -> float:
@@ -68,3 +74,17 @@ def _open_gpu(index: int, threads: int | None) -> Executor:
     from genai.kernels.cuda.executor import CudaExecutor
 
     return CudaExecutor(open_driver(index), threads)
+
+
+def open_gpu(index: int) -> Driver:
+    """A GPU for arrays: all sessions and values of a process share its one stream, so that they see each other's work.
+
+    Raises:
+        NoDevice: it cannot be used.
+    """
+    from genai.kernels.cuda.cupy_driver import open_driver
+
+    with _opening:
+        if index not in _gpus:
+            _gpus[index] = open_driver(index)
+        return _gpus[index]

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cuda.array_memory import DeviceTensor
+
 from ..graph.ir import OnnxModel, Value
 from ..graph.types import ArrayTypes, DataType, MapType, OptionalType, SequenceType, TensorType, Type
 from .errors import Fail, InvalidArgument
-from .values import OrtValue, array_from_dlpack, type_name
+from .values import OrtValue, type_name, value_from_dlpack
 
 _NO_VERSION = 2**63 - 1
 
@@ -79,7 +81,7 @@ class InputCheck:
         self._fixed = [(axis, dim) for axis, dim in enumerate(shape or ()) if isinstance(dim, int)]
 
     def __call__(self, value: Any) -> Any:
-        """The value as kernels take it."""
+        """The value as kernels take it; what lies in a device's memory stays there."""
         if type(value) is np.ndarray and value.dtype is self._dtype and not value.dtype.hasobject:
             array = value
         elif isinstance(self.type, TensorType) or self.type is None:
@@ -93,18 +95,18 @@ class InputCheck:
     def _array(self, value: Any) -> Any:
         if isinstance(value, OrtValue):
             value = value.value
-        if not isinstance(value, np.ndarray | np.generic):
+        if not isinstance(value, np.ndarray | np.generic | DeviceTensor):
             if value is None and self.type is not None:
                 raise _wrong_kind(self.name, "tensor", value)
             if isinstance(value, list | tuple | int | float | bool | str | bytes | complex):
                 value = self._from_python(value)
             elif hasattr(value, "__dlpack__"):
-                value = array_from_dlpack(value)
+                value = value_from_dlpack(value)
             elif self.type is None:
                 return value
             else:
                 raise _wrong_kind(self.name, str(self.type), value)
-        array = np.asarray(value)
+        array: Any = value if isinstance(value, DeviceTensor) else np.asarray(value)
         if array.dtype.kind in "USTO" or array.dtype.type is np.void:
             array = _texts(self.name, array)
         elif not array.dtype.isnative:
@@ -161,7 +163,11 @@ def _texts(name: str, array: Any) -> Any:
 class FeedCheck:
     """All inputs of a model: names, and each value by its `InputCheck`."""
 
-    def __init__(self, inputs: list[Value], optional: set[str], slots: Mapping[str, int]) -> None:
+    def __init__(
+        self, inputs: list[Value], optional: set[str], slots: Mapping[str, int], on_device: frozenset[str]
+    ) -> None:
+        """`on_device`: inputs that may lie in a device's memory; others are copied to the host."""
+        self.on_device = on_device
         self._checks = {value.name: (slots[value.name], InputCheck(value)) for value in inputs}
         self._required = [value.name for value in inputs if value.name not in optional]
 
@@ -169,7 +175,7 @@ class FeedCheck:
         """(slot, value) per input given."""
         checks = self._checks
         try:
-            result = [(checks[name][0], checks[name][1](value)) for name, value in feed.items()]
+            result = [(checks[name][0], self._placed(name, checks[name][1](value))) for name, value in feed.items()]
         except KeyError:
             unknown = [str(name) for name in feed if name not in checks]
             raise InvalidArgument(
@@ -188,6 +194,9 @@ class FeedCheck:
                 "add them to the feed",
             )
         return result
+
+    def _placed(self, name: str, value: Any) -> Any:
+        return value.numpy() if isinstance(value, DeviceTensor) and name not in self.on_device else value
 
 
 def _container(name: str, type: Type, value: Any) -> Any:
@@ -210,7 +219,8 @@ def _container(name: str, type: Type, value: Any) -> Any:
                 raise _wrong_kind(name, f"{type}, without the key {key!r}", key)
         return value
     if isinstance(type, TensorType):
-        return InputCheck(Value(name, type))(value)
+        found = InputCheck(Value(name, type))(value)
+        return found.numpy() if isinstance(found, DeviceTensor) else found
     return value
 
 
@@ -239,7 +249,7 @@ class ResultCheck:
         checked: list[Any] = []
         for (value, dtype, shape), result in zip(self._outputs, results, strict=True):
             owned = _owned(result, taken)
-            if isinstance(owned, np.ndarray):
+            if isinstance(owned, np.ndarray | DeviceTensor):
                 _check(value, dtype, shape, owned)
             checked.append(owned)
         return checked

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ..graph.ir import Node
 
+PROVIDED = "Provided"
+"""The operator that stands for a part of the graph that a provider computes."""
+
 
 @dataclass(frozen=True)
 class OrtEpAssignedNode:

@@ -21,7 +21,7 @@ from .preparing import Prepared, prepare
 from .providers import CPU_PROVIDER, chosen_providers
 from .refused import refusing_method
 from .running import Profiler, run_plan
-from .values import OrtMemoryInfo, OrtValue
+from .values import OrtMemoryInfo, OrtValue, on_host
 
 Callback = Callable[[list[Any], Any, str], None]
 
@@ -73,8 +73,10 @@ class InferenceSession(Single):
         self._outputs = [NodeArg.of(value) for value in prepared.outputs]
         self._metadata = ModelMetadata.of(prepared.model)
         self._feed_check = FeedCheck(
-            [*prepared.inputs, *prepared.overridable], {value.name for value in prepared.overridable}, self._plan.inputs
-        )
+            [*prepared.inputs, *prepared.overridable],
+            {value.name for value in prepared.overridable}, self._plan.inputs,
+            prepared.on_device,
+        )  # fmt: skip
         self._result_check = ResultCheck(prepared.outputs)
         self._positions = {value.name: index for index, value in enumerate(prepared.outputs)}
         self._profiler = Profiler(self._options.profile_file_prefix) if self._options.enable_profiling else None
@@ -189,7 +191,7 @@ class InferenceSession(Single):
         Args:
             output_names: which outputs to return; None or [] = all.
             input_feed: per input name an array; also lists and numbers (taken as the input's element type), OrtValues,
-                and anything with DLPack on the CPU. Sequences are lists, empty optionals None.
+                and anything with DLPack. Sequences are lists, empty optionals None.
             run_options: see `RunOptions`.
 
         Returns:
@@ -200,6 +202,12 @@ class InferenceSession(Single):
             InvalidArgument: names, element types or shapes that do not fit.
             Fail: a node cannot compute what it got; the message names it.
         """
+        return on_host(self._wherever(output_names, input_feed, run_options))
+
+    def _wherever(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
+    ) -> list[Any]:
+        """What `run` gives, results of a device still there."""
         wanted = self._wanted(output_names)
         results = self._run(self._feed_check(_with_adapters(input_feed, run_options)), run_options)
         return [results[index] for index in wanted]
@@ -225,7 +233,7 @@ class InferenceSession(Single):
             except Exception as error:
                 callback([], user_data, str(error))
                 return
-            callback([results[index] for index in wanted], user_data, "")
+            callback(on_host([results[index] for index in wanted]), user_data, "")
 
         threading.Thread(target=work, name="genai-run-async", daemon=True).start()
 
@@ -258,7 +266,7 @@ class InferenceSession(Single):
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run with bound inputs; results go to the bound outputs."""
         names = iobinding.output_names or list(self._positions)
-        iobinding.accept(names, self.run(names, iobinding.feed(), run_options))
+        iobinding.accept(names, self._wherever(names, iobinding.feed(), run_options))
 
     # Profiling
 
@@ -300,7 +308,8 @@ class InferenceSession(Single):
                 raise
             names = {slot: name for name, slot in plan.inputs.items()}
             self._leave_providers(error)
-            return self._run([(self._plan.inputs[names[slot]], value) for slot, value in feeds], run_options)
+            fed = zip(feeds, on_host([value for _, value in feeds]), strict=True)
+            return self._run([(self._plan.inputs[names[slot]], value) for (slot, _), value in fed], run_options)
         except MemoryError as error:
             raise _out_of_memory("running the model", error) from error
         except ExternalDataError as error:
@@ -318,6 +327,7 @@ class InferenceSession(Single):
             self._providers = [(CPU_PROVIDER, {})]
             prepared = self._prepare(self._source)
             self._plan, self._subgraphs = prepared.plan, prepared.subgraphs
+            self._feed_check.on_device = prepared.on_device
 
 
 def _with_adapters(feed: Mapping[str, Any], options: RunOptions | None) -> Mapping[str, Any]:

@@ -60,6 +60,7 @@ class Prepared:
         plan: its calls.
         inputs: required inputs; overridable: those with a default; outputs: with declared types.
         subgraphs: which provider computes which nodes, where that is recorded.
+        on_device: inputs that may be given in a device's memory as they are.
     """
 
     model: OnnxModel
@@ -68,6 +69,7 @@ class Prepared:
     overridable: list[Value]
     outputs: list[Value]
     subgraphs: list[OrtEpAssignedSubgraph]
+    on_device: frozenset[str]
 
 
 def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared:
@@ -108,7 +110,7 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
-    return Prepared(model, plan, inputs, overridable, outputs, divided.subgraphs)
+    return Prepared(model, plan, inputs, overridable, outputs, divided.subgraphs, divided.on_device)
 
 
 def _check_cancelled(options: SessionOptions) -> None:

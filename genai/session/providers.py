@@ -7,7 +7,7 @@ callers give to `InferenceSession(providers=[...])`. The CPU is built in and tak
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
@@ -20,14 +20,17 @@ from genai.ops.registry import KernelError, NodeSpec, operator
 from ..errors import GenaiError
 from ..graph.ir import Graph, Node, OnnxModel, Value, make_node
 from ..graph.node import OURS
+from ..graph.shapes import infer_shapes
 from ..graph.uses import used_names
 from ..graph.writer import to_proto
-from .assignment import OrtEpAssignedSubgraph
+from .assignment import PROVIDED, OrtEpAssignedSubgraph
+from .cuda_provider import CUDA_PROVIDER, CudaProvider, usable
 from .errors import EPFail, InvalidArgument
+from .islands import islands, keep_apart
 from .options import SessionOptions
 
 CPU_PROVIDER = "CPUExecutionProvider"
-_PROVIDED = (OURS, "Provided")
+_PROVIDED = (OURS, PROVIDED)
 GROUP = "genai.providers"
 # Names that onnxruntime has; scripts may ask for them where they are not available.
 _ELSEWHERE = frozenset(
@@ -40,40 +43,84 @@ _ELSEWHERE = frozenset(
 Chosen = list[tuple[str, dict[str, Any]]]
 
 
+CompiledNode = Callable[[list[Any]], list[Any]]
+
+
 class Provider(Protocol):
     """What a plug-in offers. Its entry point is a callable: options (keywords) -> Provider."""
 
     def supports(self, node: Node, graph: Graph, version: int) -> bool:
         """Whether it can run a node; `version` is of the node's operator set."""
 
-    def compile(self, model: onnx.ModelProto) -> Callable[[list[Any]], list[Any]]:
+    def compile(self, model: onnx.ModelProto) -> CompiledNode:
         """Prepare a model of supported nodes: inputs in the order of its graph -> outputs in that order."""
+
+
+class Taker(Protocol):
+    """What takes nodes of a graph, as a session sees it: a plug-in, or a device of ours.
+
+    Attributes:
+        keeps_values: whether what only its own nodes read, and results of the graph, may stay on its device.
+        on_host: once it has taken nodes, those of their values that are computed on the host all the same.
+    """
+
+    @property
+    def keeps_values(self) -> bool: ...
+
+    @property
+    def on_host(self) -> Collection[str]: ...
+
+    def taken(self, model: OnnxModel) -> Collection[Node]:
+        """The nodes of a model's main graph that it computes."""
+
+    def compile(self, part: OnnxModel, stays: Sequence[bool]) -> CompiledNode:
+        """Prepare a part of the graph as a model of its own; `stays`: per output, whether it may stay on the device."""
+
+
+@dataclass(frozen=True)
+class _PlugIn:
+    """A plug-in as a taker: what it computes comes back as arrays."""
+
+    provider: Provider
+    keeps_values = False
+    on_host = ()
+
+    def taken(self, model: OnnxModel) -> Collection[Node]:
+        graph = model.graph
+        return [node for node in graph.nodes if self._supports(node, graph, model.opset_version(node.domain))]
+
+    def _supports(self, node: Node, graph: Graph, version: int | None) -> bool:
+        return node.key != _PROVIDED and version is not None and self.provider.supports(node, graph, version)
+
+    def compile(self, part: OnnxModel, stays: Sequence[bool]) -> CompiledNode:
+        return self.provider.compile(to_proto(part))
 
 
 def get_available_providers() -> list[str]:
     """Names of the providers that sessions can use here, the CPU last."""
-    return [*_plug_ins(), CPU_PROVIDER]
+    return [*([] if usable() is None else [CUDA_PROVIDER]), *_plug_ins(), CPU_PROVIDER]
 
 
 get_all_providers = get_available_providers  # what is not installed is not known
 
 
 def get_device() -> str:
-    """The kind of device that sessions run on."""
-    return "CPU"
+    """The kind of device that sessions can run on: "GPU" where there is one."""
+    return "CPU" if usable() is None else "GPU"
 
 
-def make_provider(name: str, options: Mapping[str, Any]) -> Provider:
+def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
     """A provider by name."""
     try:
-        provider: Provider = _plug_ins()[name].load()(**options)
+        if name == CUDA_PROVIDER:
+            return CudaProvider(**options)
+        return _PlugIn(_plug_ins()[name].load()(**options))
     except Exception as error:
         raise EPFail(
             f"provider {name!r} cannot be set up with {dict(options)}",
             f"{type(error).__name__}: {error!s:.300}",
             "check its options and its package, or leave it out of `providers`",
         ) from error
-    return provider
 
 
 def _plug_ins() -> dict[str, EntryPoint]:
@@ -139,9 +186,6 @@ def _pair(item: Any) -> tuple[str, dict[str, Any]]:
     )
 
 
-CompiledNode = Callable[[list[Any]], list[Any]]
-
-
 @dataclass(frozen=True)
 class Divided:
     """A model's nodes among the providers.
@@ -150,63 +194,75 @@ class Divided:
         compiled: what computes each node that stands for a provider's, by its attribute `key`; for the kernels' option
             "provided".
         subgraphs: of all providers, where they are recorded.
+        on_device: inputs of the model that are read on a device alone, so that they may be given there.
     """
 
     compiled: dict[int, CompiledNode]
     subgraphs: list[OrtEpAssignedSubgraph]
+    on_device: frozenset[str]
 
 
 def hand_over(model: OnnxModel, chosen: Chosen, *, recording: bool) -> Divided:
     """Let providers compile what they support, each before the next; the graph then has a node for each run."""
     compiled: dict[int, CompiledNode] = {}
     subgraphs: list[OrtEpAssignedSubgraph] = []
+    keeping: list[str] = []
+    if len(chosen) > 1:
+        infer_shapes(model)  # of what rewrites have made
     for name, options in chosen:
         if name == CPU_PROVIDER:
             break
         provider = make_provider(name, options)
-        for nodes in _runs(model, provider):
+        parts = islands(model.graph, provider.taken(model))
+        if provider.keeps_values:
+            keeping.append(name)
+            keep_apart(model.graph, parts, provider.on_host)
+        inside = {node for nodes in parts for node in nodes}
+        for nodes in parts:
             key = len(compiled)
             if recording:
                 subgraphs.append(OrtEpAssignedSubgraph.of(name, nodes))
-            compiled[key] = _replace(model, nodes, name, provider, key)
+            compiled[key] = _replace(model, nodes, inside, name, provider, key)
     if compiled:
         model.opset_imports.setdefault(OURS, 1)
+    on_device = frozenset(value.name for value in model.graph.inputs if _is_read_by(model.graph, value.name, keeping))
     if recording:
         rest = (node for graph in model.graphs() for node in graph.nodes if node.key != _PROVIDED)
         subgraphs.extend(OrtEpAssignedSubgraph.of(CPU_PROVIDER, [node]) for node in rest)
-    return Divided(compiled, subgraphs)
+    return Divided(compiled, subgraphs, on_device)
 
 
-def _runs(model: OnnxModel, provider: Provider) -> list[list[Node]]:
-    graph = model.graph
-    graph.topological_sort()
-    runs: list[list[Node]] = [[]]
-    for node in graph.nodes:
-        version = model.opset_version(node.domain)
-        if node.key != _PROVIDED and version is not None and provider.supports(node, graph, version):
-            runs[-1].append(node)
-        elif runs[-1]:
-            runs.append([])
-    return [run for run in runs if run]
-
-
-def _replace(model: OnnxModel, nodes: Sequence[Node], name: str, provider: Provider, key: int) -> CompiledNode:
-    part = _part(model, nodes)
+def _replace(
+    model: OnnxModel, nodes: Sequence[Node], inside: Collection[Node], name: str, provider: Taker, key: int
+) -> CompiledNode:
+    """A node in the place of these; what only nodes of `inside` read, or nobody, may stay with the provider."""
+    part, graph = _part(model, nodes), model.graph
+    inputs, outputs = ([value.name for value in values] for values in (part.graph.inputs, part.graph.outputs))
+    stays = [
+        provider.keeps_values and all(user in inside or _is_own(user, name) for user in graph.consumers(value))
+        for value in outputs
+    ]
     try:
-        compiled = provider.compile(to_proto(part))
+        compiled = provider.compile(part, stays)
     except Exception as error:
         raise EPFail(
             f"provider {name!r} cannot compile {len(nodes)} nodes from {nodes[0]!r:.100} on",
             f"{type(error).__name__}: {error!s:.300}",
             "leave the provider out of `providers`",
         ) from error
-    inputs, outputs = ([value.name for value in values] for values in (part.graph.inputs, part.graph.outputs))
-    graph = model.graph
-    graph.insert_before(
-        nodes[0], make_node("Provided", inputs, outputs, domain=OURS, name=name, provider=name, key=key)
-    )
+    graph.insert_before(nodes[0], make_node(PROVIDED, inputs, outputs, domain=OURS, name=name, provider=name, key=key))
     graph.remove_nodes(nodes)
     return compiled
+
+
+def _is_read_by(graph: Graph, name: str, providers: Collection[str]) -> bool:
+    """Whether all that read a value are parts of these providers."""
+    users = graph.consumers(name)
+    return bool(users) and not graph.is_output(name) and all(any(_is_own(u, one) for one in providers) for u in users)
+
+
+def _is_own(node: Node, provider: str) -> bool:
+    return node.key == _PROVIDED and node.attribute("provider") == provider
 
 
 def _part(model: OnnxModel, nodes: Sequence[Node]) -> OnnxModel:
@@ -241,7 +297,7 @@ def _compiled_part(spec: NodeSpec) -> CompiledNode:
     return run
 
 
-@operator("Provided", domain=OURS, run=_compiled_part)
+@operator(PROVIDED, domain=OURS, run=_compiled_part)
 def provided(*inputs: Any, provider: str = "", run: CompiledNode) -> Any:
     """A part of the graph that a provider computes."""
     try:

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import GenaiError
 from ..graph.external_data import check_unchanged
 from ..runtime.python_loop import OpCall, Plan, RunContext, RunStopped, circumstances, run_slots
+from .assignment import PROVIDED
 from .errors import EPFail, Fail, InvalidArgument
 from .options import RunOptions
 
@@ -84,6 +85,8 @@ def run_call(
     except (MemoryError, RunStopped, EPFail):
         raise
     except Exception as error:
+        if op.op_type == PROVIDED and isinstance(error, GenaiError):
+            raise  # it names the node itself
         kind = InvalidArgument if isinstance(error, IndexError) else Fail
         what = error.what if isinstance(error, GenaiError) else error
         raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error

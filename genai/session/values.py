@@ -1,4 +1,4 @@
-"""Values outside a run, with their ONNX types: OrtValue, where it lies (on the CPU), DLPack in and out."""
+"""Values outside a run, with their ONNX types: OrtValue, where it lies (the CPU, a GPU), DLPack in and out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cuda.array_memory import DeviceTensor, Region, empty, to_host, upload
+from genai.kernels.cuda.driver import Driver, NoDevice
+
 from ..errors import InputError
 from ..graph.types import DataType
+from ..runtime.device import open_gpu
 from .errors import typed, typed_errors
 from .refused import REASONS, refuse, refusing_method
 
-CPU = "cpu"
+CPU, CUDA = "cpu", "cuda"
+# DLPack's numbers of devices.
+_DLPACK_CUDA = 2
 
 
 class OrtAllocatorType(IntEnum):
@@ -69,7 +75,7 @@ class OrtDevice:
     """Where a value lies."""
 
     def __init__(self, name: str = CPU, device_id: int = 0) -> None:
-        check_device(name, device_id)
+        self._is_gpu = device_of(name, device_id) is not None
         self._name, self._id = name, device_id
 
     @staticmethod
@@ -78,8 +84,8 @@ class OrtDevice:
         return OrtDevice(ort_device_name, device_id)
 
     def device_type(self) -> int:
-        """0, the CPU's number."""
-        return 0
+        """0, the CPU's number, or 1, that of GPUs."""
+        return int(self._is_gpu)
 
     def device_id(self) -> int:
         """Which of several devices."""
@@ -90,11 +96,12 @@ class OrtDevice:
         return int(OrtDeviceMemoryType.DEFAULT)
 
     def device_vendor_id(self) -> int:
-        """0: processors are not told apart."""
-        return int(OrtDeviceVendorId.NONE)
+        """NVIDIA's number for a GPU; else 0: processors are not told apart."""
+        return int(OrtDeviceVendorId.NVIDIA if self._is_gpu else OrtDeviceVendorId.NONE)
 
     def __str__(self) -> str:
-        return f"Device:[Type:0 MemType:0 VendorId:0 DeviceId:{self._id} Alignment:0]"
+        kind, vendor = self.device_type(), self.device_vendor_id()
+        return f"Device:[Type:{kind} MemType:0 VendorId:{vendor} DeviceId:{self._id} Alignment:0]"
 
 
 @typed_errors
@@ -148,9 +155,26 @@ class OrtMemoryInfo:
 
 
 def check_device(name: str, device_id: int = 0) -> None:
-    """Refuse devices that are not here. Raises InputError: the device is not the CPU."""
+    """Refuse devices that are not the CPU. Raises InputError."""
     if name.lower() != CPU or device_id != 0:
         raise InputError(f"device {name!r} number {device_id}", "values of a session lie on the CPU", "use 'cpu', 0")
+
+
+def device_of(name: str, device_id: int = 0) -> Driver | None:
+    """The GPU that values are to lie on, None for the CPU.
+
+    Raises:
+        InputError: the device is not here.
+    """
+    if name.lower() not in (CUDA, "gpu"):
+        check_device(name, device_id)
+        return None
+    try:
+        return open_gpu(device_id)
+    except NoDevice as error:
+        raise InputError(
+            f"device {name!r} number {device_id}", f"values of a session lie on the CPU: {error}", "use 'cpu', 0"
+        ) from error
 
 
 @typed_errors
@@ -167,14 +191,20 @@ class OrtValue:
     def ortvalue_from_numpy(numpy_obj: NDArray[Any], device_type: str = CPU, device_id: int = 0) -> OrtValue:
         """From an array of any ONNX element type, bfloat16 and smaller ones of ml_dtypes included.
 
+        On "cuda" the array is copied into the GPU's memory.
+
         Raises:
-            InputError: not an array, or of a type that ONNX does not have.
+            InputError: not an array, of a type that ONNX does not have, or text on a GPU.
         """
-        check_device(device_type, device_id)
+        driver = device_of(device_type, device_id)
         if not isinstance(numpy_obj, np.ndarray | np.generic):
             raise InputError(f"got a {type(numpy_obj).__name__}", "a NumPy array is expected", "pass np.asarray(…)")
         DataType.from_numpy(numpy_obj.dtype)
-        return OrtValue(np.asarray(numpy_obj))
+        array = np.asarray(numpy_obj)
+        if driver is None:
+            return OrtValue(array)
+        _check_no_text(array.dtype)
+        return OrtValue(upload(driver, array))
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: NDArray[Any], onnx_element_type: int) -> OrtValue:
@@ -197,19 +227,28 @@ class OrtValue:
         shape: Sequence[int], element_type: Any = np.float32, device_type: str = CPU, device_id: int = 0
     ) -> OrtValue:
         """An uninitialised tensor; `element_type` is a NumPy dtype or ONNX's number."""
-        check_device(device_type, device_id)
+        driver = device_of(device_type, device_id)
         dtype, sizes = element_dtype(element_type), tuple(shape)
+        if driver is not None:
+            _check_no_text(dtype)
+            return OrtValue(empty(driver, sizes, dtype))
         return OrtValue(np.full(sizes, "", dtype) if dtype.hasobject else np.empty(sizes, dtype))
 
     @staticmethod
     def from_dlpack(value: Any, is_bool_tensor: bool = False) -> OrtValue:
-        """From any object with __dlpack__ on the CPU (torch, JAX, CuPy's host arrays), or a capsule, without a copy.
+        """From any object with __dlpack__ (of torch, JAX, CuPy), or a capsule of the CPU's, without a copy.
+
+        What lies on a GPU stays there.
 
         Args:
             is_bool_tensor: read bytes as booleans, for producers whose DLPack has no boolean type.
         """
-        array = array_from_dlpack(value)
-        return OrtValue(array.view(np.bool_) if is_bool_tensor and array.dtype == np.uint8 else array)
+        found = value_from_dlpack(value)
+        if not is_bool_tensor or found.dtype != np.uint8:
+            return OrtValue(found)
+        if isinstance(found, DeviceTensor):
+            return OrtValue(DeviceTensor(found.region, found.first, found.shape, np.dtype(bool)))
+        return OrtValue(found.view(np.bool_))
 
     @staticmethod
     def ort_value_from_sparse_tensor(value: Any) -> OrtValue:
@@ -219,8 +258,9 @@ class OrtValue:
     as_sparse_tensor = refusing_method("as_sparse_tensor", REASONS["SparseTensor"])
 
     def numpy(self) -> NDArray[Any]:
-        """The array itself, not a copy. Raises InputError: this is not a tensor."""
-        return self._tensor()
+        """The array itself, not a copy; of a GPU's memory a copy. Raises InputError: this is not a tensor."""
+        tensor = self._tensor()
+        return tensor.numpy() if isinstance(tensor, DeviceTensor) else tensor
 
     def shape(self) -> list[int]:
         """Sizes of the axes."""
@@ -235,17 +275,20 @@ class OrtValue:
         return int(DataType.from_numpy(self._tensor().dtype))
 
     def device_name(self) -> str:
-        """ "cpu"."""
-        return CPU
+        """ "cpu" or "cuda"."""
+        return CUDA if isinstance(self._value, DeviceTensor) else CPU
 
     def data_ptr(self) -> int:
         """Address of the first element."""
-        address: int = self._tensor().__array_interface__["data"][0]
+        tensor = self._tensor()
+        if isinstance(tensor, DeviceTensor):
+            return tensor.address
+        address: int = tensor.__array_interface__["data"][0]
         return address
 
     def tensor_size_in_bytes(self) -> int:
         """Bytes of the elements."""
-        return self._tensor().nbytes
+        return int(self._tensor().nbytes)
 
     def has_value(self) -> bool:
         """False for an empty optional."""
@@ -253,7 +296,7 @@ class OrtValue:
 
     def is_tensor(self) -> bool:
         """Whether this is a dense tensor."""
-        return isinstance(self._value, np.ndarray)
+        return isinstance(self._value, np.ndarray | DeviceTensor)
 
     def is_sparse_tensor(self) -> bool:
         """False: sparse values become dense."""
@@ -270,25 +313,35 @@ class OrtValue:
             InputError: shape or type differ, or the memory may not be written.
         """
         tensor = self._tensor()
-        given = np.asarray(array.numpy() if isinstance(array, OrtValue) else array)
+        given = array.value if isinstance(array, OrtValue) else array
+        if not isinstance(given, DeviceTensor):
+            given = np.asarray(given)
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise InputError(
                 f"{given.dtype}{list(given.shape)} cannot replace {tensor.dtype}{list(tensor.shape)}",
                 "an update keeps shape and element type",
                 "make a new OrtValue",
             )
+        if isinstance(tensor, DeviceTensor):
+            if isinstance(given, DeviceTensor) and given.region.driver is tensor.region.driver:
+                tensor.copy_from(given)
+            else:
+                tensor.write(on_host([given])[0])
+            return
+        given = on_host([given])[0]
         if not tensor.flags.writeable:
             raise InputError("this OrtValue is read-only", "its memory belongs to someone else", "make a new OrtValue")
         tensor[...] = given
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self._tensor(), dtype=dtype, copy=copy)
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._tensor().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._tensor().__dlpack_device__()
+        found: tuple[int, int] = self._tensor().__dlpack_device__()
+        return found
 
     def to_dlpack(self) -> Any:
         """A DLPack capsule over the same memory."""
@@ -299,8 +352,8 @@ class OrtValue:
         """What a run takes: an array, a list, a dict or None."""
         return self._value
 
-    def _tensor(self) -> NDArray[Any]:
-        if isinstance(self._value, np.ndarray):
+    def _tensor(self) -> Any:
+        if isinstance(self._value, np.ndarray | DeviceTensor):
             return self._value
         raise InputError(
             f"this OrtValue is {type_name(self._value)}", "only tensors have elements and a shape", "use value"
@@ -342,13 +395,29 @@ def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any =
         target.update_inplace(source)
 
 
-def array_from_dlpack(value: Any) -> NDArray[Any]:
-    """An array over the memory of a DLPack producer or capsule.
+def _check_no_text(dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise InputError("text on a GPU", "numbers alone lie in its memory", "use 'cpu', 0")
+
+
+def on_host(values: Sequence[Any]) -> list[Any]:
+    """Values as they are, but those in a device's memory as arrays: one transfer for what lies together."""
+    away = [index for index, value in enumerate(values) if isinstance(value, DeviceTensor)]
+    copies = dict(zip(away, to_host([values[index] for index in away]), strict=True))
+    return [copies.get(index, value) for index, value in enumerate(values)]
+
+
+def value_from_dlpack(value: Any) -> Any:
+    """An array, or a tensor in a GPU's memory, over the memory of a DLPack producer or capsule.
 
     Raises:
-        InputError: it has none on the CPU, or of a type that NumPy does not know.
+        InputError: it is of a type that NumPy does not know, or on a device that is not here.
     """
     try:
+        kind, number = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
+        if kind == _DLPACK_CUDA:
+            driver = open_gpu(number)
+            return tensor_over(driver, driver.adopt(value))
         if type(value).__name__ == "PyCapsule":
             return np.asarray(_Writable(np.from_dlpack(_Capsule(value))))
         return np.from_dlpack(value)
@@ -358,9 +427,14 @@ def array_from_dlpack(value: Any) -> NDArray[Any]:
         ) from error
 
 
+def tensor_over(driver: Driver, array: Any) -> DeviceTensor:
+    """A device's own array, which is dense, as a tensor."""
+    return DeviceTensor(Region(driver, array.reshape(-1).view(np.uint8)), 0, array.shape, np.dtype(array.dtype))
+
+
 def type_name(value: Any) -> str:
     """The ONNX type of a value as onnxruntime writes it."""
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic | DeviceTensor):
         try:
             return f"tensor({DataType.from_numpy(value.dtype).onnx_name})"
         except Exception:

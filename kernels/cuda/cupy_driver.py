@@ -102,10 +102,6 @@ class CupyDriver:
         with self.here():
             target.set(np.ascontiguousarray(array), self._stream)
 
-    def copy(self, target: Any, source: Any) -> None:
-        with self._device, self._stream:
-            target[...] = source
-
     def download(self, array: Any) -> NDArray[Any]:
         with self.here():
             found: NDArray[Any] = self._cupy.asnumpy(array)
@@ -150,3 +146,24 @@ class CupyDriver:
     def synchronize(self) -> None:
         with self.here():
             self._stream.synchronize()
+
+    def settle(self) -> None:
+        with self.here():
+            self._device.synchronize()
+
+    def borrow(self, address: int, nbytes: int) -> Any:
+        with self.here():
+            memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self._device.id)
+            return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
+
+    def adopt(self, value: Any) -> Any:
+        with self.here():  # CuPy hands its stream to the producer
+            return self._cupy.ascontiguousarray(self._cupy.from_dlpack(value))
+
+    def copy(self, source: Any, target: Any) -> None:
+        with self.here():
+            target[...] = source
+
+    def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
+        with self.here():  # which the consumer's stream waits for
+            return array.__dlpack__(stream=stream, **options)

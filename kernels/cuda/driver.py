@@ -51,9 +51,6 @@ class Driver(Protocol):
         One in `host_memory` must stay as it is until the device has read it; others have been read on return.
         """
 
-    def copy(self, target: Any, source: Any) -> None:
-        """Copy memory into other memory of the same shape and type."""
-
     def download(self, array: Any) -> NDArray[Any]:
         """A copy on the host, after everything that was asked for before."""
 
@@ -84,6 +81,25 @@ class Driver(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything is done that was asked for."""
+
+    def settle(self) -> None:
+        """Wait until everything is done on the device that anybody has asked for, whatever their streams."""
+
+    def borrow(self, address: int, nbytes: int) -> Any:
+        """Memory of somebody else, uint8, who keeps it there."""
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy memory onto other memory of the same shape and type."""
+
+    def adopt(self, value: Any) -> Any:
+        """A dense array over what another library offers through DLPack, after its work; a copy where it has gaps."""
+
+    def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
+        """A DLPack capsule over an array, for a consumer's stream, whose work begins after ours.
+
+        Args:
+            options: others that the consumer passes to `__dlpack__`.
+        """
 
 
 class CudaError(DeviceFailed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .array_kernels import array_kernels
 from .attention import SCALAR, heads_together, split_kernels, store_kernel_of
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
@@ -28,6 +29,7 @@ def every_kernel() -> list[CudaKernel]:
         found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
         found.append(gemm_kernel(matrix))
     found += [*shrink_kernels(), *expand_kernels()]
+    found += array_kernels()
     for kind in SCALAR:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:

@@ -72,7 +72,7 @@ class LogitsBlock:
         """Move to memory of their own: what they lie in is about to be written to."""
         driver = self.memory.driver
         own = driver.zeros(4 * len(self) * self.width).view(np.float32).reshape(len(self), self.width)
-        driver.copy(own, self._rows)
+        driver.copy(self._rows, own)
         self._rows = own
 
     def download(self, first: int, end: int) -> NDArray[np.float32]:

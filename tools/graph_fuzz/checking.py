@@ -11,7 +11,7 @@ import onnx
 
 from .comparing import difference
 from .faults import fault_of_node
-from .graphs import Graph, outcome, random_graph, single
+from .graphs import CPU, Graph, outcome, random_graph, single
 from .values import pick
 
 
@@ -29,8 +29,12 @@ class Finding:
     reason: str = ""
 
 
-def check_seed(seed: int, counts: Counter[str]) -> list[Finding]:
-    """Make the graph of a seed, and compare it. Once a node differs the whole graph is not looked at."""
+def check_seed(seed: int, counts: Counter[str], provider: str = CPU) -> list[Finding]:
+    """Make the graph of a seed, and compare it. Once a node differs the whole graph is not looked at.
+
+    Args:
+        provider: of ours; onnxruntime always computes on the CPU.
+    """
     rng = np.random.default_rng(seed)
     found: list[Finding] = []
 
@@ -40,7 +44,7 @@ def check_seed(seed: int, counts: Counter[str]) -> list[Finding]:
             counts["nodes that onnxruntime refuses"] += 1
             return
         counts["nodes compared"] += 1
-        ours = outcome("genai", model, graph.values)
+        ours = outcome("genai", model, graph.values, provider=provider)
         what = ours if isinstance(ours, str) else difference(ours, theirs)
         if what:
             feed = {value.name: graph.values[value.name] for value in model.graph.input}
@@ -48,11 +52,11 @@ def check_seed(seed: int, counts: Counter[str]) -> list[Finding]:
 
     graph = random_graph(rng, compare_node)
     if graph.nodes and not found:
-        found += _compare_whole(graph, rng, counts)
+        found += _compare_whole(graph, rng, counts, provider)
     return found
 
 
-def _compare_whole(graph: Graph, rng: np.random.Generator, counts: Counter[str]) -> list[Finding]:
+def _compare_whole(graph: Graph, rng: np.random.Generator, counts: Counter[str], provider: str) -> list[Finding]:
     made = [name for node in graph.nodes for name in node.output if name]
     wanted = list(dict.fromkeys([made[-1], *(pick(rng, *made) for _ in range(2))]))
     model = graph.model(graph.nodes, wanted, graph.fed)
@@ -64,7 +68,7 @@ def _compare_whole(graph: Graph, rng: np.random.Generator, counts: Counter[str])
     counts["graphs compared"] += 1
     counts["graphs of constants alone"] += graph.only_constants
     for level in (99, 0):
-        ours = outcome("genai", model, graph.values, level)
+        ours = outcome("genai", model, graph.values, level, provider)
         failures = [ours] if isinstance(ours, str) else [difference(ours, peer, loose=True) for peer in peers]
         if all(failures):
             feed = {value.name: graph.values[value.name] for value in model.graph.input}

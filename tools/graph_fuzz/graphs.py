@@ -17,6 +17,7 @@ from .values import Generator, array, extents, pick
 
 # Of ONNX's own operators; onnxruntime runs no older ones.
 VERSIONS = range(7, 27)
+CPU = "CPUExecutionProvider"
 _KINDS = {"f": "f", "i": "i", "u": "i", "b": "b", "O": "s"}
 
 
@@ -64,7 +65,9 @@ def _described(name: str, value: Any) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), shape)
 
 
-def outcome(runtime: str, model: onnx.ModelProto, feed: dict[str, Any], level: int = 99) -> list[Any] | str:
+def outcome(
+    runtime: str, model: onnx.ModelProto, feed: dict[str, Any], level: int = 99, provider: str = CPU
+) -> list[Any] | str:
     """What a model gives, or how it fails."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     module = import_module(runtime)
@@ -76,7 +79,9 @@ def outcome(runtime: str, model: onnx.ModelProto, feed: dict[str, Any], level: i
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            session = module.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            session = module.InferenceSession(model.SerializeToString(), options, providers=[provider])
+            if provider != CPU:
+                session.disable_fallback()
             found: list[Any] = session.run(None, given)
         except Exception as error:
             return f"{type(error).__name__}: {error!s:.300}"

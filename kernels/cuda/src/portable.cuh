@@ -93,6 +93,18 @@ __device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a
 #endif
 }
 
+// The same for numbers of half precision.
+__device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifndef HOST_SHIM
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  shim::multiply_half_tiles(c, a, b);
+#endif
+}
+
 // --- 16 bytes from global into shared memory, later (sm_80 and newer) -----------------------------------------------
 
 __device__ __forceinline__ void copy_later(void* shared, const void* global) {

@@ -20,7 +20,9 @@ from .host_driver import COMPILER, HostDriver
 from .programs import Load
 
 GPU = os.environ.get("GENAI_CUDA_DEVICE", "")
-ON_A_GPU = ("test_rows", "test_attention", "test_decoder", "test_low_rank", "test_sampling", "test_sampled_texts")
+ON_A_GPU = (
+    "test_rows", "test_attention", "test_decoder", "test_low_rank", "test_sampling", "test_sampled_texts", "test_arrays",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

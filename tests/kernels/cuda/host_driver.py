@@ -101,9 +101,6 @@ class HostDriver:
         self._outside_of_a_capture()
         target[...] = array
 
-    def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
-        target[...] = source
-
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         self._outside_of_a_capture()
         return array.copy()
@@ -165,3 +162,17 @@ class HostDriver:
         """While launches are captured there is nothing but launches."""
         if self._captured is not None:
             raise LaunchError("something else than a launch was asked for while launches are captured")
+
+    settle = synchronize
+
+    def borrow(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8)
+
+    def adopt(self, value: Any) -> NDArray[Any]:
+        return np.ascontiguousarray(np.from_dlpack(value))
+
+    def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
+        target[...] = source
+
+    def lend(self, array: NDArray[Any], stream: Any, options: Mapping[str, Any]) -> Any:
+        return array.__dlpack__(stream=None, **options)

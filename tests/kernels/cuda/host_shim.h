@@ -305,12 +305,13 @@ inline int dot4(int a, int b, int c) {
 
 // --- tensor cores and copies ----------------------------------------------------------------------------------------
 
-inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+template <class Number>
+void multiply_pairs(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], const Number& number_of) {
   Warp& warp = block->warps[thread->warp];
   const unsigned group = thread->lane / 4, place = thread->lane % 4;
   meet(~0u, 0, "multiply_tiles");  // the tiles before have been read
   for (unsigned i = 0; i < 2; ++i) {
-    auto number = [&](unsigned pair) { return bfloat_to_float(pair >> 16 * i & 0xffff); };
+    auto number = [&](unsigned pair) { return number_of(pair >> 16 * i & 0xffff); };
     const unsigned column = 2 * place + i;
     warp.a[group][column] = number(a[0]), warp.a[group + 8][column] = number(a[1]);
     warp.a[group][column + 8] = number(a[2]), warp.a[group + 8][column + 8] = number(a[3]);
@@ -322,6 +323,13 @@ inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned
       c[i] += warp.a[group][k] * warp.b[k][2 * place + i];
       c[2 + i] += warp.a[group + 8][k] * warp.b[k][2 * place + i];
     }
+}
+
+inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply_pairs(c, a, b, [](unsigned bits) { return bfloat_to_float(bits); });
+}
+inline void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply_pairs(c, a, b, [](unsigned bits) { return half_to_float(static_cast<unsigned short>(bits)); });
 }
 
 // A copy happens when a wait says that it must have, not before: too weak a wait shows as what was there before.
