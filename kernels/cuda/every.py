@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .attention import SCALAR, heads_together, split_kernels, store_kernel_of
+from ..formats import can_turn
+from .attention import KINDS, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
 from .sources import CudaKernel
@@ -24,10 +25,15 @@ def every_kernel() -> list[CudaKernel]:
         exact = (True, False) if matrix.bits else (True,)
         found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
         found.append(gemm_kernel(matrix))
-    for kind in SCALAR:
+    found.append(turn_kernel())
+    for kind in KINDS:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:
+            if kind == "int4" and not can_turn(size):
+                continue
             found += split_kernels(kind, size, size, heads_together(group, 1))
+            if kind != "float32":
+                found.append(tile_kernel(kind, size, size))
     return sorted(set(found), key=lambda kernel: kernel.name)
 
 

@@ -17,7 +17,7 @@ from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, Unsup
 from ..formats import PagedLayer
 from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
-from .attention import check_attention
+from .attention import check_attention, tile_rows
 from .driver import Driver
 from .launches import Counts, Functions, Start
 from .lowering import CudaLowering, knows, lower
@@ -103,6 +103,7 @@ class CudaStep:
     ) -> None:
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
         self._limits = _limits(program, layers)
+        self._tile_rows = _tile_rows(program, layers)
         self._cancelled = False
         self._lower(Capacity())
 
@@ -120,7 +121,7 @@ class CudaStep:
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
         counts["splits"] = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
-        self._table.write(step)
+        counts |= self._table.write(step)
         for name in self._program.given:
             rows = self._values.places[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
@@ -151,7 +152,7 @@ class CudaStep:
         program, driver = self._program, self._driver
         self._starts: list[Start] = []  # give the memory back first
         self._functions: Functions = {}
-        self._capacity, self._table = capacity, StepTable(driver, capacity)
+        self._capacity, self._table = capacity, StepTable(driver, capacity, self._tile_rows)
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
         lowering = CudaLowering(
@@ -166,6 +167,12 @@ class CudaStep:
             self._values.done(record.inputs, record.outputs)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
+
+
+def _tile_rows(program: RowProgram, layers: Sequence[PagedLayer | None]) -> list[int]:
+    """Sizes of the tiles that attention takes rows in."""
+    attention = [record for record in program.records if isinstance(record, records.Attention)]
+    return sorted({tile_rows(record, layers[record.layer]) for record in attention} - {0})
 
 
 def _limits(program: RowProgram, layers: Sequence[PagedLayer | None]) -> Limits:

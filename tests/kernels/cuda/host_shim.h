@@ -30,6 +30,9 @@
 struct uint3 {
   unsigned x, y, z;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 struct alignas(8) float2 {
   float x, y;
 };
@@ -299,12 +302,13 @@ inline int dot4(int a, int b, int c) {
 
 // --- tensor cores and copies ----------------------------------------------------------------------------------------
 
-inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+template <class Number>
+void multiply_tiles_of(Number to_float, float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   Warp& warp = block->warps[thread->warp];
   const unsigned group = thread->lane / 4, place = thread->lane % 4;
   meet(~0u, 0, "multiply_tiles");  // the tiles before have been read
   for (unsigned i = 0; i < 2; ++i) {
-    auto number = [&](unsigned pair) { return bfloat_to_float(pair >> 16 * i & 0xffff); };
+    auto number = [&](unsigned pair) { return to_float(pair >> 16 * i & 0xffff); };
     const unsigned column = 2 * place + i;
     warp.a[group][column] = number(a[0]), warp.a[group + 8][column] = number(a[1]);
     warp.a[group][column + 8] = number(a[2]), warp.a[group + 8][column + 8] = number(a[3]);
@@ -316,6 +320,23 @@ inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned
       c[i] += warp.a[group][k] * warp.b[k][2 * place + i];
       c[2 + i] += warp.a[group + 8][k] * warp.b[k][2 * place + i];
     }
+}
+inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply_tiles_of([](unsigned bits) { return bfloat_to_float(bits); }, c, a, b);
+}
+inline void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply_tiles_of([](unsigned bits) { return half_to_float(static_cast<unsigned short>(bits)); }, c, a, b);
+}
+
+inline void load_turned(unsigned (&tiles)[4], const void* row) {
+  if (reinterpret_cast<uintptr_t>(row) % 16) fail("load_turned: not aligned");
+  const uint64_t* rows = meet(~0u, packed(row), "load_turned");
+  const unsigned group = thread->lane / 4, place = thread->lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    auto number = [&](unsigned at) { return unpacked<const unsigned short*>(rows[8 * i + at])[group]; };
+    tiles[i] = number(2 * place) | static_cast<unsigned>(number(2 * place + 1)) << 16;
+  }
+  meet(~0u, 0, "load_turned, read");
 }
 
 // A copy happens when a wait says that it must have, not before: too weak a wait shows as what was there before.
