@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _SPLITS_AT_ONCE = 2048
 # Query heads of a KV head that one block computes: of single rows their sums are in registers.
 _MOST_TOGETHER, _MOST_IN_A_TILE = 8, 16
-_STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 256, 4
-_TILE_ROWS = 128
+_STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 128, 4
+_TILE_ROWS = 64
 # Registers of a lane that hold a tile's queries and its sums.
 _TILE_REGISTERS = 112
 # C++ types of keys and values.

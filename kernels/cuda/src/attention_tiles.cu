@@ -28,9 +28,9 @@ struct TileArguments {
 
 // A warp has 16 query rows (of all heads together) and all columns of a block. Each step's tokens are there while the
 // next ones are on their way.
-constexpr int TILE_WARPS = 8, TILE_THREADS = TILE_WARPS * WARP, WARP_ROWS = 16, TILE_ROWS = TILE_WARPS * WARP_ROWS;
+constexpr int TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, WARP_ROWS = 16, TILE_ROWS = TILE_WARPS * WARP_ROWS;
 constexpr int OCTET = 8;  // numbers of 16 bytes
-constexpr int SHARED_CHUNKS = (48 << 10) / 16 - 16;
+constexpr int SHARED_CHUNKS = (48 << 10) / 16 - 16;  // but for some numbers
 constexpr float LOWEST = -3.0e38f;  // below every score, and finite
 constexpr float LOG2_E = 1.44269504088896f;
 
@@ -54,13 +54,16 @@ struct StepPage {
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct TileSource {
   using Shape = TileShape<head_size, columns, step>;
+  static constexpr int STAGED = 0;
 
-  __device__ __forceinline__ void begin(const StepPage& from, uint4* tile, int first_column) {
+  __device__ __forceinline__ void begin(const StepPage& from, uint4* tile, uint4*, int first_column) {
     constexpr int ACROSS = step / OCTET, KEYS = head_size * ACROSS, WIDE = columns / OCTET, VALUES = step * WIDE;
+#pragma unroll 1
     for (int i = threadIdx.x; i < KEYS; i += TILE_THREADS) {
       const int row = i / ACROSS, chunk = i % ACROSS;
       copy_later(tile + row * Shape::KEY_CHUNKS + chunk, from.keys + (row * PAGE + from.token + chunk * OCTET) * 2);
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < VALUES; i += TILE_THREADS) {
       const int row = i / WIDE, chunk = i % WIDE, column = first_column + chunk * OCTET;
       if (v_head_size % columns && column >= v_head_size) continue;
@@ -69,10 +72,11 @@ struct TileSource {
     }
     end_group();
   }
-  __device__ __forceinline__ void finish(uint4*) { wait_groups<0>(); }
+  __device__ __forceinline__ void finish(uint4*, const uint4*) { wait_groups<0>(); }
 };
 
-// ... and small integers through registers, a unit or more a thread.
+// ... and small integers become float16. A thread unpacks the units that it has copied into places of its own: they
+// would take the registers that sums need.
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct UnpackingSource {
   using Shape = TileShape<head_size, columns, step>;
@@ -81,48 +85,57 @@ struct UnpackingSource {
   static constexpr int ACROSS = step / UNIT, WIDE = columns / Values::COLUMNS;
   static constexpr int KEYS = (Keys::COUNT * ACROSS + TILE_THREADS - 1) / TILE_THREADS;
   static constexpr int VALUES = (WIDE * ACROSS + TILE_THREADS - 1) / TILE_THREADS;
-  Keys keys[KEYS];
-  Values values[VALUES];
+  static constexpr int STAGED = (KEYS + VALUES) * TILE_THREADS;
+  Scales key_scales[KEYS], value_scales[VALUES];
 
-  __device__ __forceinline__ void begin(const StepPage& from, uint4*, int first_column) {
+  __device__ __forceinline__ void begin(const StepPage& from, uint4*, uint4* staged, int first_column) {
 #pragma unroll
     for (int i = 0; i < KEYS; ++i) {
       const int place = i * TILE_THREADS + threadIdx.x;
-      if (place < Keys::COUNT * ACROSS) keys[i].read(from.keys, place / ACROSS, from.token / UNIT + place % ACROSS);
+      if (Keys::COUNT * ACROSS % TILE_THREADS && place >= Keys::COUNT * ACROSS) continue;
+      const int unit = place / ACROSS, quad = from.token / UNIT + place % ACROSS;
+      copy_later(staged + place, Keys::place(from.keys, unit, quad));
+      key_scales[i] = Keys::scales_of(from.keys, unit, quad);
     }
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) {
-      const int place = i * TILE_THREADS + threadIdx.x, unit = first_column / Values::COLUMNS + place % WIDE;
-      if (place < WIDE * ACROSS && unit < Values::COUNT)
-        values[i].read(from.values, unit, from.token / UNIT + place / WIDE, 0, PAGE);
+      const int place = i * TILE_THREADS + threadIdx.x, quad = from.token / UNIT + place / WIDE;
+      if (WIDE * ACROSS % TILE_THREADS && place >= WIDE * ACROSS) continue;
+      const int unit = min(first_column / Values::COLUMNS + place % WIDE, Values::COUNT - 1);
+      copy_later(staged + KEYS * TILE_THREADS + place, Values::place(from.values, unit, quad));
+      value_scales[i] = Values::scales_of(from.values, unit, quad, 0, PAGE);
     }
+    end_group();
   }
-  __device__ __forceinline__ void finish(uint4* tile) {
+  __device__ __forceinline__ void finish(uint4* tile, const uint4* staged) {
+    wait_groups<0>();
 #pragma unroll
     for (int i = 0; i < KEYS; ++i) {
-      const int place = i * TILE_THREADS + threadIdx.x, unit = place / ACROSS, quad = place % ACROSS;
-      if (place >= Keys::COUNT * ACROSS) continue;
+      const int place = i * TILE_THREADS + threadIdx.x;
+      if (Keys::COUNT * ACROSS % TILE_THREADS && place >= Keys::COUNT * ACROSS) continue;
+      const Keys keys{Unit<Kind>{{staged[place]}}, key_scales[i]};
 #pragma unroll
       for (int column = 0; column < Keys::COLUMNS; ++column) {
-        const int row = column_of<Kind>(unit, column);
-        uint2* out = reinterpret_cast<uint2*>(tile + row * Shape::KEY_CHUNKS) + quad;
-        *out = uint2{half_pair(keys[i].number(column, 0), keys[i].number(column, 1)),
-                     half_pair(keys[i].number(column, 2), keys[i].number(column, 3))};
+        uint4* line = tile + column_of<Kind>(place / ACROSS, column) * Shape::KEY_CHUNKS;
+        reinterpret_cast<uint2*>(line)[place % ACROSS] =
+            uint2{half_pair(keys.number(column, 0), keys.number(column, 1)),
+                  half_pair(keys.number(column, 2), keys.number(column, 3))};
       }
     }
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) {
-      const int place = i * TILE_THREADS + threadIdx.x, unit = place % WIDE, quad = place / WIDE;
-      if (place >= WIDE * ACROSS) continue;
+      const int place = i * TILE_THREADS + threadIdx.x;
+      if (WIDE * ACROSS % TILE_THREADS && place >= WIDE * ACROSS) continue;
+      const Values values{Unit<Kind>{{staged[KEYS * TILE_THREADS + place]}}, value_scales[i]};
 #pragma unroll
-      for (int token = 0; token < UNIT; ++token)
+      for (int token = 0; token < UNIT; ++token) {
+        uint4* line = tile + Shape::KEYS + (place / WIDE * UNIT + token) * Shape::VALUE_CHUNKS;
 #pragma unroll
-        for (int part = 0; part < Values::COLUMNS; part += UNIT) {
-          uint4* line = tile + Shape::KEYS + (UNIT * quad + token) * Shape::VALUE_CHUNKS;
-          *(reinterpret_cast<uint2*>(line) + column_of<Kind>(unit, part) / UNIT) =
-              uint2{half_pair(values[i].number(part, token), values[i].number(part + 1, token)),
-                    half_pair(values[i].number(part + 2, token), values[i].number(part + 3, token))};
-        }
+        for (int part = 0; part < Values::COLUMNS; part += UNIT)
+          reinterpret_cast<uint2*>(line)[column_of<Kind>(place % WIDE, part) / UNIT] =
+              uint2{half_pair(values.number(part, token), values.number(part + 1, token)),
+                    half_pair(values.number(part + 2, token), values.number(part + 3, token))};
+      }
     }
   }
 };
@@ -151,22 +164,24 @@ __device__ __forceinline__ float value_at(const unsigned char* page, int token, 
 // Grid (tiles, heads / together, v_head_size / columns).
 template <class Kind, int head_size, int v_head_size, int columns>
 __device__ __forceinline__ void attend_tile(const TileArguments& given) {
-  constexpr int STEP = 2 * TileShape<head_size, columns, PAGE>::TOTAL <= SHARED_CHUNKS ? PAGE : PAGE / 2;
+  constexpr int CHUNKS_OF_A_PAGE =
+      2 * TileShape<head_size, columns, PAGE>::TOTAL + TileSource<Kind, head_size, v_head_size, columns, PAGE>::STAGED;
+  constexpr int STEP = CHUNKS_OF_A_PAGE <= SHARED_CHUNKS ? PAGE : PAGE / 2;
   using Shape = TileShape<head_size, columns, STEP>;
   constexpr int PARTS = Shape::KEY_ROWS / 16, SCORES = STEP / OCTET, WIDE = columns / OCTET;
-  SHARED(uint4, tile, 2 * Shape::TOTAL);
+  using Source = TileSource<Kind, head_size, v_head_size, columns, STEP>;
+  SHARED(uint4, tile, 2 * Shape::TOTAL + Source::STAGED);
   SHARED(int, broken, STEP);
   const int lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
   const int sequence = given.tiles[3 * blockIdx.x], rows = given.tiles[3 * blockIdx.x + 2];
-  const long long first_row = given.tiles[3 * blockIdx.x + 1];
+  const int first_row = given.tiles[3 * blockIdx.x + 1];
   if (!rows) return;
   const int first_head = blockIdx.y * given.together, kv_head = first_head / (given.heads / given.kv_heads);
   const int first_column = blockIdx.z * columns;
   const int* table = given.step.tables + (long long)sequence * given.step.table_stride;
 
   // The two rows of this lane, of which head, and the tokens that they see.
-  long long row[2];
-  int head[2], end[2], begin[2];
+  int row[2], head[2], end[2];
   bool mine[2];
   float factor[2];
   unsigned queries[PARTS][4];
@@ -177,8 +192,8 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
     row[i] = first_row + min(own, rows - 1);
     head[i] = first_head + number % given.together;
     end[i] = given.step.positions[row[i]] + 1;
-    begin[i] = given.window < 0 ? 0 : max(0, end[i] - given.window);
-    const float2* q = reinterpret_cast<const float2*>(given.rotated + (row[i] * given.heads + head[i]) * head_size);
+    const long long place_of_row = (long long)row[i] * given.heads + head[i];
+    const float2* q = reinterpret_cast<const float2*>(given.rotated + place_of_row * head_size);
     float largest = 0.0f;
 #pragma unroll 4
     for (int pair = place; pair < head_size / 2; pair += 4) largest = fmaxf(largest, fmaxf(fabsf(q[pair].x), fabsf(q[pair].y)));
@@ -200,8 +215,8 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
     factor[i] *= given.softcap > 0.0f ? 1.0f / given.softcap : LOG2_E;
   }
   const int first_end = given.step.positions[first_row] + 1, last_end = given.step.positions[first_row + rows - 1] + 1;
-  const int last_begin = given.window < 0 ? 0 : max(0, last_end - given.window);
-  const int from = (given.window < 0 ? 0 : max(0, first_end - given.window)) / STEP, to = (last_end - 1) / STEP;
+  const int seen = given.window < 0 ? last_end : given.window;  // tokens up to a row's own, or more than there are
+  const int from = max(0, first_end - seen) / STEP, to = (last_end - 1) / STEP;
 
   auto page_of = [&](int step) {
     const int token = step * STEP;
@@ -215,17 +230,18 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
     tile[head_size * Shape::KEY_CHUNKS + i] = tile[Shape::TOTAL + head_size * Shape::KEY_CHUNKS + i] = uint4{};
 
   float highest[2] = {LOWEST, LOWEST}, total[2] = {}, result[WIDE][4] = {};
-  TileSource<Kind, head_size, v_head_size, columns, STEP> source;
-  source.begin(page_of(from), tile + from % 2 * Shape::TOTAL, first_column);
+  uint4* staged = tile + 2 * Shape::TOTAL;
+  Source source;
+  source.begin(page_of(from), tile + from % 2 * Shape::TOTAL, staged, first_column);
 #pragma unroll 1
   for (int step = from; step <= to; ++step) {
     uint4* own = tile + step % 2 * Shape::TOTAL;
     uint4* values = own + Shape::KEYS;
     const int token = step * STEP;
-    source.finish(own);
+    source.finish(own, staged);
     __syncthreads();  // the tokens of this step are there, those of the step before have been read
-    if (step < to) source.begin(page_of(step + 1), tile + (step + 1) % 2 * Shape::TOTAL, first_column);
-    const bool whole = token >= last_begin && token + STEP <= first_end;  // every row sees every token
+    if (step < to) source.begin(page_of(step + 1), tile + (step + 1) % 2 * Shape::TOTAL, staged, first_column);
+    const bool whole = token >= last_end - seen && token + STEP <= first_end;  // every row sees every token
     if (!whole) {
       // A value that is infinite or NaN must not reach rows that do not see it, not even times 0.
       if (threadIdx.x < STEP) broken[threadIdx.x] = 0;
@@ -263,7 +279,7 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
           score *= factor[i];
           if (given.softcap > 0.0f) score = given.softcap * LOG2_E * tanhf(score);
           const int at = token + j * OCTET + 2 * place + k;
-          if (!whole && (at < begin[i] || at >= end[i])) score = LOWEST;
+          if (!whole && (at >= end[i] || at < end[i] - seen)) score = LOWEST;
           above = fmaxf(above, score);
         }
       above = fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 1));
@@ -283,7 +299,7 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
 #pragma unroll
       for (int j = 0; j < WIDE; ++j) result[j][2 * i] *= kept, result[j][2 * i + 1] *= kept;
     }
-    const uint4* value = values + lane % 16 * Shape::VALUE_CHUNKS;
+    const uint4* value = values + lane % 16 * Shape::VALUE_CHUNKS + lane / 16;
 #pragma unroll
     for (int part = 0; part < STEP / 16; ++part) {
       const unsigned shares[4] = {half_pair(scores[2 * part][0], scores[2 * part][1]), half_pair(scores[2 * part][2], scores[2 * part][3]),
@@ -291,9 +307,10 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
 #pragma unroll
       for (int j = 0; j < WIDE; j += 2) {
         unsigned pairs[4];
-        load_turned(pairs, value + part * 16 * Shape::VALUE_CHUNKS + min(j + lane / 16, WIDE - 1));
+        const bool alone = j + 1 == WIDE;  // there is no column beside it
+        load_turned(pairs, value + part * 16 * Shape::VALUE_CHUNKS + j - (alone ? lane / 16 : 0));
         multiply_half_tiles(result[j], shares, pairs[0], pairs[1]);
-        if (j + 1 < WIDE) multiply_half_tiles(result[j + 1 < WIDE ? j + 1 : j], shares, pairs[2], pairs[3]);
+        if (!alone) multiply_half_tiles(result[alone ? j : j + 1], shares, pairs[2], pairs[3]);
       }
     }
     if (!whole)
@@ -309,7 +326,8 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
           for (int j = 0; j < WIDE; ++j)
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-              if (OCTET * j + 2 * place + k % 2 == column && token + i >= begin[k / 2] && token + i < end[k / 2]) result[j][k] += added;
+              if (OCTET * j + 2 * place + k % 2 == column && token + i >= end[k / 2] - seen && token + i < end[k / 2])
+                result[j][k] += added;
         }
       }
   }
@@ -325,7 +343,8 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
       total[i] = fmaf(total[i], kept, exp2f(sink - above));
     }
     if (!mine[i]) continue;
-    float2* out = reinterpret_cast<float2*>(given.out + row[i] * given.out_stride + head[i] * v_head_size + first_column);
+    float2* out = reinterpret_cast<float2*>(
+        given.out + row[i] * given.out_stride + head[i] * v_head_size + first_column);
     const float share = kept / total[i];
 #pragma unroll
     for (int j = 0; j < WIDE; ++j) {

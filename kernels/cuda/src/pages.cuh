@@ -74,19 +74,24 @@ __device__ __forceinline__ int column_of<Int4>(int unit, int i) {
   return unit / 4 * 32 + unit % 4 * UNIT + i % UNIT + i / UNIT * 16;
 }
 
-// The scales of four tokens of a unit; those outside of [first, last) are 0. `integers`: bytes in front of the scales.
-template <class Kind>
-__device__ __forceinline__ void read_scales(
-    const unsigned char* page, int integers, int unit, int quad, int first, int last, float (&scales)[UNIT]) {
-  const int group = Form<Kind>::COLUMNS > UNIT ? unit / 4 : 0;  // of 32 columns, or one for all
-  const uint2 four = *reinterpret_cast<const uint2*>(page + integers + 2 * (group * PAGE + UNIT * quad));
-#pragma unroll
-  for (int token = 0; token < UNIT; ++token) {
-    const unsigned pair = token < 2 ? four.x : four.y;
-    const half_bits scale{(unsigned short)(pair >> 16 * (token % 2))};
-    const int at = UNIT * quad + token;
-    scales[token] = at >= first && at < last ? to_float(scale) : 0.0f;
+// Scales of four tokens.
+struct Scales {
+  uint2 four;
+
+  __device__ __forceinline__ float of(int token) const {
+    return to_float(half_bits{(unsigned short)((token < 2 ? four.x : four.y) >> 16 * (token % 2))});
   }
+};
+
+// Those of a unit, from where a page's scales begin; of tokens outside of [first, last) of the page 0.
+template <class Kind>
+__device__ __forceinline__ Scales read_scales(const unsigned char* scales, int unit, int quad, int first, int last) {
+  const int group = Form<Kind>::COLUMNS > UNIT ? unit / 4 : 0;  // of 32 columns, or one for all
+  uint2 four = *reinterpret_cast<const uint2*>(scales + 2 * (group * PAGE + UNIT * quad));
+  first -= UNIT * quad, last -= UNIT * quad;
+  four.x &= (first <= 0 && last > 0 ? 0xffffu : 0u) | (first <= 1 && last > 1 ? 0xffff0000u : 0u);
+  four.y &= (first <= 2 && last > 2 ? 0xffffu : 0u) | (first <= 3 && last > 3 ? 0xffff0000u : 0u);
+  return Scales{four};
 }
 
 // A unit of a page, as it was read. Its lines are the columns of keys, or the tokens of values; a number `i` of a line
@@ -127,7 +132,9 @@ struct Unit<half_bits> {
 struct PackedUnit {
   uint4 words;
 
-  __device__ __forceinline__ void read(const unsigned char* from) { words = *reinterpret_cast<const uint4*>(from); }
+  __device__ __forceinline__ void read(const unsigned char* from, int, int, int) {
+    words = *reinterpret_cast<const uint4*>(from);
+  }
   __device__ __forceinline__ unsigned word(int i) const {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
   }
@@ -151,18 +158,21 @@ template <class Kind, int size>
 struct KeyUnit {
   static constexpr int COLUMNS = Form<Kind>::COLUMNS, COUNT = size / COLUMNS;
   Unit<Kind> raw;
-  float scales[UNIT];
+  Scales scales;
 
+  __device__ __forceinline__ static const unsigned char* place(const unsigned char* page, int unit, int quad) {
+    if (Form<Kind>::PACKED) return page + (unit * PAGE + UNIT * quad) * UNIT;
+    return page + (UNIT * unit * PAGE + UNIT * quad) * (int)sizeof(Kind);
+  }
+  __device__ __forceinline__ static Scales scales_of(const unsigned char* page, int unit, int quad) {
+    return read_scales<Kind>(page + PAGE * Form<Kind>::key_columns(size), unit, quad, 0, PAGE);
+  }
   __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad) {
-    if constexpr (Form<Kind>::PACKED) {
-      raw.read(page + (unit * PAGE + UNIT * quad) * 4);
-      read_scales<Kind>(page, PAGE * Form<Kind>::key_columns(size), unit, quad, 0, PAGE, scales);
-    } else {
-      raw.read(page + (UNIT * unit * PAGE + UNIT * quad) * (int)sizeof(Kind), PAGE * sizeof(Kind), 0, UNIT);
-    }
+    raw.read(place(page, unit, quad), PAGE * sizeof(Kind), 0, UNIT);
+    if (Form<Kind>::PACKED) scales = scales_of(page, unit, quad);
   }
   __device__ __forceinline__ float number(int column, int token) const {
-    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, column % UNIT, token) * scales[token];
+    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, column % UNIT, token) * scales.of(token);
     else return raw.number(column, token);
   }
 };
@@ -172,20 +182,22 @@ template <class Kind, int size>
 struct ValueUnit {
   static constexpr int COLUMNS = Form<Kind>::COLUMNS, COUNT = size / COLUMNS;
   Unit<Kind> raw;
-  float scales[UNIT];
+  Scales scales;
 
-  __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad, int first, int last) {
+  __device__ __forceinline__ static const unsigned char* place(const unsigned char* page, int unit, int quad) {
     const int columns = Form<Kind>::value_columns(size);
-    if constexpr (Form<Kind>::PACKED) {
-      raw.read(page + (quad * columns + UNIT * unit) * 4);
-      read_scales<Kind>(page, PAGE * columns, unit, quad, first, last, scales);
-    } else {
-      const unsigned char* from = page + UNIT * quad * columns + UNIT * unit * (int)sizeof(Kind);
-      raw.read(from, columns, first - UNIT * quad, last - UNIT * quad);
-    }
+    if (Form<Kind>::PACKED) return page + (quad * columns + UNIT * unit) * UNIT;
+    return page + UNIT * quad * columns + UNIT * unit * (int)sizeof(Kind);
+  }
+  __device__ __forceinline__ static Scales scales_of(const unsigned char* page, int unit, int quad, int first, int last) {
+    return read_scales<Kind>(page + PAGE * Form<Kind>::value_columns(size), unit, quad, first, last);
+  }
+  __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad, int first, int last) {
+    raw.read(place(page, unit, quad), Form<Kind>::value_columns(size), first - UNIT * quad, last - UNIT * quad);
+    if (Form<Kind>::PACKED) scales = scales_of(page, unit, quad, first, last);
   }
   __device__ __forceinline__ float number(int column, int token) const {
-    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, token, column % UNIT) * scales[token];
+    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, token, column % UNIT) * scales.of(token);
     else return raw.number(token, column);
   }
 };
