@@ -30,6 +30,8 @@ _STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS, _TILE_THREADS, _WARPS = 128, 128,
 _TILE_ROWS = 64
 # Registers of a lane that hold a tile's queries and its sums.
 _TILE_REGISTERS = 112
+# Blocks of tiles that a multiprocessor holds, by the most columns of a head.
+_TILE_BLOCKS = ((64, 4), (128, 3), (256, 2))
 # C++ types of keys and values.
 KINDS = {"float32": "float", "float16": "half_bits", "int8": "Int8", "int4": "Int4"}
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
@@ -68,7 +70,9 @@ def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) ->
 def tile_kernel(kind: str, head_size: int, v_head_size: int) -> CudaKernel:
     """The kernel of tiles of rows."""
     shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {tile_columns(head_size, v_head_size)}"
-    return CudaKernel("attention_tiles.cu", f"attend_tile<{shape}>", "TileArguments", _TILE_THREADS)
+    # Three blocks have 168 registers a lane, two 255.
+    blocks = next(blocks for most, blocks in _TILE_BLOCKS if max(head_size, v_head_size) <= most)
+    return CudaKernel("attention_tiles.cu", f"attend_tile<{shape}>", "TileArguments", _TILE_THREADS, blocks)
 
 
 def tile_columns(head_size: int, v_head_size: int) -> int:
@@ -106,9 +110,7 @@ def heads_together(heads: int, kv_heads: int, most: int = _MOST_TOGETHER) -> int
     return max(count for count in range(1, most + 1) if group % count == 0)
 
 
-def add_attention(
-    record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows
-) -> None:
+def add_attention(record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows) -> None:
     """Add what computes rows over their pages."""
     rows = tile_rows(record, layer)
     given: dict[str, Any] = {
@@ -118,7 +120,7 @@ def add_attention(
         "scale": record.scale or 1 / math.sqrt(record.head_size), "softcap": record.softcap,
         "smooth": int(record.smooth_softmax),
     }  # fmt: skip
-    at.starts.append(SplitLaunch(record, layer, at, given, "decode_rows" if rows else "tokens"))
+    at.starts.append(SplitLaunch(record, layer, at, given, decode_only=bool(rows)))
     if rows:
         at.starts.append(_tile_launch(record, layer, at, given, rows))
     if layer.kind == "int4":
@@ -144,10 +146,13 @@ class SplitLaunch:
     """
 
     def __init__(
-        self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], counted: str
+        self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], *, decode_only: bool
     ) -> None:
         self._together, size = heads_together(record.heads, record.kv_heads), record.v_head_size
-        self._heads, self._counted = record.heads, counted
+        self._heads = record.heads
+        self._rows_counted, self._splits_counted = (
+            ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
+        )
         self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
@@ -161,7 +166,7 @@ class SplitLaunch:
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
         """Start them over the rows of a step."""
-        total, splits = counts[self._counted], counts["splits"]
+        total, splits = counts[self._rows_counted], counts[self._splits_counted]
         self._arguments["rows"], self._arguments["splits"] = total, splits
         for first in range(0, total, self._rows):
             rows = min(self._rows, total - first)

@@ -128,6 +128,8 @@ class StepTable:
             parts["long_rows"] = step.rope_table[sequence_of]
         tiles = {tiles_name(rows): row_tiles(step, rows) for rows in self._tile_rows}
         parts |= {name: numbers.ravel() for name, numbers in tiles.items()}
+        for name in tiles:  # behind the last tile there are none, for launches of as many as there can be
+            self._host[self._first[name] : self._first["tables"]] = 0
         for name, numbers in parts.items():
             first = self._first[name]
             self._host[first : first + len(numbers)] = numbers

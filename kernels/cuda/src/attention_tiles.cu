@@ -86,7 +86,9 @@ struct UnpackingSource {
   static constexpr int KEYS = (Keys::COUNT * ACROSS + TILE_THREADS - 1) / TILE_THREADS;
   static constexpr int VALUES = (WIDE * ACROSS + TILE_THREADS - 1) / TILE_THREADS;
   static constexpr int STAGED = (KEYS + VALUES) * TILE_THREADS;
-  Scales key_scales[KEYS], value_scales[VALUES];
+  // A token's scale is the same for all units of its key where it has one.
+  static constexpr int KEY_SCALES = Form<Kind>::COLUMNS == UNIT && TILE_THREADS % ACROSS == 0 ? 1 : KEYS;
+  Scales key_scales[KEY_SCALES], value_scales[VALUES];
 
   __device__ __forceinline__ void begin(const StepPage& from, uint4*, uint4* staged, int first_column) {
 #pragma unroll
@@ -95,7 +97,7 @@ struct UnpackingSource {
       if (Keys::COUNT * ACROSS % TILE_THREADS && place >= Keys::COUNT * ACROSS) continue;
       const int unit = place / ACROSS, quad = from.token / UNIT + place % ACROSS;
       copy_later(staged + place, Keys::place(from.keys, unit, quad));
-      key_scales[i] = Keys::scales_of(from.keys, unit, quad);
+      if (i < KEY_SCALES) key_scales[i] = Keys::scales_of(from.keys, unit, quad);
     }
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) {
@@ -113,7 +115,7 @@ struct UnpackingSource {
     for (int i = 0; i < KEYS; ++i) {
       const int place = i * TILE_THREADS + threadIdx.x;
       if (Keys::COUNT * ACROSS % TILE_THREADS && place >= Keys::COUNT * ACROSS) continue;
-      const Keys keys{Unit<Kind>{{staged[place]}}, key_scales[i]};
+      const Keys keys{Unit<Kind>{{staged[place]}}, key_scales[i % KEY_SCALES]};
 #pragma unroll
       for (int column = 0; column < Keys::COLUMNS; ++column) {
         uint4* line = tile + column_of<Kind>(place / ACROSS, column) * Shape::KEY_CHUNKS;
@@ -161,6 +163,20 @@ __device__ __forceinline__ float value_at(const unsigned char* page, int token, 
   return found;
 }
 
+// One of the two rows of a lane: a step's row and a head. Rows behind the last are as the last, and nobody's.
+struct TileRow {
+  __device__ __forceinline__ TileRow(const TileArguments& given, int i) {
+    const int* tile = given.tiles + 3 * blockIdx.x;
+    const int number = threadIdx.x / WARP * WARP_ROWS + threadIdx.x % WARP / 4 + 8 * i, own = number / given.together;
+    is_there = own < tile[2];
+    row = tile[1] + min(own, tile[2] - 1);
+    head = blockIdx.y * given.together + number % given.together;
+  }
+  bool is_there;
+  long long row;
+  int head;
+};
+
 // Grid (tiles, heads / together, v_head_size / columns).
 template <class Kind, int head_size, int v_head_size, int columns>
 __device__ __forceinline__ void attend_tile(const TileArguments& given) {
@@ -172,28 +188,22 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
   using Source = TileSource<Kind, head_size, v_head_size, columns, STEP>;
   SHARED(uint4, tile, 2 * Shape::TOTAL + Source::STAGED);
   SHARED(int, broken, STEP);
-  const int lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
+  const int lane = threadIdx.x % WARP, place = lane % 4;
   const int sequence = given.tiles[3 * blockIdx.x], rows = given.tiles[3 * blockIdx.x + 2];
   const int first_row = given.tiles[3 * blockIdx.x + 1];
   if (!rows) return;
-  const int first_head = blockIdx.y * given.together, kv_head = first_head / (given.heads / given.kv_heads);
+  const int kv_head = blockIdx.y * given.together / (given.heads / given.kv_heads);
   const int first_column = blockIdx.z * columns;
   const int* table = given.step.tables + (long long)sequence * given.step.table_stride;
 
-  // The two rows of this lane, of which head, and the tokens that they see.
-  int row[2], head[2], end[2];
-  bool mine[2];
-  float factor[2];
+  int end[2];  // of the tokens that the lane's two rows see
+  float factor[2];  // on their scores
   unsigned queries[PARTS][4];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int number = threadIdx.x / WARP * WARP_ROWS + group + 8 * i, own = number / given.together;
-    mine[i] = own < rows;
-    row[i] = first_row + min(own, rows - 1);
-    head[i] = first_head + number % given.together;
-    end[i] = given.step.positions[row[i]] + 1;
-    const long long place_of_row = (long long)row[i] * given.heads + head[i];
-    const float2* q = reinterpret_cast<const float2*>(given.rotated + place_of_row * head_size);
+    const TileRow mine(given, i);
+    end[i] = given.step.positions[mine.row] + 1;
+    const float2* q = reinterpret_cast<const float2*>(given.rotated + (mine.row * given.heads + mine.head) * head_size);
     float largest = 0.0f;
 #pragma unroll 4
     for (int pair = place; pair < head_size / 2; pair += 4) largest = fmaxf(largest, fmaxf(fabsf(q[pair].x), fabsf(q[pair].y)));
@@ -284,7 +294,7 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
         }
       above = fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 1));
       above = fmaxf(highest[i], fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 2)));
-      const float kept = exp2f(highest[i] - above);
+      const float kept = exp2f(highest[i] - above), base = above == LOWEST ? 0.0f : above;  // of nothing seen yet 0 is left
       highest[i] = above;
       float sum = 0.0f;
 #pragma unroll
@@ -292,12 +302,14 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
           float& score = scores[j][2 * i + k];
-          score = score == LOWEST ? 0.0f : exp2f(score - above);
+          score = exp2f(score - base);
           sum += score;
         }
       total[i] = fmaf(total[i], kept, sum);
+      if (__any_sync(ALL_LANES, kept != 1.0f)) {  // most steps bring no row a new maximum
 #pragma unroll
-      for (int j = 0; j < WIDE; ++j) result[j][2 * i] *= kept, result[j][2 * i + 1] *= kept;
+        for (int j = 0; j < WIDE; ++j) result[j][2 * i] *= kept, result[j][2 * i + 1] *= kept;
+      }
     }
     const uint4* value = values + lane % 16 * Shape::VALUE_CHUNKS + lane / 16;
 #pragma unroll
@@ -334,17 +346,18 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
+    const TileRow mine(given, i);  // once more, rather than in registers all the time
     total[i] += __shfl_xor_sync(ALL_LANES, total[i], 1);
     total[i] += __shfl_xor_sync(ALL_LANES, total[i], 2);
     float kept = 1.0f;
     if (given.sinks || given.smooth) {
-      const float sink = given.sinks ? given.sinks[head[i]] * LOG2_E : 0.0f, above = fmaxf(highest[i], sink);
+      const float sink = given.sinks ? given.sinks[mine.head] * LOG2_E : 0.0f, above = fmaxf(highest[i], sink);
       kept = exp2f(highest[i] - above);
       total[i] = fmaf(total[i], kept, exp2f(sink - above));
     }
-    if (!mine[i]) continue;
+    if (!mine.is_there) continue;
     float2* out = reinterpret_cast<float2*>(
-        given.out + row[i] * given.out_stride + head[i] * v_head_size + first_column);
+        given.out + mine.row * given.out_stride + mine.head * v_head_size + first_column);
     const float share = kept / total[i];
 #pragma unroll
     for (int j = 0; j < WIDE; ++j) {

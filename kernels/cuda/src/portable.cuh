@@ -10,9 +10,13 @@
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
 
 // A kernel: `function` (a template with its arguments) of one struct, whose size is what the host believes it to be.
-#define KERNEL(name, Arguments, size, threads, ...)                                                  \
+#define KERNEL(name, Arguments, size, threads, ...) KERNEL_WITH((threads), name, Arguments, size, __VA_ARGS__)
+// One of which so many blocks shall fit on a multiprocessor: that bounds its registers.
+#define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) \
+  KERNEL_WITH((threads, blocks), name, Arguments, size, __VA_ARGS__)
+#define KERNEL_WITH(bounds, name, Arguments, size, ...)                                              \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");             \
-  extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments arguments) { \
+  extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Arguments arguments) { \
     __VA_ARGS__(arguments);                                                                          \
   }
 

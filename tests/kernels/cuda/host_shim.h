@@ -379,11 +379,18 @@ template <class T>
 T __shfl_sync(unsigned mask, T value, int lane) {
   return shim::unpacked<T>(shim::meet(mask, shim::packed(value), "__shfl_sync")[lane & 31]);
 }
+inline int __any_sync(unsigned mask, bool value) {
+  const uint64_t* values = shim::meet(mask, value, "__any_sync");
+  bool any = false;
+  for (unsigned lane = 0; lane < 32; ++lane) any |= (mask >> lane & 1) && values[lane];
+  return any;
+}
 inline float __uint_as_float(unsigned bits) { return shim::same_bits<float>(bits); }
 inline unsigned __float_as_uint(float x) { return shim::same_bits<unsigned>(x); }
 using std::max;
 using std::min;
 
+#define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
 // One entry per kernel: returns nullptr or what went wrong.
 #define KERNEL(name, Arguments, size, threads, ...)                                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");                 \
