@@ -1,4 +1,5 @@
-// softmax(q k * scale) v of single rows over the pages of their sequences (Flash-Decoding: Dao et al. 2023), in float32.
+// softmax(q k * scale) v of single rows over the pages of their sequences, in float32 (Flash-Decoding: Dao et al.
+// 2023).
 //
 // A sequence is split by position only: 128 tokens a block, a page for each of its four warps; then warps, then splits
 // are put together in order. So a row's bits depend on nothing but its own sequence. All query heads of a KV head are
@@ -35,8 +36,9 @@ constexpr float NEVER = -3.0e38f;  // below every score, and finite: exp(NEVER -
 template <class Kind, int head_size, int together>
 __device__ __forceinline__ void score_page(const unsigned char* page, const float* queries, float (&scores)[together]) {
   using Keys = KeyUnit<Kind, head_size>;
-  // Units that a lane asks for before it needs the first: 64 bytes of floats, 128 bytes of float32.
-  constexpr int LINES = WARP / QUADS, STEPS = (Keys::COUNT + LINES - 1) / LINES, AT_ONCE = STEPS < 2 ? 1 : STEPS < 4 || sizeof(Kind) == 4 ? 2 : 4;
+  constexpr int LINES = WARP / QUADS, STEPS = (Keys::COUNT + LINES - 1) / LINES;
+  // Units that a lane asks for before it needs the first: of four lines each where they are floats.
+  constexpr int AT_ONCE = STEPS < 2 ? 1 : STEPS < 4 || sizeof(Kind) == 4 ? 2 : 4;
   const int lane = threadIdx.x % WARP, quad = lane % QUADS, line = lane / QUADS;
   float sums[together][UNIT] = {};
 #pragma unroll 1

@@ -1,14 +1,14 @@
 // softmax(q k * scale) v of many rows of a sequence by tensor cores (FlashAttention-2: Dao 2023).
 //
-// Numbers are float16, sums float32: what pages of 16 bits hold is multiplied as it is, small integers become float16
-// on the way, and a query is brought near 1 by a power of two before it is rounded. A row meets steps of tokens that
-// begin at multiples of STEP, in order, and one that it does not see changes no bit of it; so its bits do not depend on
-// the other rows of its tile.
+// Numbers are float16, sums float32: what pages of 16 bits hold is multiplied as it is, small integers become float16 on
+// the way, and a query is brought near 1 by a power of two before it is rounded. A row meets steps of tokens that begin
+// at multiples of STEP, in order, and one that it does not see changes no bit of it; so its bits do not depend on the
+// other rows of its tile.
 #include "pages.cuh"
 #include "reduce.cuh"
 
-// rotated: [rows][heads * head_size]. tiles: [tiles][3], a sequence, its first row, and how many rows, which follow each
-// other; 0 = nothing to do. together: query heads of a KV head whose rows a block takes.
+// rotated: [rows][heads * head_size]. tiles: [tiles][3], a sequence, its first row, and how many rows, which follow
+// each other; 0 = nothing to do. together: query heads of a KV head whose rows a block takes.
 struct TileArguments {
   const float* rotated;
   const float* sinks;
@@ -177,43 +177,90 @@ struct TileRow {
   int head;
 };
 
-// Grid (tiles, heads / together, v_head_size / columns).
-template <class Kind, int head_size, int v_head_size, int columns>
-__device__ __forceinline__ void attend_tile(const TileArguments& given) {
-  constexpr int CHUNKS_OF_A_PAGE =
-      2 * TileShape<head_size, columns, PAGE>::TOTAL + TileSource<Kind, head_size, v_head_size, columns, PAGE>::STAGED;
-  constexpr int STEP = CHUNKS_OF_A_PAGE <= SHARED_CHUNKS ? PAGE : PAGE / 2;
-  using Shape = TileShape<head_size, columns, STEP>;
-  constexpr int PARTS = Shape::KEY_ROWS / 16, SCORES = STEP / OCTET, WIDE = columns / OCTET;
-  using Source = TileSource<Kind, head_size, v_head_size, columns, STEP>;
-  SHARED(uint4, tile, 2 * Shape::TOTAL + Source::STAGED);
-  SHARED(int, broken, STEP);
-  const int lane = threadIdx.x % WARP, place = lane % 4;
-  const int sequence = given.tiles[3 * blockIdx.x], rows = given.tiles[3 * blockIdx.x + 2];
-  const int first_row = given.tiles[3 * blockIdx.x + 1];
-  if (!rows) return;
-  const int kv_head = blockIdx.y * given.together / (given.heads / given.kv_heads);
-  const int first_column = blockIdx.z * columns;
-  const int* table = given.step.tables + (long long)sequence * given.step.table_stride;
+// The sequence of a block: where it lies, and what its rows see. A row sees `seen` tokens up to its own, or all there
+// are.
+template <class Kind, int head_size, int v_head_size>
+struct TileSequence {
+  __device__ __forceinline__ TileSequence(const TileArguments& given) {
+    const int *tile = given.tiles + 3 * blockIdx.x, *positions = given.step.positions + tile[1];
+    const int kv_head = blockIdx.y * given.together / (given.heads / given.kv_heads);
+    keys = given.pages.keys + kv_head * key_bytes<Kind>(head_size);
+    values = given.pages.values + kv_head * value_bytes<Kind>(v_head_size);
+    table = given.step.tables + (long long)tile[0] * given.step.table_stride;
+    first_end = positions[0] + 1, last_end = positions[tile[2] - 1] + 1;
+    seen = given.window < 0 ? last_end : given.window;
+  }
+  __device__ __forceinline__ StepPage page_of(const TileArguments& given, int token) const {
+    const long long block = table[token / PAGE];
+    return StepPage{keys + block * given.pages.key_block, values + block * given.pages.value_block, token % PAGE};
+  }
+  const unsigned char* keys;
+  const unsigned char* values;
+  const int* table;
+  int first_end;  // of the first row's tokens, and of the last one's
+  int last_end;
+  int seen;
+};
 
-  int end[2];  // of the tokens that the lane's two rows see
-  float factor[2];  // on their scores
-  unsigned queries[PARTS][4];
+// Values that are infinite or NaN become 0: they must not reach rows that do not see them, not even times 0. `broken`:
+// tokens that had such.
+template <int step, int columns, int apart>
+__device__ __forceinline__ void leave_out(uint4* values, int* broken) {
+  constexpr int WIDE = columns / OCTET;
+  if (threadIdx.x < step) broken[threadIdx.x] = 0;
+  __syncthreads();  // none is broken yet
+  for (int i = threadIdx.x; i < step * WIDE; i += TILE_THREADS) {
+    unsigned* words = reinterpret_cast<unsigned*>(values + i / WIDE * apart + i % WIDE);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const TileRow mine(given, i);
-    end[i] = given.step.positions[mine.row] + 1;
-    const float2* q = reinterpret_cast<const float2*>(given.rotated + (mine.row * given.heads + mine.head) * head_size);
+    for (int word = 0; word < 4; ++word) {
+      const unsigned two = words[word], low = 0x7c00u, high = 0x7c000000u;  // exponents of what is not finite
+      if ((two & low) != low && (two & high) != high) continue;
+      words[word] = ((two & low) == low ? 0u : two & 0xffffu) | ((two & high) == high ? 0u : two & 0xffff0000u);
+      broken[i / WIDE] = 1;
+    }
+  }
+  __syncthreads();  // values are finite
+}
+
+// What a lane knows of its two rows: `end` of the tokens that they see, a factor on their scores, their queries, and a
+// running softmax in powers of two (Milakov & Gimelshein 2018).
+template <class Kind, int head_size, int v_head_size, int columns, int step>
+struct TileRows {
+  using Shape = TileShape<head_size, columns, step>;
+  static constexpr int PARTS = Shape::KEY_ROWS / 16, SCORES = step / OCTET, WIDE = columns / OCTET;
+  int end[2];
+  float factor[2], highest[2], total[2], result[WIDE][4];
+  unsigned queries[PARTS][4];
+
+  __device__ __forceinline__ void begin(const TileArguments& given) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const TileRow mine(given, i);
+      end[i] = given.step.positions[mine.row] + 1, highest[i] = LOWEST, total[i] = 0.0f;
+      const float* q = given.rotated + (mine.row * given.heads + mine.head) * head_size;
+      read_query(reinterpret_cast<const float2*>(q), i);
+      factor[i] *= given.softcap > 0.0f ? given.scale / given.softcap : given.scale * LOG2_E;
+    }
+#pragma unroll
+    for (int j = 0; j < WIDE; ++j)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) result[j][k] = 0.0f;
+  }
+
+  // A query as float16, but for the power of two of its largest number, which goes to `factor`: so no number leaves
+  // float16's range.
+  __device__ __forceinline__ void read_query(const float2* q, int i) {
+    const int place = threadIdx.x % 4;
     float largest = 0.0f;
 #pragma unroll 4
-    for (int pair = place; pair < head_size / 2; pair += 4) largest = fmaxf(largest, fmaxf(fabsf(q[pair].x), fabsf(q[pair].y)));
+    for (int pair = place; pair < head_size / 2; pair += 4)
+      largest = fmaxf(largest, fmaxf(fabsf(q[pair].x), fabsf(q[pair].y)));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
-    // The power of two that is left of the largest number; of what is no usual number 1.
     const unsigned exponent = __float_as_uint(largest) & 0x7f800000u;
-    const bool usual = exponent > 0u && exponent < 0x7f000000u;
+    const bool usual = exponent > 0u && exponent < 0x7f000000u;  // others stay as they are
     const float inverse = usual ? __uint_as_float(0x7f000000u - exponent) : 1.0f;
-    factor[i] = (usual ? __uint_as_float(exponent) : 1.0f) * given.scale;
+    factor[i] = usual ? __uint_as_float(exponent) : 1.0f;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
@@ -222,147 +269,161 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
         const float2 two = pair < head_size / 2 ? q[pair] : float2{0.0f, 0.0f};
         queries[part][i + 2 * side] = half_pair(two.x * inverse, two.y * inverse);
       }
-    factor[i] *= given.softcap > 0.0f ? 1.0f / given.softcap : LOG2_E;
   }
-  const int first_end = given.step.positions[first_row] + 1, last_end = given.step.positions[first_row + rows - 1] + 1;
-  const int seen = given.window < 0 ? last_end : given.window;  // tokens up to a row's own, or more than there are
-  const int from = max(0, first_end - seen) / STEP, to = (last_end - 1) / STEP;
 
-  auto page_of = [&](int step) {
-    const int token = step * STEP;
-    const long long block = table[token / PAGE];
-    return StepPage{given.pages.keys + block * given.pages.key_block + kv_head * key_bytes<Kind>(head_size),
-                    given.pages.values + block * given.pages.value_block + kv_head * value_bytes<Kind>(v_head_size),
-                    token % PAGE};
-  };
-  // Columns that only fill a product up: keys that are zero.
-  for (int i = threadIdx.x; i < (Shape::KEY_ROWS - head_size) * Shape::KEY_CHUNKS; i += TILE_THREADS)
-    tile[head_size * Shape::KEY_CHUNKS + i] = tile[Shape::TOTAL + head_size * Shape::KEY_CHUNKS + i] = uint4{};
-
-  float highest[2] = {LOWEST, LOWEST}, total[2] = {}, result[WIDE][4] = {};
-  uint4* staged = tile + 2 * Shape::TOTAL;
-  Source source;
-  source.begin(page_of(from), tile + from % 2 * Shape::TOTAL, staged, first_column);
-#pragma unroll 1
-  for (int step = from; step <= to; ++step) {
-    uint4* own = tile + step % 2 * Shape::TOTAL;
-    uint4* values = own + Shape::KEYS;
-    const int token = step * STEP;
-    source.finish(own, staged);
-    __syncthreads();  // the tokens of this step are there, those of the step before have been read
-    if (step < to) source.begin(page_of(step + 1), tile + (step + 1) % 2 * Shape::TOTAL, staged, first_column);
-    const bool whole = token >= last_end - seen && token + STEP <= first_end;  // every row sees every token
-    if (!whole) {
-      // A value that is infinite or NaN must not reach rows that do not see it, not even times 0.
-      if (threadIdx.x < STEP) broken[threadIdx.x] = 0;
-      __syncthreads();  // none is broken yet
-      for (int i = threadIdx.x; i < STEP * WIDE; i += TILE_THREADS) {
-        unsigned* words = reinterpret_cast<unsigned*>(values + i / WIDE * Shape::VALUE_CHUNKS + i % WIDE);
-#pragma unroll
-        for (int word = 0; word < 4; ++word)
-#pragma unroll
-          for (unsigned half = 0x7c00u; half; half = half == 0x7c00u ? 0x7c000000u : 0u)
-            if ((words[word] & half) == half) words[word] &= half == 0x7c00u ? 0xffff0000u : 0xffffu, broken[i / WIDE] = 1;
-      }
-      __syncthreads();  // values are finite
-    }
-
-    float scores[SCORES][4] = {};
-    const uint4* key = own + lane % 16 * Shape::KEY_CHUNKS + lane / 16;
+  // scores: of tokens 8 j + 2 place and the next one, of the first row and of the second.
+  __device__ __forceinline__ void score(const uint4* keys, float (&scores)[SCORES][4]) const {
+    const int lane = threadIdx.x % WARP;
+    keys += lane % 16 * Shape::KEY_CHUNKS + lane / 16;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
       for (int two = 0; two < SCORES; two += 2) {
         unsigned pairs[4];
-        load_turned(pairs, key + part * 16 * Shape::KEY_CHUNKS + two);
+        load_turned(pairs, keys + part * 16 * Shape::KEY_CHUNKS + two);
         multiply_half_tiles(scores[two], queries[part], pairs[0], pairs[1]);
         multiply_half_tiles(scores[two + 1], queries[part], pairs[2], pairs[3]);
       }
+  }
+
+  // Scores of row `i` become its shares. Unless the rows see the whole step, those outside of [end - seen, end) are 0.
+  __device__ __forceinline__ void weigh(
+      const TileArguments& given, int i, int token, bool whole, int seen, float (&scores)[SCORES][4]) {
+    float above = LOWEST;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float above = LOWEST;
+    for (int j = 0; j < SCORES; ++j)
 #pragma unroll
-      for (int j = 0; j < SCORES; ++j)
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          float& score = scores[j][2 * i + k];
-          score *= factor[i];
-          if (given.softcap > 0.0f) score = given.softcap * LOG2_E * tanhf(score);
-          const int at = token + j * OCTET + 2 * place + k;
-          if (!whole && (at >= end[i] || at < end[i] - seen)) score = LOWEST;
-          above = fmaxf(above, score);
-        }
-      above = fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 1));
-      above = fmaxf(highest[i], fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 2)));
-      const float kept = exp2f(highest[i] - above), base = above == LOWEST ? 0.0f : above;  // of nothing seen yet 0 is left
-      highest[i] = above;
-      float sum = 0.0f;
-#pragma unroll
-      for (int j = 0; j < SCORES; ++j)
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          float& score = scores[j][2 * i + k];
-          score = exp2f(score - base);
-          sum += score;
-        }
-      total[i] = fmaf(total[i], kept, sum);
-      if (__any_sync(ALL_LANES, kept != 1.0f)) {  // most steps bring no row a new maximum
-#pragma unroll
-        for (int j = 0; j < WIDE; ++j) result[j][2 * i] *= kept, result[j][2 * i + 1] *= kept;
+      for (int k = 0; k < 2; ++k) {
+        float& score = scores[j][2 * i + k];
+        score *= factor[i];
+        if (given.softcap > 0.0f) score = given.softcap * LOG2_E * tanhf(score);
+        const int at = token + j * OCTET + 2 * (threadIdx.x % 4) + k;
+        if (!whole && (at >= end[i] || at < end[i] - seen)) score = LOWEST;
+        above = fmaxf(above, score);
       }
-    }
-    const uint4* value = values + lane % 16 * Shape::VALUE_CHUNKS + lane / 16;
+    above = fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 1));
+    above = fmaxf(highest[i], fmaxf(above, __shfl_xor_sync(ALL_LANES, above, 2)));
+    const float kept = exp2f(highest[i] - above), base = above == LOWEST ? 0.0f : above;  // nothing seen: shares are 0
+    highest[i] = above;
+    float sum = 0.0f;
 #pragma unroll
-    for (int part = 0; part < STEP / 16; ++part) {
-      const unsigned shares[4] = {half_pair(scores[2 * part][0], scores[2 * part][1]), half_pair(scores[2 * part][2], scores[2 * part][3]),
-                                  half_pair(scores[2 * part + 1][0], scores[2 * part + 1][1]), half_pair(scores[2 * part + 1][2], scores[2 * part + 1][3])};
+    for (int j = 0; j < SCORES; ++j)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        float& score = scores[j][2 * i + k];
+        score = exp2f(score - base);
+        sum += score;
+      }
+    total[i] = fmaf(total[i], kept, sum);
+    if (!__any_sync(ALL_LANES, kept != 1.0f)) return;  // most steps bring no row a new maximum
+#pragma unroll
+    for (int j = 0; j < WIDE; ++j) result[j][2 * i] *= kept, result[j][2 * i + 1] *= kept;
+  }
+
+  __device__ __forceinline__ void add(const uint4* values, const float (&scores)[SCORES][4]) {
+    const int lane = threadIdx.x % WARP;
+    values += lane % 16 * Shape::VALUE_CHUNKS + lane / 16;
+#pragma unroll
+    for (int part = 0; part < step / 16; ++part) {
+      const float(&left)[4] = scores[2 * part];
+      const float(&right)[4] = scores[2 * part + 1];
+      const unsigned shares[4] = {half_pair(left[0], left[1]), half_pair(left[2], left[3]),
+                                  half_pair(right[0], right[1]), half_pair(right[2], right[3])};
 #pragma unroll
       for (int j = 0; j < WIDE; j += 2) {
         unsigned pairs[4];
         const bool alone = j + 1 == WIDE;  // there is no column beside it
-        load_turned(pairs, value + part * 16 * Shape::VALUE_CHUNKS + j - (alone ? lane / 16 : 0));
+        load_turned(pairs, values + part * 16 * Shape::VALUE_CHUNKS + j - (alone ? lane / 16 : 0));
         multiply_half_tiles(result[j], shares, pairs[0], pairs[1]);
         if (!alone) multiply_half_tiles(result[alone ? j : j + 1], shares, pairs[2], pairs[3]);
       }
     }
-    if (!whole)
-      for (int i = 0; i < STEP; ++i) {
-        if (!broken[i]) continue;
-        const StepPage page = page_of(step);
-#pragma unroll 1
-        for (int column = 0; column < columns; ++column) {
-          if (column / 2 % 4 != place || first_column + column >= v_head_size) continue;
-          const float number = value_at<Kind, v_head_size>(page.values, page.token + i, first_column + column);
-          const float added = number - number == 0.0f ? 0.0f : number;
-#pragma unroll
-          for (int j = 0; j < WIDE; ++j)
-#pragma unroll
-            for (int k = 0; k < 4; ++k)
-              if (OCTET * j + 2 * place + k % 2 == column && token + i >= end[k / 2] - seen && token + i < end[k / 2])
-                result[j][k] += added;
-        }
-      }
   }
 
+  // Values that were left out, for the rows that see token `at`, which is `from.token` of a page.
+  __device__ __forceinline__ void add_left_out(const StepPage& from, int at, int seen, int first_column) {
+#pragma unroll 1
+    for (int column = 0; column < columns; ++column) {
+      if (column / 2 % 4 != threadIdx.x % 4 || first_column + column >= v_head_size) continue;
+      const float number = value_at<Kind, v_head_size>(from.values, from.token, first_column + column);
+      const float added = number - number == 0.0f ? 0.0f : number;
+      // Compared column by column: with an index that is computed, `result` would lie in memory.
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const TileRow mine(given, i);  // once more, rather than in registers all the time
-    total[i] += __shfl_xor_sync(ALL_LANES, total[i], 1);
-    total[i] += __shfl_xor_sync(ALL_LANES, total[i], 2);
-    float kept = 1.0f;
-    if (given.sinks || given.smooth) {
-      const float sink = given.sinks ? given.sinks[mine.head] * LOG2_E : 0.0f, above = fmaxf(highest[i], sink);
-      kept = exp2f(highest[i] - above);
-      total[i] = fmaf(total[i], kept, exp2f(sink - above));
-    }
-    if (!mine.is_there) continue;
-    float2* out = reinterpret_cast<float2*>(
-        given.out + mine.row * given.out_stride + mine.head * v_head_size + first_column);
-    const float share = kept / total[i];
+      for (int j = 0; j < WIDE; ++j)
 #pragma unroll
-    for (int j = 0; j < WIDE; ++j) {
-      if (v_head_size % columns && first_column + j * OCTET >= v_head_size) continue;
-      out[j * 4 + place] = float2{result[j][2 * i] * share, result[j][2 * i + 1] * share};
+        for (int k = 0; k < 4; ++k) {
+          const int own = OCTET * j + 2 * (threadIdx.x % 4) + k % 2;
+          if (own == column && at >= end[k / 2] - seen && at < end[k / 2]) result[j][k] += added;
+        }
     }
   }
+
+  // A sink is a score without a value.
+  __device__ __forceinline__ void finish(const TileArguments& given, int first_column) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const TileRow mine(given, i);  // once more, rather than in registers all the time
+      float sum = total[i] + __shfl_xor_sync(ALL_LANES, total[i], 1), kept = 1.0f;
+      sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+      if (given.sinks || given.smooth) {
+        const float sink = given.sinks ? given.sinks[mine.head] * LOG2_E : 0.0f, above = fmaxf(highest[i], sink);
+        kept = exp2f(highest[i] - above);
+        sum = fmaf(sum, kept, exp2f(sink - above));
+      }
+      if (!mine.is_there) continue;
+      float* out = given.out + mine.row * given.out_stride + mine.head * v_head_size + first_column;
+      const float share = kept / sum;
+#pragma unroll
+      for (int j = 0; j < WIDE; ++j) {
+        if (v_head_size % columns && first_column + j * OCTET >= v_head_size) continue;
+        reinterpret_cast<float2*>(out)[j * 4 + threadIdx.x % 4] =
+            float2{result[j][2 * i] * share, result[j][2 * i + 1] * share};
+      }
+    }
+  }
+};
+
+// Grid (tiles, heads / together, v_head_size / columns).
+template <class Kind, int head_size, int v_head_size, int columns>
+__device__ __forceinline__ void attend_tile(const TileArguments& given) {
+  constexpr int CHUNKS_OF_A_PAGE =
+      2 * TileShape<head_size, columns, PAGE>::TOTAL + TileSource<Kind, head_size, v_head_size, columns, PAGE>::STAGED;
+  constexpr int STEP = CHUNKS_OF_A_PAGE <= SHARED_CHUNKS ? PAGE : PAGE / 2;
+  using Shape = TileShape<head_size, columns, STEP>;
+  using Source = TileSource<Kind, head_size, v_head_size, columns, STEP>;
+  using Rows = TileRows<Kind, head_size, v_head_size, columns, STEP>;
+  SHARED(uint4, tile, 2 * Shape::TOTAL + Source::STAGED);
+  SHARED(int, broken, STEP);
+  if (!given.tiles[3 * blockIdx.x + 2]) return;
+  const TileSequence<Kind, head_size, v_head_size> sequence(given);
+  const int first_column = blockIdx.z * columns, seen = sequence.seen;
+  const int from = max(0, sequence.first_end - seen) / STEP, to = (sequence.last_end - 1) / STEP;
+  // Columns that only fill a product up: keys that are zero.
+  for (int i = threadIdx.x; i < (Shape::KEY_ROWS - head_size) * Shape::KEY_CHUNKS; i += TILE_THREADS)
+    tile[head_size * Shape::KEY_CHUNKS + i] = tile[Shape::TOTAL + head_size * Shape::KEY_CHUNKS + i] = uint4{};
+
+  uint4* staged = tile + 2 * Shape::TOTAL;
+  Source source;
+  source.begin(sequence.page_of(given, from * STEP), tile + from % 2 * Shape::TOTAL, staged, first_column);
+  Rows rows;
+  rows.begin(given);
+#pragma unroll 1
+  for (int step = from; step <= to; ++step) {
+    const int token = step * STEP;
+    uint4 *keys = tile + step % 2 * Shape::TOTAL, *values = keys + Shape::KEYS;
+    source.finish(keys, staged);
+    __syncthreads();  // the tokens of this step are there, those of the step before have been read
+    if (step < to)
+      source.begin(sequence.page_of(given, token + STEP), tile + (step + 1) % 2 * Shape::TOTAL, staged, first_column);
+    const bool whole = token >= sequence.last_end - seen && token + STEP <= sequence.first_end;  // for all rows
+    if (!whole) leave_out<STEP, columns, Shape::VALUE_CHUNKS>(values, broken);
+    float scores[Rows::SCORES][4] = {};
+    rows.score(keys, scores);
+    rows.weigh(given, 0, token, whole, seen, scores);
+    rows.weigh(given, 1, token, whole, seen, scores);
+    rows.add(values, scores);
+    for (int i = 0; i < STEP && !whole; ++i)
+      if (broken[i]) rows.add_left_out(sequence.page_of(given, token + i), token + i, seen, first_column);
+  }
+  rows.finish(given, first_column);
 }

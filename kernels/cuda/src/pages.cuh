@@ -189,7 +189,8 @@ struct ValueUnit {
     if (Form<Kind>::PACKED) return page + (quad * columns + UNIT * unit) * UNIT;
     return page + UNIT * quad * columns + UNIT * unit * (int)sizeof(Kind);
   }
-  __device__ __forceinline__ static Scales scales_of(const unsigned char* page, int unit, int quad, int first, int last) {
+  __device__ __forceinline__ static Scales scales_of(
+      const unsigned char* page, int unit, int quad, int first, int last) {
     return read_scales<Kind>(page + PAGE * Form<Kind>::value_columns(size), unit, quad, first, last);
   }
   __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad, int first, int last) {
