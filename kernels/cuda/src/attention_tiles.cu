@@ -151,6 +151,8 @@ struct TileSource<Int4, head_size, v_head_size, columns, step>
 // A value as its page holds it.
 template <class Kind, int v_head_size>
 __device__ __forceinline__ float value_at(const unsigned char* page, int token, int column) {
+  if constexpr (!Form<Kind>::PACKED)
+    return to_float(reinterpret_cast<const Kind*>(page)[token * v_head_size + column]);
   ValueUnit<Kind, v_head_size> values;
   const int unit = Form<Kind>::COLUMNS > UNIT ? column / 32 * 4 + column % 16 / UNIT : column / UNIT;
   values.read(page, unit, token / UNIT, 0, PAGE);
@@ -183,20 +185,19 @@ template <class Kind, int head_size, int v_head_size>
 struct TileSequence {
   __device__ __forceinline__ TileSequence(const TileArguments& given) {
     const int *tile = given.tiles + 3 * blockIdx.x, *positions = given.step.positions + tile[1];
-    const int kv_head = blockIdx.y * given.together / (given.heads / given.kv_heads);
-    keys = given.pages.keys + kv_head * key_bytes<Kind>(head_size);
-    values = given.pages.values + kv_head * value_bytes<Kind>(v_head_size);
+    kv_head = blockIdx.y * given.together / (given.heads / given.kv_heads);
     table = given.step.tables + (long long)tile[0] * given.step.table_stride;
     first_end = positions[0] + 1, last_end = positions[tile[2] - 1] + 1;
     seen = given.window < 0 ? last_end : given.window;
   }
   __device__ __forceinline__ StepPage page_of(const TileArguments& given, int token) const {
     const long long block = table[token / PAGE];
-    return StepPage{keys + block * given.pages.key_block, values + block * given.pages.value_block, token % PAGE};
+    return StepPage{given.pages.keys + block * given.pages.key_block + kv_head * key_bytes<Kind>(head_size),
+                    given.pages.values + block * given.pages.value_block + kv_head * value_bytes<Kind>(v_head_size),
+                    token % PAGE};
   }
-  const unsigned char* keys;
-  const unsigned char* values;
   const int* table;
+  int kv_head;
   int first_end;  // of the first row's tokens, and of the last one's
   int last_end;
   int seen;
