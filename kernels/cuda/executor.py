@@ -120,8 +120,8 @@ class CudaStep:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
-        for name, rows in (("splits", counts["tokens"]), ("decode_splits", counts["decode_rows"])):
-            counts[name] = -(-int(step.positions[:rows].max(initial=0) + 1) // SPLIT_TOKENS)
+        for name, end in (("splits", counts["tokens"]), ("decode_splits", counts["decode_rows"])):
+            counts[name] = -(-int(step.positions[:end].max(initial=0) + 1) // SPLIT_TOKENS)
         counts |= self._table.write(step)
         for name in self._program.given:
             rows = self._values.places[name]
